@@ -11,8 +11,8 @@ from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Sharding
 from stepcast.searching.best import search_parts
-from stepcast.searching.result import SearchResult
-from stepcast.searching.search import measure_sensitivity, neighbour_splits, refine_best, scale_network
+from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
+from stepcast.searching.search import Refinement, measure_sensitivity, neighbour_splits, refine_best, scale_network
 from stepcast.searching.space import SpacePart
 from tests.searching.spaces import Case, case
 
@@ -42,6 +42,19 @@ def test_layers_move_where_that_helps() -> None:
     # The last stage has the head, so that it gets fewer.
     assert strategy.stage_layers[-1] < max(strategy.stage_layers)
     assert predict(one.space.model, one.cluster, strategy).step_s == better.best[0].step_s
+
+
+def test_the_best_of_the_first_candidates_is_refined_at_once() -> None:
+    """A watcher sees it long before the search ends; the result is that of the whole search."""
+    one, seen = piped(), list[float]()
+    improve = Refinement(one.space.model, one.cluster, "step", None).improve
+
+    def watch(counts: SearchCounts, best: SimulatedCandidate | None) -> None:
+        seen.extend([best.step_s] if best else [])
+
+    result = found(one, top=2, watch=watch, improve=improve)
+    assert result == replace(found(one, top=2), deadline=result.deadline)
+    assert min(seen) == refine_best(result, one.space.model, one.cluster).best[0].step_s
 
 
 def test_every_move_keeps_all_layers() -> None:

@@ -295,7 +295,7 @@ class SettledSearch:
         from stepcast.searching.best import search_parts
         from stepcast.searching.crew import usable_workers
         from stepcast.searching.mixed import search_mixed
-        from stepcast.searching.search import refine_best
+        from stepcast.searching.search import Refinement, refine_best
 
         began, question = time.monotonic(), self.question
         with watching() as watch:
@@ -306,6 +306,7 @@ class SettledSearch:
             if self.is_mixed:
                 return search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
             workers = question.workers or usable_workers()
+            refinement = Refinement(self.model, self.cluster, question.objective, self.capacity_bytes)
             result = search_parts(
                 *asked,
                 self.capacity_bytes,
@@ -315,6 +316,7 @@ class SettledSearch:
                 most_s=left_s,
                 by_family=top is None,
                 first=first,
+                improve=None if top else refinement.improve,
             )
         if top is not None:
             return result

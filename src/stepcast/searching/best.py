@@ -52,6 +52,10 @@ def usable_memory_bytes(gpu_bytes: float, most_bytes: float | None, reserve: flo
     return min(gpu_bytes * (1 - reserve), np.inf if most_bytes is None else most_bytes)
 
 
+Improve = Callable[[result.SimulatedCandidate, Callable[[], bool]], result.SimulatedCandidate]
+"""(a candidate, whether time is up) -> its best variant."""
+
+
 def search_parts(
     parts: Sequence[SpacePart],
     cluster: Cluster,
@@ -64,19 +68,21 @@ def search_parts(
     most_s: float | None = None,
     by_family: bool = False,
     first: result.SimulatedCandidate | None = None,
+    improve: Improve | None = None,
 ) -> result.SearchResult:
     """Return the *top* best candidates of *parts* that fit, exactly as if all had been simulated.
 
     With *by_family*, each is the best of its family: of all with the same degrees of parallelism on as many GPUs, as
     far as these are not much slower than the best. The result does not depend on the number of *workers*.
     *looks_around* also examines the Pareto frontier, what memory rules out and what more memory would allow. After
-    *most_s* seconds the best so far is returned, which may be *first*, a candidate that is known already.
+    *most_s* seconds the best so far is returned, which may be *first*, a candidate that is known already, or what
+    *improve* makes of an early one.
     """
     if objective not in result.OBJECTIVES:
         raise ValueError(f"objective {objective!r} is not known; expected one of {', '.join(result.OBJECTIVES)}")
     capacity = cluster.gpu.memory_bytes if most_bytes is None else min(most_bytes, cluster.gpu.memory_bytes)
     run = _SearchRun(parts, cluster, capacity, top, objective, watch, workers, most_s, by_family)
-    run.first = first
+    run.first, run.improve = first, improve
     return run.run(looks_around)
 
 
@@ -196,7 +202,8 @@ class _SearchRun:
         self.pending: list[int] = []  # candidates of this round that might be better
         self.bounded: BoundedCandidates | None = None
         self.queue: BoundQueue | None = None
-        self.first: result.SimulatedCandidate | None = None  # known before the search
+        self.first: result.SimulatedCandidate | None = None  # known before all bounds are
+        self.improve: Improve | None = None
 
     def run(self, looks_around: bool) -> result.SearchResult:
         complete, out_of_time, missed, roomier = True, False, None, None
@@ -265,6 +272,10 @@ class _SearchRun:
                 break
             space.bound(np.array([number]))
             self._simulate(WorkerPool(self._try, 1), [number])
+        if self.improve and self.best and (self.watch or is_limited):
+            better = self.improve(self.best[0], lambda: time.monotonic() > self.deadline)
+            self.first = min(better, self.first or better, key=lambda each: each.rank)
+            self._tick()
 
     def _queue(
         self, numbers: IntArray, rough: FloatArray, least: Callable[..., FloatArray] | None = None

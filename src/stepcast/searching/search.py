@@ -1,6 +1,6 @@
 """Search from the library; refinements of the best candidates, and what would make the best one faster."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,49 +69,57 @@ def refine_best(
     """Replace each of the best *few* by its best variant: layers moved between stages, and other placements."""
     if not result.counts.complete:
         return result
-    capacity = min(most_bytes or cluster.gpu.memory_bytes, cluster.gpu.memory_bytes)
-    score = OBJECTIVES[objective].score
+    improve = Refinement(model, cluster, objective, most_bytes).improve
+    improved = [improve(candidate, lambda: result.is_late) for candidate in result.best[:few]]
+    best = tuple(sorted((*improved, *result.best[few:]), key=lambda each: each.rank))
+    if result.is_late:
+        return replace(result, best=best, counts=replace(result.counts, complete=False, out_of_time=True))
+    return replace(result, best=best)
 
-    def vary(candidate: SimulatedCandidate, split: tuple[int, ...], place: Place) -> SimulatedCandidate:
-        """Return the variant, or *candidate* if the variant is too large or time is up."""
-        if result.is_late:
-            return candidate
-        strategy = replace(candidate.strategy, stage_layers=split)
-        stages = memory(model, strategy, cluster.gpu, candidate.framework)
-        largest = max(stage.total for stage in stages)
-        if largest > capacity:
+
+@dataclass(frozen=True)
+class Refinement:
+    """Variants of candidates: layers moved between stages, and other placements."""
+
+    model: Model
+    cluster: Cluster
+    objective: str
+    most_bytes: float | None
+
+    def improve(self, candidate: SimulatedCandidate, is_late: Callable[[], bool]) -> SimulatedCandidate:
+        """Move one layer at a time as long as it helps; then try the other placements."""
+
+        def choose(variants: Iterable[tuple[tuple[int, ...], Place]]) -> SimulatedCandidate:
+            tried = [self._vary(candidate, *variant) for variant in variants if not is_late()]
+            return min([candidate, *tried], key=lambda each: each.rank)
+
+        for _ in range(MOST_MOVES):
+            place = candidate.options.place
+            best = choose((split, place) for split in neighbour_splits(self.model, candidate.strategy))
+            if best is candidate:
+                break
+            candidate = best
+        if self.cluster.topology.scale_up_nodes > 1:
+            split, own = candidate.strategy.stage_layers, candidate.options.place
+            candidate = choose((split, place) for place in Place if place is not own)
+        return candidate
+
+    def _vary(self, candidate: SimulatedCandidate, split: tuple[int, ...], place: Place) -> SimulatedCandidate:
+        """Return the variant, or *candidate* if the variant is too large."""
+        strategy, gpu = replace(candidate.strategy, stage_layers=split), self.cluster.gpu
+        largest = max(stage.total for stage in memory(self.model, strategy, gpu, candidate.framework))
+        if largest > min(self.most_bytes or gpu.memory_bytes, gpu.memory_bytes):
             return candidate
         options = replace(candidate.options, place=place)
-        prediction = predict(model, cluster, strategy, candidate.framework, options)
+        prediction = predict(self.model, self.cluster, strategy, candidate.framework, options)
         return replace(
             candidate,
             strategy=strategy,
             options=options,
             step_s=prediction.step_s,
             memory_bytes=largest,
-            score=score(ScoredPrediction(prediction, largest, candidate.gpus)),
+            score=OBJECTIVES[self.objective].score(ScoredPrediction(prediction, largest, candidate.gpus)),
         )
-
-    def improve(candidate: SimulatedCandidate) -> SimulatedCandidate:
-        """Move one layer at a time as long as it helps; then try the other placements."""
-        for _ in range(MOST_MOVES):
-            splits = neighbour_splits(model, candidate.strategy)
-            variants = [vary(candidate, split, candidate.options.place) for split in splits]
-            best = min([candidate, *variants], key=lambda each: each.rank)
-            if best is candidate:
-                break
-            candidate = best
-        if cluster.topology.scale_up_nodes > 1:
-            split, own = candidate.strategy.stage_layers, candidate.options.place
-            variants = [vary(candidate, split, place) for place in Place if place is not own]
-            candidate = min([candidate, *variants], key=lambda each: each.rank)
-        return candidate
-
-    improved = [improve(candidate) for candidate in result.best[:few]]
-    best = tuple(sorted((*improved, *result.best[few:]), key=lambda each: each.rank))
-    if result.is_late:
-        return replace(result, best=best, counts=replace(result.counts, complete=False, out_of_time=True))
-    return replace(result, best=best)
 
 
 def neighbour_splits(model: Model, strategy: Strategy) -> Iterator[tuple[int, ...]]:
