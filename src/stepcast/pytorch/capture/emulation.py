@@ -47,6 +47,8 @@ RUN_IN_FP32 = _find_functions(
     "vector_norm matrix_norm dist pdist cdist renorm logsumexp interpolate upsample",
     T.__pow__, T.__rpow__,
 )  # fmt: skip
+if "AutocastCUDA: registered" not in torch._C._dispatch_dump_table("aten::rms_norm"):  # PyTorch 2.11
+    RUN_IN_FP32 -= {F.rms_norm, torch.rms_norm}
 
 
 SOFTMAXES = {
@@ -277,8 +279,15 @@ class _RecurrentNet(torch.autograd.Function):  # type: ignore[misc]
 
 
 def rms_norm(input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Run ``torch.nn.functional.rms_norm`` as a GPU does; the work does not depend on *eps*."""
-    return _RmsNorm.apply(input, weight)
+    """Run ``torch.nn.functional.rms_norm`` as a GPU does; the work does not depend on *eps*.
+
+    There is no kernel for operands of several formats (aten/src/ATen/native/layer_norm.cpp, rms_norm_composite).
+    """
+    if weight is None or weight.dtype is input.dtype:
+        return _RmsNorm.apply(input, weight)
+    wide = input.float()
+    scales = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(eps or 0.0))
+    return wide.mul(scales).mul(weight).type_as(input)
 
 
 def run_half_softmax(
