@@ -28,9 +28,6 @@ from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_percent
 
 FITTED_PACE = 1.17  # of the hosts that captured programs were measured on (data/fits/captured.toml)
-# Of allocated memory, the share that the allocator holds on top, but for models of transformers: 27 steps of one visit
-# to an H200, 5.8 % off in the mean; 12 steps of another, left out, 5.0 %.
-FRAGMENTED = 0.11
 LEAST_UNMEASURED = 0.01  # of the GPU's time: less is not worth a warning
 
 
@@ -222,9 +219,6 @@ def stage_memory(
             moments = _list_moments(parts, units, spread, in_flight[stage], memory.update * share)
             moment = max(moments, key=lambda each: each.total)
         states = (memory.parameters + memory.optimizer) * share / spread.ways
-        fragmentation = overhead.fragmentation * moment.activations
-        if framework.modules is Modules.CAPTURED:
-            fragmentation = FRAGMENTED * (states + moment.total)
         stages.append(
             StageMemory(
                 stage=stage,
@@ -233,7 +227,7 @@ def stage_memory(
                 optimizer=memory.optimizer * share / spread.ways,
                 activations=moment.activations,
                 temporary=moment.temporary + WORKSPACE_BYTES,
-                fragmentation=fragmentation,
+                fragmentation=memory.unused / max(1, memory.peak) * (states + moment.total),
                 communication=overhead.buffer_bytes if spread.layout.gpus > 1 else 0.0,
                 framework=overhead.context_bytes,
                 capacity=cluster.gpu.memory_bytes,

@@ -233,6 +233,7 @@ def split_captured(captured: Captured, ways: int) -> Captured:
             activations=round(memory.activations * saved),
             all_gradients=round(memory.all_gradients * held),
             update=round(memory.update * held),
+            unused=round(memory.unused * saved),
         ),
     )
 

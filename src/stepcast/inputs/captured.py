@@ -8,7 +8,7 @@ from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit,
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED
 
-FORMAT, VERSION = "stepcast-captured", 4
+FORMAT, VERSION = "stepcast-captured", 5
 
 
 class CapturedFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -81,6 +81,7 @@ class CapturedMemory:
     # Of the step, whatever is there at that moment: all gradients, and what the optimizer's update needs.
     all_gradients: int = 0
     update: int = 0
+    unused: int = 0  # that PyTorch's allocator reserves beyond the fullest moment
 
     def __post_init__(self) -> None:
         require_counts(self, 0, *self.__slots__)

@@ -14,6 +14,7 @@ from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, G
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.pytorch.capture.compiled import Fusion
 from stepcast.pytorch.capture.kernels import works_of
+from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
 from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 
@@ -22,6 +23,8 @@ LISTED_PASSES = 8
 # The host's time of calls, in additions (data/fits/captured.toml).
 FIT = load_fit("captured")
 CALLS, FORWARD_CALLS, BACKWARD_CALLS = (FIT[name] for name in ("calls", "forward_calls", "backward_calls"))
+# Of the host's time for a tensor that modules of transformers update, the share of one pass.
+LISTED_SHARE = FIT["dispatch"]["listed_update_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
 
 
 class HostedEvent(NamedTuple):
@@ -51,12 +54,13 @@ def build_captured(
         fusion = Fusion(trace)
         fusion.settle_memory()
         works |= dict.fromkeys(fusion.joined, ()) | fusion.works
-    segments = _Segments(trace, works, splits, "transformers" in dict(facts := list(facts)), compiled)
+    library = "transformers" in dict(facts := list(facts))
+    segments = _Segments(trace, works, splits, library, compiled)
     layers, parts = segments.layers(), segments.parts()
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     _pass_on_memory(parts, kept)
     updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
-    optimizer = Layer(str(Role.OPTIMIZER), _update_ops(updates), role=Role.OPTIMIZER)
+    optimizer = Layer(str(Role.OPTIMIZER), _update_ops(updates, library), role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     return Captured(
@@ -332,8 +336,11 @@ def name_ops(events: Iterable[HostedEvent]) -> tuple[Op, ...]:
     return tuple(ops)
 
 
-def _update_ops(events: Sequence[Event]) -> tuple[Op, ...]:
-    """Return the ops of the optimizer: all passes over lists of tensors are one, with a kernel for each tensor."""
+def _update_ops(events: Sequence[Event], library: bool) -> tuple[Op, ...]:
+    """Return the ops of the optimizer: all passes over lists of tensors are one, with a kernel for each tensor.
+
+    The host's time for models of *library* was fitted by the tensor, for all passes together.
+    """
     listed = [event for event in events if event.name.startswith(LISTED)]
     ops = name_ops(HostedEvent(event.name, works_of(event)) for event in events if not event.name.startswith(LISTED))
     works = [work for event in listed for work in works_of(event) if isinstance(work, Elementwise)]
@@ -341,8 +348,8 @@ def _update_ops(events: Sequence[Event]) -> tuple[Op, ...]:
         return ops
     lengths = [max((size for size in event.options if isinstance(size, int)), default=1) for event in listed]
     largest = max(works, key=lambda work: work.columns)
-    columns = largest.columns
-    if largest.kind is ElementwiseKind.LISTED_OPTIMIZER:
+    columns, is_listed = largest.columns, largest.kind is ElementwiseKind.LISTED_OPTIMIZER
+    if is_listed:
         columns = max(1, round(sum(work.elements for work in works) / LISTED_PASSES))
     read, written = sum(work.read_bytes for work in works), sum(work.write_bytes for work in works)
     update = replace(largest, columns=columns, read_bytes=read, write_bytes=written)
@@ -352,7 +359,8 @@ def _update_ops(events: Sequence[Event]) -> tuple[Op, ...]:
         share = length / sum(lengths)
         own = replace(update, columns=max(1, round(columns * share)), read_bytes=read * share,
                       write_bytes=written * share)  # fmt: skip
-        updates.append(Op(f"update {number + 1}" if number else "update", own, kernels=length))
+        issued = max(1, round(LISTED_SHARE * length)) if library and is_listed else length
+        updates.append(Op(f"update {number + 1}" if number else "update", own, kernels=issued))
     return (*ops, *updates)
 
 
@@ -421,4 +429,5 @@ def _peak_memory(trace: StepTrace) -> CapturedMemory:
     activations = held_over_time(trace, lambda number, role: role == "activations")
     updates = [activations[number] for number, event in enumerate(events) if event.moment is Moment.OPTIMIZER]
     gradients = sum(trace.storages[number].size_bytes for number in set(trace.gradients.values()))
-    return CapturedMemory(**roles, all_gradients=gradients, update=max(updates, default=0))
+    memory = CapturedMemory(**roles, all_gradients=gradients, update=max(updates, default=0))
+    return replace(memory, unused=max(0, reserve_bytes(trace) - memory.peak))

@@ -1,0 +1,102 @@
+"""Replay the memory of a traced step in PyTorch's caching allocator, to find the bytes that it reserves.
+
+Optimizer states are allocated at the end of the first step, in blocks that its activations left; the activations of
+the second step then need blocks elsewhere. From the third step on nothing changes any more.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from stepcast.cost.memory.allocator import CachingAllocator
+from stepcast.pytorch.capture.tracer import PRODUCTS, Moment, StepTrace
+from stepcast.units import MIB
+
+STEPS = 3
+# cuBLAS on Hopper keeps a buffer for each thread that multiplies: that of the program and that of its backward
+# (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp).
+PRODUCT_BUFFER = 32 * MIB
+
+
+def reserve_bytes(trace: StepTrace) -> int:
+    """Return the bytes that the allocator reserves for *trace*, without the buffers of cuBLAS."""
+    replay = _Replay(trace)
+    for number in range(STEPS):
+        replay.run_step(is_first=number == 0)
+    return replay.memory.peak_reserved - replay.buffers
+
+
+class _Replay:
+    """The storages of a step by when they are made and freed, and the blocks that hold them."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        self.memory, self.buffers = CachingAllocator(), 0
+        self._storages = trace.storages
+        moments = [event.moment for event in trace.events]
+        self._ticks = len(moments) + 2
+        backwards = [tick for tick, moment in enumerate(moments) if moment is Moment.BACKWARD]
+        # A program lets go of the results of its last step when it has those of the next.
+        self._released = {tick for tick in backwards if moments[tick - 1] is not Moment.BACKWARD} | {self._ticks - 1}
+        updates = (tick for tick in range(max(backwards, default=0), len(moments)) if moments[tick] == Moment.OPTIMIZER)
+        self._update = next(updates, self._ticks - 1)
+        # The first product of each thread.
+        threads = {event.moment is Moment.BACKWARD: tick for tick, event in reversed(list(enumerate(trace.events)))
+                   if event.name in PRODUCTS}  # fmt: skip
+        self._products = set(threads.values())
+        self._made, self._freed = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        self._stale = defaultdict[int, list[int]](list)  # sizes of the last step's gradients that are freed
+        self._states = list[int]()
+        self._blocks = dict[int, int]()
+        self._gradients, self._old = defaultdict[int, list[int]](list), list[int]()
+        written = {tensor.storage for event in trace.events for tensor in event.writes}
+        for number, storage in enumerate(trace.storages):
+            if storage.size_bytes:
+                self._place(number, is_input=number not in written and storage.freed is None)
+
+    def _place(self, number: int, is_input: bool) -> None:
+        storage = self._storages[number]
+        if storage.role in ("parameters", "buffers") or (storage.role == "activations" and is_input):
+            self._make(number)
+        elif storage.role == "optimizer":
+            self._states.append(number)
+        elif storage.role == "gradients" and not storage.made and storage.freed is not None:
+            self._stale[storage.freed].append(storage.size_bytes)
+        elif storage.freed != 0:
+            self._made[min(storage.made, self._ticks - 1)].append(number)
+            if storage.freed is not None:
+                self._freed[min(storage.freed, self._ticks - 1)].append(number)
+
+    def _make(self, number: int) -> None:
+        if number in self._blocks:
+            self._old.append(self._blocks[number])
+        self._blocks[number] = self.memory.allocate(self._storages[number].size_bytes)
+
+    def _free(self, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            if number in self._blocks:
+                self.memory.free(self._blocks.pop(number))
+
+    def run_step(self, is_first: bool) -> None:
+        """Allocate and free the storages of one step; the first also makes what stays."""
+        for tick in range(self._ticks):
+            self._free(number for number in self._freed[tick] if self._storages[number].made < tick)
+            for size in self._stale[tick]:
+                if self._gradients[size]:
+                    self.memory.free(self._gradients[size].pop(0))
+            if tick in self._released:
+                for block in self._old:
+                    self.memory.free(block)
+                self._old.clear()
+            if is_first and tick == self._update:
+                for number in self._states:
+                    self._make(number)
+            for number in self._made[tick]:
+                if not (self._storages[number].role == "gradients" and not tick and number in self._blocks):
+                    self._make(number)
+            if is_first and tick in self._products:
+                self.memory.allocate(PRODUCT_BUFFER)
+                self.buffers += PRODUCT_BUFFER
+            self._free(number for number in self._freed[tick] if self._storages[number].made >= tick)
+        if self._stale:
+            for number, storage in enumerate(self._storages):
+                if storage.role == "gradients" and storage.freed is None and storage.made and number in self._blocks:
+                    self._gradients[storage.size_bytes].append(self._blocks.pop(number))
