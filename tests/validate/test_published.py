@@ -209,6 +209,7 @@ def test_an_older_attention_kernel_is_slower() -> None:
     [
         ({"gpu": "TPU v4"}, "TPU v4"),
         ({"num_gpus": ""}, "num_gpus is not published"),
+        ({"tp": "", "dp": ""}, "tp, dp are not published"),
         ({"num_gpus": "15"}, "number of GPUs"),
         ({"precision": "int3"}, "int3"),
         ({"tp": "2.5"}, "whole number"),

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
             found = entry.measure(*map(str, found_at), **_options(args, entry.name))
         board = build_scoreboard(found)
         if args.data and board.summary is None:
-            why = next(iter(board.skipped), "give a folder laid out like the set")
+            counted = "; ".join(f"{reason} ({count} rows)" for reason, count in board.skipped.items())
+            why = counted.replace("(1 rows)", "(1 row)") or "give a folder laid out like the set"
             raise ValueError(f"{found_at[0]}: no row of the set {entry.name} could be compared: {why}")
         boards[entry.name], measured[entry.name] = board, found.columns
     show_status("")

@@ -218,7 +218,7 @@ def read_run(record: Record) -> PublishedRun:
     """Return the run that one line of ``training_runs.csv`` describes."""
     missing = [name for name in NEEDED if not _text(record, name)]
     if missing:
-        raise NotComparableError(f"{missing[0]} is not published")
+        raise NotComparableError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published")
     if _text(record, "status") == LEFT_OUT:
         raise NotComparableError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
     own = {"flops_per_gpu", "utilisation", "derived", "overlapped", "flags", "logged_by_first"}
