@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from stepcast.questions.choices import read_choices
@@ -194,7 +194,7 @@ class RunCheck:
         from dataclasses import replace
 
         calibration = self._settled_choices["calibration"]
-        pace = calibration.pace * median(self._slowdowns)
+        pace = calibration.pace * mean(self._slowdowns)  # a step lasts longer than one slice of a shared core
         now = self._settle({**self._settled_choices, "calibration": replace(calibration, pace=pace)}).prediction
         self.facts |= {
             "host_pace_during": pace,

@@ -3,7 +3,8 @@
 Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer).
 ``pace`` is the host's: the time of small operators and of a small training step over those on the host of the
 constants, in the visit or, in the last ones, next to the step; empty where it was not measured.
-``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted.
+``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted (the peaks
+of the last three steps were lost).
 ``before_*`` are forecasts made before measuring. The CPU is the bottleneck of a step that is predicted more than 5 %
 longer with a CPU 1.3 times slower, the GPU of the others.
 """
@@ -63,7 +64,7 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
         prediction = settle(build_question(PredictQuestion, choices)).prediction
         bottleneck = "CPU" if step_s(SLOWER_CPU) > LONGER_STEP * prediction.step_s else "GPU"
         measured_s, (stage,) = float(record["step_ms"]) * 1e-3, prediction.memory
-        for name, pairs in peaks.items():
+        for name, pairs in peaks.items() if record["held"] else ():
             pairs.append((float(record[name]) - float(record["held"]), getattr(stage, name)))
         if record["before_ms"]:
             before.append((measured_s, float(record["before_ms"]) * 1e-3))

@@ -349,12 +349,13 @@ class Linear:
             scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
             total = stream_op(f"{name} sum", K.ADD, *outputs, 2, 1, stored)
             products = (replace(down, kernels=1 + small), up)
-            magnitudes = dora.forward(self.name, *inputs, self.outputs, strategy.lora_rank, stored, wide)
-            return (*ops, *(magnitudes if strategy.dora else ()), *products, scale, total)
-        if phase == "input gradient":
-            ops = [stream_op(f"{name} scale gradient", K.MUL, *outputs, 1, 1, stored), up, down]
             if strategy.dora:
-                ops.insert(0, dora.backward(self.name, *outputs, wide))
+                weighed = dora.weigh(self.name, self.inputs, self.outputs, strategy.lora_rank, stored, wide)
+                return (*ops, *weighed, *products, *dora.forward(self.name, *outputs, stored, wide))
+            return (*ops, *products, scale, total)
+        if phase == "input gradient":
+            scales = (stream_op(f"{name} scale gradient", K.MUL, *outputs, 1, 1, stored),)
+            ops = [*(dora.backward(self.name, *outputs, stored, wide) if strategy.dora else scales), up, down]
             if casts:
                 ops.append(cast_op(f"{name} gradient widen", *inputs, stored, FP32))
             if drops:
