@@ -161,9 +161,8 @@ class RunCheck:
         if len(begins) < 2:
             return
         # A pause lets the GPU finish what would have overlapped with the next step.
-        pauses_s = self._pauses_s[SKIPPED_STEPS:]
-        rows = [row for row in zip(pairwise(begins), ends, pauses_s, strict=False) if row[2] < PAUSE_S]
-        rows = rows or list(zip(pairwise(begins), ends, pauses_s, strict=False))
+        every = list(zip(pairwise(begins), ends, self._pauses_s[SKIPPED_STEPS:], strict=False))
+        rows = [row for row in every if row[2] < PAUSE_S] or every
         steps = [after - before - pause for (before, after), _, pause in rows]
         measured_s = median(steps)
         # From the end of one step until the data of the next are there.
@@ -177,10 +176,8 @@ class RunCheck:
             f"({format_change(predicted_s / measured_s - 1)}), {where} the 90 % interval"
         ]
         if self._slowdowns:
-            now_s = self._forecast_at_pace(measured_s)
-            if abs(now_s / predicted_s - 1) > LARGE_SHARE:
-                lines.append(self._describe_pace(now_s))
-            predicted_s = now_s
+            predicted_s, line = self._forecast_at_pace(measured_s)
+            lines += [line] if abs(predicted_s / self.facts["predicted_s"] - 1) > LARGE_SHARE else []
         lines += self._explain(measured_s, predicted_s, loading_s, max(steps) / measured_s)
         if "torch" in sys.modules and not has_gpu():  # a rehearsal on a CPU
             gpu = self.run.cluster.gpu.name
@@ -189,27 +186,20 @@ class RunCheck:
         for line in lines:
             self.write(f"{PREFIX}{line}")
 
-    def _forecast_at_pace(self, measured_s: float) -> float:
-        """Return the step predicted at the pace that the CPU had during the steps."""
+    def _forecast_at_pace(self, measured_s: float) -> tuple[float, str]:
+        """Return the step predicted at the pace that the CPU had during the steps, and the sentence about it."""
         from dataclasses import replace
 
         calibration = self._settled_choices["calibration"]
-        pace = calibration.pace * mean(self._slowdowns)  # a step lasts longer than one slice of a shared core
-        now = self._settle({**self._settled_choices, "calibration": replace(calibration, pace=pace)}).prediction
-        self.facts |= {
-            "host_pace_during": pace,
-            "predicted_at_pace_s": now.step_s,
-            "ratio_at_pace": now.step_s / measured_s - 1,
-            "watched_s": sum(self._pauses_s),
-        }
-        return now.step_s
-
-    def _describe_pace(self, now_s: float) -> str:
-        times = self.facts["host_pace_during"] / self.facts["host_pace"]
-        change = f"{times:.2f} times slower" if times > 1 else f"{1 / times:.2f} times faster"
-        return (
+        slower = mean(self._slowdowns)  # a step lasts longer than one slice of a shared core
+        now = replace(calibration, pace=calibration.pace * slower)
+        now_s = self._settle({**self._settled_choices, "calibration": now}).prediction.step_s
+        ratio = now_s / measured_s - 1
+        self.facts |= {"host_pace_during": now.pace, "predicted_at_pace_s": now_s, "ratio_at_pace": ratio}
+        change = f"{slower:.2f} times slower" if slower > 1 else f"{1 / slower:.2f} times faster"
+        return now_s, (
             f"the CPU was {change} during these steps than at the forecast, which is {format_seconds(now_s)} at that "
-            f"pace ({format_change(self.facts['ratio_at_pace'])})"
+            f"pace ({format_change(ratio)})"
         )
 
     def _explain(self, measured_s: float, predicted_s: float, loading_s: float, spread: float) -> list[str]:
