@@ -27,7 +27,7 @@ from stepcast.validate.collectives import (
     read_rows,
 )
 
-SMALL_WEIGHT, PULL = 0.35, 0.0015
+SMALL_WEIGHT, PULL = 0.35, 0.0006
 ROUNDS, FOLD_ROUNDS = 8, 4
 OUT = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits" / "collective_folds.toml"
 Values = Mapping[str, float]
@@ -124,17 +124,18 @@ def trials(constant: TableConstant, value: float, step: float) -> list[float]:
 
 
 def write(tables: Sequence[Table], shipped: Values) -> None:
-    """The folds, each from the shipped values on."""
+    """The folds, each from the fit to all tables on."""
     lines = [
         "# Constants of collectives without one machine's tables: written by tools/fit_collectives.py,",
-        "# read by stepcast.validate.collective_constants.",
+        "# read by stepcast.validate.collectives.",
     ]
     errors: dict[tuple[object, ...], np.ndarray] = {}
+    fitted = fit(tables, shipped, ROUNDS, errors)
     for held in sorted({table.rows[0].system for table in tables}):
         others = [table for table in tables if table.rows[0].system != held]
         # What none of them concerns is as published, or as in the transport that is most like it.
         known = frozenset().union(*(table.concerned for table in others))
-        start = {one.name: shipped[one.name] if one.name in known else one.published for one in CONSTANTS}
+        start = {one.name: fitted[one.name] if one.name in known else one.published for one in CONSTANTS}
         values = fit(others, start, FOLD_ROUNDS, errors)
         pairs = ", ".join(f'"{name}" = {value:.4g}' for name, value in values.items())
         lines += ["", "[[fold]]", f'held = "{held}"', f"values = {{ {pairs} }}"]

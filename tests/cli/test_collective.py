@@ -17,7 +17,7 @@ def test_json_has_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> 
     assert result["size_bytes"] == 2**30
     assert result["algbw_bytes_per_s"] == pytest.approx(2**30 / result["time_s"])
     assert result["busbw_bytes_per_s"] == pytest.approx(result["algbw_bytes_per_s"] * 126 / 64)
-    assert result["algorithm"] == "ring"
+    assert result["algorithm"] == "nvls-tree"
     assert result["nodes"] == 8
 
 

@@ -209,11 +209,11 @@ def test_ring_by_hand() -> None:
 def test_ring_and_tree_cross_where_they_should() -> None:
     """16 nodes of one rank, LL, while the tree's pipeline fills: 2 x 15 hops against 2 x 4, and 30/16 against 4 bytes.
 
-    Equal where 22 hops less the 0.2 us that a tree starts later = S (4 - 30/16) / rate.
+    Equal where 22 hops less the 0.2 us that a tree starts later = S (4/0.92 - 30/16) / rate.
     """
     latency_s, wire = 3 * US, 25 * GB
     route = Route(ranks=16, nodes=16, inter_bytes_per_s=wire, inter_latency_s=latency_s)
-    crossing = (22 * latency_s - 0.2 * US) * (wire / 2) / (4 - 30 / 16)
+    crossing = (22 * latency_s - 0.2 * US) * (wire / 2) / (4 / 0.92 - 30 / 16)
     assert crossing < 4 * 2 * 72000
     ring = ring_curve(CollectiveKind.ALL_REDUCE, route, Protocol.LL)
     tree = tree_curve(CollectiveKind.ALL_REDUCE, route, Protocol.LL)

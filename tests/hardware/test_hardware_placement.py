@@ -70,7 +70,7 @@ def test_tensor_groups_stay_in_one_rack() -> None:
     assert group_path(RACKS, RankGrid(Layout(tp=16, dp=32)), "tp", Place.PACKED).nodes == 2
 
 
-@pytest.mark.parametrize(("tp", "slower"), [(1, 1.03), (8, 1.2)])
+@pytest.mark.parametrize(("tp", "slower"), [(1, 1.02), (8, 1.2)])
 def test_512_gpus_are_no_slower_than_504_or_576(tp: int, slower: float) -> None:
     around = max(step_s(504, Place.EVEN, tp), step_s(576, Place.EVEN, tp))
     assert step_s(512, Place.EVEN, tp) < 1.01 * around
@@ -94,7 +94,7 @@ def test_the_verbs_place_ranks_equally(capsys: pytest.CaptureFixture[str]) -> No
         found = json.loads(capsys.readouterr().out)
         times[place] = found["time_s"]
         assert bool(found["warnings"]) == (place == "packed")
-    assert times["packed"] > 1.8 * times["even"]
+    assert times["packed"] > 1.5 * times["even"]
     assert main([*words, "--place", "packed", "--ranks-per-node", "8"]) == 2
     assert "--ranks-per-node places the ranks" in capsys.readouterr().err
 

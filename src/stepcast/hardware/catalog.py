@@ -65,6 +65,7 @@ class Transport(NamedTuple):
     latency_s: float
     efficiency: float
     source: str
+    protocols: tuple[str, ...] = ("LL", "LL128", "Simple")  # of the collective library
 
 
 class Entry(NamedTuple):
@@ -193,6 +194,11 @@ def known_transports() -> dict[str, Transport]:
     """Return the network protocols between nodes, by name."""
     table = tomllib.loads((DATA / "transports.toml").read_text(encoding="utf-8"))
     return {name: Transport(**convert_units(entry)) for name, entry in table.items()}
+
+
+def network_protocols(cluster: Cluster) -> tuple[str, ...]:
+    """Return the protocols of the collective library that the transport of the cluster's NICs allows."""
+    return known_transports()[cluster.node.transport or DEFAULT_TRANSPORT].protocols
 
 
 # From entries to a GPU or a cluster.

@@ -204,6 +204,7 @@ class TableHardware:
     transport: str
 
 
+@lru_cache(maxsize=4096)
 def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
     """Return the catalogue's cluster of the row's GPU, with the NICs that its network names.
 
@@ -236,6 +237,7 @@ def _loaded(name: str, overrides: tuple[str, ...]) -> Cluster:
     return load_cluster(name, overrides)
 
 
+@lru_cache(maxsize=4096)
 def row_route(row: TableRow, own_entry: bool = True) -> Route:
     """Return the row's ranks on its cluster, started as its source started them.
 

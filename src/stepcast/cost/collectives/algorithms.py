@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from stepcast.cost.collectives.route import Protocol, Route
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import CollectiveKind
-from stepcast.units import KIB, MIB, US
+from stepcast.units import KIB, US
 
 if TYPE_CHECKING:
     from stepcast.ir.arrays import FloatArray
@@ -39,17 +39,14 @@ CHUNKS = {Protocol.LL: 1, Protocol.LL128: 1, Protocol.SIMPLE: 4}
 CHAIN_CHUNK_BYTES = CHUNK_BYTES // 4
 # NVIDIA/nccl, src/enqueue.cc and src/transport/nvls.cc: bytes of a chunk for each rank and channel.
 NVLS_CHUNK_BYTES = tuple(size * KIB for size in (16, 32, 64, 128))
-NVLS_TREE_CHUNK_BYTES = (*NVLS_CHUNK_BYTES, 256 * KIB)
-NVLS_CHANNELS = 16
 # NVIDIA/nccl, src/graph/tuning.cc: hwLat of CollNetDirect, the 0.85 of its rate that Hopper and later reach.
 COLLNET_INTRA_HOP_S = 3.7 * US
 COLLNET_LATENCY_S = 31 * US  # beyond the network's own latency
 COLLNET_SHARE = 0.85
+# What NCCL's own figures of a hop between nodes contain: InfiniBand and three switches.
+INFINIBAND_HOP_S = 5.4 * US
 # Peers that a kernel serves at once (NVIDIA/nccl, src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH).
 PEERS_AT_ONCE = 8
-# An all-to-all over NVLink takes longer (filling_share) for the first bytes of each message, whose chunks do not yet
-# fill the links: fitted to 2 to 8 H100, H200 and Blackwell GPUs (aiconfigurator, nccl), and 8 A100 (superbenchmark).
-FULL_MESSAGE_BYTES = 32 * MIB
 
 # Times round the ring: a reduce-scatter takes one, an all-gather one, an all-reduce is both.
 ROUNDS = {CollectiveKind.ALL_REDUCE: 2, CollectiveKind.ALL_GATHER: 1, CollectiveKind.REDUCE_SCATTER: 1}
@@ -72,6 +69,8 @@ class Curve:
     start_s: float
     s_per_byte: float
     ramps: tuple[Ramp, ...] = ()
+    from_bytes: float = 0.0  # smaller messages cannot take this way
+    least_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.start_s < math.inf and 0 <= self.s_per_byte < math.inf):
@@ -82,7 +81,7 @@ class Curve:
         total = self.start_s + size_bytes * self.s_per_byte
         for ramp in self.ramps:
             total = total + ramp.s_per_byte * _lesser(size_bytes, ramp.until_bytes)
-        return total
+        return _allowed(total, size_bytes, self) if self.from_bytes else total
 
     def for_share(self, share: float) -> "Curve":
         """Return the curve over the full size of a phase that handles *share* of it."""
@@ -100,6 +99,15 @@ def _lesser(size_bytes: Size, limit: float) -> Size:
     import numpy
 
     return numpy.minimum(size_bytes, limit)
+
+
+def _allowed(seconds: Size, size_bytes: Size, curve: Curve) -> Size:
+    """Return *seconds*, but at least those of *curve*, and infinity for messages that are too small for it."""
+    if isinstance(size_bytes, (int, float)):
+        return max(seconds, curve.least_s) if size_bytes >= curve.from_bytes else math.inf
+    import numpy
+
+    return numpy.where(size_bytes >= curve.from_bytes, numpy.maximum(seconds, curve.least_s), math.inf)
 
 
 def _add_phases(*phases: Curve) -> Curve:
@@ -124,10 +132,12 @@ def _build_curve(route: Route, latency_s: float, s_per_byte: float, bytes_per_ch
 
 
 def protocols(route: Route) -> tuple[Protocol, ...]:
-    """Return the protocols that *route* can use: LL128 relies on 128-byte stores of NVLink that arrive in one piece."""
-    if route.nvlink:
-        return (Protocol.LL, Protocol.LL128, Protocol.SIMPLE)
-    return (Protocol.LL, Protocol.SIMPLE)
+    """Return the protocols that *route* can use.
+
+    LL128 relies on 128-byte stores of NVLink that arrive in one piece; some transports allow fewer.
+    """
+    known = tuple(Protocol) if route.nodes == 1 else route.network_protocols
+    return tuple(protocol for protocol in known if route.nvlink or protocol is not Protocol.LL128)
 
 
 def pair_protocols(route: Route) -> tuple[Protocol, ...]:
@@ -154,7 +164,13 @@ def _intra_hop_s(route: Route, protocol: Protocol, tree: bool = False) -> float:
 
 
 def _inter_hop_s(route: Route, protocol: Protocol) -> float:
-    return route.inter_latency_s + route.tuning.network_hop_s[protocol]
+    """Return the seconds of a hop between nodes.
+
+    What a transport takes longer than InfiniBand counts twice in Simple: once more for the flush that makes data
+    visible to the GPU (NVIDIA/nccl, src/graph/tuning.cc, latencyInter).
+    """
+    flush_s = max(0.0, route.inter_latency_s - INFINIBAND_HOP_S) if protocol is Protocol.SIMPLE else 0.0
+    return route.inter_latency_s + flush_s + route.tuning.network_hop_s[protocol]
 
 
 # The ring: every rank sends to the next, all links at once.
@@ -239,7 +255,7 @@ def tree_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     chunk_bytes = CHUNKS[protocol] * route.open_channels * CHUNK_BYTES
     # LL's flags arrive with the data: nothing to wait for.
     step_s = 0.0 if protocol is Protocol.LL else route.tuning.tree_step_s
-    per_byte = passes / _ring_rate(route, protocol)
+    per_byte = passes / (_ring_rate(route, protocol) * route.tuning.tree_share)
     # Chunks are cut so that a small message fills the pipeline too: it pays twice.
     filling = Ramp(per_byte, depth * chunk_bytes)
     return _build_curve(route, latency_s, per_byte + step_s / chunk_bytes, BYTES_PER_CHANNEL, filling)
@@ -266,21 +282,29 @@ def nvls_curves(kind: CollectiveKind, route: Route) -> Iterator[Curve]:
     scatter is the first half, S, and an all-gather receives S.
     """
     for chunk_bytes in NVLS_CHUNK_BYTES:
-        yield _chunked_curve(route, _nvls_start_s(route), _nvls_s_per_byte(kind, route), chunk_bytes, 1)
+        yield _chunked_curve(route, _nvls_start_s(route), _nvls_s_per_byte(kind, route), chunk_bytes)
 
 
 def nvls_tree_curves(route: Route) -> Iterator[Curve]:
     """Yield curves of all-reduce: NVLS within each node, a tree between them, in one pipeline, so the slower counts.
 
     Two nodes exchange the buffer once; with more, a node sends it up and down. A chunk is synchronised twice,
-    with the switch and with the network, and twice as many fill the pipeline.
+    with the switch and with the network, and fills the pipeline at every level, up and down.
     """
+    levels = _tree_levels(route.nodes)
     hop_s = route.tuning.nvls_tree_hop_s + route.inter_latency_s
-    latency_s = _nvls_start_s(route) + 2 * _tree_levels(route.nodes) * hop_s
+    latency_s = _nvls_start_s(route) + 2 * levels * hop_s
     between = (1 if route.nodes == 2 else 2) / route.inter_bytes_per_s
-    per_byte = max(_nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.within()), between)
-    for chunk_bytes in NVLS_TREE_CHUNK_BYTES:
-        yield _chunked_curve(route, latency_s, per_byte, chunk_bytes, 2)
+    per_byte = _nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.within())
+    for chunk_bytes in NVLS_CHUNK_BYTES:
+        if chunk_bytes <= _largest_tree_chunk(route):
+            yield _chunked_curve(route, latency_s, per_byte, chunk_bytes, levels, between)
+
+
+def _largest_tree_chunk(route: Route) -> int:
+    """Return the bytes of the largest chunk of an NVLS tree, by NCCL's limits (src/transport/nvls.cc)."""
+    small = not route.in_network_reduction and (route.ranks_per_node >= 16 or route.nodes >= 4)
+    return (64 if small else 128) * KIB
 
 
 def _nvls_start_s(route: Route) -> float:
@@ -293,12 +317,16 @@ def _nvls_s_per_byte(kind: CollectiveKind, route: Route) -> float:
     return sent / (route.intra_bytes_per_s * route.reduction_share)
 
 
-def _chunked_curve(route: Route, latency_s: float, s_per_byte: float, chunk_bytes: float, stages: int) -> Curve:
-    in_flight = chunk_bytes * NVLS_CHANNELS * route.ranks_per_node
-    step_s = stages * route.tuning.nvls_step_s * route.ranks_per_node
-    filling = Ramp(stages * s_per_byte, in_flight)
+def _chunked_curve(
+    route: Route, latency_s: float, s_per_byte: float, chunk_bytes: float, levels: int = 0, between: float = 0.0
+) -> Curve:
+    """Return the curve of NVLS in chunks of one size, and of a tree of *levels* between nodes."""
+    tuning = route.tuning
+    in_flight = chunk_bytes * (tuning.nvls_tree_channels if levels else tuning.nvls_channels) * route.ranks_per_node
+    step_s = (2 if levels else 1) * tuning.nvls_step_s * route.ranks_per_node
+    filling = Ramp((1 + 2 * levels) * max(s_per_byte, between), in_flight)
     bytes_per_channel = BYTES_PER_CHANNEL * route.ranks_per_node
-    return _build_curve(route, latency_s, s_per_byte + step_s / in_flight, bytes_per_channel, filling)
+    return _build_curve(route, latency_s, max(s_per_byte + step_s / in_flight, between), bytes_per_channel, filling)
 
 
 def in_network_curve(route: Route) -> Curve:
@@ -379,7 +407,8 @@ def _exchange_curve(route: Route, protocol: Protocol, wire_s_per_byte: float) ->
     per_byte = _pair_s_per_byte(route, protocol, wire_s_per_byte)
     filling: tuple[Ramp, ...] = ()
     if route.nodes == 1 and route.nvlink and protocol is Protocol.SIMPLE:
-        filling = (Ramp(route.tuning.filling_share * per_byte, FULL_MESSAGE_BYTES * route.ranks),)
+        # The first bytes of each message take longer: their chunks do not yet fill the links.
+        filling = (Ramp(route.tuning.filling_share * per_byte, route.tuning.filling_bytes * route.ranks),)
     return _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL * route.ranks, *filling)
 
 

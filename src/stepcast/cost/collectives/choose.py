@@ -6,6 +6,7 @@ has started every kernel, and a caller may add its own time.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -206,7 +207,8 @@ def _candidates(
         return (AlgorithmChoice(algorithm or Algorithm.DIRECT, Protocol.LL, ZERO),)
     possible = tuple(_possible(ALL_REDUCE if kind is CollectiveKind.BARRIER else kind, route, imbalance))
     if algorithm is None:
-        return tuple(choice for choice in possible if _is_automatic(choice, kind, route))
+        automatic = (choice for choice in possible if _is_automatic(choice, kind, route))
+        return tuple(_from_size(choice, possible, kind, route) for choice in automatic)
     forced = tuple(choice for choice in possible if choice.algorithm is algorithm)
     if not forced:
         names = ", ".join(dict.fromkeys(choice.algorithm for choice in possible))
@@ -252,6 +254,17 @@ def _possible(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[
                 yield AlgorithmChoice(Algorithm.NVLS_TREE, Protocol.SIMPLE, curve)
         if route.in_network_reduction:
             yield AlgorithmChoice(Algorithm.IN_NETWORK, Protocol.SIMPLE, curves.in_network_curve(route))
+
+
+def _from_size(
+    choice: AlgorithmChoice, possible: Sequence[AlgorithmChoice], kind: CollectiveKind, route: Route
+) -> AlgorithmChoice:
+    """Return *choice* without the sizes at which RCCL takes the tree; the ring is not faster than that."""
+    size = route.tuning.ring_from_bytes
+    if not (size and choice.algorithm is Algorithm.RING and kind is ALL_REDUCE and route.nodes > 1):
+        return choice
+    tree_s = min(other.curve.seconds(size) for other in possible if other.algorithm is Algorithm.TREE)
+    return replace(choice, curve=replace(choice.curve, from_bytes=size, least_s=tree_s))
 
 
 def _is_automatic(choice: AlgorithmChoice, kind: CollectiveKind, route: Route) -> bool:

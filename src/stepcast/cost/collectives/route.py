@@ -8,12 +8,13 @@ from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from stepcast.hardware.catalog import convert_units, load_fit
+from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
 from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath, Place
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.tables import Amount, convert_table
 from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.units import MIB
 
 # The architecture whose limits hold for those that no table names, and for routes that name no GPU.
 DEFAULT_ARCHITECTURE = "hopper"
@@ -59,14 +60,19 @@ class Tuning:
     message_s: Amount  # for the host to prepare one message of an all-to-all
     exchange_start_s: Amount
     tree_step_s: Amount  # synchronisation of a chunk
+    tree_share: Amount  # of the ring's rate
     nvls_start_s: Amount  # for each rank of the node
     nvls_step_s: Amount  # synchronisation of a chunk, for each rank of the node
     nvls_tree_hop_s: Amount
     torch_call_s: Amount
     channel_factor: Amount = 1.0  # on the cluster's cost of opening channels
     nvls_least_ranks: int = NEVER
+    nvls_channels: int = 16
+    nvls_tree_channels: int = 16
+    ring_from_bytes: float = 0.0  # all-reduce between nodes: smaller messages take the tree
     peer_bytes_per_s: float = math.inf  # that the channels between two GPUs of a node reach, in an exchange
-    filling_share: Amount = 0.3  # of the time per byte, which the first bytes of an exchange over NVLink take longer
+    filling_share: Amount = 0.4  # of the time per byte, which the first bytes of an exchange over NVLink take longer
+    filling_bytes: float = 8 * MIB  # of each message
 
 
 def tuning_of(cluster: Cluster) -> Tuning:
@@ -119,6 +125,7 @@ class Route:
     channels_per_rank: int = 2  # between nodes
     ranks_per_thread: int = 1
     nvlink: bool = True  # else PCIe within the node
+    network_protocols: tuple[Protocol, ...] = tuple(Protocol)  # between nodes
     in_switch_reduction: bool = False
     in_network_reduction: bool = False
     tuning: Tuning = field(default_factory=library_tuning)
@@ -210,6 +217,7 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         channel_overhead_s=constants.channel_overhead_s * tuning.channel_factor,
         ranks_per_thread=min(ranks_per_thread, path.ranks),
         nvlink=nvlink,
+        network_protocols=tuple(map(Protocol, network_protocols(cluster))) if inter else tuple(Protocol),
         in_switch_reduction=path.in_switch_reduction,
         in_network_reduction=path.in_network_reduction,
         tuning=tuning,
