@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.layout import Layout
 
 
@@ -98,6 +99,17 @@ def test_values_can_be_copied_pickled_and_replaced(value: Any) -> None:
     names = [each.name for each in dataclasses.fields(value) if each.init]
     assert dataclasses.replace(value, **{names[0]: getattr(value, names[0])}) == value
     assert list(dataclasses.asdict(value)) == [each.name for each in dataclasses.fields(value)]
+
+
+def test_structs_are_dataclasses_whose_slots_have_the_order_of_their_fields() -> None:
+    names = tuple(each.name for each in dataclasses.fields(Layout))
+    assert isinstance(Layout(), Struct)
+    assert Layout.__slots__ == names == Layout.__match_args__ == tuple(inspect.signature(Layout).parameters)
+    assert Layout(tp=2, dp=4) == replace(Layout(tp=2), dp=4) != replace(Layout(tp=2), dp=2)
+    with pytest.raises(AttributeError):
+        Layout().tp = 3  # type: ignore[misc]
+    with pytest.raises(ValueError, match="tp"):
+        replace(Layout(), tp=0)
 
 
 def test_arguments_are_checked() -> None:

@@ -145,7 +145,7 @@ def priced_once(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Pr
         if entry is None:
             if len(known) >= MOST_KNOWN:
                 known.clear()
-            entry = known[id(work)] = (work, cool(work) if cool and isinstance(work, COOL) else price_equal(work))
+            entry = known[id(work)] = (work, cool(work) if cool and type(work) in COOL else price_equal(work))
         return entry[1]
 
     return price

@@ -73,6 +73,7 @@ def misses_boundaries(work: Matmul) -> bool:
 
 # Standard deviation of a GPU's time for work that its clock decides, over that of the typical one.
 VARIATION = 0.0175
+ROOT = sqrt(2.0)
 CLOCKED = (Matmul, GroupedMatmul, Attention)
 
 
@@ -101,9 +102,10 @@ def _slowest_of_stages(gpus: int, stages_s: tuple[tuple[float, float], ...]) -> 
     kinds = Counter(stages_s).items()
     low_s, high_s = (max(clocked * factor + other for clocked, other in stages_s) for factor in (0.9, 1.2))
     while high_s - low_s > 1e-9 * high_s:
-        middle_s = (low_s + high_s) / 2
-        scores = [(count, ((middle_s - other) / clocked - 1.0) / VARIATION) for (clocked, other), count in kinds]
-        if sum(ranks * count * erfc(score / sqrt(2.0)) / 2 for count, score in scores) > exceeding:
+        middle_s, above = (low_s + high_s) / 2, 0.0
+        for (clocked, other), count in kinds:
+            above += ranks * count * erfc(((middle_s - other) / clocked - 1.0) / VARIATION / ROOT) / 2
+        if above > exceeding:
             low_s = middle_s
         else:
             high_s = middle_s

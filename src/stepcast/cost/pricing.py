@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import lru_cache
 
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, bus_factor, price, send_receive_price
@@ -11,7 +11,7 @@ from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
@@ -67,9 +67,9 @@ class Pricer:
     place: Place = Place.EVEN
     # Prices of a group while the others of its family are idle: who shares links with whom is found later.
     alone: bool = False
-    # By the identity of works; the compute model compares them where that is needed.
+    # By the identity of works, which are compared where that is needed.
     _by_identity: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
-    # Prices of communication, and after unpickling of all works.
+    # After unpickling.
     _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
@@ -90,13 +90,9 @@ class Pricer:
         return (self._by_identity.get(id(work)) or self._add_price(work))[1].seconds
 
     def _add_price(self, work: Work) -> tuple[Work, Price]:
-        if isinstance(work, Compute):
-            computed = self.compute is not refuse_to_price
-            price = self.compute(work) if computed else self._by_value.get(work) or self.compute(work)
-        else:
-            if work not in self._by_value:
-                self._by_value[work] = self._price_other(work)
-            price = self._by_value[work]
+        price = self._by_value.get(work) if self._by_value else None
+        if price is None:
+            price = self.compute(work) if isinstance(work, Compute) else self._price_other(work)
         entry = self._by_identity[id(work)] = work, price
         return entry
 
@@ -200,15 +196,14 @@ class Pricer:
 
     def _route(self, group: Group, path: Callable[..., GroupPath]) -> Route:
         """Return one object for layouts that differ in their chunks alone."""
-        # Without model chunks, which links do not depend on.
-        layout = self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
+        layout = _without_chunks(self.layout)
 
         def make() -> Route:
             active = 0 if self.alone else None
             group_links = path(self.cluster, grid_of(layout), str(group), self.place, active)
             return _intern(route_of(group_links, self.cluster))
 
-        return _ROUTES.get((self.cluster, path), make, layout, group, self.place, self.alone)
+        return _ROUTES.get((self.cluster, path, layout), make, group, self.place, self.alone)
 
     def neighbour_route(self, group: Group) -> Route:
         """Return the slowest links between neighbours in *group*."""
@@ -231,6 +226,12 @@ class Pricer:
 
 
 _ROUTES: ByIdentity[Route] = ByIdentity(4096)
+
+
+@lru_cache(maxsize=4096)
+def _without_chunks(layout: Layout) -> Layout:
+    """Return one object for equal layouts without model chunks, which links do not depend on."""
+    return layout if layout.vpp == 1 else _without_chunks(replace(layout, vpp=1))
 
 
 @lru_cache(maxsize=4096)

@@ -1,12 +1,12 @@
 """The options of a run, and what follows from the workload where they are unset."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from enum import StrEnum
 
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.hardware import Cluster, Place
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.flows import Repeating
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing

@@ -4,7 +4,6 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 
@@ -24,6 +23,7 @@ from stepcast.forecast.simulate import PacedCompute, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster, Gpu
+from stepcast.ir.dataclass import replace
 from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
 from stepcast.ir.group import Group

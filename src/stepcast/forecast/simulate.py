@@ -27,7 +27,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.work import Compute, Direction, Transfer, Work, group_of
+from stepcast.ir.work import COMPUTING, Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.lowering import OpList
@@ -118,15 +118,16 @@ class WorkTable:
     def _price(self, works: Sequence[Work]) -> FloatArray:
         """Price each work once: the slots of a plan have most of their works in common."""
         base, pace, known = self.compute.base, self.compute.pace, dict[int, float]()
-        for key, work in {id(work): work for work in works}.items():
-            if isinstance(work, Compute):
-                seconds = base(work).seconds
+        keys = list(map(id, works))
+        for key, work in dict(zip(keys, works, strict=True)).items():
+            if type(work) in COMPUTING:
+                seconds = base(work).seconds  # type: ignore[arg-type]
                 known[key] = seconds * pace if isinstance(work, CLOCKED) else seconds
             else:
                 group = group_of(work)
                 runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
                 known[key] = self.pricer.seconds(work) if runs else 0.0
-        return np.array([known[id(work)] for work in works], np.float64)
+        return np.fromiter(map(known.__getitem__, keys), np.float64, len(keys))
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

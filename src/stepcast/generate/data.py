@@ -6,13 +6,12 @@ two all-gathers and a reduce-scatter for every micro-batch, half as much again. 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from stepcast.generate.update import fetch_weights, own_parameters, update_ops
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group

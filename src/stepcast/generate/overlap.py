@@ -1,7 +1,6 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
 
@@ -15,7 +14,7 @@ from stepcast.generate.data import (
     tensors_of_layer,
 )
 from stepcast.generate.update import copy_op, own_parameters, send_gradients
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Kernels
 from stepcast.ir.group import HostWay

@@ -1,9 +1,9 @@
 """Recomputation: complete layers, single modules of them, or every second matmul run again in the backward."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
+from stepcast.ir.dataclass import replace
 from stepcast.ir.layers.operators import Ops, rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.strategy import RecomputeModule

@@ -8,8 +8,8 @@ default --muon-tp-mode blockwise).
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
+from stepcast.ir.dataclass import replace
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Modules, Offloaded
 from stepcast.ir.group import HostWay

@@ -1,13 +1,13 @@
 """Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 
 from stepcast.generate.data import StepEnd, epilogue
 from stepcast.generate.overlap import Unit, gather_units, offload_activations, once_per_step, reduce_units
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
+from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.group import Group
 from stepcast.ir.layers.ends import LOOP_KERNELS_PER_ADAPTER, embedding_layers, head_layers, next_token_layers
@@ -21,16 +21,7 @@ from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.stages import StagePiece, pieces
-from stepcast.ir.strategy import (
-    NO_OFFLOAD,
-    NO_RECOMPUTE,
-    NO_TARGETS,
-    Objective,
-    ScheduleKind,
-    Sharding,
-    Strategy,
-    TrainingKind,
-)
+from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, ScheduleKind, Strategy, TrainingKind, layer_view
 from stepcast.ir.trainable import count_frozen, held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Shard, WeightPart
 from stepcast.ir.work import Elementwise
@@ -64,8 +55,9 @@ class StageMaker:
 
     def _quantised_layers(self, piece: StagePiece) -> int:
         """Return the layers of *piece* that multiply in the training precision; the model's last may stay wide."""
-        wide = self.framework.wide_layers if self.strategy.precision.scaled else 0
-        return min(len(piece.layers), max(0, self.model.layers - wide - piece.layers.start))
+        if not self.strategy.precision.scaled:
+            return len(piece.layers)
+        return min(len(piece.layers), max(0, self.model.layers - self.framework.wide_layers - piece.layers.start))
 
     def _frozen_layers(self, piece: StagePiece) -> int:
         return count_frozen(self.model, self.strategy, piece.layers)
@@ -195,24 +187,6 @@ def _norm_parameters(model: Model, start: int, stop: int) -> int:
     )
 
 
-def layer_view(strategy: Strategy) -> Strategy:
-    """Return *strategy* as far as the computation of one layer depends on it: the same for all that spread the
-    same layers over more replicas or other stages.
-    """
-    return replace(
-        strategy,
-        layout=replace(strategy.layout, dp=1, pp=1, vpp=1, shard=0),
-        # One micro-batch or several: the sum of gradients needs kernels of its own from the second on.
-        global_batch=strategy.micro_batch * min(2, strategy.micro_batches),
-        schedule=ScheduleKind.ONE_F_ONE_B,
-        stage_layers=(),
-        sharding=Sharding.NONE,
-        reshard=None,
-        offload=NO_OFFLOAD,
-        overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),
-    )
-
-
 @lru_cache(maxsize=1024)
 def end_layers(model: Model, strategy: Strategy, framework: Framework, embedding: bool) -> tuple[Layer, ...]:
     """Return the layers of one end of the model, under the view of a layer."""
@@ -324,7 +298,7 @@ def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
     maker = _maker(model, _stage_view(strategy), framework)
     return Workload(
         stages=tuple(map(maker.stage, pieces(model, strategy))),
-        layout=replace(strategy.layout),
+        layout=strategy.layout,
         micro_batches=strategy.micro_batches,
         boundary_bytes=maker.sizes.boundary_bytes if strategy.layout.pp > 1 else None,
         name=model.name,

@@ -1,8 +1,9 @@
 """The decorator ``dataclass`` of the standard library, without the code that it compiles for each class.
 
 The standard decorator compiles five or more functions for every class when it is imported, which was a quarter of the
-time of ``stepcast predict``. Here methods are shared functions, except ``__init__``: it is compiled after a dozen
-instances, and most classes of a command have fewer. Classes behave the same: ``fields``, ``replace``,
+time of ``stepcast predict``. Here frozen classes with slots become structs of msgspec, if nothing speaks against it,
+and methods of others are shared functions, except ``__init__``: it is compiled after a dozen instances, and most
+classes of a command have fewer. Classes behave the same: ``fields``, ``replace``,
 ``asdict``, ``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order`` and ``unsafe_hash`` are not
 supported.
 """
@@ -11,12 +12,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from dataclasses import replace as replace
+    from functools import cached_property as cached_property
 else:
     import dataclasses
     from operator import attrgetter
     from reprlib import recursive_repr
     from types import MemberDescriptorType
     from typing import ClassVar
+
+    from msgspec import Struct
+    from msgspec import field as struct_field
+    from msgspec.structs import replace as replace_struct
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
         """Add the methods of a dataclass to a class."""
@@ -25,6 +32,8 @@ else:
         own = set(cls.__dict__)
         own_hash = "__hash__" in own and not (cls.__dict__["__hash__"] is None and "__eq__" in own)
         fields = _collect_fields(cls, kw_only)
+        if frozen and slots and eq and _suits_struct(cls, fields):
+            return _make_struct(cls, fields)
         if slots:
             cls = _add_slots(cls, [field.name for field in fields])
         if "__init__" not in own:
@@ -74,6 +83,27 @@ else:
             cls.__match_args__ = tuple([field.name for field in fields if field.init and not field.kw_only])
         return fields
 
+    def _suits_struct(cls, fields):
+        """Return True if a struct of msgspec, whose methods are compiled code, behaves the same."""
+        plain = all(each.init and each.repr and each.compare and not each.kw_only for each in fields)
+        assigns = hasattr(cls, "__post_init__") and "__setattr__" in cls.__post_init__.__code__.co_names
+        listed = [name for name in getattr(cls, dataclasses._FIELDS) if name in cls.__annotations__]
+        own = {"__eq__", "__hash__", "__init__", "__repr__", "__getstate__", "__new__"}.intersection(cls.__dict__)
+        return plain and not assigns and not own and cls.__bases__ == (object,) and len(listed) == len(fields)
+
+    def _make_struct(cls, fields):
+        """Return the class as a struct that the functions of ``dataclasses`` take for a dataclass."""
+        names = [each.name for each in fields]
+        own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__", *names)}
+        for each in fields:
+            if each.default_factory is not dataclasses.MISSING:
+                own[each.name] = struct_field(default_factory=each.default_factory)
+            elif each.default is not dataclasses.MISSING:
+                own[each.name] = each.default
+        struct = type(Struct)(cls.__name__, (Struct,), own, frozen=True)
+        struct.__qualname__, struct.__slots__ = cls.__qualname__, tuple(names)  # slots in the order of the fields
+        return struct
+
     def _add_slots(cls, names):
         """Return the class with slots instead of a dictionary; as it is made, it cannot be changed to that."""
         inherited = {name for base in cls.__mro__[1:] for name in base.__dict__.get("__slots__", ())}
@@ -82,6 +112,30 @@ else:
         slotted = type(cls)(cls.__name__, cls.__bases__, own)
         slotted.__qualname__ = cls.__qualname__
         return slotted
+
+    class cached_property:  # noqa: N801
+        """``functools.cached_property`` without the lock that it has before Python 3.12."""
+
+        def __init__(self, function):
+            self.function, self.__doc__ = function, function.__doc__
+
+        def __set_name__(self, owner, name):
+            self.name = name
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            value = instance.__dict__[self.name] = self.function(instance)
+            return value
+
+    def replace(instance, /, **changes):
+        """Return a copy with other values of some fields, faster than the standard function."""
+        if isinstance(instance, Struct):
+            return replace_struct(instance, **changes)
+        for name, field in getattr(instance, dataclasses._FIELDS).items():
+            if name not in changes and field.init and field._field_type is dataclasses._FIELD:
+                changes[name] = getattr(instance, name)
+        return instance.__class__(**changes)
 
     FEW = 12
     """Instances of a class that are filled field by field before its ``__init__`` is compiled."""

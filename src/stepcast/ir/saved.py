@@ -5,6 +5,8 @@ recomputed module frees the tensors that ``generate.recompute`` makes anew and k
 while its half of the layer runs backward.
 """
 
+from functools import lru_cache
+
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
@@ -36,6 +38,7 @@ class SavedActivations:
         return self.input if whole else self.saved
 
 
+@lru_cache(maxsize=4096)
 def count_saved(
     model: Architecture, strategy: Strategy, block: LayerParts, framework: Framework = MEGATRON_CORE
 ) -> SavedActivations:

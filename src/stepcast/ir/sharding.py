@@ -4,11 +4,10 @@ The collectives of a workload and the count of memory both follow from here, so 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.group import Group

@@ -1,11 +1,14 @@
 """Strategy: the spread of a model over GPUs and the choices of its run."""
 
+from dataclasses import fields
 from enum import StrEnum
+from operator import attrgetter
 
 from stepcast.ir.check import require, require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
+from stepcast.ir.identity import Remembered
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind
@@ -376,6 +379,34 @@ class Strategy:
     def local_tokens(self) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq // self.layout.cp
+
+
+def layer_view(strategy: Strategy) -> Strategy:
+    """Return *strategy* as far as the computation of one layer depends on it: one object for all that spread the
+    same layers over more replicas or other stages.
+    """
+    # One micro-batch or several: the sum of gradients needs kernels of its own from the second on.
+    batches = min(2, strategy.micro_batches)
+    key = (batches, _VIEWED(strategy))
+    if key not in _VIEWS:
+        _VIEWS[key] = replace(
+            strategy,
+            layout=replace(strategy.layout, dp=1, pp=1, vpp=1, shard=0),
+            global_batch=strategy.micro_batch * batches,
+            schedule=ScheduleKind.ONE_F_ONE_B,
+            stage_layers=(),
+            sharding=Sharding.NONE,
+            reshard=None,
+            offload=NO_OFFLOAD,
+            overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),
+        )
+    return _VIEWS[key]
+
+
+_VIEWS = Remembered[object, Strategy]()
+_UNSEEN = ("layout", "global_batch", "schedule", "stage_layers", "sharding", "reshard", "offload", "overlap")
+_SEEN_PARTS = ("layout.tp", "layout.cp", "layout.ep", "layout.expert_tp", "overlap.tensor", "overlap.tensor_gradients")
+_VIEWED = attrgetter(*_SEEN_PARTS, *[each.name for each in fields(Strategy) if each.name not in _UNSEEN])
 
 
 WORDS: dict[str, type[StrEnum]] = {

@@ -27,8 +27,9 @@ def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
 
 def count_frozen(model: Model, strategy: Strategy, layers: range) -> int:
     """Return how many of *layers* lie below those that are trained, and so run no backward."""
-    first = model.layers - strategy.trained_layers if strategy.trained_layers else 0
-    return min(len(layers), max(0, first - layers.start))
+    if not strategy.trained_layers:
+        return 0
+    return min(len(layers), max(0, model.layers - strategy.trained_layers - layers.start))
 
 
 def _trained_piece(model: Model, strategy: Strategy, piece: StagePiece) -> StagePiece:

@@ -180,8 +180,9 @@ class Block:
     repeat: int = 1
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "repeat")
-        require(len(self.layers) > 0, "a block needs at least one layer")
+        if type(self.repeat) is not int or self.repeat < 1 or not self.layers:  # in detail to name the mistake alone
+            require_counts(self, 1, "repeat")
+            require(len(self.layers) > 0, "a block needs at least one layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,27 +232,25 @@ class Stage:
         differs from the usual one in it, still folded.
         """
         changes: list[dict[int, dict[int, Layer]]] = [{} for _ in parts]
-        differs: dict[tuple[int, int], list[int]] = {}
-        for micro_batch, position, layer, usual in self._varied_layers():
+        differs: dict[tuple[int, int], list[dict[int, dict[int, Layer]]]] = {}
+        starts = [0, *accumulate([len(block.layers) * block.repeat for block in self.body])]
+        for each in self.variations:
+            position, layer = each.position, each.layer
+            if position >= starts[-1]:
+                continue
+            index = bisect_right(starts, position) - 1
+            layers = self.body[index].layers
+            usual = layers[(position - starts[index]) % len(layers)]
             pair = id(layer), id(usual)
             if pair not in differs:
                 differs[pair] = [
-                    number
-                    for number, phases in enumerate(parts)
+                    changed
+                    for changed, phases in zip(changes, parts, strict=True)
                     if any(layer.ops(phase) is not usual.ops(phase) for phase in phases)
                 ]
-            for number in differs[pair]:
-                changes[number].setdefault(micro_batch, {})[position] = layer
+            for changed in differs[pair]:
+                changed.setdefault(each.micro_batch, {})[position] = layer
         return [{which: _varied(self.body, changed) for which, changed in each.items()} for each in changes]
-
-    def _varied_layers(self) -> Iterator[tuple[int, int, Layer, Layer]]:
-        """Yield each variation with the layer that it replaces, as far as there is one."""
-        starts = [0, *accumulate([len(block.layers) * block.repeat for block in self.body])]
-        for each in [each for each in self.variations if each.position < starts[-1]]:
-            at = bisect_right(starts, each.position) - 1
-            layers = self.body[at].layers
-            usual = layers[(each.position - starts[at]) % len(layers)]
-            yield each.micro_batch, each.position, each.layer, usual
 
     @property
     def body_layer_count(self) -> int:

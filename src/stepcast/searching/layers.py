@@ -13,7 +13,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.pace import apply_pace_s, convert_for_kernel, least_pace, slow_for_kernel
 from stepcast.cost.power import Load
 from stepcast.cost.pricing import Pricer
-from stepcast.generate.workload import block_layers, end_layers, layer_view
+from stepcast.generate.workload import block_layers, end_layers
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.framework import Framework
@@ -24,7 +24,7 @@ from stepcast.ir.model_parts import LayerParts, Routing
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.sharding import Gathered, Partition, Reduced, gathered_bytes, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
-from stepcast.ir.strategy import RecomputeKind, Strategy
+from stepcast.ir.strategy import RecomputeKind, Strategy, layer_view
 from stepcast.ir.trainable import trained_shard
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, HostUpdate, Transfer

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.workload import Block, Stage, Workload

@@ -1,8 +1,6 @@
 """The lanes of every rank, and the registers through which the pieces of a slot pass times on."""
 
-from functools import cached_property
-
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.workload import Phase
 from stepcast.simulation.schedule import SlotAction

@@ -7,15 +7,14 @@ same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
@@ -112,10 +111,12 @@ class OpList:
 
     issued: list[IssuedOp]
     sequences: tuple[OpSequence, ...]
-    lists: tuple["OpList", ...] = ()  # those that it was joined from, to be priced by themselves
+    lists: tuple["OpList", ...] = ()  # those that it was joined from
 
     @cached_property
     def works(self) -> list[Work]:
+        if self.lists:
+            return list(chain.from_iterable([part.works for part in self.lists]))
         return [issued.op.work for issued in self.issued]
 
     @cached_property
@@ -147,7 +148,7 @@ class OpList:
     @cached_property
     def delays_s(self) -> FloatArray | None:
         """The delay after which the result of each communication may be used; None without any."""
-        if not any(issued.layer.process_s for issued in self.issued):
+        if {issued.layer.process_s for issued in self.issued} <= {0.0}:
             return None
         return np.where(self.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
 
@@ -166,8 +167,7 @@ def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     """Return the ops of one slot in the order of issue. Many blocks share most of their layers."""
     ordered = layers if action is SlotAction.FORWARD else reversed(layers)
     parts = tuple([_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
-
-    return _JOINED_OPS.get(parts, lambda: replace(join_lists(parts), lists=()))
+    return _JOINED_OPS.get(parts, partial(join_lists, parts))
 
 
 def join_lists(lists: Sequence[OpList]) -> OpList:

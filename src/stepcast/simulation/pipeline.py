@@ -19,7 +19,7 @@ from stepcast.ir.identity import ByIdentity
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
-from stepcast.simulation.segments import Cost, Piece, ProgramError, Segment, TimedOp
+from stepcast.simulation.segments import Cost, Piece, ProgramError, Segment, TimedOp, intern_segment
 
 
 class RoundTemplate(NamedTuple):
@@ -448,7 +448,7 @@ def pipeline_program(
         base = segment_of(kind.stage, kind.slots) if kind.slots else None
         key = (base, kind.frame if messages.alike else kind)
         if key not in known:
-            known[key] = Segment("", _frame_chain(base, schedule, kind, messages, cost, len(lanes)))
+            known[key] = intern_segment(_frame_chain(base, schedule, kind, messages, cost, len(lanes)))
         return known[key]
 
     kinds: Sequence[PipelineCall] = template.kinds

@@ -6,7 +6,6 @@ visits them in that order forward and in the opposite order backward.
 
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.check import require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.schedules import PiecePlacement
 
 

@@ -9,14 +9,14 @@ free at 0. This module does not know what ops do.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.identity import Remembered
 
 Cost: TypeAlias = Hashable
@@ -291,6 +291,10 @@ class Segment:
         earlier = self.outputs - len(one.shape.outputs)
         bound = tuple(sorted((port, output - earlier) for port, output in (bind or {}).items()))
         return Segment(self.name, (*self.chain[:-1], (_join_pieces(one, two, bound), 1), *other.chain[1:]))
+
+
+# One object for the same pieces, and for a piece with costs of the list of the same number.
+intern_segment, number_piece = lru_cache(2**14)(partial(Segment, "")), lru_cache(2**14)(Piece.with_source)
 
 
 @lru_cache(maxsize=4096)

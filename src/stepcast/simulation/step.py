@@ -1,14 +1,14 @@
 """One training step as a program: the pipeline's slots, and what runs once before and after them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
-from functools import cached_property, partial
+from dataclasses import field
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass, replace
 from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Collective, Work, group_of
@@ -22,7 +22,7 @@ from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.program import Program, in_ticks
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp
+from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp, intern_segment, number_piece
 
 ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
@@ -57,7 +57,7 @@ class StepPlan:
         cls, program: Program, terms: lowering.LoweringTerms, lists: Sequence[PricedList], rounds: tuple[int, int]
     ) -> "StepPlan":
         starts: IntArray = np.cumsum([2, *[len(ops.issued) for ops, _ in lists], 0])
-        index = [_index_slots(piece.costs) for piece in program.pieces]
+        index = [_INDICES.of(piece.costs, _index_slots, 0) for piece in program.pieces]
         sizes = [len(own) for own in index]
         source = np.repeat([piece.source for piece in program.pieces], sizes)
         places, start, stop = np.concatenate([np.zeros(0, np.int64), *index]), starts[source], starts[source + 1]
@@ -95,13 +95,10 @@ class StepPlan:
 _INDICES: ByIdentity[IntArray] = ByIdentity(4096)
 
 
-def _index_slots(costs: tuple[Cost, ...]) -> IntArray:
+def _index_slots(costs: tuple[Cost, ...], key: int) -> IntArray:
     """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
-
-    def place(cost: Cost) -> int:
-        return 2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE)
-
-    return _INDICES.of(costs, lambda costs, key: np.array([place(cost) for cost in costs], np.int64), 0)
+    places = [2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE) for cost in costs]
+    return np.array(places, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +274,6 @@ class _PlanBuilder:
         self.terms = lowering.LoweringTerms(lanes, alone & groups, eager, prices.takes is not None)
         self.factory = lowering.piece_factory(self.terms)
         self.lists = _ListNumbers()
-        self.pieces: dict[tuple[int, bool], Piece] = {}
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
@@ -321,7 +317,7 @@ class _PlanBuilder:
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
                 middle = ((piece.with_source(self.lists.number(joined, factor)), 1),)
             ends = (self.factory.make_begin(len(slots)), 1), (self.factory.make_end(len(slots)), 1)
-            self.segments[key] = Segment("", (ends[0], *middle, ends[1]))
+            self.segments[key] = intern_segment((ends[0], *middle, ends[1]))
         return self.segments[key]
 
     def _chain(self, blocks: Sequence[tuple[lowering.OpList, int]], factor: float) -> tuple[tuple[Piece, int], ...]:
@@ -334,11 +330,7 @@ class _PlanBuilder:
         return tuple(pieces)
 
     def _piece(self, ops: lowering.OpList, factor: float, continues: bool) -> Piece:
-        number = self.lists.number(ops, factor)
-        if (number, continues) not in self.pieces:
-            piece = self.factory.make_layers(ops.sequences, continues)
-            self.pieces[number, continues] = piece.with_source(number)
-        return self.pieces[number, continues]
+        return number_piece(self.factory.make_layers(ops.sequences, continues), self.lists.number(ops, factor))
 
 
 class _ListNumbers:
@@ -458,8 +450,8 @@ class _RoundSegments:
             turn, others = self.turns[stage], len(waits.get(stage, ()))
             if (turn, others) not in known:
                 ops = issued[turn]
-                piece = self.factory.make_once(ops.sequences, name, others, finish)
                 source = self.lists.number(ops, self.once[turn].factor) if ops.issued else -1
-                known[turn, others] = Segment("", ((piece.with_source(source), 1),))
+                piece = self.factory.make_once(ops.sequences, name, others, finish)
+                known[turn, others] = intern_segment(((number_piece(piece, source), 1),))
             segments[stage] = known[turn, others]
         return Round(segments, waits, in_turn)

@@ -4,14 +4,14 @@ The constants of the collective libraries are in data/fits/collectives.toml, eac
 """
 
 import math
-from dataclasses import field, replace
+from dataclasses import field
 from enum import StrEnum
 from functools import lru_cache
 
 from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
 from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath, Place
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.tables import Amount, convert_table
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.units import MIB

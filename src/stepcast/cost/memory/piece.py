@@ -12,7 +12,7 @@ from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations, count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import StagePiece
-from stepcast.ir.strategy import Objective, Strategy, TrainingKind
+from stepcast.ir.strategy import Objective, Strategy, TrainingKind, layer_view
 from stepcast.ir.trainable import count_frozen, held_shard, trained_shard
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
@@ -56,7 +56,7 @@ def piece_totals(
     def saved_by(block: LayerParts) -> SavedActivations:
         if block not in kinds:
             if block not in known:
-                known[block] = count_saved(model, strategy, block, framework)
+                known[block] = count_saved(model, layer_view(strategy), block, framework)
             kinds[block] = known[block]
         return kinds[block]
 

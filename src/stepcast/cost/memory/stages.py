@@ -14,7 +14,7 @@ recomputed, and all of it where everything is (15 of these steps measured both w
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from stepcast.cost.memory.states import keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.band import LEVEL
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
 from stepcast.ir.model import Model
@@ -363,10 +363,11 @@ class _Held:
         # Without fusion the root of AdamW's second moment exists for all weights at once.
         unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
         updating = _Moment(states.gradients, 0.0, self.updated * optimizer.moment_bytes if unfused else 0.0)
-        moment = max(*moments, updating, key=lambda moment: moment.total)
+        totals = [moment.total for moment in (*moments, updating)]
+        moment = (*moments, updating)[totals.index(max(totals))]
         fragmentation = fragmented_bytes(
             overhead,
-            loose=max(moment.activations + moment.temporary for moment in moments),
+            loose=max([moment.activations + moment.temporary for moment in moments]),
             # What the optimizer allocates in its first step and holds from then on.
             moments=self.updated * optimizer.moments * optimizer.moment_bytes,
             update=updating.temporary,

@@ -14,10 +14,8 @@ The facts about transformers are those of version 5.17: integrations/sdpa_attent
 models/*/modeling_*.py.
 """
 
-from dataclasses import replace
-
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
 from stepcast.ir.group import Group

@@ -8,10 +8,9 @@ gathers the input of the first matmul again for its weight gradient.
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
