@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import stepcast
-from stepcast.cost.expert_loads import balanced_load, busiest_share, power_law_load, power_law_share
+from stepcast.cost.expert_loads import balanced_load, busiest_share, power_law_draws, power_law_load, skew_of
 
 
 def test_equal_loads_have_no_busiest_rank() -> None:
@@ -23,11 +23,20 @@ def test_a_hot_expert_is_halved_by_a_copy() -> None:
 
 
 def test_a_power_law_costs_more_the_fewer_experts_a_rank_has() -> None:
-    shares = [power_law_share(128, 8, ranks, 1.2, 32768) for ranks in (2, 8, 32, 128)]
+    draw = power_law_draws(128, 8, 1.2, 32768)[0]
+    shares = [busiest_share(draw, ranks) for ranks in (2, 8, 32, 128)]
     assert shares == sorted(shares)
     assert 1.0 < shares[0] < 1.5 < shares[2]
-    assert power_law_share(128, 8, 8, 1.2, 32768, replicas=4) < shares[1]
+    assert busiest_share(draw, 8, replicas=4) < shares[1]
     assert power_law_load(4096, 128, 8, 1, 1.2).rows <= 4096 * 8
+
+
+def test_unequal_experts_of_one_rank_fill_more_blocks() -> None:
+    assert skew_of([5.0] * 64, 8, 1, 4096) == (1.0, 1.0)
+    largest, blocks = skew_of([1000.0] * 2 + [1.0] * 62, 8, 1, 4096)
+    assert largest == 8.0
+    assert blocks == (2 * 16 + 62 * 2) / 128
+    assert skew_of([1000.0] * 2 + [1.0] * 62, 8, 1, 4096, replicas=2)[0] == 4.0
 
 
 def test_loads_that_do_not_fit_the_ranks_are_refused() -> None:
@@ -47,6 +56,25 @@ def test_a_histogram_slows_the_step(tmp_path: Path) -> None:
     assert skewed.step_s > even.step_s
     assert skewed.step_s == predict(expert_imbalance=2 / 1.125).step_s
     assert predict(expert_load=str(file), expert_replicas=16).step_s < skewed.step_s
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "qwen3-30b-a3b"])
+def test_skew_on_one_rank_slows_the_step(tmp_path: Path, model: str) -> None:
+    def step_s(load: str | None = None) -> float:
+        choices = {"gpus": 1, "framework": "transformers", "micro_batch": 2, "global_batch": 2, "seq": 4096}
+        return stepcast.predict(model, "hgx-h200", expert_load=load, **choices).step_s  # type: ignore[arg-type]
+
+    def hottest(count: int) -> str:
+        file = tmp_path / f"{count}.json"
+        file.write_text(json.dumps([count] + [100] * (31 if model == "gpt-oss-20b" else 127)))
+        return str(file)
+
+    times = [step_s(load) for load in (None, "balanced", hottest(100), hottest(200), hottest(400), hottest(600))]
+    assert times[0] == times[1] == times[2]
+    assert times == sorted(times)
+    assert step_s("power-law:1.2") > times[0]
+    if model == "gpt-oss-20b":  # the gradient of biases adds rows of the largest expert in turn
+        assert times[2] < times[3] < times[4] < times[5]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from stepcast.ir.arrays import FloatArray
 
 DRAWS = 6
 MOST_SHARE = 0.8  # of the tokens that one expert gets before all are scaled to their sum
+# Rows of two tiles that run as one cluster in PyTorch's grouped products on Hopper (GroupMM.cu).
+BLOCK_ROWS = 256
 TILES = (16, 64, 128)  # rows of the tiles that fused kernels choose from
 
 
@@ -80,8 +82,22 @@ def busiest_share(shares: Sequence[float] | FloatArray, ranks: int, replicas: in
     return float(totals.max() / totals.mean())
 
 
-def power_law_share(experts: int, top_k: int, ranks: int, alpha: float, tokens: float, replicas: int = 0) -> float:
-    """Return the rows of the busiest of *ranks* over the mean: the mean over draws of a power law."""
+def power_law_draws(experts: int, top_k: int, alpha: float, tokens: float) -> list[list[float]]:
+    """Return the rows of each expert in several draws of a power law."""
     most, rows = max(2.0, MOST_SHARE * tokens), tokens * top_k
-    draws = [np.minimum(power_law_shares(experts, alpha, most, draw) * rows, tokens) for draw in range(DRAWS)]
-    return float(np.mean([busiest_share(loads, ranks, replicas) for loads in draws]))
+    shares = (power_law_shares(experts, alpha, most, draw) for draw in range(DRAWS))
+    return [np.minimum(share * rows, tokens).tolist() for share in shares]
+
+
+def skew_of(shares: Sequence[float], top_k: int, ranks: int, tokens: float, replicas: int = 0) -> tuple[float, float]:
+    """Return the rows of the largest expert over the mean, and the blocks of rows that experts of the busiest rank
+    fill over those of equal ones. An expert gets each token once at most; others get what it cannot.
+    """
+    rows = np.asarray(shares, dtype=np.float64)
+    for _ in range(9):
+        rows = np.minimum(rows * (tokens * top_k / rows.sum()), tokens)
+    rows[np.argsort(-rows)[:replicas]] /= 2.0
+    by_rank = np.round(rows).reshape(ranks, -1)
+    busiest = by_rank[by_rank.sum(axis=1).argmax()]
+    blocks = np.ceil(busiest / BLOCK_ROWS).mean() / max(1.0, np.ceil(np.round(busiest.mean()) / BLOCK_ROWS))
+    return max(1.0, float(rows.max() * len(rows) / (tokens * top_k))), max(1.0, float(blocks))

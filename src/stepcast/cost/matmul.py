@@ -52,7 +52,7 @@ def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
         seconds = np.maximum(seconds, least_s)
     if isinstance(work, GroupedMatmul):
         separate_s = SEPARATE_S.get(gpu.architecture.partition("-")[0], 0.0) if work.separate else 0.0
-        seconds = seconds + (fit.grouped_s + separate_s) * work.groups
+        seconds = seconds * work.skew + (fit.grouped_s + separate_s) * work.groups
     rates, unit = matrix_rates(gpu, work.dtype), matrix_unit(gpu, work.dtype)
     return price_kernel(unit, float(seconds), work.flops, matmul_bytes(work), rates, gpu, fit)
 

@@ -237,6 +237,9 @@ class Strategy:
     overlap: Overlap = USUAL_OVERLAP
     # Tokens of the busiest expert rank as a multiple of an even share.
     expert_imbalance: float = 1.0
+    # Rows of the largest expert over the mean of all, and blocks of rows that experts of a rank fill over equal ones'.
+    largest_expert: float = 1.0
+    expert_blocks: float = 1.0
     # Tokens an expert takes at most, as a multiple of an even share; None drops none.
     expert_capacity: float | None = None
     # Number of runs of the model's module for further tokens (multi-token prediction, DeepSeek-V3, 2024,

@@ -39,7 +39,8 @@ class Matmul:
 class GroupedMatmul:
     """One kernel for many experts: *groups* slices of *m* rows in all, each times its own (k, n) weight.
 
-    *separate*: a kernel for each expert instead, on a few streams (Transformer Engine's GroupedLinear).
+    *separate*: a kernel for each expert instead, on a few streams (Transformer Engine's GroupedLinear). *skew*: blocks
+    of rows over those of equal slices.
     """
 
     m: int
@@ -48,6 +49,7 @@ class GroupedMatmul:
     groups: int
     dtype: DType = DType.BF16
     separate: bool = False
+    skew: float = 1.0
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "m", "n", "k", "groups")

@@ -312,8 +312,8 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
 
 
 def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, assumptions: list[str]) -> Strategy:
-    """Return *strategy* with the imbalance of the expert-parallel ranks that the stated load of experts causes."""
-    from stepcast.cost.expert_loads import busiest_share, power_law_share
+    """Return *strategy* with the imbalance that the stated load of experts causes among ranks and inside one."""
+    from stepcast.cost.expert_loads import busiest_share, power_law_draws, skew_of
     from stepcast.inputs.expert_load import read_expert_load
 
     word, experts, ranks = str(question.expert_load), model.experts, strategy.layout.ep
@@ -321,6 +321,7 @@ def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, a
     if word == "balanced":
         return strategy
     law, _, alpha = word.partition(":")
+    tokens, replicas = float(strategy.micro_batch * strategy.seq * ranks), question.expert_replicas
     if law == "power-law":
         try:
             steepness = float(alpha or "1.2")
@@ -328,20 +329,28 @@ def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, a
             steepness = 0.0
         if not 0.1 <= steepness <= 5:
             raise ValueError(f"--expert-load {word}: expected power-law:ALPHA with ALPHA from 0.1 to 5")
-        tokens = float(strategy.micro_batch * strategy.seq * ranks)
-        share = power_law_share(experts.count, experts.top_k, ranks, steepness, tokens, question.expert_replicas)
+        draws = power_law_draws(experts.count, experts.top_k, steepness, tokens)
     else:
-        loads = read_expert_load(word)
-        if len(loads) not in (experts.count, ranks):
+        draws = [read_expert_load(word)]
+        if len(draws[0]) not in (experts.count, ranks):
             raise ValueError(
-                f"--expert-load {word}: {len(loads)} loads, but {model.name} has {experts.count} experts "
+                f"--expert-load {word}: {len(draws[0])} loads, but {model.name} has {experts.count} experts "
                 f"on {ranks} ranks"
             )
-        share = busiest_share(loads, ranks, question.expert_replicas)
-    copies = f", {question.expert_replicas} of the hottest experts copied" if question.expert_replicas else ""
-    assumptions.append(f"expert load {word}: the busiest of {ranks} ranks gets {share:.2f} times the mean{copies}")
-    assumptions.append("skew among the experts of one rank is not counted; it slowed grouped products by up to 40 %")
-    return replace(strategy, expert_imbalance=share)
+    share = sum(busiest_share(loads, ranks, replicas) for loads in draws) / len(draws)
+    copies = f", {replicas} of the hottest experts copied" if replicas else ""
+    if ranks > 1:
+        assumptions.append(f"expert load {word}: the busiest of {ranks} ranks gets {share:.2f} times the mean{copies}")
+    if len(draws[0]) != experts.count:
+        assumptions.append("skew among the experts of one rank is not known from loads of ranks, and not counted")
+        return replace(strategy, expert_imbalance=share)
+    skews = [skew_of(loads, experts.top_k, ranks, tokens, replicas) for loads in draws]
+    largest, blocks = (sum(values) / len(draws) for values in zip(*skews, strict=True))
+    assumptions.append(
+        f"expert load {word}: the largest expert gets {largest:.1f} times the mean, and experts of a rank fill "
+        f"{blocks:.2f} times as many blocks of rows as equal ones"
+    )
+    return replace(strategy, expert_imbalance=share, largest_expert=largest, expert_blocks=blocks)
 
 
 def choose_optimizer(question: PredictQuestion, usual: Optimizer) -> dict[str, Optimizer]:

@@ -46,6 +46,10 @@ PERMUTE_PASSES = 2.6
 # PyTorch's scatter_add, which brings results back to their tokens in torchtitan (models/moe/moe.py), took 3.8 to 4.9
 # times as long as a copy of the rows on an H200; so did the gradient of the gather before the experts.
 SCATTER_PASSES = 4
+# PyTorch's gradient of a lookup adds rows of one index in turn (indexing_backward_kernel), 1.6 us each on an H200 for
+# equal experts. Those of the largest beyond the mean took 0.9 us, by the times of two layers of gpt-oss (1,024 and at
+# most 8,085 rows): presumably because most other experts are done.
+LONE_ROWS = 0.56
 
 
 def _sizes_of(model: Architecture) -> Experts:
@@ -337,8 +341,9 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     transformers = sizes.framework.modules is Modules.TRANSFORMERS
     dtype = sizes.strategy.weights if transformers and sizes.strategy.autocast else sizes.dtype
     separate = sizes.fused_by_hand and not sizes.framework.fused_experts
-    up = Linear("up", rows, width, (2 if model.gated else 1) * inner, dtype, groups, separate)
-    down = Linear("down", rows, inner, width, dtype, groups, separate)
+    skew = sizes.strategy.expert_blocks
+    up = Linear("up", rows, width, (2 if model.gated else 1) * inner, dtype, groups, separate, skew=skew)
+    down = Linear("down", rows, inner, width, dtype, groups, separate, skew=skew)
     if sizes.framework.fused_experts:
         # Biases, activation and its gradient run at the end of the matmuls before them, which also quantise
         # their results for the matmuls after them: what arrives from other ranks is left to be quantised
@@ -400,9 +405,9 @@ def _eager_experts(
     first, last = up.phases(sizes), down.phases(sizes)
     first_weight, last_weight = first.weight_gradient, last.weight_gradient
     if sizes.model.biases.mlp:
-        bias, bias_gradient = _expert_bias("up", up.rows, up.outputs, up.groups, sizes.stored)
+        bias, bias_gradient = _expert_bias(sizes, up)
         between, first_weight = (*bias, *between), (*first_weight, bias_gradient)
-        bias, bias_gradient = _expert_bias("down", down.rows, down.outputs, up.groups, sizes.stored)
+        bias, bias_gradient = _expert_bias(sizes, down)
         after, last_weight = (*bias, *after), (*last_weight, bias_gradient)
     return (
         make_layer(
@@ -415,14 +420,18 @@ def _eager_experts(
     )
 
 
-def _expert_bias(name: str, rows: int, width: int, groups: int, dtype: DType) -> tuple[Ops, Op]:
+def _expert_bias(sizes: Sizes, linear: Linear) -> tuple[Ops, Op]:
     """Look a bias up for each row and add it; its gradient is summed over the rows of an expert in turn."""
+    name, rows, width, groups, dtype = linear.name, linear.rows, linear.outputs, linear.groups, sizes.stored
     forward = (
         stream_op(f"{name} bias rows", K.COPY, rows, width, 0, 1, dtype),
         stream_op(f"{name} bias", K.ADD, rows, width, 2, 1, dtype),
     )
-    rows_of_expert = max(1, rows // groups)
-    return forward, stream_op(f"{name} bias gradient", K.SCATTER_SUM, rows_of_expert, width * groups, 1, 0, dtype)
+    mean, strategy = max(1, rows // groups), sizes.strategy
+    share = min(strategy.largest_expert, strategy.expert_capacity or strategy.largest_expert)
+    largest = rows / strategy.busiest_share / groups * share
+    in_turn = mean + round(LONE_ROWS * max(0.0, largest - mean))
+    return forward, stream_op(f"{name} bias gradient", K.SCATTER_SUM, in_turn, width * groups, mean / in_turn, 0, dtype)
 
 
 AroundMatmuls = tuple[Ops, Ops, Ops]

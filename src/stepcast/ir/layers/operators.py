@@ -129,7 +129,7 @@ class Linear:
     adapters to it. *gathered* and *gathered_gradient* are the ranks that each hold a share of the input, or of the
     output's gradient, quantised before it is gathered. *quantises_input* and *quantises_gradient*: its operands are
     turned into a scaled format here, not by the matmuls that they come from. *adapter_ways* are the ranks that each
-    make a share of the columns that adapters add.
+    make a share of the columns that adapters add. *skew*: see `GroupedMatmul`; weight gradients sum over rows instead.
     """
 
     name: str
@@ -146,17 +146,18 @@ class Linear:
     quantises_input: bool = True
     quantises_gradient: bool = True
     adapter_ways: int = 1
+    skew: float = 1.0
 
-    def product(self, m: int, n: int, k: int) -> Matmul | GroupedMatmul:
+    def product(self, m: int, n: int, k: int, skew: float = 1.0) -> Matmul | GroupedMatmul:
         if self.groups:
-            return GroupedMatmul(m, n, k, self.groups, self.dtype, self.separate)
+            return GroupedMatmul(m, n, k, self.groups, self.dtype, self.separate, skew)
         return Matmul(m, n, k, 1, self.dtype)
 
     def phases(self, sizes: Sizes) -> PhaseOps:
         return PhaseOps(self.forward(sizes), self.input_gradient(sizes), self.weight_gradient(sizes))
 
     def forward(self, sizes: Sizes) -> Ops:
-        matmul = Op(self.name, self.product(self.rows, self.outputs, self.inputs), part=OpPart.PRODUCT)
+        matmul = Op(self.name, self.product(self.rows, self.outputs, self.inputs, self.skew), part=OpPart.PRODUCT)
         casts = self._quantise(sizes, "input", self.gathered, self.inputs) if self.quantises_input else ()
         weights = self._cast_weights(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
         if sizes.strategy.base_weights is BaseWeights.INT8 and self.adapted:
@@ -164,7 +165,7 @@ class Linear:
         return (*casts, *weights, *self._dequantise(sizes, ""), matmul, *self._adapters(sizes, "forward"))
 
     def input_gradient(self, sizes: Sizes) -> Ops:
-        matmul = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
+        matmul = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs, self.skew))
         casts: Ops = ()
         if self.quantises_gradient:
             casts = self._quantise(sizes, "gradient", self.gathered_gradient, self.outputs)
