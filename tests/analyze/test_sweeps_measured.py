@@ -71,5 +71,5 @@ def test_few_healthy_machines_are_accused(tables: dict[str, list[TableRow]]) -> 
 )
 def test_sizes_left_out_of_a_fit_come_closer(name: str, tables: dict[str, list[TableRow]]) -> None:
     fitted = fit_collectives([log_of(tables[name])])
-    assert fitted.left_out < 0.9 * fitted.before
+    assert fitted.left_out < 0.95 * fitted.before
     assert fitted.left_out < 0.1

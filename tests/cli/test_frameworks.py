@@ -33,7 +33,7 @@ def test_the_default_is_megatron_core(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_profile_is_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--tp", "8", "--seq", "512", "--framework")
     eager = step_s(capsys, *small, "megatron-core-eager")
-    assert eager == step_s(capsys, *small, "megatron-core", "--execution", "eager")
+    assert eager == step_s(capsys, *small, "megatron-core", "--execution", "eager", "--check-gradients")
     assert eager > step_s(capsys, *small, "megatron-core-eager", "--execution", "graphs")
 
 

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-
-from stepcast.ir.dataclass import dataclass
+from typing import NamedTuple
 
 # Verbs with a second spelling.
 SPELLINGS = {"analyse": "analyze"}
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(NamedTuple):
     """A verb of the command line; its module in ``cli`` has its name."""
 
     name: str
