@@ -80,7 +80,8 @@ def subject(facts: Facts) -> str:
     run = facts.get("run") or {}
     model = run.get("model") or facts.get("model") or facts.get("workload") or "workload"
     where = run.get("cluster") or facts.get("cluster")
-    return f"{model} on {facts['gpus']:,} GPUs" + (f", {where}" if where else "")
+    gpus = "1 GPU" if facts["gpus"] == 1 else f"{facts['gpus']:,} GPUs"
+    return f"{model} on {gpus}" + (f", {where}" if where else "")
 
 
 def layout_words(run: Facts) -> str:
