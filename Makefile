@@ -84,11 +84,10 @@ test-mcp: .venv-mcp/.installed
 test-lowest: .venv-lowest/.installed
 	.venv-lowest/bin/python -m pytest -n auto tests/inputs tests/cost/test_rules.py tests/cli/test_predict.py tests/forecast
 
-# The head of a Ray cluster listens on every interface: here in a network namespace that has the loopback alone. Engines
-# come last: they leave sockets open, and a later test would be blamed for them.
+# The head of a Ray cluster listens on every interface: here in a network namespace that has the loopback alone.
 test-engines: .venv-engines/.installed
 	unshare -rn sh -c 'ip link set lo up && RAY_USAGE_STATS_ENABLED=0 exec .venv-engines/bin/python -m pytest \
-	  tests/outputs/test_rows.py tests/sweep/test_engines.py'
+	  tests/sweep/test_engines.py tests/outputs/test_rows.py'
 
 docs: .venv-docs/.installed
 	.venv-docs/bin/python tools/build_docs.py

@@ -3,6 +3,7 @@
 Each needs its package, which the extra of its name installs; without it its tests are skipped.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,13 @@ from tests.sweep.questions import table
 
 # Packages of engines warn of what is theirs to mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def collect() -> Iterator[None]:
+    """Collect sockets that an engine left open while warnings are ignored; no other test is blamed for them."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
