@@ -8,7 +8,7 @@ from stepcast.inputs.source import read_words
 FRAMEWORK = "deepspeed-transformers"
 DEEPSPEED_ONLY = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
-# What stands for "auto", which Hugging Face's Trainer fills in.
+# Values of keys that are "auto", which Hugging Face's Trainer fills in.
 TRAINER = read_words("configs")["trainer"]
 
 
