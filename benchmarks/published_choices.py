@@ -20,13 +20,12 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import missing_features, settle
-from stepcast.frameworks.words import recompute_of, recompute_word
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.strategy import Strategy, recompute_of, recompute_word
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import search_parts, usable_memory_bytes
 from stepcast.searching.space import SearchAxes, SpacePart, build_space

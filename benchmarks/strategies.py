@@ -15,8 +15,7 @@ from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
-from stepcast.ir.model import Model
-from stepcast.ir.stages import spread_layers
+from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.strategy import NO_RECOMPUTE, Recompute, RecomputeKind, ScheduleKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
 

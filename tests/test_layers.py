@@ -85,7 +85,7 @@ MAY_OPEN_FILES = (
     "rl/step.py",
     "views/document.py",
     "views/glossary.py",
-    "views/names.py",
+    "views/view.py",
     "serve/app.py",
 )
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from stepcast.ir.band import LEVEL
+from stepcast.ir.step import LEVEL
 from stepcast.validate.intervals import UNCLAIMED, family_of, interval_figures, learn_interval
 from stepcast.validate.scoreboard import MeasuredColumns
 

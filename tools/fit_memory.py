@@ -17,7 +17,7 @@ import numpy as np
 import stepcast
 from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.band import LEVEL
+from stepcast.ir.step import LEVEL
 from stepcast.validate.h200 import row_framework, row_model, row_strategy
 from stepcast.validate.published.comparison import compare_records, records_of
 from stepcast.validate.transformers import Setting

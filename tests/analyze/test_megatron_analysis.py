@@ -10,8 +10,7 @@ from stepcast.analyze.megatron.events import RankEvent
 from stepcast.analyze.megatron.meetings import align_clocks
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, read_as_one
-from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import members
+from stepcast.ir.layout import Layout, members
 from tests.analyze.megatron_run import Pipeline, step_ms, write
 from tests.inputs.test_megatron import SUMS_MS
 from tests.shared import DATA, ROOT, needs_data

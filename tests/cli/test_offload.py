@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.frameworks.words import offload_of, offload_word
-from stepcast.ir.strategy import Offload
+from stepcast.ir.strategy import Offload, offload_of, offload_word
 from tests.cli.test_main import run, run_json
 
 LLAMA = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8")

@@ -9,11 +9,10 @@ from stepcast.cli.main import build_parser
 from stepcast.cli.options import read_question
 from stepcast.forecast.options import Options
 from stepcast.forecast.predict import predict
-from stepcast.frameworks.words import OVERLAPS
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.framework import Execution, Kernels
-from stepcast.ir.strategy import PRECISIONS, Overlap, Recompute, RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.strategy import OVERLAPS, PRECISIONS, Overlap, Recompute, RecomputeKind, RecomputeModule, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions import question
 from stepcast.questions.settle import settle

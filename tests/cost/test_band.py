@@ -7,9 +7,9 @@ import pytest
 from stepcast.cost.band import BandKind, Bands, band_of, default_bands
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware import load_cluster
-from stepcast.ir.band import Band
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
+from stepcast.ir.step import Band
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 

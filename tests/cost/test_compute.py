@@ -17,7 +17,7 @@ from stepcast.cost.memory_bound import stream_key, stream_seconds
 from stepcast.cost.power import ALONE, SUSTAINED, Load
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware.catalog import gpu_names, load_fit, load_gpu
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 

@@ -7,8 +7,7 @@ from statistics import mean
 import pytest
 
 from stepcast.cost.collectives.route import Route, lost_share
-from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.ir.work import Collective, CollectiveKind, Group
 
 FILE = Path(__file__).parent.parent / "data" / "h200" / "overlap.csv"
 SMS = 132

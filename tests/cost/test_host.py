@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.hardware import Link, load_cluster
 from stepcast.hardware.cluster import Host
-from stepcast.ir.group import HostWay
-from stepcast.ir.optimizer import ADAM, LISTED, OptimizerKind
-from stepcast.ir.work import HostCopy, HostUpdate
+from stepcast.ir.framework import ADAM, LISTED, OptimizerKind
+from stepcast.ir.work import HostCopy, HostUpdate, HostWay
 from stepcast.units import GB, GIB
 
 # A DGX-2: two Xeon 8168 with six channels of DDR4-2666 each.

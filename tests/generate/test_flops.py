@@ -10,11 +10,9 @@ from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
-from stepcast.ir.model import Model
-from stepcast.ir.stages import StagePiece
+from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import ContextKind, Recompute, RecomputeKind, Strategy, TrainingKind
-from stepcast.ir.trainable import trained_shard
 from stepcast.models.catalog import load_model
 from tests.executed import hardware_flops
 

@@ -11,10 +11,9 @@ from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check
+from stepcast.ir.model import held_shard, pieces
 from stepcast.ir.model_parts import FeedForward, Mixer
-from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Strategy, StrategyError
-from stepcast.ir.trainable import held_shard
 from stepcast.models.catalog import load_model
 from tests.executed import hardware_flops
 

@@ -9,10 +9,9 @@ import stepcast
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
-from stepcast.ir.framework import Framework
+from stepcast.ir.framework import Framework, Optimizer, OptimizerKind, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import Optimizer, OptimizerKind, parse_optimizer
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Sharding, Strategy, StrategyError, TrainingKind
 from stepcast.ir.work import Collective, Elementwise, Matmul

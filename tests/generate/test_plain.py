@@ -8,10 +8,9 @@ import pytest
 
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Execution, Framework, Kernels
+from stepcast.ir.framework import Execution, Framework, Kernels, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op, Phase

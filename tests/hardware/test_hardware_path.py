@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.hardware import Cluster, cluster_names, group_path, load_cluster, neighbour_path, resolve
-from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import RankGrid
+from stepcast.ir.layout import Layout, RankGrid
 
 GB = 1e9
 H100 = load_cluster("dgx-h100")

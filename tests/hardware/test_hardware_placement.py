@@ -10,7 +10,7 @@ from stepcast import Layout, Options, Place, Strategy, load_cluster, load_model,
 from stepcast.cli.main import main
 from stepcast.hardware import group_path, place_ranks
 from stepcast.hardware.path import FILLED
-from stepcast.ir.ranks import RankGrid
+from stepcast.ir.layout import RankGrid
 from stepcast.ir.step import StepReport
 from stepcast.questions.question import PLACES as WORDS
 

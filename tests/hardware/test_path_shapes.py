@@ -7,8 +7,7 @@ import pytest
 from stepcast.hardware import load_cluster
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.path import GroupPath, Place, group_path, neighbour_path, place_ranks, resolve
-from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import Copies, RankGrid, grid_of
+from stepcast.ir.layout import Copies, Layout, RankGrid, grid_of
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stepcast.ir.group import FAMILIES, Group
-from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import AXES, RankGrid
+from stepcast.ir.layout import AXES, Layout, RankGrid
+from stepcast.ir.work import FAMILIES, Group
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
 

@@ -12,14 +12,12 @@ from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels
-from stepcast.ir.group import Group
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Layout, RankGrid
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
-from stepcast.ir.ranks import RankGrid
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.strategy import NO_OVERLAP, USUAL_OVERLAP, ScheduleKind, Sharding, Strategy
-from stepcast.ir.work import Collective, CollectiveKind, Elementwise
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Group
 from stepcast.ir.workload import Workload
 from stepcast.models.catalog import load_model
 

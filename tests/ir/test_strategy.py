@@ -11,7 +11,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal, nearest_divisor
-from stepcast.ir.stages import pieces, pieces_of_stage, spread_layers
+from stepcast.ir.model import pieces, pieces_of_stage, spread_layers
 from stepcast.ir.strategy import (
     ContextKind,
     Recompute,

@@ -7,8 +7,8 @@ import pytest
 
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Place, load_cluster
+from stepcast.ir.model import pieces
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Sharding
 from stepcast.searching.best import search_parts
 from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate

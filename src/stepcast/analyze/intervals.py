@@ -3,8 +3,7 @@
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,10 +30,8 @@ from stepcast.ir.arrays import IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.group import FAMILIES, Group
-from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import RankGrid, grid_of
-from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.ir.layout import Layout, RankGrid, grid_of
+from stepcast.ir.work import FAMILIES, Collective, CollectiveKind, Group
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.units import format_seconds, parse_size_bytes
 

@@ -15,7 +15,7 @@ from stepcast.analyze.result import SLOW_FACTOR, find_slow
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
 from stepcast.units import format_change, format_seconds
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 WARM_UP = 2  # steps that compile and connect
 LEVEL_STEPS = 20  # the first ones after them are the level

@@ -14,7 +14,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.splitting import CutError, SplitError
 from stepcast.generate.aicb import record_times
 from stepcast.hardware import Cluster, Place, load_cluster
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
 from stepcast.ir.facts import FactDict

@@ -14,9 +14,9 @@ from msgspec import Struct
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.band import LEVEL, Band
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
+from stepcast.ir.step import LEVEL, Band
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.tables import Positive, convert_table
 

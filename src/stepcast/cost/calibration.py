@@ -19,7 +19,7 @@ from stepcast.cost.power import ALONE, Load
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.rates import Number
 from stepcast.hardware.catalog import load_fit
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Compute

@@ -21,7 +21,7 @@ from stepcast.cost.memory_bound import price_stream, stream_key
 from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.scan import cells_bytes, price_cells, price_scan, scan_kind, scanned_bytes
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded
 

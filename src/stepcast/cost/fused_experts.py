@@ -18,7 +18,7 @@ from msgspec import Struct
 from stepcast.cost.expert_loads import RankLoad
 from stepcast.cost.rates import Number
 from stepcast.hardware.catalog import load_fit
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.tables import Amount, Positive, convert_table

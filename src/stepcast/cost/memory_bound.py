@@ -12,7 +12,7 @@ from stepcast.cost.fits import ComputeFit, StreamFit
 from stepcast.cost.power import ALONE, Load, launch_s
 from stepcast.cost.price import Price
 from stepcast.cost.rates import Number, Rates, price_kernel, scale_rates, vector_rates
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind
 

@@ -13,7 +13,7 @@ import numpy as np
 from stepcast.cost.fits import ComputeFit, PowerFit
 from stepcast.cost.rates import Number, Rates
 from stepcast.hardware.catalog import load_gpu
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 

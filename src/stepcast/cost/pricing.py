@@ -12,16 +12,15 @@ from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
 from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Layout, grid_of
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
     Communication,
     Compute,
+    Group,
     HostCopy,
     HostUpdate,
     Recorded,

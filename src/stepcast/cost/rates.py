@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware.gpu import ORDINARY, Gpu
+from stepcast.hardware.cluster import ORDINARY, Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 

@@ -21,7 +21,7 @@ from stepcast.cost.memory_bound import price_stream
 from stepcast.cost.power import Load, launch_s
 from stepcast.cost.price import Bound, Price
 from stepcast.cost.rates import Number, Rates, matrix_rates, price_kernel, scale_rates, vector_rates
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 

@@ -30,7 +30,7 @@ from stepcast.cost.matmul import matmul_s
 from stepcast.cost.power import Load
 from stepcast.cost.rates import Number, matrix_rates
 from stepcast.hardware.catalog import load_fit
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts

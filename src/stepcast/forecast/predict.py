@@ -26,17 +26,25 @@ from stepcast.hardware import Cluster, Gpu
 from stepcast.ir.dataclass import replace
 from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
-from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layers.experts import exchange_routing
-from stepcast.ir.model import Model
+from stepcast.ir.model import Model, describe_split
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
-from stepcast.ir.stages import describe_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Objective, Strategy
-from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
+from stepcast.ir.work import (
+    Collective,
+    CollectiveKind,
+    Communication,
+    Compute,
+    Group,
+    GroupedMatmul,
+    HostUpdate,
+    Matmul,
+    Work,
+)
 from stepcast.ir.workload import Block, Layer, Manner, Stage, Workload
 from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send

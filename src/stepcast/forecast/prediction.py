@@ -15,13 +15,11 @@ from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.band import Band
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
-from stepcast.ir.group import Group
-from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
+from stepcast.ir.step import PART_OF_GROUP, PARTS, Band, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer, Work
+from stepcast.ir.work import Attention, Compute, Elementwise, Group, GroupedMatmul, Matmul, Recorded, Transfer, Work
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body

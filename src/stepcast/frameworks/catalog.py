@@ -12,16 +12,23 @@ from pathlib import Path
 from typing import get_type_hints
 
 from stepcast.frameworks.profile import Defaults, Preset, Profile, StageSpread
-from stepcast.frameworks.words import overlap_of, overlap_words, recompute_of
-from stepcast.hardware.described import CatalogError, Description, flat, nearest
+from stepcast.hardware.catalog import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.framework import Dispatcher, Framework, Overhead
+from stepcast.ir.framework import Dispatcher, Framework, Optimizer, OptimizerKind, Overhead
 from stepcast.ir.limits import BASES, DESCRIPTION
-from stepcast.ir.optimizer import Optimizer, OptimizerKind
-from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, ScheduleKind, Sharding
+from stepcast.ir.strategy import (
+    ContextKind,
+    RecomputeKind,
+    RecomputeModule,
+    ScheduleKind,
+    Sharding,
+    overlap_of,
+    overlap_words,
+    recompute_of,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 DEFAULT = "megatron-core"

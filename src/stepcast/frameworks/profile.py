@@ -10,7 +10,6 @@ from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from stepcast.frameworks.words import overlap_words, recompute_word
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
@@ -27,6 +26,8 @@ from stepcast.ir.strategy import (
     Sharding,
     Strategy,
     StrategyError,
+    overlap_words,
+    recompute_word,
 )
 
 # Fields of the software that a user or a preset may set; all others are choices.

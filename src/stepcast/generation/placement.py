@@ -1,9 +1,8 @@
 """A copy of a model for generation: its layout on GPUs, its number formats, and its memory."""
 
 from stepcast.generation.engine import EngineProfile
-from stepcast.hardware.gpu import Gpu
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.hardware.cluster import Gpu
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer

@@ -6,10 +6,9 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from stepcast.goodput.process import Shortage
-from stepcast.hardware.described import CatalogError, Description, flat, nearest
+from stepcast.hardware.catalog import CatalogError, Description, flat, nearest
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.units import DAY, GB, MINUTE, parse_duration_s

@@ -10,8 +10,7 @@ import numpy as np
 from stepcast.goodput.operation import Operation
 from stepcast.goodput.process import RunProcess, TimeSplit, best_interval_s, daly_s, expect_split, young_s
 from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR, format_percent
 

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 
 
 class Shortage(StrEnum):

@@ -1,9 +1,7 @@
 """GPUs, links, nodes, topologies and clusters, and the catalogue of known ones."""
 
-from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
-from stepcast.hardware.cluster import Cluster, Communication, Fabric, FabricKind, Link, NetworkKind, Node, Topology
-from stepcast.hardware.described import CatalogError
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.catalog import CatalogError, cluster_names, gpu_names, load_cluster, load_gpu
+from stepcast.hardware.cluster import Cluster, Communication, Fabric, FabricKind, Gpu, Link, NetworkKind, Node, Topology
 from stepcast.hardware.path import GroupPath, Place, group_path, job_path, neighbour_path, place_ranks, resolve
 
 __all__ = [

@@ -3,8 +3,7 @@
 from dataclasses import asdict
 
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
-from stepcast.hardware.cluster import Cluster, NetworkRouting, Topology
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Cluster, Gpu, NetworkRouting, Topology
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.facts import FactDict
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.ranks import Copies, RankGrid
+from stepcast.ir.layout import Copies, RankGrid
 
 # The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks
 # follow each other in a domain and from one domain to the next; a placement says where they move on.

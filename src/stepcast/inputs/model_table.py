@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import get_args
 
 from stepcast.inputs.source import prefix_errors
-from stepcast.ir.check import require
+from stepcast.ir.dataclass import require
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Hybrid, Latent, Norm, NormKind, Position, PositionKind, QkNorm
 

@@ -5,8 +5,7 @@ from functools import lru_cache
 from typing import Self
 
 from stepcast.ir import model_parts as parts
-from stepcast.ir.check import require, require_amounts, require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require, require_amounts, require_counts
 from stepcast.ir.limits import LAYERS, WIDTH
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.recurrent import Delta, Selective

@@ -1,7 +1,6 @@
 """A captured program: the work of one step, and the memory it takes."""
 
-from stepcast.ir.check import require, require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import Attention, Convolution, GroupedMatmul, Matmul

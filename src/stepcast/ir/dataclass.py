@@ -6,8 +6,10 @@ and methods of others are shared functions, except ``__init__``: it is compiled 
 classes of a command have fewer. Classes behave the same: ``fields``, ``replace``,
 ``asdict``, ``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order`` and ``unsafe_hash`` are not
 supported.
+The checks that values make of themselves when they are built are at the end.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -277,3 +279,25 @@ else:
     def _set_state(self, state):
         for field, value in zip(dataclasses.fields(self), state, strict=True):
             object.__setattr__(self, field.name, value)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a ValueError with *message* unless *condition* holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def require_counts(owner: object, at_least: int, *names: str) -> None:
+    """Check that each named field of *owner* is an int of *at_least* or more."""
+    for name in names:
+        value = getattr(owner, name)
+        if type(value) is not int or value < at_least:
+            raise ValueError(f"{name} must be a whole number of at least {at_least}, not {value!r}")
+
+
+def require_amounts(owner: object, *names: str) -> None:
+    """Check that each named field of *owner* is a finite number, zero or more."""
+    for name in names:
+        value = getattr(owner, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number, zero or more, not {value!r}")

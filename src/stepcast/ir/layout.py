@@ -1,11 +1,18 @@
-"""Layout: the ways in which each kind of parallelism splits the work."""
+"""Layout: the ways in which each kind of parallelism splits the work, and the ranks of each of its groups.
 
-from math import prod
+Within each of a layout's two grids over the ranks the first axis of the order varies fastest from rank to rank:
+Megatron-Core's is tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
+"""
 
-from stepcast.ir.check import require_counts
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import gcd, prod
+from typing import NamedTuple
+
+from stepcast.ir.dataclass import dataclass, require_counts
 from stepcast.ir.limits import CHUNKS, CONTEXT, GPUS
+from stepcast.ir.work import FAMILIES, PARTS, SHARDS, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +84,163 @@ class Layout:
         sizes = self.axes(expert=expert)
         ranks = prod(sizes[axis] for axis in axes)
         return min(2, ranks) if group in (Group.EMBEDDING, Group.MIRROR) else ranks
+
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+
+
+class Copies(NamedTuple):
+    """Equal groups: their first ranks, and how far from its first the members of each are."""
+
+    firsts: list[int]
+    offsets: tuple[int, ...] | range
+
+
+@dataclass(frozen=True, slots=True)
+class RankGrid:
+    """A layout and the order of its axes, fastest first."""
+
+    layout: Layout
+    order: tuple[str, ...] = AXES
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(AXES):
+            raise ValueError(f"order must name each of {', '.join(AXES)} once, not {', '.join(self.order)}")
+        layout = self.layout
+        if layout.tp * layout.cp * layout.dp % (layout.expert_tp_size * layout.ep):
+            raise ValueError(
+                f"expert_tp x ep = {layout.expert_tp_size} x {layout.ep} must divide "
+                f"tp x cp x dp = {layout.tp} x {layout.cp} x {layout.dp}"
+            )
+        if layout.pp > 1 and self.stride("pp", expert=False) != self.stride("pp", expert=True):
+            raise ValueError(
+                f"order {'-'.join(self.order)} puts a stage's experts on other ranks than its other weights"
+            )
+
+    def stride(self, axis: str, *, expert: bool = False) -> int:
+        """Return the distance in rank of two neighbours along *axis*."""
+        sizes = self.layout.axes(expert=expert)
+        return prod(sizes[name] for name in self.order[: self.order.index(axis)])
+
+    def group(self, family: str, rank: int = 0) -> tuple[int, ...]:
+        """Return the ranks of the group of *family* that *rank* belongs to, in rank order.
+
+        For ``embedding`` a rank of a middle stage gets the group of its pipeline: it takes no part itself.
+        """
+        if not 0 <= rank < self.layout.gpus:
+            raise ValueError(f"rank {rank} is outside a world of {self.layout.gpus}")
+        if family in PARTS:
+            return next(part for part in self._parts(family, rank) if rank in part)
+        if family == Group.MIRROR:
+            stage, stride = rank // self.stride("pp") % self.layout.pp, self.stride("pp")
+            return tuple(sorted({rank, rank + (self.layout.pp - 1 - 2 * stage) * stride}))
+        expert, axes = self._family(family)
+        strides, sizes = [self.stride(axis, expert=expert) for axis in axes], self.layout.axes(expert=expert)
+        # Less what its coordinates on these axes add to its number.
+        first = rank - sum(rank // stride % sizes[axis] * stride for axis, stride in zip(axes, strides, strict=True))
+        return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
+
+    def groups(self, family: str) -> tuple[tuple[int, ...], ...]:
+        """Return every group of *family*, in the order of their first ranks."""
+        if family in PARTS:
+            firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
+            return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
+        return tuple(
+            tuple([first + offset for offset in offsets]) for firsts, offsets in self.copies(family) for first in firsts
+        )
+
+    def copies(self, family: str, period: int = 0) -> list[Copies]:
+        """Return the groups of *family* as copies of one, or of several; with a *period*, of groups that are multiples
+        of it apart only the first.
+        """
+        if family in PARTS:
+            return [Copies([ranks[0]], tuple(rank - ranks[0] for rank in ranks)) for ranks in self.groups(family)]
+        expert, axes = self._family(family)
+        others = [axis for axis in AXES if axis not in axes]
+        firsts = sorted(self._combinations(others, expert, period))
+        if family == Group.MIRROR:
+            pp, stride = self.layout.pp, self.stride("pp")
+            return [
+                Copies([first + stage * stride for first in firsts], (0, (pp - 1 - 2 * stage) * stride))
+                for stage in range(pp // 2)
+            ] + [Copies([first + pp // 2 * stride for first in firsts], (0,))] * (pp % 2)
+        return [Copies(firsts, self._member_offsets(family, expert, axes))]
+
+    def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
+        """Return the group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
+        layout, ranks = self.layout, self.group(PARTS[family], rank)
+        if layout.dp * layout.cp % layout.shard_size:
+            raise ValueError(f"shard {layout.shard} must divide cp x dp = {layout.cp * layout.dp}")
+        if len(ranks) % layout.copies:
+            raise ValueError(
+                f"shard {layout.shard} makes {layout.copies} copies, which must divide the {len(ranks)} "
+                f"ranks of {PARTS[family]}"
+            )
+        size = len(ranks) // layout.copies
+        if family in SHARDS:
+            return [ranks[start : start + size] for start in range(0, len(ranks), size)]
+        return [ranks[place::size] for place in range(size)]
+
+    def neighbours(self, family: str, period: int = 0) -> list[Copies]:
+        """Return each rank with the next of its group: the transfers of a pipeline, say; *period* as in ``copies``."""
+        return [
+            Copies([first + start for first in firsts], (0, end - start))
+            for firsts, offsets in self.copies(family, period)
+            for start, end in pairwise(offsets)
+        ]
+
+    def _family(self, family: str) -> tuple[bool, tuple[str, ...]]:
+        if family not in FAMILIES:
+            raise ValueError(f"unknown group {str(family)!r}; known are {', '.join(FAMILIES)}")
+        return FAMILIES[family]
+
+    def _combinations(self, axes: Sequence[str], expert: bool, period: int = 0) -> list[int]:
+        """Return the offsets of all coordinates along *axes*; with a *period*, the least of those that are multiples of
+        it apart.
+        """
+        sizes, offsets = self.layout.axes(expert=expert), [0]
+        for axis in axes:
+            stride, size = self.stride(axis, expert=expert), sizes[axis]
+            size = min(size, period // gcd(stride, period)) if period else size
+            offsets = [step + other for step in range(0, size * stride, stride) for other in offsets]
+            if period:
+                offsets = list({offset % period: offset for offset in sorted(offsets, reverse=True)}.values())
+        return offsets
+
+    def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> tuple[int, ...] | range:
+        """Return how far the members of a group are from its first: the same for all groups of a family."""
+        if family == Group.WORLD:
+            return range(self.layout.gpus)
+        offsets = sorted(self._combinations(axes, expert))
+        if family == Group.EMBEDDING and len(offsets) > 2:
+            return offsets[0], offsets[-1]
+        return tuple(offsets)
+
+
+@lru_cache(maxsize=1024)
+def grid_of(layout: Layout) -> RankGrid:
+    """Return the ranks of *layout* in the usual order."""
+    return RankGrid(layout)
+
+
+@lru_cache(maxsize=2**16)
+def members(rank: int, group: str, layout: Layout) -> tuple[int, ...]:
+    """Return the ranks of *rank*'s set of *group*, itself included; of a group nobody knows, itself alone."""
+    known = group in FAMILIES or group in PARTS
+    return grid_of(layout).group(group, rank) if known else (rank,)
+
+
+def neighbour(rank: int, offset: int, layout: Layout, group: str = Group.PP) -> int:
+    """Return the rank *offset* places on in its group; after the last comes the first."""
+    ranks = members(rank, group, layout)
+    return ranks[(ranks.index(rank) + offset) % len(ranks)]
+
+
+def place_of(rank: int, layout: Layout) -> tuple[int, int, int]:
+    """Return (stage, replica, tensor index) of *rank*."""
+    stage, place = divmod(rank, layout.rank_of_stage(1))
+    return stage, *divmod(place, layout.tp)
+
+
+def rank_at(stage: int, replica: int, tensor: int, layout: Layout) -> int:
+    return layout.rank_of_stage(stage, replica * layout.tp + tensor)

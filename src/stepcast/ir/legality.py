@@ -10,10 +10,9 @@ from itertools import takewhile
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
-from stepcast.ir.model import Model
+from stepcast.ir.model import Model, pieces
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.schedules import SCHEDULES, describe_misfit
-from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import BaseWeights, ContextKind, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.ir.strategy import RecomputeModule as M
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.arrays import FloatArray, Int32Array
-from stepcast.ir.check import require, require_amounts, require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require, require_amounts, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout

@@ -1,16 +1,20 @@
-"""Model: an architecture with its weights, counted exactly."""
+"""Model: an architecture with its weights, counted exactly; the layers of each pipeline stage, and the weights that a
+rank holds and trains: all of them, or with LoRA the adapters alone.
+"""
 
+from collections import Counter
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
 
 from stepcast.ir import weights as tensors
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.layers.ends import embedding_weights, final_weights, head_weights
-from stepcast.ir.layers.kinds import block_weights
+from stepcast.ir.layers.kinds import adapter_shard, block_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.weights import Shard, Weight, WeightPart
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind
+from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
+from stepcast.ir.weights import NOTHING, Shard, Weight, WeightPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +149,160 @@ def _running_shards(model: Architecture, tp: int, ep: int, expert_tp: int) -> tu
     return tuple(
         accumulate((shards[block.mixer, block.feed_forward] for block in model.blocks), initial=tensors.NOTHING)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StagePiece:
+    """Consecutive layers that a stage holds; with vpp > 1 it holds several pieces."""
+
+    layers: range
+    embedding: bool
+    head: bool
+
+
+def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
+    """Return the pipeline's pieces in model order, pp x vpp of them."""
+    count, is_two_way = strategy.layout.pp * strategy.layout.vpp, strategy.schedule is ScheduleKind.DUALPIPE
+    return _pieces(model.layers, count, strategy.stage_layers, strategy.further_tokens, is_two_way)
+
+
+def describe_split(model: Model, strategy: Strategy) -> str:
+    """Return the default split of layers that do not divide, such as ``7, 14 x 8, 7``; else nothing."""
+    sizes = [len(piece.layers) for piece in pieces(model, strategy)]
+    if strategy.stage_layers or len(set(sizes)) == 1:
+        return ""
+    runs = [(len(list(run)), size) for size, run in groupby(sizes)]
+    split = ", ".join(f"{count} x {size}" if count > 1 else str(size) for count, size in runs)
+    return f"{model.layers} layers over {len(sizes)} pieces as {split} (--stage-layers)"
+
+
+def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
+    """Return the pieces on one stage, chunk by chunk."""
+    layout = strategy.layout
+    return SCHEDULES[strategy.schedule].pieces_of_stage(stage, layout.pp, layout.vpp)
+
+
+def spread_layers(layers: int, count: int, further_tokens: int = 0, two_way: bool = False) -> tuple[int, ...]:
+    """Spread *layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
+
+    So do Llama 3 (2024, section 3.3.2), torchtitan and Megatron-Core
+    (account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split), where the loss, then the
+    embedding too, may have a piece to itself. Each MTP layer has a block and a head
+    in the last piece. In a *two_way* pipeline the rank of the embedding saves no more micro-batches than others.
+    """
+    if count == 1:
+        return (layers,)
+    if layers + 2 < count:
+        raise StrategyError(
+            f"{layers} layers, the embedding and the loss cannot fill pp x vpp = {count} pieces: "
+            f"use at most {layers + 2}"
+        )
+    if layers < count:
+        return (layers + 2 - count, *(1,) * (count - 2), 0)
+    end = 1 + 2 * further_tokens
+    share, rest = divmod(layers + 1 + end, count)
+    # What is left over goes to the first pieces, after the one with the embedding where that rank saves the most.
+    first = 0 if two_way else 1
+    wanted = [share + (first <= piece < first + rest) for piece in range(count)]
+    wanted[0] -= 1
+    wanted[-1] -= end
+    if min(wanted) < 1:  # nearly even
+        share, rest = divmod(layers, count)
+        wanted = [share + (piece < rest) for piece in range(count)]
+    return tuple(wanted)
+
+
+@lru_cache(maxsize=4096)
+def _pieces(
+    layers: int, count: int, given: tuple[int, ...], further_tokens: int, two_way: bool
+) -> tuple[StagePiece, ...]:
+    sizes = given
+    if not sizes:
+        even = layers % count == 0
+        sizes = (layers // count,) * count if even else spread_layers(layers, count, further_tokens, two_way)
+    if sum(sizes) != layers:
+        raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
+    ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+    return tuple(
+        StagePiece(layers, embedding=index == 0, head=index == count - 1) for index, layers in enumerate(ranges)
+    )
+
+
+ENDS = (WeightPart.EMBEDDING, WeightPart.POSITION, WeightPart.HEAD)
+
+
+def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
+    """Return the model's own weights that one rank holds of *piece*, before data-parallel ranks split them."""
+    layout = strategy.layout
+    sizes = (layout.tp, layout.ep, layout.expert_tp_size)
+    shard = range_shard(model, piece.layers, *sizes, piece.embedding, piece.head)
+    if not (piece.head and strategy.further_tokens):
+        return shard
+    # Repeated for further tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
+    modules = min(strategy.further_tokens, model.next_token_layers)
+    return sum([next_token_shard(model, *sizes)] * modules, start=shard)
+
+
+def count_frozen(model: Model, strategy: Strategy, layers: range) -> int:
+    """Return how many of *layers* lie below those that are trained, and so run no backward."""
+    if not strategy.trained_layers:
+        return 0
+    return min(len(layers), max(0, model.layers - strategy.trained_layers - layers.start))
+
+
+def _trained_piece(model: Model, strategy: Strategy, piece: StagePiece) -> StagePiece:
+    """Return the part of *piece* whose own weights are trained."""
+    if not strategy.trained_layers:
+        return piece
+    return StagePiece(piece.layers[count_frozen(model, strategy, piece.layers) :], False, False)
+
+
+def trained_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
+    """Return the weights that have gradients and optimizer states."""
+    if strategy.training is TrainingKind.FULL:
+        return held_shard(model, strategy, _trained_piece(model, strategy, piece))
+    layout, adapters = strategy.layout, (strategy.lora_targets, strategy.lora_separate)
+    spread = (strategy.lora_rank, layout.tp, layout.ep, layout.expert_tp_size, *adapters)
+    shards = (
+        adapter_shard(model, block.mixer, block.feed_forward, *spread)
+        for block in model.blocks[piece.layers.start : piece.layers.stop]
+    )
+    return sum(shards, start=NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """*count* equal matrices on one rank, or its parts of them."""
+
+    count: int
+    rows: int
+    columns: int
+    part: WeightPart
+
+    @property
+    def elements(self) -> int:
+        return self.count * self.rows * self.columns
+
+    @property
+    def inside(self) -> bool:
+        """Return True if they belong to a layer, not to an end of the model."""
+        return self.part not in ENDS
+
+
+def trained_matrices(model: Model, strategy: Strategy, piece: StagePiece) -> tuple[Matrices, ...]:
+    """Return the matrices among the weights that one rank trains of *piece*, equal ones together."""
+    layout, piece = strategy.layout, _trained_piece(model, strategy, piece)
+    weights = [weight for layer in piece.layers for weight in model.block_weights(model.blocks[layer])]
+    if piece.embedding:
+        weights += embedding_weights(model)
+    if piece.head:
+        weights += head_weights(model)[1 if model.tied and piece.embedding else 0 :]
+        if strategy.further_tokens:
+            weights += next_token_weights(model) * min(strategy.further_tokens, model.next_token_layers)
+    sizes = (layout.tp, layout.ep, layout.expert_tp_size, model.padded_vocab(layout.tp))
+    counts: Counter[tuple[int, int, WeightPart]] = Counter()
+    for weight, repeats in Counter(weights).items():
+        if weight.inputs_split is not None:
+            count, rows, columns = weight.matrices_on_rank(*sizes)
+            counts[rows, columns, weight.part] += count * repeats
+    return tuple(Matrices(count, *shape) for shape, count in counts.items())

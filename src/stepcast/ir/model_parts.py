@@ -2,8 +2,7 @@
 
 from enum import StrEnum
 
-from stepcast.ir.check import require, require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require, require_counts
 
 
 class Activation(StrEnum):

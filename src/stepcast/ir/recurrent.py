@@ -5,8 +5,7 @@ Their sizes in a model, and their kernels as works: shapes and floating-point op
 
 from typing import TYPE_CHECKING
 
-from stepcast.ir.check import require, require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.dtype import DType
 
 if TYPE_CHECKING:

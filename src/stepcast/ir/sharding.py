@@ -10,12 +10,12 @@ from functools import lru_cache
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
-from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.strategy import Sharding, Strategy
 from stepcast.ir.weights import Shard
+from stepcast.ir.work import Group
 
 
 class Gathered(StrEnum):

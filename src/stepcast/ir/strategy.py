@@ -1,11 +1,13 @@
-"""Strategy: the spread of a model over GPUs and the choices of its run."""
+"""Strategy: the spread of a model over GPUs, the choices of its run, and the words for them on command lines and in
+profiles.
+"""
 
+from collections.abc import Iterable
 from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 
-from stepcast.ir.check import require, require_counts
-from stepcast.ir.dataclass import dataclass, replace
+from stepcast.ir.dataclass import dataclass, replace, require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
 from stepcast.ir.identity import Remembered
@@ -433,3 +435,58 @@ def _word(kind: type[StrEnum], name: str, text: str) -> StrEnum:
         near = get_close_matches(text.lower(), known, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
         raise StrategyError(f"{name} {text!r} is not known; {hint}") from None
+
+
+OFFLOADS = ("optimizer", "activations")
+OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
+
+
+def recompute_of(text: str) -> Recompute:
+    """Read ``none``, ``selective``, ``full``, ``block:N`` or ``selective:A,B``; the error starts with the word."""
+    kind, colon, rest = text.partition(":")
+    if kind == RecomputeKind.SELECTIVE and colon:
+        words, known = dict.fromkeys(rest.split(",")), [str(module) for module in RecomputeModule]
+        if unknown := sorted(set(words) - set(known)):
+            raise ValueError(f"selective: {unknown[0]!r} is not a module; expected {', '.join(known)}")
+        return Recompute(RecomputeKind.SELECTIVE, modules=tuple(map(RecomputeModule, words)))
+    if kind not in set(RecomputeKind) or (rest and not (rest.isascii() and rest.isdigit())):
+        raise ValueError(f"{text!r}: expected none, selective, full, or block:N, or selective:A,B,...")
+    return Recompute(RecomputeKind(kind), int(rest or 0))
+
+
+def recompute_word(recompute: Recompute) -> str:
+    if recompute.kind is RecomputeKind.BLOCK:
+        return f"{recompute.kind}:{recompute.layers}"
+    return f"{recompute.kind}:{','.join(recompute.modules)}" if recompute.modules else str(recompute.kind)
+
+
+def offload_of(text: str) -> Offload:
+    """Read ``none``, or ``optimizer`` and ``activations``, each alone or with a share: ``optimizer=0.5``."""
+    shares: dict[str, float] = {}
+    for word in [] if text == "none" else text.split(","):
+        name, equals, share = word.partition("=")
+        if name not in OFFLOADS or name in shares:
+            raise ValueError(f"{text!r}: expected {' or '.join(OFFLOADS)}, each once, with =SHARE or without")
+        try:
+            shares[name] = float(share) if equals else 1.0
+        except ValueError:
+            raise ValueError(f"{text!r}: expected a share between 0 and 1, such as {name}=0.5") from None
+    return Offload(**shares)
+
+
+def offload_word(offload: Offload) -> str:
+    shares = {name: getattr(offload, name) for name in OFFLOADS}
+    words = [name if share == 1 else f"{name}={share!r}" for name, share in shares.items() if share]
+    return ",".join(words) or "none"
+
+
+def overlap_of(words: Iterable[str]) -> Overlap:
+    """Read words for overlapped communication; the error starts with the wrong word."""
+    chosen = set(words)
+    if unknown := sorted(chosen - set(OVERLAPS)):
+        raise ValueError(f"{unknown[0]!r}: expected {', '.join(OVERLAPS)}, or none")
+    return Overlap(**{name.replace("-", "_"): name in chosen for name in OVERLAPS})
+
+
+def overlap_words(overlap: Overlap) -> tuple[str, ...]:
+    return tuple(name for name in OVERLAPS if getattr(overlap, name.replace("-", "_")))

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.arrays import FloatArray, Int32Array
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work

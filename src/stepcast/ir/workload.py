@@ -21,13 +21,11 @@ from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 
-from stepcast.ir.check import require, require_counts
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.group import Group
+from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.work import GATHERS, Collective, Recorded, Work
+from stepcast.ir.work import GATHERS, Collective, Group, Recorded, Work
 
 
 class Role(StrEnum):

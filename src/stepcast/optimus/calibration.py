@@ -18,8 +18,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.optimus_log import read_step_lengths
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import Facts
 from stepcast.ir.measured import RunLog
 from stepcast.ir.model import Model
@@ -27,7 +26,7 @@ from stepcast.models.catalog import load_model, model_names
 from stepcast.optimus.cost import Constants, Machine, efficiency_of
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
 from stepcast.optimus.program import step_s
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 
 def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: float, rows: int) -> float:

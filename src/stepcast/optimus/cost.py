@@ -14,8 +14,7 @@ from typing import NamedTuple
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import Cluster, resolve
-from stepcast.ir.check import require
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.work import CollectiveKind
 from stepcast.optimus.plan import OptimusPlan, StagePlan
 

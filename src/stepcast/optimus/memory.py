@@ -12,7 +12,7 @@ from math import ceil
 from stepcast.cost.memory import StageMemory
 from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.catalog import load_data
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import PositionKind
 from stepcast.optimus.plan import OptimusPlan

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from stepcast.ir.check import require, require_counts
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.layout import Layout
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.ir.model import Model

@@ -18,10 +18,8 @@ from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
-from stepcast.ir.group import Group
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Layout, grid_of, members, neighbour
 from stepcast.ir.limits import CHAKRA_SET, NODES
-from stepcast.ir.ranks import grid_of, members, neighbour
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import (
     COMPUTING,
@@ -31,6 +29,7 @@ from stepcast.ir.work import (
     Convolution,
     Direction,
     Elementwise,
+    Group,
     GroupedMatmul,
     HostCopy,
     HostUpdate,

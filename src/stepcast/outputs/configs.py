@@ -14,9 +14,8 @@ from stepcast.inputs.source import read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, LossKernel
-from stepcast.ir.model import Model
+from stepcast.ir.model import Model, pieces
 from stepcast.ir.model_parts import Activation, NormKind, PositionKind, QkNorm
-from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import ContextKind, RecomputeKind, Sharding, Strategy
 
 Value = str | int | float | bool | None

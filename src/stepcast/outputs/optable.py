@@ -2,8 +2,7 @@
 
 from stepcast.inputs.optable import COLUMNS, ELEMENT
 from stepcast.inputs.source import FormatError
-from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Transfer
+from stepcast.ir.work import Collective, Group, Transfer
 from stepcast.ir.workload import LAYER_BLOCK, Layer, Phase, Stage, Workload
 from stepcast.outputs.simai import GROUP_SUFFIXES, KIND_WORDS, split_ops
 from stepcast.units import MS

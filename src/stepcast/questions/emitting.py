@@ -4,15 +4,13 @@ from dataclasses import fields, replace
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import missing_features
-from stepcast.frameworks.words import overlap_words
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
-from stepcast.ir.model import Model
-from stepcast.ir.stages import pieces
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.model import Model, pieces
+from stepcast.ir.strategy import Strategy, overlap_words
 from stepcast.outputs.configs import WRITERS, EmittedRun
 from stepcast.questions.choices import Question, read_choices, spell_option
 from stepcast.questions.question import PredictQuestion

@@ -14,10 +14,9 @@ from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, read_choices, refuse_several
 from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate, share
-from stepcast.questions.prices import settle_price
 from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, TrainingChoices
 from stepcast.questions.rules import check_rules
-from stepcast.questions.settle import SettledRun, settle
+from stepcast.questions.settle import SettledRun, settle, settle_price
 from stepcast.units import DAY, DEFAULT_CURRENCY, format_percent, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:

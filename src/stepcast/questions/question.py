@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from stepcast.frameworks import words
+from stepcast.ir import strategy
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
@@ -214,11 +214,11 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         aliases="recompute-granularity activation-recompute activation-recomputation recomputation",
         flags={"full": "activation-checkpointing gradient-checkpointing full-recompute "
                "checkpoint-activations", "selective": "recompute-activations selective-recompute"},
-        sets="recompute", means=_read_by("--recompute", words.recompute_of), write=words.recompute_word)] = None
+        sets="recompute", means=_read_by("--recompute", strategy.recompute_of), write=strategy.recompute_word)] = None
     offload: Annotated[str | None, Choice(group=EXECUTION, metavar="A[=X],B[=X]",
-        help=f"store {' or '.join(words.OFFLOADS)}, or a share X of either, in host memory (default: none)",
+        help=f"store {' or '.join(strategy.OFFLOADS)}, or a share X of either, in host memory (default: none)",
         flags={"optimizer": "cpu-offload offload-optimizer optimizer-cpu-offload"}, sets="offload",
-        means=_read_by("--offload", words.offload_of), write=words.offload_word)] = None
+        means=_read_by("--offload", strategy.offload_of), write=strategy.offload_word)] = None
     cp_comm: Annotated[str | None, Choice(group=EXECUTION,
         help="exchange of context-parallel ranks: ring (p2p), Ulysses (a2a), gathered keys and values (allgather), or "
         "both (a2a+p2p, predicted as p2p) (default: that of the framework)",
@@ -232,10 +232,10 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     attention_kernel: Annotated[str | None, _one_of("generation of fused attention: flash-2 is FlashAttention 2, "
         "current cuDNN's or FlashAttention 3 (default: that of the framework)", "attention", AttentionKernel)] = None
     overlap: Annotated[str | None, Choice(group=EXECUTION, metavar="A,B,...",
-        help=f"communication that overlaps computation: {', '.join(words.OVERLAPS)}, or none (default: that of the "
+        help=f"communication that overlaps computation: {', '.join(strategy.OVERLAPS)}, or none (default: that of the "
         "framework)", sets="overlap",
-        means=_read_by("--overlap", lambda text: words.overlap_of([] if text == "none" else text.split(","))),
-        write=lambda overlap: ",".join(words.overlap_words(overlap)) or "none")] = None
+        means=_read_by("--overlap", lambda text: strategy.overlap_of([] if text == "none" else text.split(","))),
+        write=lambda overlap: ",".join(strategy.overlap_words(overlap)) or "none")] = None
     bucket_mb: Annotated[float | None, Choice(group=EXECUTION, metavar="X",
         help="size of gradient buckets in MB; 0: a single bucket per stage (default: that of the framework)",
         read=amount, sets="bucket_bytes",

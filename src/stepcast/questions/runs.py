@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from stepcast.frameworks.profile import DECISIONS, Profile
 from stepcast.frameworks.profile import settle as settle_profile
-from stepcast.frameworks.words import overlap_words, recompute_word
 from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.framework import Framework
+from stepcast.ir.framework import FORMATS, KNOWN_FORMATS, Framework, Optimizer
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import FORMATS, KNOWN_FORMATS, Optimizer
-from stepcast.ir.strategy import ScheduleKind, Strategy
+from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
 from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
 from stepcast.questions.settle import SettledRun

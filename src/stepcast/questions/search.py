@@ -13,23 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, missing_features
 from stepcast.frameworks.profile import settle as settle_profile
-from stepcast.frameworks.words import offload_of, offload_word
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
-from stepcast.ir.framework import Dispatcher, Framework
+from stepcast.ir.framework import Dispatcher, Framework, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import parse_optimizer
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy
+from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy, offload_of, offload_word
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions import numbers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
-from stepcast.questions.prices import settle_price
 from stepcast.questions.question import (
     CHOICES,
     DEFAULT_FRAMEWORK,
@@ -39,7 +36,7 @@ from stepcast.questions.question import (
     PredictQuestion,
 )
 from stepcast.questions.rules import check_rules
-from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, suggest_larger
+from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Settle a question: the one place where defaults are filled in and rules about choices are applied."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil, gcd, prod
 from typing import TYPE_CHECKING
 
@@ -12,25 +13,22 @@ from stepcast.forecast.options import Engine, Options
 from stepcast.frameworks.catalog import framework_names, load_profile, profile_of
 from stepcast.frameworks.profile import Profile, Settled, missing_features
 from stepcast.frameworks.profile import settle as settle_profile
-from stepcast.frameworks.words import recompute_word
 from stepcast.hardware import Cluster, Place, load_cluster
-from stepcast.inputs.source import FormatError, prefix_errors, read_toml
+from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.framework import Execution, Framework, Modules
+from stepcast.ir.framework import Execution, Framework, Modules, Optimizer, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import find_recomputable
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
-from stepcast.ir.optimizer import Optimizer, parse_optimizer
 from stepcast.ir.schedules import default_schedule
-from stepcast.ir.strategy import Objective, Strategy, TrainingKind
+from stepcast.ir.strategy import Objective, Strategy, TrainingKind, recompute_word
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import build_question, option_of, refuse_several, split_lora
+from stepcast.questions.choices import AnyQuestion, build_question, option_of, refuse_several, split_lora
 from stepcast.questions.numbers import check_multiple
-from stepcast.questions.prices import settle_price
 from stepcast.questions.question import (
     AUTOCASTS,
     CHOICES,
@@ -41,6 +39,40 @@ from stepcast.questions.question import (
     PredictQuestion,
 )
 from stepcast.questions.rules import check_rules, rules_of
+from stepcast.units import DEFAULT_CURRENCY
+
+
+@cache
+def load_prices() -> Mapping[str, Facts]:
+    """Return the price range of a GPU-hour, its date and its source, by GPU."""
+    return read_toml(str(DATA / "prices.toml"))
+
+
+def list_prices() -> list[FactDict]:
+    """Return the catalogue as rows; the price that ``auto`` means is the middle of the range."""
+    return [
+        {"gpu": gpu, "price": (entry["low"] + entry["high"]) / 2, "currency": DEFAULT_CURRENCY, **entry}
+        for gpu, entry in load_prices().items()
+    ]
+
+
+def settle_price(question: AnyQuestion, cluster: Cluster, assumptions: list[str]) -> AnyQuestion:
+    """Return *question* with a number for the price ``auto``, which is added to *assumptions* with its source."""
+    if getattr(question, "price", None) != "auto":
+        return question
+    if getattr(question, "currency", DEFAULT_CURRENCY) != DEFAULT_CURRENCY:
+        raise ValueError(f"--price auto is in {DEFAULT_CURRENCY}: leave --currency out, or give the price as a number")
+    entry = load_prices().get(cluster.gpu.name)
+    if entry is None:
+        known = ", ".join(load_prices())
+        raise ValueError(f"no price of {cluster.gpu.name} is known ({known} are): use --price with a number")
+    low, high = entry["low"], entry["high"]
+    assumptions.append(
+        f"${(low + high) / 2:g} per GPU-hour of {cluster.gpu.name}: the middle of ${low:g} to ${high:g} in "
+        f"{entry['date']} ({entry['source']}) (--price)"
+    )
+    return question.change({"price": (low + high) / 2})
+
 
 if TYPE_CHECKING:
     from stepcast.forecast.background import Others

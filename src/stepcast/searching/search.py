@@ -11,8 +11,7 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import MEGATRON_CORE, Framework
-from stepcast.ir.model import Model
-from stepcast.ir.stages import pieces
+from stepcast.ir.model import Model, pieces
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.best import MORE_BYTES, search_parts, usable_memory_bytes
 from stepcast.searching.result import OBJECTIVES, ScoredPrediction, SearchResult, SearchWatch, SimulatedCandidate

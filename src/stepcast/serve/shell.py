@@ -6,7 +6,7 @@ from stepcast.serve.fields import COMPARE, PLAN, PREDICT, SEARCH, Field
 from stepcast.version import __version__
 from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, fill_template, join, tag
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 VIEWS = (
     *(("predict", "Predict"), ("search", "Search"), ("plan", "Plan"), ("alternatives", "Compare")),

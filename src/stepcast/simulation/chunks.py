@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.ir.dataclass import cached_property, dataclass
-from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
+from stepcast.ir.work import Channel
 from stepcast.ir.workload import Block, Stage, Workload
 from stepcast.simulation.lanes import PHASES_OF
 from stepcast.simulation.lowering import OpList, list_slot_ops

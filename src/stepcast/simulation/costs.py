@@ -9,9 +9,8 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.group import Channel, Group
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.work import Work
+from stepcast.ir.work import Channel, Group, Work
 from stepcast.simulation.lowering import ContentionSlot, OpList, Seconds
 from stepcast.simulation.segments import Cost
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
-from stepcast.ir.check import require_counts
-from stepcast.ir.dataclass import cached_property, dataclass
+from stepcast.ir.dataclass import cached_property, dataclass, require_counts
 from stepcast.ir.schedules import PiecePlacement
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import cached_property, dataclass, replace
-from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.work import Collective, Work, group_of
+from stepcast.ir.work import Channel, Collective, Group, HostWay, Work, group_of
 from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
 from stepcast.simulation import lowering
 from stepcast.simulation.chunks import Body, Chunk, find_positions, find_representatives, split_chunks

@@ -14,7 +14,7 @@ from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import ComputeFit, compute_fit, merge_tables
 from stepcast.cost.power import Load
 from stepcast.hardware.catalog import load_fit
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Compute
 

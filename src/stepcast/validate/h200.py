@@ -23,16 +23,15 @@ from stepcast.forecast.predict import predict
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.model_table import model_of
 from stepcast.inputs.op_times import read_works
 from stepcast.inputs.source import Source, csv_records
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Execution, Framework, Kernels
+from stepcast.ir.framework import Execution, Framework, Kernels, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
 from stepcast.validate import scoreboard

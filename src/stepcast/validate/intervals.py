@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, TextArray
-from stepcast.ir.band import LEVEL
+from stepcast.ir.step import LEVEL
 from stepcast.validate.scoreboard import MeasuredColumns
 
 FEWEST_OTHERS = 12

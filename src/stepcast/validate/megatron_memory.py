@@ -13,10 +13,9 @@ from stepcast.hardware import load_cluster
 from stepcast.inputs.model_table import model_of
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
-from stepcast.ir.framework import Dispatcher, Framework, LossKernel
+from stepcast.ir.framework import Dispatcher, Framework, LossKernel, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import parse_optimizer
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of

@@ -18,7 +18,7 @@ from stepcast.cost.matmul import matmul_seconds
 from stepcast.cost.memory_bound import softmax_key, stream_seconds
 from stepcast.cost.power import Load
 from stepcast.hardware.catalog import load_gpu
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import Source, csv_rows, prefix_errors
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass

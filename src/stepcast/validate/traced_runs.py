@@ -11,7 +11,7 @@ from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import from_durations, play
 from stepcast.analyze.recording import Recording
 from stepcast.hardware import load_cluster
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.optimus_log import find_gpustat, read_gpustat, read_logs
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files, read

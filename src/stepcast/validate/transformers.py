@@ -30,10 +30,9 @@ from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
-from stepcast.ir.framework import Framework
+from stepcast.ir.framework import Framework, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.progress import report_progress
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model

@@ -2,7 +2,7 @@
 
 from stepcast.ir.facts import Facts
 from stepcast.units import format_short_count
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
 ISSUED = load_names("execution")

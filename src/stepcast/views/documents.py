@@ -19,7 +19,7 @@ from stepcast.units import (
 )
 from stepcast.views import view as ui
 from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 Pairs = list[tuple[str, object]]
 Parts = list[ui.Part | None]

@@ -4,7 +4,7 @@ from stepcast.ir.facts import Facts
 from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.generation import layout_words
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 COLOURS = load_names("rl_colours")
 

@@ -19,7 +19,7 @@ from stepcast.units import (
 from stepcast.views import view as ui
 from stepcast.views.asked import asked_pairs, config_notes
 from stepcast.views.measured import micro_batches_words, plain_pairs
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 MOST_LINES = 16
 MOST_STAGES = 64

@@ -15,8 +15,8 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.charts import swatch
 from stepcast.views.document import Section, asset, data_block
 from stepcast.views.markup import fill_template, join, tag
-from stepcast.views.names import load_names
 from stepcast.views.text import visible
+from stepcast.views.view import load_names
 
 # A Timeline packed for the canvas of a page: columns of whole numbers, squeezed, as text.
 

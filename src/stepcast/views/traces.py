@@ -7,7 +7,7 @@ from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
-from stepcast.views.names import load_names
+from stepcast.views.view import load_names
 
 HEADS = load_names("rank_parts")
 MOST_RANKS = 16

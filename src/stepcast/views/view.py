@@ -1,14 +1,30 @@
 """The vocabulary of answers; the docstring of the package lists it."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from enum import Enum, auto
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_change, format_count, format_percent, format_rate, format_seconds
+
+SOURCE = Path(__file__).parents[1] / "data" / "names.toml"
+
+
+def load_names(table: str) -> Mapping[str, str]:
+    """Return a table of words or colours by the keys of the JSON, in the order in which they are shown."""
+    return _read()[table]
+
+
+@cache
+def _read() -> dict[str, dict[str, str]]:
+    return tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+
 
 Show = Callable[[float], str]
 """A formatter of ``stepcast.units``."""

@@ -15,7 +15,7 @@ from stepcast.analyze.recording import Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
-from stepcast.ir.ranks import members
+from stepcast.ir.layout import members
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds
 

@@ -11,11 +11,9 @@ from dataclasses import field
 import numpy as np
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.group import MODEL, Group
-from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import members, neighbour
+from stepcast.ir.layout import Layout, members, neighbour
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Work
+from stepcast.ir.work import MODEL, Collective, CollectiveKind, Group, Work
 
 OPERATIONS_LANE = "ops"
 OPTIMIZER = "optimizer_step"

@@ -7,13 +7,11 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import loss_chunks
-from stepcast.ir.model import Model
+from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, trained_shard
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations, count_saved
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind, layer_view
-from stepcast.ir.trainable import count_frozen, held_shard, trained_shard
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8

@@ -5,17 +5,14 @@ two moments. ZeRO 1 splits the last over data-parallel ranks, ZeRO 2 the gradien
 all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gathers it in training precision.
 """
 
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded
+from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
-from stepcast.ir.model import Model
-from stepcast.ir.optimizer import OptimizerKind
+from stepcast.ir.model import Model, StagePiece, held_shard, trained_matrices, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of
-from stepcast.ir.stages import StagePiece
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
-from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import Shard, WeightPart
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.

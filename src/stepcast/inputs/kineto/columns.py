@@ -16,9 +16,8 @@ from stepcast.inputs.kineto.stream import TraceEvent
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer, Work
 from stepcast.units import US
 
 # The role of an event follows from its category, and on a device from its name. Categories

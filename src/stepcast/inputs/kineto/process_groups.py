@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from stepcast.inputs.source import read_words
 from stepcast.ir.dtype import DType
-from stepcast.ir.group import Group
-from stepcast.ir.work import CollectiveKind, Direction
+from stepcast.ir.work import CollectiveKind, Direction, Group
 
 WORDS = read_words("traces")
 FAMILY_OF_WORD = {word: Group(family) for family, words in WORDS["groups"].items() for word in words.split()}

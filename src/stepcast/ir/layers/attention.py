@@ -21,17 +21,15 @@ from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
-from stepcast.ir.group import Group
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.weights import Split, Weight, WeightPart, linear, norm_weight
-from stepcast.ir.work import Attention, ElementwiseKind
+from stepcast.ir.work import Attention, ElementwiseKind, Group
 from stepcast.ir.workload import Layer, Op, Role
 
 INDEX_BYTES = 4.0  # of the place of one chosen key

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.framework import Kernels, LossKernel
-from stepcast.ir.group import Group
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kinds import count_adapted
@@ -19,6 +18,7 @@ from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import Objective, TrainingKind
 from stepcast.ir.weights import Split, Weight, WeightPart, linear, norm_weight
+from stepcast.ir.work import Group
 from stepcast.ir.workload import Layer, Op, Role
 
 # Kernels an eager host could issue while it makes positions, masks and angles before the first layer of a model

@@ -8,12 +8,12 @@ from functools import lru_cache
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.layers.attention import ATTENTION
-from stepcast.ir.layers.declaration import LayerKind
 from stepcast.ir.layers.delta import DELTA
 from stepcast.ir.layers.experts import EXPERTS
 from stepcast.ir.layers.mamba import MAMBA
 from stepcast.ir.layers.mlp import MLP
 from stepcast.ir.layers.selective import SELECTIVE
+from stepcast.ir.layers.sizes import LayerKind
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.weights import Shard, Weight, norm_weight
 

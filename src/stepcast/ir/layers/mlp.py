@@ -8,9 +8,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.declaration import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.operators import FP32, K, Linear, Ops, stream_op
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes, no_mixing
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.weights import Split, Weight, WeightPart, linear

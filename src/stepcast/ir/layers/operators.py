@@ -13,7 +13,6 @@ from typing import NamedTuple
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
-from stepcast.ir.group import Group
 from stepcast.ir.layers import dora
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.strategy import BaseWeights, TrainingKind
@@ -22,6 +21,7 @@ from stepcast.ir.work import (
     CollectiveKind,
     Elementwise,
     ElementwiseKind,
+    Group,
     GroupedMatmul,
     Matmul,
     elementwise,

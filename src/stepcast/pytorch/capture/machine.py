@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from stepcast.hardware.catalog import load_gpu
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import GPU
 from stepcast.pytorch.capture.tracer import DTYPES, CaptureError, TracedUnit

@@ -11,7 +11,7 @@ from itertools import product
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.power import ALONE
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul

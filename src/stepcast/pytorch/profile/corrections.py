@@ -9,7 +9,7 @@ from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, Correction, f
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import ATTENTION, ComputeFit
 from stepcast.cost.power import ALONE, energy_seen
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Attention, Matmul

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcast.cost.serving import LINEAR_FORMATS, fit_for, quantize_s
 from stepcast.hardware.catalog import load_gpu
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Matmul

@@ -16,9 +16,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
-from stepcast.ir.model import Model
+from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.schedules import default_schedule
-from stepcast.ir.stages import spread_layers
 from stepcast.ir.strategy import PARAMETER_FORMATS, Recompute, RecomputeKind, RecomputeModule, Sharding, Strategy
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
