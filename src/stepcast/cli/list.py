@@ -89,5 +89,5 @@ LISTED: dict[str, Callable[[], list[FactDict]]] = {
     "models": _models,
     "frameworks": _frameworks,
     "failures": _failures,
-    "prices": load_lazily("questions.prices:list_prices"),
+    "prices": load_lazily("questions.settle:list_prices"),
 }

@@ -95,7 +95,7 @@ class SweepRow:
     in_place_s: float | None
 
     def __post_init__(self) -> None:
-        # Written out, not with ir.check's helpers: long logs have one of these per line.
+        # Written out, not with the helpers of ir.dataclass: long logs have one of these per line.
         if type(self.size_bytes) is not int or self.size_bytes < 0:
             raise ValueError(f"size_bytes must be a whole number, zero or more, not {self.size_bytes!r}")
         for time_s in (self.out_of_place_s, self.in_place_s):
