@@ -117,6 +117,14 @@ def test_adapters_are_trained_with_peft_unless_the_model_is_split(capsys: pytest
     assert "framework megatron-core" in " ".join(run(capsys, *words, "h200", "--gpus", "2", "--tp", "2")[1].split())
 
 
+def test_eight_bit_moments_and_then_adapters_are_offered_for_full_training(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("predict", "llama-3.2-3b", "--framework", "trainer", "--seq", "1024", "--gpu")
+    assert " --optimizer adamw:8bit " in run(capsys, *words, "a100-40gb", "--micro-batch", "4")[1]
+    answer = " ".join(run(capsys, *words, "l4")[1].split())
+    assert "to fit --lora-rank 16" in answer
+    assert "DOES NOT FIT" not in run(capsys, *words, "l4", "--lora-rank", "16")[1]
+
+
 def test_sharding_and_a_smaller_micro_batch_are_offered_before_tensor_parallelism(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -11,6 +11,7 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 from stepcast.ir.facts import ChangeFacts, FactDict
+from stepcast.ir.framework import Modules
 from stepcast.ir.strategy import BaseWeights
 from stepcast.questions.choices import alias_flags, alias_names, option_of
 from stepcast.questions.question import PredictQuestion
@@ -27,7 +28,9 @@ SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
 LONG_SEQUENCE = 32_768  # tokens from which context parallelism is offered
 # A rough cost of one level along an axis, to predict the promising combinations first.
-COSTS = {"sharding": 1, "micro_batch": 2, "recompute": 4, "base_weights": 5, "cp": 5, "tp": 6, "pp": 7, "offload": 12}
+COSTS = {"sharding": 1, "micro_batch": 2, "optimizer": 3, "recompute": 4, "base_weights": 5, "cp": 5, "tp": 6, "pp": 7,
+         "offload": 12, "lora_rank": 15}  # fmt: skip
+LAST_RESORTS = "offload", "lora_rank"  # slow, or another training
 
 QLORA = ("--base-weights nf4", "--qlora")  # as people who fine-tune say it
 
@@ -68,11 +71,12 @@ class _Remedies:
     def find_fitting(self) -> list[tuple[Change, SettledRun, "Verdict"]]:
         """Return the mildest combinations that fit, the cheapest first.
 
-        Offloading, and combinations whose verdict is tight, are used only if nothing else fits.
+        Offloading, adapters instead of all weights, and combinations whose verdict is tight, are used only if nothing
+        else fits.
         """
         from stepcast.cost.memory import Verdict
 
-        plain = [name for name in self.axes if name != "offload"]
+        plain = [name for name in self.axes if name not in LAST_RESORTS]
         for axes, accepted in (
             (plain, Verdict.FITS),
             (list(self.axes), Verdict.FITS),
@@ -149,10 +153,14 @@ def _remedy_axes(asked: SettledRun) -> dict[str, list[int] | list[str]]:
     strategy, layout = asked.strategy, asked.strategy.layout
     sharding, recompute = str(strategy.sharding), str(strategy.recompute.kind)
     shards = layout.dp > 1 and sharding in SHARDINGS
+    # Of transformers alone, whose users have bitsandbytes and peft.
+    tunes = strategy.trains_all_weights and asked.framework.modules is Modules.TRANSFORMERS
     return {
         "sharding": list(SHARDINGS[SHARDINGS.index(sharding) + 1 :]) if shards else [],
         "micro_batch": list(_halves(asked.question.micro_batch)),
         "recompute": list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"],
+        "optimizer": ["adamw:8bit"] if tunes and asked.question.optimizer in (None, "adamw") else [],
+        "lora_rank": [16] if tunes else [],
         "base_weights": ["nf4"] if strategy.lora_rank and strategy.base_weights is BaseWeights.TRAINED else [],
         "tp": list(_doubles(layout.tp, layout.dp, asked.cluster.domain_gpus)),
         "pp": list(_doubles(layout.pp, layout.dp, asked.model.layers)),
