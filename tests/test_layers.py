@@ -79,7 +79,7 @@ MAY_OPEN_FILES = (
     "__init__.py",
     "hardware/catalog.py",
     "frameworks/catalog.py",
-    "generation/engine.py",
+    "generation/placement.py",
     "generation/lengths.py",
     "goodput/catalog.py",
     "rl/step.py",

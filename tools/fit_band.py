@@ -4,7 +4,7 @@
     python tools/fit_band.py rows.csv > src/stepcast/data/fits/band.toml
 
 Kinds are those of ``cost/band.py``; each gets the ends of measured over predicted between which nine in ten rows lie
-of sources that were left out (validate/intervals.py). Rows that no claim is
+of sources that were left out (validate/scoreboard.py). Rows that no claim is
 about are left out. Whatever widens a band is found by leaving out sources, generations of GPUs, and of each
 generation the rows with the most GPUs or the longest sequences: as much as nine in ten of them all need, and of each
 generation that has many.
@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from stepcast.ir.step import LEVEL
-from stepcast.validate.intervals import UNCLAIMED, family_of, interval_figures, learn_interval
-from stepcast.validate.scoreboard import MeasuredColumns
+from stepcast.validate.scoreboard import UNCLAIMED, MeasuredColumns, family_of, interval_figures, learn_interval
 
 FEWEST = 12
 """Rows of a kind that has a band of its own."""

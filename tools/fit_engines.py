@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from stepcast.cost import serving as costs
-from stepcast.generation import engine as engines
+from stepcast.generation import placement as engines
 from stepcast.validate import serving
 
 FREE = {

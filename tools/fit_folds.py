@@ -34,8 +34,8 @@ from fit_tables import OUT, Free, Row, column, fit_keys, literal, put, read, wit
 from minimise import Vector
 
 from stepcast.cost.fits import ComputeFit, merge_tables
-from stepcast.validate.folds import fit_digest
 from stepcast.validate.h200 import FITTED_FILES, family_of
+from stepcast.validate.scoreboard import fit_digest
 
 Predictor = Callable[[list[Row]], Callable[[ComputeFit], Vector]]
 Fold = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli.progress import BAR_WIDTH, ProgressBar, bar_text, moving_text
+from stepcast.cli.output import BAR_WIDTH, ProgressBar, bar_text, moving_text
 from stepcast.cli.streams import RULES, paint
 from stepcast.ir.progress import report_progress, watch_progress
 from tests.cli.test_main import EXAMPLES
@@ -109,7 +109,7 @@ def test_work_without_a_known_end_moves() -> None:
 def test_a_bar_shows_nothing_in_the_first_second(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     now = [100.0]
-    monkeypatch.setattr("stepcast.cli.progress.show_status", shown.append)
+    monkeypatch.setattr("stepcast.cli.output.show_status", shown.append)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     bar = ProgressBar("rows")
     for done in range(10):

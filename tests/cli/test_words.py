@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
+from stepcast.cli.main import OTHER_VERBS, build_parser
 from stepcast.cli.main import VERBS as OWN_VERBS
-from stepcast.cli.main import build_parser
 from stepcast.cli.options import other_names
-from stepcast.cli.verbs import OTHER_VERBS
 from stepcast.questions.choices import alias_flags
 from stepcast.questions.question import PredictQuestion
 from tests.cli.test_main import run, run_json

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from stepcast.cost.compute import step_load
 from stepcast.cost.fits import default_dispatch, default_fit, neusight_fit
 from stepcast.hardware.catalog import load_gpu
-from stepcast.validate.folds import price_kernels
 from stepcast.validate.h200 import block_time, operator_s, row_framework, row_model, row_strategy
 from stepcast.validate.neusight import neusight_kernels
+from stepcast.validate.scoreboard import price_kernels
 from tests.shared import DATA, needs_data
 
 FOLDER = Path(__file__).parents[1] / "data" / "h200"

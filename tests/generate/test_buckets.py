@@ -10,11 +10,11 @@ from stepcast.cost.pricing import Pricer
 from stepcast.generate.data import fill_buckets
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
+from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import NO_OVERLAP, Sharding, Strategy
-from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Group
 from stepcast.ir.workload import Stage
 from stepcast.models.catalog import load_model

@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 
 import stepcast
-from stepcast.generation.engine import engine_names, load_engine
 from stepcast.generation.forecast import generate_batch, split_serving
 from stepcast.generation.lengths import Lengths, parse_lengths
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory
+from stepcast.generation.placement import (
+    GenerationFormats,
+    GenerationLayout,
+    engine_names,
+    generation_memory,
+    load_engine,
+)
 from stepcast.generation.steps import step_times
 from stepcast.hardware import load_cluster, load_gpu
 from stepcast.ir.dtype import DType

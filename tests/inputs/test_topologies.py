@@ -10,7 +10,7 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.inputs.topologies import expand_hostlist, looks_like_nccl
-from stepcast.ir.wiring import Wiring
+from stepcast.ir.measured import Wiring
 from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, SLURM_TWO_TIERS, gpu_matrix, nccl_topo
 
 

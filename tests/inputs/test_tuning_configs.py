@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stepcast.cli.main import build_parser
+from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import parse_arguments
-from stepcast.cli.verbs import VERBS
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.source import FormatError
 from stepcast.questions.question import PredictQuestion

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from stepcast.generate.workload import block_layers
+from stepcast.ir.architecture import WeightPart
 from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, adapter_shard, block_weights, mixing_flops
 from stepcast.ir.layers.sizes import Sizes
@@ -15,7 +16,6 @@ from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.recurrent import DeltaRule, Scan, SelectiveScan
 from stepcast.ir.saved import count_saved, saved_halves
 from stepcast.ir.strategy import Strategy, TrainingKind, layer_view
-from stepcast.ir.weights import WeightPart
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, OpPart
 from stepcast.models.catalog import load_model, model_names

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcast.ir.architecture import WeightPart
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import (
     Biases,
@@ -20,7 +21,6 @@ from stepcast.ir.model_parts import (
     PositionKind,
     Window,
 )
-from stepcast.ir.weights import WeightPart
 
 GPT = Model(
     "gpt",

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.validate.intervals import interval_figures
 from stepcast.validate.scoreboard import (
     MeasuredColumns,
     Measurements,
     ScoredRow,
     build_scoreboard,
     columns_of,
+    interval_figures,
     summarise,
 )
 

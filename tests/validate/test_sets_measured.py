@@ -9,8 +9,7 @@ import pytest
 
 from stepcast.cost.fits import merge_tables
 from stepcast.validate import h200 as h200
-from stepcast.validate.folds import fit_digest, load_folds
-from stepcast.validate.scoreboard import MEASUREMENT_SETS, Scoreboard, build_scoreboard
+from stepcast.validate.scoreboard import MEASUREMENT_SETS, Scoreboard, build_scoreboard, fit_digest, load_folds
 from tests.shared import DATA, needs_data
 
 

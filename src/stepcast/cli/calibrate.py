@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import expand
 from stepcast.cli.options import add_options, check_applicable
-from stepcast.cli.output import show_view, write_file
-from stepcast.cli.progress import open_source
+from stepcast.cli.output import open_source, show_view, write_file
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
 from stepcast.ir.facts import FactDict

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import product
 
 from stepcast.cli.options import option_of
-from stepcast.cli.progress import open_source
+from stepcast.cli.output import open_source
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer

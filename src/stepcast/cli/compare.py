@@ -8,8 +8,7 @@ import msgspec
 
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.options import add_options, option_table
-from stepcast.cli.output import show_view, write_trace
-from stepcast.cli.progress import open_source
+from stepcast.cli.output import open_source, show_view, write_trace
 from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import RESULT

@@ -158,8 +158,7 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
 
 def _write_page(words: tuple[str, ...], title: str, path: Path) -> DemoPage:
     """Run a verb as a user would, with ``--html``."""
-    from stepcast.cli.main import build_parser
-    from stepcast.cli.verbs import Verb
+    from stepcast.cli.main import Verb, build_parser
 
     command = shlex.join(["stepcast", *words])
     args = parse_arguments(build_parser([Verb(words[0], "")]), [*words, "--html", str(path)])

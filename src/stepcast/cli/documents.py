@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_notes
-from stepcast.cli.progress import open_source
+from stepcast.cli.output import open_source, print_notes
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import FORMATS, folder_files, read_as_one, recognise, set_files
 from stepcast.ir.workload import Workload, repeat_layers, scale_backward

@@ -1,20 +1,75 @@
-"""The command ``stepcast``: find the verb, load only that verb's module, report errors in one line."""
+"""The command ``stepcast``: find the verb, load only that verb's module, report errors in one line.
+
+Verbs have a summary, a paragraph, two examples and a page in the docs each (``data/verbs.txt``).
+"""
 
 import argparse
 import gc
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from stepcast.cli import streams
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
-from stepcast.cli.verbs import OTHER_VERBS, SPELLINGS, Verb
-from stepcast.cli.verbs import VERBS as VERBS
 from stepcast.version import __version__
 from stepcast.views.text import message as one_line
+
+# Verbs with a second spelling.
+SPELLINGS = {"analyse": "analyze"}
+
+
+class Verb(NamedTuple):
+    """A verb of the command line; its module in ``cli`` has its name."""
+
+    name: str
+    summary: str
+    page: str = ""
+    about: str = ""
+    examples: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # verbs of other tools and of everyday language that mean it
+
+    @property
+    def module(self) -> str:
+        return f"stepcast.cli.{self.name}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.summary[:1].upper()}{self.summary[1:]}."
+
+    @property
+    def epilog(self) -> str | None:
+        """Two example commands."""
+        return "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)]) if self.page else None
+
+    def help(self, width: int) -> str:
+        """Return the text of ``stepcast help VERB``."""
+        from stepcast.views.text import wrap
+
+        options = f"All options: stepcast {self.name} --help"
+        if not self.page:
+            return f"{self.sentence}\n\n{options}"
+        about = "\n".join(wrap(self.about, width))
+        return f"{about}\n\n{self.epilog}\n\n{options}. Documentation: docs/{self.page}.md"
+
+
+def _read_verbs(texts: str) -> Iterator[Verb]:
+    for block in texts.replace("\n    ", "\t").splitlines():
+        head, *lines = block.split("\t")
+        name, _, rest = head.partition(": ")
+        summary, _, page = rest.removesuffix("]").partition(" [")
+        examples = tuple(line.removeprefix("$ ") for line in lines if line.startswith("$ "))
+        others = [word for line in lines if line.startswith("also: ") for word in line.split()[1:]]
+        about = " ".join(line for line in lines if not line.startswith(("$", "also: ")))
+        yield Verb(name, summary, page, about, examples, tuple(others))
+
+
+VERBS = tuple(_read_verbs((Path(__file__).parents[1] / "data" / "verbs.txt").read_text(encoding="utf-8")))
+OTHER_VERBS = {other: verb.name for verb in VERBS for other in verb.others}
+
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.main import build_parser, main
+from stepcast.cli.main import VERBS, build_parser, main
 from stepcast.cli.output import WRITTEN
-from stepcast.cli.verbs import VERBS
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 

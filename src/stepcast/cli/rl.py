@@ -22,17 +22,17 @@ def run(args: argparse.Namespace) -> int:
     )
     about = {"command": args.command, "version": __version__}
     if question.search:
-        from stepcast.cli.progress import ProgressBar
+        from stepcast.cli.output import ProgressBar
         from stepcast.ir.progress import watch_progress
         from stepcast.rl.search import search_rl
-        from stepcast.views.rl import rl_search_view
+        from stepcast.views.generation import rl_search_view
 
         with watch_progress(ProgressBar("rl", " candidates")):
             found = search_rl(question)
         show_view(args, rl_search_view({**found, "config": config, **about}))
         return 0
     from stepcast.rl.question import answer_rl, rl_facts
-    from stepcast.views.rl import rl_view
+    from stepcast.views.generation import rl_view
 
     facts = {**rl_facts(answer_rl(question), question), "config": config, **about}
     show_view(args, rl_view(facts))

@@ -11,8 +11,7 @@ import msgspec
 
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.options import add_options, add_question
-from stepcast.cli.output import show_alternatives, show_emitted, show_view, write_file
-from stepcast.cli.progress import moving_text
+from stepcast.cli.output import moving_text, show_alternatives, show_emitted, show_view, write_file
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import CandidateFacts, FactDict
 from stepcast.questions.choices import build_question, option_of, several_of

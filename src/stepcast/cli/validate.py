@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import add_options, check_applicable
-from stepcast.cli.output import show_view, write_file
-from stepcast.cli.progress import ProgressBar
+from stepcast.cli.output import ProgressBar, show_view, write_file
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict, PointFacts
 from stepcast.ir.progress import watch_progress

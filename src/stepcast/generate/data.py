@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from stepcast.generate.update import fetch_weights, own_parameters, update_ops
+from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
@@ -19,7 +20,6 @@ from stepcast.ir.layers.operators import GATHER, REDUCE, SCATTER, K, Ops, collec
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model import Matrices
 from stepcast.ir.sharding import Reduced, gathered_bytes
-from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import CollectiveKind, Elementwise, Group
 from stepcast.ir.workload import Layer, Op, Role
 

@@ -2,10 +2,10 @@
 
 from functools import lru_cache
 
+from stepcast.ir.architecture import Weight, WeightPart
 from stepcast.ir.layers.ends import head_weights
 from stepcast.ir.layers.kinds import adapter_shard, mixing_flops
 from stepcast.ir.model import Model
-from stepcast.ir.weights import Weight, WeightPart
 
 
 def model_flops(

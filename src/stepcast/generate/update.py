@@ -9,6 +9,7 @@ default --muon-tp-mode blockwise).
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.dataclass import replace
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import ADAM, ITERATIONS, Modules, Offloaded, Optimizer, OptimizerKind
@@ -17,7 +18,6 @@ from stepcast.ir.layers.operators import K, Ops, collective
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model import Matrices
 from stepcast.ir.sharding import Partition, gathered_bytes
-from stepcast.ir.weights import Shard, WeightPart
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, HostCopy, HostUpdate, HostWay, Matmul
 from stepcast.ir.workload import Op
 

@@ -7,6 +7,7 @@ from itertools import groupby
 from stepcast.generate.data import StepEnd, epilogue
 from stepcast.generate.overlap import Unit, gather_units, offload_activations, once_per_step, reduce_units
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
+from stepcast.ir.architecture import NOTHING, Shard, WeightPart
 from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import LOOP_KERNELS_PER_ADAPTER, embedding_layers, head_layers, next_token_layers
@@ -20,7 +21,6 @@ from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, ScheduleKind, Strategy, TrainingKind, layer_view
-from stepcast.ir.weights import NOTHING, Shard, WeightPart
 from stepcast.ir.work import Elementwise, Group
 from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
 

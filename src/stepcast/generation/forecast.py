@@ -5,9 +5,14 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from stepcast.generation.engine import EngineProfile
 from stepcast.generation.lengths import Lengths
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, GenerationMemory, generation_memory
+from stepcast.generation.placement import (
+    EngineProfile,
+    GenerationFormats,
+    GenerationLayout,
+    GenerationMemory,
+    generation_memory,
+)
 from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray

@@ -17,15 +17,14 @@ from stepcast.cost.expert_loads import TILES, RankLoad
 from stepcast.cost.fused_experts import fused_experts_s, served_kernel
 from stepcast.cost.power import SUSTAINED
 from stepcast.cost.rates import Number
-from stepcast.generation.engine import EngineProfile
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, state_bytes
+from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout, state_bytes
 from stepcast.hardware import Cluster, job_path
+from stepcast.ir.architecture import UNQUANTISED, Weight, WeightPart
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.weights import UNQUANTISED, Weight, WeightPart
 from stepcast.ir.work import CollectiveKind
 
 FP8_TOKEN_BYTES = 1.0 + 4.0 / 128.0  # an element, with a scale for each 128

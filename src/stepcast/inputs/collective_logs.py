@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from stepcast.inputs.kineto.process_groups import dtype_named
+from stepcast.inputs.kineto.columns import dtype_named
 from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepcast.inputs.kineto.process_groups import collective_named, dtype_named
+from stepcast.inputs.kineto.columns import collective_named, dtype_named
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind

@@ -8,7 +8,7 @@ import msgspec
 
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.limits import CONFIG, GPUS
-from stepcast.ir.wiring import Wiring
+from stepcast.ir.measured import Wiring
 
 GB = 1e9
 

@@ -8,7 +8,7 @@ from xml.parsers import expat
 
 from stepcast.inputs.source import DATA, FormatError, Source, read_toml
 from stepcast.ir.limits import CONFIG, LISTED, RESULT
-from stepcast.ir.wiring import Wiring, find_fabric
+from stepcast.ir.measured import Wiring, find_fabric
 
 # NCCL's own view of a node, which NCCL_TOPO_DUMP_FILE writes: XML of CPUs, PCI devices, GPUs and NICs.
 # NVIDIA/nccl, src/graph/xml.cc and topo.cc: ``speed`` of a net is in Mb/s, ``tclass`` 0x068000 of an nvlink is

@@ -6,15 +6,24 @@ from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 
-from stepcast.ir import weights as tensors
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import (
+    NOTHING,
+    Architecture,
+    Shard,
+    Split,
+    Weight,
+    WeightPart,
+    count_elements,
+    linear,
+    norm_weight,
+    shard_weights,
+)
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.layers.ends import embedding_weights, final_weights, head_weights
 from stepcast.ir.layers.kinds import adapter_shard, block_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
-from stepcast.ir.weights import NOTHING, Shard, Weight, WeightPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +53,17 @@ class Model(Architecture):
     @property
     def embedding_parameters(self) -> int:
         """Word and position embeddings with their norm or projection."""
-        return tensors.count_elements(embedding_weights(self))
+        return count_elements(embedding_weights(self))
 
     @property
     def head_parameters(self) -> int:
         """The output projection; 0 where it is the word embedding again."""
-        return tensors.count_elements(head_weights(self)[1 if self.tied else 0 :])
+        return count_elements(head_weights(self)[1 if self.tied else 0 :])
 
     @property
     def next_token_parameters(self) -> int:
         """The multi-token-prediction modules, which share embedding and head with the model."""
-        return tensors.count_elements(next_token_weights(self)) * self.next_token_layers
+        return count_elements(next_token_weights(self)) * self.next_token_layers
 
     def layer_parameters(self, layer: int) -> dict[WeightPart, int]:
         """Return the parameters of one layer, by part."""
@@ -111,18 +120,18 @@ def next_token_weights(model: Architecture) -> list[Weight]:
         return []
     blocks = [block_weights(model, block.mixer, block.feed_forward) for block in model.next_token_blocks]
     return [
-        tensors.norm_weight(model, "mtp.embedding_norm", model.hidden),
-        tensors.norm_weight(model, "mtp.hidden_norm", model.hidden),
-        *tensors.linear("mtp.projection", WeightPart.MLP, 2 * model.hidden, model.hidden, False, tensors.Split.TENSOR),
+        norm_weight(model, "mtp.embedding_norm", model.hidden),
+        norm_weight(model, "mtp.hidden_norm", model.hidden),
+        *linear("mtp.projection", WeightPart.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
         *(weight for block in blocks for weight in block),
-        tensors.norm_weight(model, "mtp.final_norm", model.hidden),
+        norm_weight(model, "mtp.final_norm", model.hidden),
     ]
 
 
 @lru_cache(maxsize=1024)
 def next_token_shard(model: Architecture, tp: int, ep: int, expert_tp: int) -> Shard:
     """Return the shard of one rank of a multi-token-prediction module."""
-    return tensors.shard_weights(model, next_token_weights(model), tp, ep, expert_tp)
+    return shard_weights(model, next_token_weights(model), tp, ep, expert_tp)
 
 
 @lru_cache(maxsize=16384)
@@ -135,7 +144,7 @@ def range_shard(
     if head:
         own_copy = not (model.tied and embedding)
         ends = ends + final_weights(model) + (head_weights(model) if own_copy else head_weights(model)[1:])
-    return before[layers.stop] - before[layers.start] + tensors.shard_weights(model, ends, tp, ep, expert_tp)
+    return before[layers.stop] - before[layers.start] + shard_weights(model, ends, tp, ep, expert_tp)
 
 
 @lru_cache(maxsize=1024)
@@ -145,10 +154,8 @@ def _running_shards(model: Architecture, tp: int, ep: int, expert_tp: int) -> tu
     for block in model.blocks:
         kind = (block.mixer, block.feed_forward)
         if kind not in shards:
-            shards[kind] = tensors.shard_weights(model, block_weights(model, *kind), tp, ep, expert_tp)
-    return tuple(
-        accumulate((shards[block.mixer, block.feed_forward] for block in model.blocks), initial=tensors.NOTHING)
-    )
+            shards[kind] = shard_weights(model, block_weights(model, *kind), tp, ep, expert_tp)
+    return tuple(accumulate((shards[block.mixer, block.feed_forward] for block in model.blocks), initial=NOTHING))
 
 
 @dataclass(frozen=True, slots=True)

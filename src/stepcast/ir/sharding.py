@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 
+from stepcast.ir.architecture import Shard
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
@@ -14,7 +15,6 @@ from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.strategy import Sharding, Strategy
-from stepcast.ir.weights import Shard
 from stepcast.ir.work import Group
 
 

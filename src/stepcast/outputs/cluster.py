@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from stepcast.hardware import Cluster, FabricKind, NetworkKind, load_cluster
 from stepcast.hardware.catalog import clusters_of
-from stepcast.ir.wiring import Wiring
+from stepcast.ir.measured import Wiring
 from stepcast.units import GB
 
 BARE = "pcie-node"  # GPUs of which the catalogue has no cluster

@@ -127,9 +127,8 @@ def formats_of(weights: str, cache: str | None) -> "GenerationFormats":
 
 def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
     """Return the forecast that *question* asks for."""
-    from stepcast.generation.engine import load_engine
     from stepcast.generation.forecast import GenerationTask, forecast_generation
-    from stepcast.generation.placement import GenerationLayout
+    from stepcast.generation.placement import GenerationLayout, load_engine
     from stepcast.generation.steps import Speculation
 
     if question.requests is not None and question.concurrency is not None:

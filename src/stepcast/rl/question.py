@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from stepcast.generation.engine import EngineProfile, load_engine
 from stepcast.generation.lengths import DEFAULT_CV, Lengths, parse_lengths
-from stepcast.generation.placement import GenerationLayout
+from stepcast.generation.placement import EngineProfile, GenerationLayout, load_engine
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.facts import FactDict

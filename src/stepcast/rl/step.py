@@ -18,10 +18,9 @@ from msgspec import Struct, structs
 
 from stepcast.cost.host import copy_bytes_per_s, host_of
 from stepcast.forecast.prediction import Prediction
-from stepcast.generation.engine import EngineProfile
 from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
 from stepcast.generation.lengths import Lengths
-from stepcast.generation.placement import GenerationFormats, GenerationLayout
+from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout
 from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict

@@ -35,7 +35,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
 from stepcast.validate import scoreboard
-from stepcast.validate.folds import Family, load_folds, price_kernels
+from stepcast.validate.scoreboard import Family, load_folds, price_kernels
 
 # The h200 set: operators, transformer blocks and training steps that we measured on one H200.
 #

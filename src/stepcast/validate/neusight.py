@@ -25,7 +25,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate import scoreboard
-from stepcast.validate.folds import GpuFold, load_folds, price_kernels
+from stepcast.validate.scoreboard import GpuFold, load_folds, price_kernels
 
 MATRIX = ("linear", "bmm")
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor

@@ -3,10 +3,16 @@
 A set gives Measurements: measured and predicted seconds side by side with labels to group them by, and what
 it had to leave out. ``build_scoreboard`` turns them into means, medians and the worst rows. Errors are fractions
 of the measured time; a positive error is a prediction that is too slow.
+
+For cross-validation ``tools/fit_folds.py`` repeats the fits of the operator prices with one family of shapes, or one
+GPU, left out at a time and writes what it found to ``data/fits/folds.toml``, so that no row is predicted by its own
+fit. The digest there says which fit it belongs to. Intervals are learnt from other sources than the one left out.
 """
 
+import hashlib
+import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
@@ -17,13 +23,20 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from stepcast.cost.compute import compute_price
+from stepcast.cost.fits import ComputeFit, compute_fit, merge_tables
+from stepcast.cost.power import Load
 from stepcast.forecast.prediction import Prediction
+from stepcast.hardware.catalog import load_fit
+from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import FormatError, Source, csv_records, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
+from stepcast.ir.step import LEVEL
+from stepcast.ir.work import Compute
 
 Item = TypeVar("Item")
 Compared = TypeVar("Compared")
@@ -332,3 +345,119 @@ class MeasurementSet(NamedTuple):
 MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
     name: MeasurementSet(name, **entry) for name, entry in load_table("rows/sets").items()
 }
+
+
+# Lists of kernels, priced.
+
+
+def price_kernels(kernels: Sequence[Compute], gpu: Gpu, fit: ComputeFit, load: Load) -> list[float]:
+    """Return the seconds of each kernel; equal kernels are estimated once."""
+    seconds = {work: compute_price(work, gpu, fit, load).seconds for work in set(kernels)}
+    return [seconds[work] for work in kernels]
+
+
+Family = tuple[int, ...]
+STALE = (
+    "the cross-validated constants belong to another fit (run tools/fit_folds.py): "
+    "every row is predicted by constants that have seen it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """Fits that have not seen some rows."""
+
+    families: Mapping[tuple[str, Family], ComputeFit]  # kind of rows and their family -> fit without it
+    gpus: Mapping[str, "GpuFold"]  # GPU -> fit without it
+    note: str = ""
+
+    def without(self, kind: str, family: Family) -> ComputeFit | None:
+        """Return the fit that has not seen the family; None where there is none."""
+        return self.families.get((kind, family))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFold:
+    """Constants for NeuSight's set, learnt without one GPU."""
+
+    fit: ComputeFit
+    added_s: Mapping[str, float] = field(hash=False)
+    least_s: Mapping[str, float] = field(hash=False)
+
+
+def fit_digest() -> str:
+    """Return the digest of the committed fit of operators, without the host's times."""
+    compute = {name: table for name, table in load_fit("compute").items() if name != "dispatch"}
+    tables = [compute, load_fit("neusight")]
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def load_folds() -> Folds:
+    """Return the folds of the committed fit; none, with a note, where they belong to another."""
+    table = load_fit("folds")
+    if table["fit"] != fit_digest():
+        return Folds({}, {}, STALE)
+    families: dict[tuple[str, Family], ComputeFit] = {}
+    compute = load_fit("compute")
+    for fold in table["family"]:
+        fit = compute_fit(merge_tables(compute, fold["values"]))
+        families |= {(fold["kind"], tuple(family)): fit for family in fold["held"]}
+    own = load_fit("neusight")
+    base = merge_tables(compute, {section: own[section] for section in ("matmul", "stream")})
+    gpus = {
+        fold["held"]: GpuFold(
+            compute_fit(merge_tables(base, fold["values"])),
+            own["added_s"] | fold["added_s"],
+            own["least_s"] | fold["least_s"],
+        )
+        for fold in table["gpu"]
+    }
+    return Folds(families, gpus)
+
+
+FEWEST_OTHERS = 12
+"""Rows of other sources that an interval is learnt from."""
+UNCLAIMED = "left out of claims"  # the label of rows that no claim is about
+
+
+def learn_interval(logs: FloatArray, source: TextArray) -> tuple[float, float, float]:
+    """Return low end, middle and high end of the logarithms of measured over predicted.
+
+    The ends are as far from the middle as the 5 and 95 % quantiles of how far rows are from the middle of the other
+    sources, corrected for their number so that they hold the next row with 90 % probability (jackknife conformal
+    prediction, one source at a time).
+    """
+    middles = {name: np.median(logs[source != name] if (source != name).any() else logs) for name in np.unique(source)}
+    away = logs - np.array([middles[name] for name in source])
+    low, high = np.quantile(away, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="weibull")
+    middle = float(np.median(logs))
+    return middle + float(low), middle, middle + float(high)
+
+
+def family_of(kind: str) -> str:
+    """Return dense, experts or one GPU, whatever the generation: sources are too few to tell generations apart."""
+    return kind.split(" on ")[0]
+
+
+def interval_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
+    """Yield how many rows are inside intervals learnt from the other sources' rows of their family, and their width."""
+    if "kind" not in table.tags:  # no row could be compared
+        return
+    claimed = table.tags[UNCLAIMED] == "" if UNCLAIMED in table.tags else np.full(len(table.measured_s), True)
+    kind, source = table.tags["kind"][claimed], table.tags["source"][claimed]
+    logs = np.log(table.measured_s / table.predicted_s)[claimed]
+    family = np.array([family_of(name) for name in kind.tolist()])
+    inside: dict[str, list[bool]] = defaultdict(list)
+    widths: dict[str, list[float]] = defaultdict(list)
+    for name, left_out in sorted(set(zip(kind.tolist(), source.tolist(), strict=True))):
+        others, own = (family == family_of(name)) & (source != left_out), (kind == name) & (source == left_out)
+        if others.sum() < FEWEST_OTHERS:
+            continue
+        low, _, high = learn_interval(logs[others], source[others])
+        for label in ("all", name):
+            inside[label] += ((logs[own] >= min(low, 0.0)) & (logs[own] <= max(high, 0.0))).tolist()
+            widths[label] += [float(np.exp(high) - np.exp(low))] * int(own.sum())
+    for label, rows in inside.items():
+        yield f"inside the 90 % interval of other sources, {label}", float(np.mean(rows))
+        yield f"median width of that interval, {label}", float(np.median(widths[label]))

@@ -12,9 +12,14 @@ from itertools import combinations
 
 import numpy as np
 
-from stepcast.generation.engine import load_engine
 from stepcast.generation.forecast import SteadyServing, split_serving, steady_serving
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, GenerationMemory, generation_memory
+from stepcast.generation.placement import (
+    GenerationFormats,
+    GenerationLayout,
+    GenerationMemory,
+    generation_memory,
+    load_engine,
+)
 from stepcast.generation.steps import NO_SPECULATION, Speculation, step_times
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType

@@ -1,8 +1,17 @@
-"""Views of generation and of steps of RL post-training."""
+"""Views of generation and of RL post-training: the phases of a step, and the best uses of a number of GPUs."""
 
 from stepcast.ir.facts import Facts
-from stepcast.units import format_bytes, format_count, format_seconds
+from stepcast.units import (
+    DAY,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_money,
+    format_percent,
+    format_seconds,
+)
 from stepcast.views import view as ui
+from stepcast.views.view import load_names
 
 LAYOUT_WORDS = ("tp", "pp", "dp", "ep", "replicas")
 
@@ -72,4 +81,94 @@ def _curve(facts: Facts) -> ui.Scatter:
         [ui.Line(points, "first")],
         "Running sequences on the slowest rank",
         shown=ui.Shown.PAGE,
+    )
+
+
+COLOURS = load_names("rl_colours")
+
+
+def rl_view(facts: Facts) -> ui.View:
+    """Return the view of a step of RL post-training."""
+    pools = f"{facts['train_gpus']} train, {facts['rollout_gpus']} generate"
+    where = f"{facts['gpus']} x {facts['gpu']}" + ("" if facts["mode"] == "colocated" else f" ({pools})")
+    about = [facts["model"], f"{facts['mode']} on {where}", facts["software"]]
+    idle = ", ".join(f"{name} {format_percent(share)}" for name, share in facts["idle_share"].items())
+    memory = facts["memory_bytes"]
+    below = "of the rollout below half of its largest batch"
+    tail = [ui.Figure("long tail", format_seconds(facts["tail_s"]), below)] if facts["tail_s"] > 0 else []
+    figures = [
+        ui.text_line("step", format_seconds(facts["step_s"])),
+        ui.Figure("bottleneck", facts["bottleneck"]),
+        ui.Figure("GPUs idle", idle, line=f"{idle} of the step"),
+        ui.Figure("throughput", f"{facts['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"),
+        *tail,
+        ui.Figure(
+            "memory",
+            format_bytes(memory["training"]),
+            f"training, {format_bytes(memory['rollout'])} generation, of {format_bytes(memory['capacity'])}",
+            mood=ui.Mood.GOOD if facts["fits"] else ui.Mood.BAD,
+        ),
+    ]
+    if run := facts["run"]:
+        money = "" if run["cost"] is None else f", {format_money(run['cost'], run['currency'])}"
+        words = f"{format_duration(run['days'] * DAY)}, {run['gpu_hours']:,.0f} GPU-hours{money}"
+        figures.append(ui.Figure("run", f"{run['steps']:,} steps", words))
+    shares = [ui.Share(COLOURS[name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0]
+    total = sum(share.amount for share in shares)
+    overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
+    parts: list[ui.Part] = [
+        ui.Breakdown("Phases", shares, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
+        ui.FactList(
+            "Setting",
+            [
+                ("responses", f"{facts['responses']:,}, {facts['mean_length']:,.0f} tokens with prompt on average"),
+                ("response length", facts["response"]),
+                ("rollout layout", layout_words(facts["rollout_layout"])),
+                ("training layout", ", ".join(f"{name} {value}" for name, value in facts["training_layout"].items())),
+            ],
+        ),
+    ]
+    if facts["sensitivity_s"]:
+        rows = [(name, format_seconds(seconds)) for name, seconds in facts["sensitivity_s"].items()]
+        lead = "The spread of response lengths is assumed: the same mean with other standard deviations."
+        parts.append(ui.plain_table("If lengths vary more or less", ("spread", "step"), rows, lead=lead))
+    if config := facts["config"]:
+        rows = [(f"{len(config['unread'])} keys", "have no effect here: " + ", ".join(config["unread"][:8]) + " ...")]
+        parts.append(ui.plain_table(f"Configuration of {config['tool']}", ("keys", "use"), rows))
+    headline = ui.Headline.of_seconds(facts["step_s"], "per step", about)
+    return ui.View(
+        f"{format_seconds(facts['step_s'])} per RL step",
+        headline,
+        figures,
+        parts,
+        facts,
+        assumptions=facts["assumptions"],
+    )
+
+
+def rl_search_view(facts: Facts) -> ui.View:
+    """Return the view of a search for the best use of GPUs."""
+    rows, best = facts["rows"], facts["rows"][0]
+    columns = ui.columns(
+        "mode stale=staleness train=train_gpus generate=rollout_gpus step=step_s training rollout bottleneck "
+        "idle=idle_share"
+    )
+    if best["cost_per_million_tokens"] is not None:
+        columns["per 1M tokens"] = (
+            "cost_per_million_tokens",
+            lambda row: format_money(row["cost_per_million_tokens"], facts["currency"]),
+        )
+    table = ui.table_of("Best uses of the GPUs", rows, columns, sortable=True, wide=True, most_lines=10)
+    why = f"{best['bottleneck']} decides; GPUs idle {format_percent(best['idle_share'])} of the step"
+    return ui.View(
+        f"{format_seconds(best['step_s'])} per RL step",
+        ui.Headline.of_seconds(best["step_s"], "per step", [facts["model"], f"{facts['gpus']} x {facts['gpu']}"]),
+        [
+            ui.text_line("best", f"{format_seconds(best['step_s'])}: {best['options']}"),
+            ui.Figure("why", best["mode"], why),
+            ui.Figure("candidates", f"{facts['considered']:,}", f"{facts['too_large']:,} do not fit"),
+        ],
+        [table],
+        facts,
+        assumptions=facts["assumptions"],
     )

@@ -6,6 +6,7 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 """
 
 from stepcast.hardware.cluster import Gpu
+from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
@@ -13,7 +14,6 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model, StagePiece, held_shard, trained_matrices, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
-from stepcast.ir.weights import Shard, WeightPart
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)

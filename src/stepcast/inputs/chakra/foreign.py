@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, ChakraTrace, Nodes, NodeType, owners
 from stepcast.inputs.chakra.protobuf import Value
-from stepcast.inputs.kineto.process_groups import group_named
+from stepcast.inputs.kineto.columns import group_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.dataclass import dataclass

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepcast.inputs.configs import accelerate, megatron, nemo, peers, torchtitan, tuning
+from stepcast.inputs.configs import accelerate, megatron, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, parse_toml
@@ -67,7 +67,7 @@ def _read_table(table: Mapping[str, object]) -> RunConfig:
     if isinstance(training, dict) and "model" in training:
         table = training  # the file holds the launcher's configuration around it
     if isinstance(table.get("model"), dict):
-        return nemo.read(table)
+        return megatron.read_nemo(table)
     raise FormatError(UNRECOGNISED)
 
 

@@ -5,8 +5,7 @@ import re
 from dataclasses import replace
 
 from stepcast.inputs.configs.peers import as_hugging_face
-from stepcast.inputs.huggingface.families import families, read_fields
-from stepcast.inputs.huggingface.keys import ConfigTable, shown
+from stepcast.inputs.huggingface.families import ConfigTable, families, read_fields, shown
 from stepcast.inputs.model_table import build_model
 from stepcast.inputs.source import FormatError, Source, read_words
 from stepcast.ir.limits import CONFIG

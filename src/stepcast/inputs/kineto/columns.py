@@ -3,7 +3,7 @@
 import math
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import IntEnum, auto
 from functools import cache
@@ -11,14 +11,55 @@ from functools import cache
 import msgspec
 import numpy as np
 
-from stepcast.inputs.kineto.process_groups import collective_named, dtype_named, group_named, parse_ranks
 from stepcast.inputs.kineto.stream import TraceEvent
+from stepcast.inputs.source import read_words
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer, Work
 from stepcast.units import US
+
+WORDS = read_words("traces")
+FAMILY_OF_WORD = {word: Group(family) for family, words in WORDS["groups"].items() for word in words.split()}
+FAMILY_OF_WORDS = {frozenset(map(Group, words.split())): Group(name) for words, name in WORDS["joint_groups"].items()}
+KIND_OF_WORD: Mapping[str, CollectiveKind | Direction] = {
+    word: Direction(kind) if kind in set(Direction) else CollectiveKind(kind)
+    for word, kind in WORDS["collectives"].items()
+}
+DTYPE_OF_WORD = {word: DType(dtype) for dtype, words in WORDS["dtypes"].items() for word in words.split(",")}
+
+
+def group_named(*names: str) -> Group:
+    """Return the family of the first name that states one; the world where none does or it spans several."""
+    for name in names:
+        words = re.findall(r"[a-z]+", name.lower().replace("dataparallel", "data"))
+        families = frozenset(FAMILY_OF_WORD[word] for word in words if word in FAMILY_OF_WORD)
+        if len(families) == 1:
+            return next(iter(families))
+        if families:
+            return FAMILY_OF_WORDS.get(families, Group.WORLD)
+    return Group.WORLD
+
+
+def collective_named(name: str) -> CollectiveKind | Direction | None:
+    """Return the kind of ``_allgather_base``, ``ncclDevKernel_AllReduce_Sum_...`` and other names."""
+    letters = re.sub(r"[_\- :]", "", name.lower())
+    return next((kind for word, kind in KIND_OF_WORD.items() if word in letters), None)
+
+
+def dtype_named(name: str) -> DType | None:
+    return DTYPE_OF_WORD.get(name.removeprefix("c10::").lower())
+
+
+def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks of ``[0, 1, 2]`` or a list; nothing where the profiler cut a long list short with dots."""
+    if not isinstance(text, str):
+        return tuple(text)
+    if "..." in text:
+        return ()
+    return tuple(int(word) for word in re.findall(r"\d{1,9}", text))
+
 
 # The role of an event follows from its category, and on a device from its name. Categories
 # are those of Kineto's ``ActivityType`` (libkineto/include/ActivityType.h). Vendors' forks put the word of

@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stepcast.inputs.kineto.columns import EventRole, role_of, role_of_kernel
-from stepcast.inputs.kineto.process_groups import dtype_named
+from stepcast.inputs.kineto.columns import EventRole, dtype_named, role_of, role_of_kernel
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from stepcast.inputs.kineto.process_groups import WORDS, collective_named, dtype_named
+from stepcast.inputs.kineto.columns import WORDS, collective_named, dtype_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType

@@ -19,7 +19,7 @@ there are any.
 
 from dataclasses import replace
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear, norm_weight
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
@@ -28,7 +28,6 @@ from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, 
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.weights import Split, Weight, WeightPart, linear, norm_weight
 from stepcast.ir.work import Attention, ElementwiseKind, Group
 from stepcast.ir.workload import Layer, Op, Role
 

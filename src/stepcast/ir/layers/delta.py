@@ -10,7 +10,7 @@ and computes states again.
 
 from functools import partial
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
@@ -18,7 +18,6 @@ from stepcast.ir.layers.operators import K, Linear, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import LayerKind, SavedTensor, Sizes, no_adapters
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Delta, DeltaRule, delta_rule_of
-from stepcast.ir.weights import Split, Weight, WeightPart
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Role
 

@@ -8,7 +8,7 @@ run modules one after the other; Megatron-Core puts them on the last stage.
 
 from dataclasses import replace
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear, norm_weight
 from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
@@ -17,7 +17,6 @@ from stepcast.ir.layers.operators import FP32, GATHER, REDUCE, SCATTER, K, Linea
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import Objective, TrainingKind
-from stepcast.ir.weights import Split, Weight, WeightPart, linear, norm_weight
 from stepcast.ir.work import Group
 from stepcast.ir.workload import Layer, Op, Role
 

@@ -8,7 +8,7 @@ what arrives into that order, an all-gather brings all tokens to all ranks.
 
 from dataclasses import replace
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import norms
@@ -19,7 +19,6 @@ from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Size
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.weights import Split, Weight, WeightPart, linear
 from stepcast.ir.work import CollectiveKind, ElementwiseKind, Group
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 

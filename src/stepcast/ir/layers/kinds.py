@@ -6,7 +6,7 @@ A new kind is a module with a ``LayerKind`` and a line here: parameters, memory,
 from collections.abc import Iterator
 from functools import lru_cache
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Shard, Weight, norm_weight
 from stepcast.ir.layers.attention import ATTENTION
 from stepcast.ir.layers.delta import DELTA
 from stepcast.ir.layers.experts import EXPERTS
@@ -15,7 +15,6 @@ from stepcast.ir.layers.mlp import MLP
 from stepcast.ir.layers.selective import SELECTIVE
 from stepcast.ir.layers.sizes import LayerKind
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.weights import Shard, Weight, norm_weight
 
 MIXERS: dict[Mixer, LayerKind] = {
     Mixer.ATTENTION: ATTENTION,

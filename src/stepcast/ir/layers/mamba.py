@@ -18,7 +18,7 @@ the GPU (tests/cost/test_memory_mamba.py). Megatron-LM's selective recomputation
 
 from functools import partial
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
@@ -28,7 +28,6 @@ from stepcast.ir.layers.operators import FP32, K, Linear, make_layer, stream_op
 from stepcast.ir.layers.sizes import LayerKind, SavedTensor, Sizes, no_adapters
 from stepcast.ir.model_parts import Hybrid, LayerParts
 from stepcast.ir.recurrent import Scan, scan_of
-from stepcast.ir.weights import Split, Weight, WeightPart
 from stepcast.ir.work import ElementwiseKind
 from stepcast.ir.workload import Layer, Op, Role
 

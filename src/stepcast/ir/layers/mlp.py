@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
@@ -12,7 +12,6 @@ from stepcast.ir.layers.operators import FP32, K, Linear, Ops, stream_op
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes, no_mixing
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.weights import Split, Weight, WeightPart, linear
 from stepcast.ir.work import ElementwiseKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 

@@ -6,7 +6,7 @@ causal_conv1d's, the scan mamba_ssm's with the gate inside, which saves its inpu
 and the states at every 2,048th token.
 """
 
-from stepcast.ir.architecture import Architecture
+from stepcast.ir.architecture import Architecture, Weight, WeightPart
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
@@ -14,7 +14,6 @@ from stepcast.ir.layers.operators import K, Linear, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import LayerKind, SavedTensor, Sizes, no_adapters
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Selective, SelectiveScan
-from stepcast.ir.weights import Weight, WeightPart
 from stepcast.ir.workload import Layer, Op, Role
 
 # Tokens between those whose states the selective scan saves (csrc/selective_scan/selective_scan.cpp).

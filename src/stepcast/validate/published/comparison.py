@@ -19,10 +19,9 @@ from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB
 from stepcast.validate import scoreboard
-from stepcast.validate.intervals import UNCLAIMED, interval_figures
 from stepcast.validate.published import rows as published_rows
 from stepcast.validate.published.setup import Setup, complete_blanks, complete_heads, read_setup
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, error_figures
+from stepcast.validate.scoreboard import UNCLAIMED, Measurements, ScoredRow, columns_of, error_figures, interval_figures
 
 FILE = "training_runs.csv"
 
