@@ -14,9 +14,10 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from stepcast.inputs.source import prefix_errors, read_words
-from stepcast.ir.dataclass import dataclass
+from stepcast.inputs.source import DATA, Source, prefix_errors, read_words
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.limits import DESCRIPTION
 from stepcast.questions.numbers import ValueSpellingError
 from stepcast.units import format_short_count, parse_count
 
@@ -31,6 +32,8 @@ class Choice:
     metavar: str = ""
     read: Callable[[str], object] = str
     values: tuple[str, ...] = ()
+    # Words that the help lists where it lists no values.
+    listed: tuple[str, ...] = ()
     # A flag with a negation: --NAME and --no-NAME.
     deniable: bool = False
     # Other names, separated by blanks: of other tools, and former ones of ours.
@@ -80,17 +83,47 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AnyQuestion = TypeVar("AnyQuestion", bound=Question)
+ALSO = re.compile(r"also ?(\S*): (.*)")
+AS_PREDICT = "as predict"
 
 
 @cache
 def choices_of(kind: type[Question]) -> Mapping[str, Choice]:
     """Return the choices of a kind of question by name, in the order of its help."""
     return {
-        name: annotation.__metadata__[0]
+        name: _add_texts(annotation.__metadata__[0], base.__name__, name)
         for base in reversed(kind.__mro__)
         for name, annotation in get_annotations(base).items()
         if hasattr(annotation, "__metadata__")
     }
+
+
+def _add_texts(choice: Choice, question: str, name: str) -> Choice:
+    """Return *choice* with the texts that ``data/choices.txt`` has for it; without help there, with that of predict."""
+    texts = _read_texts().get((question, name))
+    if texts is None:
+        return choice
+    usual = _read_texts().get(("PredictQuestion", name), {})
+    words = ", ".join(choice.listed or choice.values)
+    help_text = str(texts.get("help") or usual.get("help", choice.help)).replace("{values}", words)
+    aliases = usual if texts.get("aliases") == AS_PREDICT else texts
+    return replace(choice, **{**texts, "help": help_text, "aliases": aliases.get("aliases", choice.aliases)})
+
+
+@cache
+def _read_texts() -> Mapping[tuple[str, str], FactDict]:
+    found: dict[tuple[str, str], FactDict] = {}
+    _, *tables = Source(DATA / "choices.txt").text(DESCRIPTION).split("\n[")
+    for table in tables:
+        question, _, rows = table.partition("]\n")
+        for row in rows.replace("\n        ", " ").replace("\n    ", "\t").split("\n"):
+            head, *lines = row.split("\t")
+            name, _, metavar = head.partition(" ")
+            others = {match[1]: match[2] for line in lines if (match := ALSO.fullmatch(line))}
+            words = " ".join(line for line in lines if not ALSO.fullmatch(line))
+            texts = {"metavar": metavar, "help": words, "aliases": others.pop("", ""), "flags": others}
+            found[question, name] = {key: text for key, text in texts.items() if text}
+    return found
 
 
 @cache

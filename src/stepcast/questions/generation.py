@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from stepcast.inputs.source import prefix_errors
 from stepcast.questions.choices import Choice, Question, read_word
 from stepcast.questions.numbers import count, gpu_count, share
-from stepcast.questions.question import CHOICES, WHAT
+from stepcast.questions.question import WHAT
 
 if TYPE_CHECKING:
     from stepcast.generation.forecast import GenerationForecast
@@ -30,47 +30,25 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     """A question about generation."""
 
     # fmt: off
-    model: Annotated[str | None, Choice(group=WHAT, metavar="M", help=CHOICES["model"].help)] = None
-    cluster: Annotated[str | None, Choice(group=WHAT, metavar="C", help=CHOICES["cluster"].help,
-        aliases=CHOICES["cluster"].aliases)] = None
-    set: Annotated[tuple[str, ...], Choice(group=WHAT, metavar="KEY=VALUE", help=CHOICES["set"].help,
-        aliases=CHOICES["set"].aliases)] = ()
-    engine: Annotated[str, Choice(group=WHAT, metavar="E", read=read_engine, aliases="backend",
-        help="generation engine: vllm, sglang, trtllm, graph-loop (plain PyTorch), or a TOML file "
-        "(default: vllm)")] = "vllm"
-    gpus: Annotated[int | None, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases="num-gpus world-size",
-        help="total number of GPUs (default: those of one engine)")] = None
-    tp: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases=CHOICES["tp"].aliases,
-        help="tensor-parallel ranks (default: 1)")] = 1
-    pp: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases=CHOICES["pp"].aliases,
-        help="pipeline-parallel ranks (default: 1)")] = 1
-    ep: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases=CHOICES["ep"].aliases,
-        help="expert-parallel ranks, among the tp x dp ranks (default: 1)")] = 1
-    dp: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="N", read=gpu_count, aliases="attention-dp",
-        help="groups of tp ranks that serve different sequences and share the experts (default: 1)")] = 1
-    weights: Annotated[str, Choice(group=ENGINE_LAYOUT, values=WEIGHTS, aliases="quantization",
-        help="number format of weights: bf16, fp8, nvfp4 or int4 (weights alone) (default: bf16)")] = "bf16"
-    kv_cache: Annotated[str | None, Choice(group=ENGINE_LAYOUT, values=("bf16", "fp8"), aliases="kv-cache-dtype",
-        help="number format of the KV cache (default: bf16)")] = None
-    memory_share: Annotated[float | None, Choice(group=ENGINE_LAYOUT, metavar="X", read=share,
-        aliases="gpu-memory-utilization mem-fraction-static",
-        help="share of GPU memory for weights and cache (default: that of the engine)")] = None
-    speculative_tokens: Annotated[int, Choice(group=ENGINE_LAYOUT, metavar="K", read=count(0, 16),
-        aliases="num-speculative-tokens",
-        help="tokens drafted in each step by multi-token prediction (default: 0)")] = 0
-    acceptance: Annotated[float | None, Choice(group=ENGINE_LAYOUT, metavar="P", read=share,
-        help="chance that a drafted token is accepted (default: 0.85)")] = None
-    prompt_length: Annotated[str, Choice(group=REQUESTS, metavar="L", aliases="isl input-length input-len",
-        help=f"prompt length {LENGTH_HELP} (default: 1024)")] = "1024"
-    response_length: Annotated[str, Choice(group=REQUESTS, metavar="L", aliases="osl output-length output-len",
-        help="response length, likewise (default: 1024)")] = "1024"
-    concurrency: Annotated[int | None, Choice(group=REQUESTS, metavar="N", read=count(1, 10**7),
-        aliases="max-concurrency",
-        help="clients that each send the next request after the last one (default: 16, without --requests)")] = None
-    requests: Annotated[int | None, Choice(group=REQUESTS, metavar="N", read=count(1, 10**6), aliases="num-prompts",
-        help="generate a batch of N requests to completion, as a rollout does")] = None
-    group: Annotated[int, Choice(group=REQUESTS, metavar="N", read=count(1, 10**5), aliases="n num-generations",
-        help="with --requests: responses that share one prompt, which is prefilled once (default: 1)")] = 1
+    model: Annotated[str | None, Choice(group=WHAT)] = None
+    cluster: Annotated[str | None, Choice(group=WHAT)] = None
+    set: Annotated[tuple[str, ...], Choice(group=WHAT)] = ()
+    engine: Annotated[str, Choice(group=WHAT, read=read_engine)] = "vllm"
+    gpus: Annotated[int | None, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = None
+    tp: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
+    pp: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
+    ep: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
+    dp: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
+    weights: Annotated[str, Choice(group=ENGINE_LAYOUT, values=WEIGHTS)] = "bf16"
+    kv_cache: Annotated[str | None, Choice(group=ENGINE_LAYOUT, values=("bf16", "fp8"))] = None
+    memory_share: Annotated[float | None, Choice(group=ENGINE_LAYOUT, read=share)] = None
+    speculative_tokens: Annotated[int, Choice(group=ENGINE_LAYOUT, read=count(0, 16))] = 0
+    acceptance: Annotated[float | None, Choice(group=ENGINE_LAYOUT, read=share)] = None
+    prompt_length: Annotated[str, Choice(group=REQUESTS, help=f"prompt length {LENGTH_HELP} (default: 1024)")] = "1024"
+    response_length: Annotated[str, Choice(group=REQUESTS)] = "1024"
+    concurrency: Annotated[int | None, Choice(group=REQUESTS, read=count(1, 10**7))] = None
+    requests: Annotated[int | None, Choice(group=REQUESTS, read=count(1, 10**6))] = None
+    group: Annotated[int, Choice(group=REQUESTS, read=count(1, 10**5))] = 1
     # fmt: on
 
 

@@ -51,73 +51,39 @@ def _read_bandwidth(text: str) -> float:
     return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
 
 
-def _how(metavar: str, help_text: str, read: Callable[[str], float | str] = str, aliases: str = "") -> Choice:
-    return Choice(group=OPERATION, metavar=metavar, help=help_text, read=read, aliases=aliases)
-
-
 class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     """A question about a training run: a step, the length of the run, and how it is operated."""
 
     # fmt: off
-    tokens: Annotated[float | None, Choice(group=RUN, metavar="N", help="number of tokens to train on, e.g. 15T",
-        read=positive(parse_count), aliases=CHOICES["tokens"].aliases)] = None
-    steps: Annotated[int | None, Choice(group=RUN, metavar="N", help="number of steps (instead of --tokens)",
-        read=count(1, MOST_STEPS), aliases="train-iters max-steps training-steps")] = None
-    until: Annotated[datetime.date | None, Choice(group=RUN, metavar="DATE", read=_read_date,
-        help="train until this date, e.g. 2027-01-31 (instead of --tokens); with --tokens and without --gpus: find the "
-        "fewest GPUs that finish by then")] = None
-    from_: Annotated[datetime.date | None, Choice(group=RUN, metavar="DATE", read=_read_date,
-        help="first day, with --until (default: today)")] = None
-    step_s: Annotated[float | None, Choice(group=RUN, metavar="S", read=rate,
-        help="measured step time in seconds (instead of --model and --cluster)")] = None
-    stage: Annotated[tuple[str, ...], Choice(group=RUN, metavar="KEY=VALUE,...", help="a stage of the run, in order: "
-        "tokens or steps, and the options that change, e.g. tokens=1T,global-batch=2048,seq=4096; may repeat")] = ()
-    price: Annotated[float | str | None, replace(CHOICES["price"], group=RUN, help="price per GPU-hour, e.g. 2.5, one "
-        "for each cluster that is compared, or auto: from 'stepcast list prices' (default: none, no cost is "
-        "reported)")] = None
+    tokens: Annotated[float | None, Choice(group=RUN, read=positive(parse_count))] = None
+    steps: Annotated[int | None, Choice(group=RUN, read=count(1, MOST_STEPS))] = None
+    until: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
+    from_: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
+    step_s: Annotated[float | None, Choice(group=RUN, read=rate)] = None
+    stage: Annotated[tuple[str, ...], Choice(group=RUN)] = ()
+    price: Annotated[float | str | None, replace(CHOICES["price"], group=RUN)] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = DEFAULT_CURRENCY
-    buy: Annotated[str | None, Choice(group=RUN, metavar="gpu=P,years=N,electricity=P", help="cost of owned hardware "
-        "(instead of --price): price per GPU with its share of node and network, years of use (default: 5), price per "
-        "kWh (default: 0)")] = None
-    carbon: Annotated[str | None, Choice(group=RUN, metavar="REGION|G", help="CO2 of electricity: a country, e.g. "
-        "france, or grams per kWh (default: not reported)")] = None
-    pue: Annotated[float, Choice(group=RUN, metavar="X", read=_read_pue,
-        help="power usage effectiveness: energy of the building over that of the machines (default: 1)")] = 1.0
-    host_power: Annotated[float, Choice(group=RUN, metavar="W", read=amount,
-        help="power of a node without its GPUs, in watts (default: 0)")] = 0.0
-    failures: Annotated[str | None, _how("NAME", "failure profile: a name from 'stepcast list failures', a TOML file, "
-        f"or none (default: {DEFAULT_FAILURES})", aliases="failure-profile failure-model")] = None
-    mtbf: Annotated[str | None, _how("gpu=T,node=T,link=T", "mean time between failures of one GPU, node or "
-        "link")] = None
-    spot: Annotated[float | None, _how("X", "spot capacity: share of nodes that are reclaimed in a month, e.g. 10% "
-        "(default: none)", share)] = None
-    checkpoint_every: Annotated[str | None, _how("T", "checkpoint interval, e.g. 30m or 500steps (default: the "
-        "optimum)", aliases="checkpoint-interval save-interval")] = None
-    checkpoint_size: Annotated[float | None, _how("SIZE", "size of a checkpoint, e.g. 1TB (default: that of the model "
-        "and the optimizer)", positive(parse_size_bytes))] = None
-    node_write: Annotated[float | None, _how("RATE", "checkpoint bandwidth of a node (default: 1 GB/s)",
-        _read_bandwidth)] = None
-    store_write: Annotated[float | None, _how("RATE", "checkpoint bandwidth of the storage system (default: no limit)",
-        _read_bandwidth)] = None
-    blocking: Annotated[bool, Choice(group=OPERATION, help="training waits until a checkpoint is written")] = False
-    restart: Annotated[str | None, _how("MODE|detect=T,reschedule=T,warm-up=T", "time from a failure to the next "
-        "step; MODE in-job restarts processes on hot spares, in-process calls the training function again (default: "
-        "that of the failure profile)")] = None
-    spares: Annotated[int | None, _how("N", "number of spare nodes (default: one is always available)",
-        count(0, 100_000))] = None
-    shrink: Annotated[bool, Choice(group=OPERATION, help="without a spare node, continue with fewer replicas")] = False
-    repair: Annotated[str | None, _how("share=X,takes=T", "share of failures that break a node, and its repair time "
-        "(default: those of the failure profile)")] = None
-    stragglers: Annotated[str | None, _how("per-node-day=X,for=T,slower=X", "periods in which a node is slow (default: "
-        "none)")] = None
-    evaluate: Annotated[str | None, _how("every=N,for=T", "a pause for evaluation every N steps (default: "
-        "none)")] = None
-    runs: Annotated[int, Choice(group=RESULT, metavar="N", help="number of simulated runs (default: 1000)",
-        read=count(1, RUNS.most))] = 1000
-    seed: Annotated[int, Choice(group=RESULT, metavar="N", help="random seed (default: 0)",
-        read=count(0, 2**63))] = 0
-    allow_oom: Annotated[bool, Choice(group=RESULT,
-        help="plan a run that does not fit into GPU memory (default: refuse it with exit status 1)")] = False
+    buy: Annotated[str | None, Choice(group=RUN)] = None
+    carbon: Annotated[str | None, Choice(group=RUN)] = None
+    pue: Annotated[float, Choice(group=RUN, read=_read_pue)] = 1.0
+    host_power: Annotated[float, Choice(group=RUN, read=amount)] = 0.0
+    failures: Annotated[str | None, Choice(group=OPERATION)] = None
+    mtbf: Annotated[str | None, Choice(group=OPERATION)] = None
+    spot: Annotated[float | None, Choice(group=OPERATION, read=share)] = None
+    checkpoint_every: Annotated[str | None, Choice(group=OPERATION)] = None
+    checkpoint_size: Annotated[float | None, Choice(group=OPERATION, read=positive(parse_size_bytes))] = None
+    node_write: Annotated[float | None, Choice(group=OPERATION, read=_read_bandwidth)] = None
+    store_write: Annotated[float | None, Choice(group=OPERATION, read=_read_bandwidth)] = None
+    blocking: Annotated[bool, Choice(group=OPERATION)] = False
+    restart: Annotated[str | None, Choice(group=OPERATION)] = None
+    spares: Annotated[int | None, Choice(group=OPERATION, read=count(0, 100_000))] = None
+    shrink: Annotated[bool, Choice(group=OPERATION)] = False
+    repair: Annotated[str | None, Choice(group=OPERATION)] = None
+    stragglers: Annotated[str | None, Choice(group=OPERATION)] = None
+    evaluate: Annotated[str | None, Choice(group=OPERATION)] = None
+    runs: Annotated[int, Choice(group=RESULT, read=count(1, RUNS.most))] = 1000
+    seed: Annotated[int, Choice(group=RESULT, read=count(0, 2**63))] = 0
+    allow_oom: Annotated[bool, Choice(group=RESULT)] = False
     # fmt: on
 
     @property

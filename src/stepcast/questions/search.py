@@ -27,14 +27,7 @@ from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions import numbers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
-from stepcast.questions.question import (
-    CHOICES,
-    DEFAULT_FRAMEWORK,
-    PRECISIONS,
-    SCHEDULES,
-    TUNING_FRAMEWORK,
-    PredictQuestion,
-)
+from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion
 from stepcast.questions.rules import check_rules
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
@@ -73,7 +66,6 @@ AxisValues = tuple[Any, ...]  # enums, numbers or words, as a choice has them
 
 def _axis(
     name: str,
-    help_text: str,
     read: Callable[[str], int | str],
     values: Sequence[str] = (),
     means: Callable[..., object] = lambda value: value,
@@ -90,7 +82,7 @@ def _axis(
     return Choice(
         group=SPACE,
         metavar="A,..." if values or name == "recompute" else "N,...",
-        help=f"{help_text}: {', '.join(values)}" if values else help_text,
+        listed=tuple(values),
         read=read_several,
         means=means,
         sets="axis",
@@ -118,80 +110,48 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     cluster: Annotated["Cluster | str | None", CHOICES["cluster"]] = None
     gpu: Annotated[str | None, CHOICES["gpu"]] = None
     set: Annotated[tuple[str, ...], CHOICES["set"]] = ()
-    gpus: Annotated[tuple[int, ...] | None, Choice(group=WHAT, metavar="N|A,B|A..B", read=read_gpu_counts,
-        help="total number of GPUs; A..B doubles from A to B (default: all GPUs of a cluster with a fixed size)",
-        aliases=CHOICES["gpus"].aliases)] = None
-    global_batch: Annotated[int | None, Choice(group=WHAT, metavar="N", help="global batch size, in sequences per "
-        "step", read=CHOICES["global_batch"].read, aliases=CHOICES["global_batch"].aliases)] = None
-    tokens_per_batch: Annotated[float | None, Choice(group=WHAT, metavar="N",
-        help="global batch size in tokens, e.g. 4M (instead of --global-batch)",
-        read=numbers.positive(parse_count))] = None
-    seq: Annotated[int | None, Choice(group=WHAT, metavar="N", read=CHOICES["seq"].read,
-        help=CHOICES["seq"].help, aliases=CHOICES["seq"].aliases)] = None
-    framework: Annotated[str | None, Choice(group=WHAT, metavar="F", several=True,
-        aliases=CHOICES["framework"].aliases, help="framework whose defaults fill unset options, and whose features "
-        f"are searched (default: {DEFAULT_FRAMEWORK}; {TUNING_FRAMEWORK} with --lora)")] = None
-    any_framework: Annotated[bool, Choice(group=WHAT,
-        help="also search schedules, sharding and overlap that the framework does not have")] = False
+    gpus: Annotated[tuple[int, ...] | None, Choice(group=WHAT, read=read_gpu_counts)] = None
+    global_batch: Annotated[int | None, Choice(group=WHAT, read=CHOICES["global_batch"].read)] = None
+    tokens_per_batch: Annotated[float | None, Choice(group=WHAT, read=numbers.positive(parse_count))] = None
+    seq: Annotated[int | None, Choice(group=WHAT, read=CHOICES["seq"].read)] = None
+    framework: Annotated[str | None, Choice(group=WHAT, several=True)] = None
+    any_framework: Annotated[bool, Choice(group=WHAT)] = False
     lora: Annotated[str | None, replace(CHOICES["lora"], group=WHAT)] = None
-    base_weights: Annotated[Words, _axis("base_weights", "formats of the frozen weights under LoRA (default: trained, "
-        "the training precision)", plain_word, tuple(map(str, BaseWeights)), BaseWeights)] = None
-    tp: Annotated[Counts, _axis("tp", "tensor-parallel ranks", numbers.gpu_count)] = None
-    cp: Annotated[Counts, _axis("cp", "context-parallel ranks", numbers.gpu_count)] = None
-    ep: Annotated[Counts, _axis("ep", "expert-parallel ranks", numbers.gpu_count)] = None
-    expert_tp: Annotated[Counts, _axis("expert_tp", "tensor-parallel ranks of experts", numbers.gpu_count)] = None
-    pp: Annotated[Counts, _axis("pp", "pipeline-parallel ranks", numbers.gpu_count)] = None
-    vpp: Annotated[Counts, _axis("vpp", "virtual pipeline stages per rank",
-        numbers.count(1, numbers.MOST_LAYERS))] = None
-    micro_batch: Annotated[Counts, _axis("micro_batch", "micro-batch size",
-        numbers.count(1, numbers.MOST_SEQUENCES))] = None
-    schedule: Annotated[Words, _axis("schedule", "pipeline schedules", readers.read_schedule, SCHEDULES,
-        ScheduleKind)] = None
-    recompute: Annotated[Words, _axis("recompute", "activation recomputation: none, selective, full, or the modules "
-        "of selective joined by +, e.g. selective:norms+experts", _read_recompute,
-        means=CHOICES["recompute"].means)] = None
-    sharding: Annotated[Words, _axis("sharding", "sharding; none is DDP", readers.read_sharding, SHARDINGS,
-        Sharding)] = None
-    sequence_parallel: Annotated[Words, _axis("sequence_parallel", "sequence parallelism", _read_yes,
-        ("yes", "no"), lambda word: word == "yes")] = None
-    precision: Annotated[Words, _axis("precision", "training precision (default: that of the framework)",
-        readers.read_precision, PRECISIONS, DType)] = None
-    dispatcher: Annotated[Words, _axis("dispatcher", "token dispatchers of experts (default: that of the framework)",
-        readers.read_dispatcher, CHOICES["dispatcher"].values, Dispatcher)] = None
-    cp_comm: Annotated[Words, _axis("cp_comm", "exchange of context-parallel ranks (default: that of the framework)",
-        readers.read_cp_comm, tuple(map(str, ContextKind)), ContextKind)] = None
-    gradients: Annotated[Words, _axis("gradients", "data types of gradients (default: that of the framework)",
-        readers.read_precision, CHOICES["gradients"].values, DType)] = None
-    optimizer: Annotated[Words, _axis("optimizer", "optimizers, NAME[:FORMAT] (default: that of the framework)",
-        plain_word)] = None
-    offload: Annotated[Words, _axis("offload", "what is stored in host memory, e.g. none,optimizer=0.5+activations "
-        "(default: none)", str, means=lambda word: offload_of(word.replace("+", ",")))] = None
-    fp8_params: Annotated[Words, _axis("fp8_params", "parameters stored in fp8 (default: no)", _read_yes,
-        ("yes", "no"), lambda word: word == "yes")] = None
-    mtp_layers: Annotated[Counts, _axis("mtp_layers", "multi-token prediction layers (default: that of the framework)",
-        CHOICES["mtp_layers"].read)] = None
-    overlap: Annotated[Words, _axis("overlap", "overlapped communication (default: usual, what the "
-        "framework overlaps)", plain_word, OVERLAPPING)] = None
-    fix: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=VALUE", help="the same as --NAME VALUE")] = ()
-    allow: Annotated[tuple[str, ...], Choice(group=SPACE, metavar="NAME=A,B", help="the same as --NAME A,B")] = ()
-    objective: Annotated[str, Choice(group=AIM, values=OBJECTIVES, aliases="minimize optimize-for goal",
-        help="objective to optimise; robust is the upper end of the interval (default: step, the step time)")] = "step"
-    max_memory: Annotated[float | None, Choice(group=AIM, metavar="SIZE", read=numbers.positive(parse_size_bytes),
-        help="maximum memory per GPU, e.g. 70GiB (default: all)")] = None
-    memory_reserve: Annotated[float | None, Choice(group=AIM, metavar="X", read=numbers.share,
-        help="share of GPU memory to leave free, e.g. 10% (default: 7%, the margin of the 90 % memory interval, or "
-        "0 with --max-memory)")] = None
-    top: Annotated[int, Choice(group=AIM, metavar="K", read=numbers.count(1, MOST_ROWS), aliases="top-k limit best",
-        help="number of strategies to rank (default: 10)")] = 10
+    base_weights: Annotated[Words, _axis("base_weights", plain_word, tuple(map(str, BaseWeights)), BaseWeights)] = None
+    tp: Annotated[Counts, _axis("tp", numbers.gpu_count)] = None
+    cp: Annotated[Counts, _axis("cp", numbers.gpu_count)] = None
+    ep: Annotated[Counts, _axis("ep", numbers.gpu_count)] = None
+    expert_tp: Annotated[Counts, _axis("expert_tp", numbers.gpu_count)] = None
+    pp: Annotated[Counts, _axis("pp", numbers.gpu_count)] = None
+    vpp: Annotated[Counts, _axis("vpp", numbers.count(1, numbers.MOST_LAYERS))] = None
+    micro_batch: Annotated[Counts, _axis("micro_batch", numbers.count(1, numbers.MOST_SEQUENCES))] = None
+    schedule: Annotated[Words, _axis("schedule", readers.read_schedule, SCHEDULES, ScheduleKind)] = None
+    recompute: Annotated[Words, _axis("recompute", _read_recompute, means=CHOICES["recompute"].means)] = None
+    sharding: Annotated[Words, _axis("sharding", readers.read_sharding, SHARDINGS, Sharding)] = None
+    sequence_parallel: Annotated[Words, _axis("sequence_parallel", _read_yes, ("yes", "no"),
+        lambda word: word == "yes")] = None
+    precision: Annotated[Words, _axis("precision", readers.read_precision, PRECISIONS, DType)] = None
+    dispatcher: Annotated[Words, _axis("dispatcher", readers.read_dispatcher, CHOICES["dispatcher"].values,
+        Dispatcher)] = None
+    cp_comm: Annotated[Words, _axis("cp_comm", readers.read_cp_comm, tuple(map(str, ContextKind)), ContextKind)] = None
+    gradients: Annotated[Words, _axis("gradients", readers.read_precision, CHOICES["gradients"].values, DType)] = None
+    optimizer: Annotated[Words, _axis("optimizer", plain_word)] = None
+    offload: Annotated[Words, _axis("offload", str, means=lambda word: offload_of(word.replace("+", ",")))] = None
+    fp8_params: Annotated[Words, _axis("fp8_params", _read_yes, ("yes", "no"), lambda word: word == "yes")] = None
+    mtp_layers: Annotated[Counts, _axis("mtp_layers", CHOICES["mtp_layers"].read)] = None
+    overlap: Annotated[Words, _axis("overlap", plain_word, OVERLAPPING)] = None
+    fix: Annotated[tuple[str, ...], Choice(group=SPACE)] = ()
+    allow: Annotated[tuple[str, ...], Choice(group=SPACE)] = ()
+    objective: Annotated[str, Choice(group=AIM, values=OBJECTIVES)] = "step"
+    max_memory: Annotated[float | None, Choice(group=AIM, read=numbers.positive(parse_size_bytes))] = None
+    memory_reserve: Annotated[float | None, Choice(group=AIM, read=numbers.share)] = None
+    top: Annotated[int, Choice(group=AIM, read=numbers.count(1, MOST_ROWS))] = 10
     tokens: Annotated[float | None, replace(CHOICES["tokens"], group=AIM)] = None
     price: Annotated[float | str | None, replace(CHOICES["price"], group=AIM)] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=AIM)] = DEFAULT_CURRENCY
-    time: Annotated[float | None, Choice(group=AIM, metavar="T", read=numbers.positive(parse_duration_s),
-        help="time limit, e.g. 60s; then the best so far is reported (default: none)")] = None
-    explain: Annotated[bool, Choice(group=AIM,
-        help="predict rank 1 with other values of each choice: what they cost, or why they are not possible")] = False
-    workers: Annotated[int | None, Choice(group=AIM, metavar="N", read=numbers.count(1, MOST_WORKERS),
-        help="number of processes (default: the number of cores)")] = None
+    time: Annotated[float | None, Choice(group=AIM, read=numbers.positive(parse_duration_s))] = None
+    explain: Annotated[bool, Choice(group=AIM)] = False
+    workers: Annotated[int | None, Choice(group=AIM, read=numbers.count(1, MOST_WORKERS))] = None
     # fmt: on
 
     @property

@@ -50,89 +50,51 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     """A question about a step of RL post-training."""
 
     # fmt: off
-    model: Annotated[str | None, Choice(group=WHAT, metavar="M", help=CHOICES["model"].help)] = None
-    cluster: Annotated[str | None, Choice(group=WHAT, metavar="C", help=CHOICES["cluster"].help,
-        aliases=CHOICES["cluster"].aliases)] = None
-    set: Annotated[tuple[str, ...], Choice(group=WHAT, metavar="KEY=VALUE", help=CHOICES["set"].help,
-        aliases=CHOICES["set"].aliases)] = ()
-    software: Annotated[Any, Choice(group=WHAT, metavar="S",
-        help="RL software whose overheads count: nemo-rl, verl, openrlhf, trl (default: nemo-rl)")] = None
-    engine: Annotated[str | None, Choice(group=WHAT, metavar="E", read=read_engine,
-        help="generation engine: vllm, sglang, trtllm, or a TOML file (default: that of the software)")] = None
-    algorithm: Annotated[Any, Choice(group=TASK, values=ALGORITHMS,
-        help="grpo, dapo (no reference, 1.5 responses generated for each that is trained on unless --oversampling), "
-        "ppo (a critic of the same size) or rloo (default: grpo)")] = None
-    prompts: Annotated[Any, Choice(group=TASK, metavar="N", read=count(1, 10**6),
-        help="prompts of a step (default: 64)")] = None
-    group: Annotated[Any, Choice(group=TASK, metavar="G", read=count(1, 10**5), aliases="n num-generations",
-        help="responses to each prompt (default: 16)")] = None
-    prompt_length: Annotated[Any, Choice(group=TASK, metavar="L",
+    model: Annotated[str | None, Choice(group=WHAT)] = None
+    cluster: Annotated[str | None, Choice(group=WHAT)] = None
+    set: Annotated[tuple[str, ...], Choice(group=WHAT)] = ()
+    software: Annotated[Any, Choice(group=WHAT)] = None
+    engine: Annotated[str | None, Choice(group=WHAT, read=read_engine)] = None
+    algorithm: Annotated[Any, Choice(group=TASK, values=ALGORITHMS)] = None
+    prompts: Annotated[Any, Choice(group=TASK, read=count(1, 10**6))] = None
+    group: Annotated[Any, Choice(group=TASK, read=count(1, 10**5))] = None
+    prompt_length: Annotated[Any, Choice(group=TASK,
         help=f"prompt length {LENGTH_HELP} (default: {DEFAULT_PROMPT})")] = None
-    response_length: Annotated[Any, Choice(group=TASK, metavar="L", aliases="max-response",
-        help="response length, likewise (default: 2048)")] = None
-    train_batch: Annotated[int | None, Choice(group=TASK, metavar="N", read=count(1, 10**7),
-        help="sequences of an optimizer step (default: all responses)")] = None
-    epochs: Annotated[Any, Choice(group=TASK, metavar="N", read=count(1, 100),
-        help="times that each response is trained on (default: 1)")] = None
-    oversampling: Annotated[float | None, Choice(group=TASK, metavar="X", read=amount,
-        help="responses generated over those trained on (default: 1; dapo 1.5)")] = None
-    reference: Annotated[bool | None, Choice(group=TASK, deniable=True,
-        help="log-probabilities of a reference model (default: grpo, ppo and rloo yes, dapo no)")] = None
-    old_logprobs: Annotated[bool | None, Choice(group=TASK, deniable=True,
-        help="compute log-probabilities of the old policy by a forward pass (default: yes)")] = None
-    reward_s: Annotated[float, Choice(group=TASK, metavar="S", read=amount,
-        help="seconds from the last response to all rewards: tests, tools or a reward model (default: 0)")] = 0.0
-    reward_latency: Annotated[str | None, Choice(group=TASK, metavar="L", read=str,
-        help="milliseconds from the end of each response to its reward by a tool or an environment, as a number or a "
-        "distribution like --response-length (default: none)")] = None
-    mode: Annotated[str | None, Choice(group=POOLS, values=tuple(RlMode),
-        help="colocated: training and generation take turns on the same GPUs; split: on GPUs of their own, taking "
-        "turns; async: on GPUs of their own at once (default: colocated; async with --rollout-gpus)")] = None
-    gpus: Annotated[int | None, Choice(group=POOLS, metavar="N", read=gpu_count,
-        help="GPUs that train; with --search all GPUs")] = None
-    rollout_gpus: Annotated[int | None, Choice(group=POOLS, metavar="N", read=gpu_count,
-        help="additional GPUs that generate, with --mode split or async")] = None
-    staleness: Annotated[int | None, Choice(group=POOLS, metavar="K", read=count(0, 1000),
-        help="async: steps that a response may be older than the weights trained (default: 1)")] = None
-    partial_rollout: Annotated[bool, Choice(group=POOLS,
-        help="async: responses continue under new weights, so no step waits for the longest")] = False
-    search: Annotated[bool, Choice(group=POOLS,
-        help="find the best mode, split and layouts for --gpus")] = False
-    tp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["tp"].help)] = None
-    cp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["cp"].help)] = None
-    ep: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["ep"].help)] = None
-    pp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["pp"].help)] = None
-    vpp: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=gpu_count, help=CHOICES["vpp"].help)] = None
-    sharding: Annotated[str | None, Choice(group=TRAINING, metavar="NAME", read=CHOICES["sharding"].read,
-        values=CHOICES["sharding"].values, help="sharding of states (default: that of the software)")] = None
-    recompute: Annotated[str | None, Choice(group=TRAINING, metavar="KIND", read=CHOICES["recompute"].read,
-        help="activation recomputation: none, selective or full (default: full)")] = None
-    precision: Annotated[str | None, Choice(group=TRAINING, metavar="NAME", read=CHOICES["precision"].read,
-        help="training precision (default: bf16)")] = None
-    framework: Annotated[str | None, Choice(group=TRAINING, metavar="F",
-        help="training framework (default: that of the software)")] = None
-    pack_tokens: Annotated[int | None, Choice(group=TRAINING, metavar="N", read=count(1, 10**7),
-        help="tokens of a packed micro-batch (default: the longest sequence)")] = None
-    gen_tp: Annotated[int | None, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
-        help="tensor-parallel ranks (default: that of the software)")] = None
-    gen_pp: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
-        help="pipeline-parallel ranks (default: 1)")] = None
-    gen_ep: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
-        help="expert-parallel ranks (default: 1)")] = None
-    gen_dp: Annotated[Any, Choice(group=ROLLOUT, metavar="N", read=gpu_count,
-        help="groups of tp ranks that share the experts (default: 1)")] = None
-    gen_weights: Annotated[Any, Choice(group=ROLLOUT, values=("bf16", "fp8", "nvfp4", "int4"),
-        help="number format of rollout weights (default: bf16)")] = None
-    kv_cache: Annotated[str | None, Choice(group=ROLLOUT, values=("bf16", "fp8"),
-        help="number format of the KV cache (default: bf16)")] = None
-    memory_share: Annotated[float | None, Choice(group=ROLLOUT, metavar="X", read=share,
-        help="share of GPU memory for rollout weights and cache (default: that of the engine)")] = None
-    steps: Annotated[int | None, Choice(group=RUN, metavar="N", read=count(1, 10**7),
-        help="steps of a run: also print its days and cost")] = None
-    price: Annotated[float | None, Choice(group=RUN, metavar="X", read=read_price,
-        help="price per GPU-hour, with --steps or --search")] = None
-    currency: Annotated[str, Choice(group=RUN, metavar="C", read=read_currency,
-        help="currency (default: $)")] = DEFAULT_CURRENCY
+    response_length: Annotated[Any, Choice(group=TASK)] = None
+    train_batch: Annotated[int | None, Choice(group=TASK, read=count(1, 10**7))] = None
+    epochs: Annotated[Any, Choice(group=TASK, read=count(1, 100))] = None
+    oversampling: Annotated[float | None, Choice(group=TASK, read=amount)] = None
+    reference: Annotated[bool | None, Choice(group=TASK, deniable=True)] = None
+    old_logprobs: Annotated[bool | None, Choice(group=TASK, deniable=True)] = None
+    reward_s: Annotated[float, Choice(group=TASK, read=amount)] = 0.0
+    reward_latency: Annotated[str | None, Choice(group=TASK, read=str)] = None
+    mode: Annotated[str | None, Choice(group=POOLS, values=tuple(RlMode))] = None
+    gpus: Annotated[int | None, Choice(group=POOLS, read=gpu_count)] = None
+    rollout_gpus: Annotated[int | None, Choice(group=POOLS, read=gpu_count)] = None
+    staleness: Annotated[int | None, Choice(group=POOLS, read=count(0, 1000))] = None
+    partial_rollout: Annotated[bool, Choice(group=POOLS)] = False
+    search: Annotated[bool, Choice(group=POOLS)] = False
+    tp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
+    cp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
+    ep: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
+    pp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
+    vpp: Annotated[int | None, Choice(group=TRAINING, read=gpu_count)] = None
+    sharding: Annotated[str | None, Choice(group=TRAINING, read=CHOICES["sharding"].read,
+        values=CHOICES["sharding"].values)] = None
+    recompute: Annotated[str | None, Choice(group=TRAINING, read=CHOICES["recompute"].read)] = None
+    precision: Annotated[str | None, Choice(group=TRAINING, read=CHOICES["precision"].read)] = None
+    framework: Annotated[str | None, Choice(group=TRAINING)] = None
+    pack_tokens: Annotated[int | None, Choice(group=TRAINING, read=count(1, 10**7))] = None
+    gen_tp: Annotated[int | None, Choice(group=ROLLOUT, read=gpu_count)] = None
+    gen_pp: Annotated[Any, Choice(group=ROLLOUT, read=gpu_count)] = None
+    gen_ep: Annotated[Any, Choice(group=ROLLOUT, read=gpu_count)] = None
+    gen_dp: Annotated[Any, Choice(group=ROLLOUT, read=gpu_count)] = None
+    gen_weights: Annotated[Any, Choice(group=ROLLOUT, values=("bf16", "fp8", "nvfp4", "int4"))] = None
+    kv_cache: Annotated[str | None, Choice(group=ROLLOUT, values=("bf16", "fp8"))] = None
+    memory_share: Annotated[float | None, Choice(group=ROLLOUT, read=share)] = None
+    steps: Annotated[int | None, Choice(group=RUN, read=count(1, 10**7))] = None
+    price: Annotated[float | None, Choice(group=RUN, read=read_price)] = None
+    currency: Annotated[str, Choice(group=RUN, read=read_currency)] = DEFAULT_CURRENCY
     # fmt: on
 
 
