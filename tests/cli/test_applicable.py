@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import build_parser
-from stepcast.questions.rules import rules_of
+from stepcast.questions.question import rules_of
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.cli.test_mistakes import LLAMA, PREDICT, SIMULATE, TABLE
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, calibration
-from stepcast.hardware.quantity import LIMITS, UNITS, Dimension, parse_quantity
 from stepcast.ir.facts import LONGEST_S, find_doubts
+from stepcast.units import LIMITS, UNITS, Dimension, parse_quantity
 from tests.cli.test_main import EXAMPLES, run
 
 PREDICT = ["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "16"]

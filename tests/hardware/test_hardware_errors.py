@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.hardware import CatalogError, load_cluster, load_gpu
-from stepcast.hardware.quantity import Dimension, parse_quantity
+from stepcast.units import Dimension, parse_quantity
 
 GOOD = """base = "dgx-h100"
 

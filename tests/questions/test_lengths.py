@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from stepcast.inputs.source import FormatError
-from stepcast.questions.choices import read_targets, split_lora
+from stepcast.questions.choices import ValueSpellingError, read_targets, split_lora
 from stepcast.questions.lengths import SampleLengths, read_lengths, shape_batches
-from stepcast.questions.numbers import ValueSpellingError
 
 
 def test_equal_samples_fill_their_batches() -> None:

@@ -13,8 +13,7 @@ from stepcast.cli.options import read_question
 from stepcast.questions.choices import NOUNS, Question, build_question, choices_of, spell_choices
 from stepcast.questions.measured import AnalyzeChoices, AnalyzeQuestion, ReplayChoices, ReplayQuestion
 from stepcast.questions.plan import PlanChoices, PlanQuestion
-from stepcast.questions.question import CHOICES, DEFAULTS, PredictChoices, PredictQuestion
-from stepcast.questions.rules import rules_of
+from stepcast.questions.question import CHOICES, DEFAULTS, PredictChoices, PredictQuestion, rules_of
 from stepcast.questions.search import SearchChoices, SearchQuestion
 from stepcast.questions.settle import settle
 

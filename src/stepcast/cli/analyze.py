@@ -16,7 +16,7 @@ from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.measured import AnalyzeQuestion
-from stepcast.questions.rules import check_rules
+from stepcast.questions.question import check_rules
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import argparse
 
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
-from stepcast.questions.numbers import MOST_SEQUENCES, MOST_TOKENS, count
+from stepcast.questions.choices import MOST_SEQUENCES, MOST_TOKENS, count
 from stepcast.questions.question import PredictQuestion
 from stepcast.version import __version__
 from stepcast.views.text import visible

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from stepcast.cli.options import add_options
 from stepcast.ir.children import block_interrupts
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.questions.numbers import count
+from stepcast.questions.choices import count
 from stepcast.version import __version__
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stepcast.cli.options import add_options, add_question, cluster_question, option_of
 from stepcast.cli.output import print_notes, show_view
 from stepcast.ir.facts import FactDict
-from stepcast.questions.numbers import count
+from stepcast.questions.choices import count
 from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
 from stepcast.version import __version__
 

@@ -12,7 +12,7 @@ from stepcast.cli.output import show_view
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
-from stepcast.questions.numbers import MOST_ELEMENTS, count
+from stepcast.questions.choices import MOST_ELEMENTS, count
 from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import TFLOPS
 

@@ -15,11 +15,23 @@ from stepcast.cli.output import new_file, print_notes, print_warnings
 from stepcast.inputs.source import DATA, Source, read_words
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION, STEPS
-from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
+from stepcast.questions.choices import (
+    MOST_LAYERS,
+    MOST_RUNS,
+    Choice,
+    Question,
+    alias_flags,
+    alias_names,
+    amount,
+    choices_of,
+    count,
+    defaults_of,
+    gpu_count,
+    invert_words,
+    rate,
+)
 from stepcast.questions.choices import option_of as option_of
-from stepcast.questions.numbers import MOST_LAYERS, MOST_RUNS, amount, count, gpu_count, rate
-from stepcast.questions.question import CHOICES, DEFAULTS, WHAT, PredictQuestion
-from stepcast.questions.rules import check_rules
+from stepcast.questions.question import CHOICES, DEFAULTS, WHAT, PredictQuestion, check_rules
 
 if TYPE_CHECKING:
     from stepcast.questions.runs import RunFile

@@ -12,7 +12,7 @@ from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
-from stepcast.questions.numbers import count
+from stepcast.questions.choices import count
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views.text import facts, table, visible
 

@@ -11,7 +11,7 @@ from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_notes, show_view, write_trace
 from stepcast.ir.facts import find_doubts
 from stepcast.questions.measured import ReplayQuestion
-from stepcast.questions.rules import check_rules
+from stepcast.questions.question import check_rules
 
 if TYPE_CHECKING:
     from stepcast.analyze.kineto.whatif import KinetoReplay

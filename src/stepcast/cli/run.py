@@ -12,7 +12,7 @@ from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_notes, show_view, write_file, write_trace
 from stepcast.ir.facts import FactDict
 from stepcast.ir.schedules import PiecePlacement
-from stepcast.questions.numbers import count, gpu_count
+from stepcast.questions.choices import count, gpu_count
 from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
 from stepcast.version import __version__
 from stepcast.views.text import visible

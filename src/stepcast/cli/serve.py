@@ -12,7 +12,7 @@ from typing import Any
 
 from stepcast.cli.documents import load_lazily
 from stepcast.cli.options import add_options, option_table
-from stepcast.questions.numbers import count
+from stepcast.questions.choices import count
 
 PORT = 8321
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -15,7 +15,7 @@ from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import SCHEDULE_FILE
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer
 from stepcast.ir.workload import Workload
-from stepcast.questions.numbers import check_multiple
+from stepcast.questions.choices import check_multiple
 from stepcast.questions.question import ENGINE_HELP, SCHEDULES
 from stepcast.questions.question import ENGINES as STEP_ENGINES
 from stepcast.units import US, format_percent

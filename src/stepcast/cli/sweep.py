@@ -14,7 +14,7 @@ from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
-from stepcast.questions.numbers import count
+from stepcast.questions.choices import count
 from stepcast.units import format_seconds
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from stepcast.cli.output import print_warnings, terminal_width, told_page, write
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import LINE
-from stepcast.questions.numbers import count
+from stepcast.questions.choices import count
 from stepcast.units import format_change, format_seconds
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.layout import Layout, grid_of
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import (

@@ -23,10 +23,9 @@ from stepcast.forecast.simulate import PacedCompute, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster, Gpu
-from stepcast.ir.dataclass import replace
+from stepcast.ir.dataclass import ByIdentity, replace
 from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
-from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layers.experts import exchange_routing
 from stepcast.ir.model import Model, describe_split

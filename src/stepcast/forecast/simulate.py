@@ -22,8 +22,7 @@ from stepcast.forecast.options import (
 from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import COMPUTING, Compute, Direction, Group, Transfer, Work, group_of

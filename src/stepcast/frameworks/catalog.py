@@ -13,7 +13,6 @@ from typing import get_type_hints
 
 from stepcast.frameworks.profile import Defaults, Preset, Profile, StageSpread
 from stepcast.hardware.catalog import CatalogError, Description, flat, nearest
-from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
@@ -29,6 +28,7 @@ from stepcast.ir.strategy import (
     overlap_words,
     recompute_of,
 )
+from stepcast.units import Dimension, parse_quantity
 
 DATA = Path(__file__).parents[1] / "data"
 DEFAULT = "megatron-core"

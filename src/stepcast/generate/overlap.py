@@ -15,10 +15,9 @@ from stepcast.generate.data import (
 )
 from stepcast.generate.update import copy_op, own_parameters, send_gradients
 from stepcast.ir.architecture import NOTHING, Shard
-from stepcast.ir.dataclass import dataclass, replace
+from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Kernels
-from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layers.operators import K, Ops, wait_for
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes

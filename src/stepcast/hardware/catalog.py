@@ -17,13 +17,12 @@ from types import NoneType
 from typing import NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from stepcast.hardware.cluster import Cluster, Gpu
-from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.tables import TableError, convert_table
-from stepcast.units import GB, NS, US
+from stepcast.units import GB, NS, US, Dimension, parse_quantity
 
 
 class CatalogError(ValueError):

@@ -15,8 +15,7 @@ from math import lcm
 from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Copies, RankGrid
 
 # The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks

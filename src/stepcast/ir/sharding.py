@@ -8,10 +8,9 @@ from enum import StrEnum
 from functools import lru_cache
 
 from stepcast.ir.architecture import Shard
-from stepcast.ir.dataclass import dataclass, replace
+from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
-from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.strategy import Sharding, Strategy

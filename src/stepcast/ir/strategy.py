@@ -7,10 +7,9 @@ from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 
-from stepcast.ir.dataclass import dataclass, replace, require, require_counts
+from stepcast.ir.dataclass import Remembered, dataclass, replace, require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
-from stepcast.ir.identity import Remembered
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind

@@ -21,8 +21,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 
-from stepcast.ir.dataclass import dataclass, require, require_counts
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, dataclass, require, require_counts
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import GATHERS, Collective, Group, Recorded, Work

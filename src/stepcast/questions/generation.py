@@ -4,8 +4,7 @@ import os
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from stepcast.inputs.source import prefix_errors
-from stepcast.questions.choices import Choice, Question, read_word
-from stepcast.questions.numbers import count, gpu_count, share
+from stepcast.questions.choices import Choice, Question, count, gpu_count, read_word, share
 from stepcast.questions.question import WHAT
 
 if TYPE_CHECKING:

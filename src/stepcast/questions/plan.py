@@ -12,10 +12,19 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
-from stepcast.questions.choices import Choice, read_choices, refuse_several
-from stepcast.questions.numbers import ValueSpellingError, amount, check_multiple, count, positive, rate, share
-from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, TrainingChoices
-from stepcast.questions.rules import check_rules
+from stepcast.questions.choices import (
+    Choice,
+    ValueSpellingError,
+    amount,
+    check_multiple,
+    count,
+    positive,
+    rate,
+    read_choices,
+    refuse_several,
+    share,
+)
+from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, TrainingChoices, check_rules
 from stepcast.questions.settle import SettledRun, settle, settle_price
 from stepcast.units import DAY, DEFAULT_CURRENCY, format_percent, parse_count, parse_duration_s, parse_size_bytes
 
@@ -46,7 +55,7 @@ def _read_pue(text: str) -> float:
 
 
 def _read_bandwidth(text: str) -> float:
-    from stepcast.hardware.quantity import Dimension, parse_quantity
+    from stepcast.units import Dimension, parse_quantity
 
     return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
 

@@ -1,22 +1,110 @@
-"""The question of ``stepcast predict``: every choice of a training step, declared once."""
+"""The question of ``stepcast predict``, every choice of a training step; and rules for choices that have no effect, as
+``data/rules.toml`` states them.
+
+A choice that differs from its default and cannot change the answer is
+
+- an error if the user surely meant something else: the message says why and what to do;
+- a note if the answer is still the one that was asked for.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from stepcast.ir import strategy
+from stepcast.inputs.expression import Filter
+from stepcast.inputs.source import DATA, read_toml
+from stepcast.ir import schedules, strategy
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import MICRO_BATCHES
-from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
 from stepcast.questions import choices as readers
-from stepcast.questions import numbers
-from stepcast.questions.choices import Choice, Question, choices_of, defaults_of
-from stepcast.questions.numbers import amount, count, gpu_count, positive
+from stepcast.questions.choices import (
+    Choice,
+    Question,
+    amount,
+    choices_of,
+    count,
+    defaults_of,
+    gpu_count,
+    option_of,
+    positive,
+)
 from stepcast.units import DEFAULT_CURRENCY, parse_count
+
+PIPELINED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if not facts.alone)
+PAIRED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if facts.pairs is schedules.Pairs.OWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Options that have an effect only where a condition holds; *otherwise* is why there is none and what to do."""
+
+    options: tuple[str, ...]
+    condition: str
+    otherwise: str
+    harmless: bool = False
+
+    def holds(self, option: str, facts: Facts) -> bool:
+        """Return True if *option* has an effect."""
+        return _read_condition(self.condition)({**facts, **_derive(facts), "option": option})
+
+
+@cache
+def _read_condition(text: str) -> Filter:
+    return Filter(text)
+
+
+def _derive(facts: Facts) -> dict[str, object]:
+    """Return the lists of words in choices, and the schedules of pipelines."""
+    kind, _, modules = (facts.get("recompute") or "").partition(":")
+    words = facts.get("overlap")
+    return {
+        "overlapped": words.split(",") if isinstance(words, str) else (),
+        "recomputed": set(modules.split(",")) & set(MODULES) if kind == "selective" else set(),
+        "pipelined": PIPELINED,
+        "paired": PAIRED,
+    }
+
+
+_load_tables = cache(read_toml)
+
+
+@cache
+def rules_of(name: str) -> tuple[Rule, ...]:
+    """Return the rules of a verb, and the shared ones that it uses."""
+    table = _load_tables(str(DATA / "rules.toml"))[name]
+    own = [
+        Rule(tuple(options.split()), condition, otherwise, harmless)
+        for key, harmless in (("rules", False), ("notes", True))
+        for options, condition, otherwise in table.get(key, ())
+    ]
+    return (*own, *(rule for shared in table.get("uses", ()) for rule in rules_of(shared)))
+
+
+def check_rules(name: str, given: Collection[str], facts: Facts) -> tuple[str, ...]:
+    """Raise a ValueError for the first option of a verb without effect; return notes for the harmless ones."""
+    idle = [
+        (option, rule)
+        for rule in rules_of(name)
+        for option in rule.options
+        if option in given and not rule.holds(option, facts)
+    ]
+    for option, rule in idle:
+        if not rule.harmless:
+            raise ValueError(_message(option, rule, facts))
+    return tuple(_message(option, rule, facts) for option, rule in idle)
+
+
+def _message(option: str, rule: Rule, facts: Facts) -> str:
+    denied = f"no-{option}" if option == "sequence_parallel" and facts[option] is False else option
+    reason = rule.otherwise.format_map({"paired_list": " or ".join(PAIRED), **facts})
+    return f"{option_of(denied)} has no effect: {reason}"
+
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
@@ -26,7 +114,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FRAMEWORK = "megatron-core"
 TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
-SCHEDULES = tuple(map(str, ScheduleKind))
+SCHEDULES = tuple(map(str, schedules.ScheduleKind))
 SHARDINGS = tuple(map(str, Sharding))
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 AUTOCASTS = ("autocast-bf16", "autocast-fp16")
@@ -118,18 +206,18 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     cp: Annotated[int, RANKS] = 1
     ep: Annotated[int, RANKS] = 1
     pp: Annotated[int, RANKS] = 1
-    vpp: Annotated[int | None, _number(count(1, numbers.MOST_LAYERS), group=LAYOUT)] = None
+    vpp: Annotated[int | None, _number(count(1, readers.MOST_LAYERS), group=LAYOUT)] = None
     expert_tp: Annotated[int, RANKS] = 0
     shard: Annotated[int, RANKS] = 0
     replicate: Annotated[int, RANKS] = 0
     stage_layers: Annotated[str | None, Choice(group=LAYOUT, sets="stage_layers", means=_read_stage_layers,
         write=lambda layers: ",".join(map(str, layers)))] = None
-    micro_batch: Annotated[int, _number(count(1, numbers.MOST_SEQUENCES, numbers.BINARY), group=BATCH)] = 1
-    global_batch: Annotated[int | None, _number(count(1, numbers.MOST_SEQUENCES, numbers.BINARY), group=BATCH)] = None
+    micro_batch: Annotated[int, _number(count(1, readers.MOST_SEQUENCES, readers.BINARY), group=BATCH)] = 1
+    global_batch: Annotated[int | None, _number(count(1, readers.MOST_SEQUENCES, readers.BINARY), group=BATCH)] = None
     accumulation: Annotated[int | None, _number(count(1, MICRO_BATCHES.most), group=BATCH)] = None
-    seq: Annotated[int | None, _number(count(1, numbers.MOST_TOKENS, numbers.BINARY), group=BATCH)] = None
+    seq: Annotated[int | None, _number(count(1, readers.MOST_TOKENS, readers.BINARY), group=BATCH)] = None
     schedule: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_schedule, values=SCHEDULES,
-        sets="schedule", means=ScheduleKind)] = None
+        sets="schedule", means=schedules.ScheduleKind)] = None
     precision: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_precision,
         values=(*PRECISIONS, *AUTOCASTS),
         flags={**{name: name for name in PRECISIONS}, "nvfp4": "nvfp4 fp4", "autocast-bf16": "amp"})] = None
@@ -154,13 +242,13 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         means=lambda megabytes: round(megabytes * 1e6), write=lambda size_bytes: repr(size_bytes / 1e6))] = None
     expert_imbalance: Annotated[float, _number(amount, sets="expert_imbalance")] = 1.0
     expert_load: Annotated[str | None, Choice(group=EXECUTION)] = None
-    expert_replicas: Annotated[int, _number(count(0, numbers.MOST_LAYERS))] = 0
+    expert_replicas: Annotated[int, _number(count(0, readers.MOST_LAYERS))] = 0
     expert_capacity: Annotated[float | None, _number(amount, sets="expert_capacity")] = None
     fused_experts: Annotated[bool | None, _flag("fused_experts")] = None
     dispatcher: Annotated[str | None, Choice(group=EXECUTION, values=("alltoall", "allgather", "deepep", "hybridep"),
         read=readers.read_dispatcher, sets="dispatcher", means=Dispatcher)] = None
     lora: Annotated[str | None, Choice(group=TUNING, read=readers.read_lora)] = None
-    lora_rank: Annotated[int, _number(count(0, numbers.MOST_TOKENS), sets="lora_rank", group=TUNING)] = 0
+    lora_rank: Annotated[int, _number(count(0, readers.MOST_TOKENS), sets="lora_rank", group=TUNING)] = 0
     lora_targets: Annotated[str | None, Choice(group=TUNING, read=readers.read_targets, sets="lora_targets",
         listed=tuple(readers.TARGETS), means=lambda text: tuple(text.split(",")) if text else (),
         write=",".join)] = None
@@ -169,7 +257,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     dora: Annotated[bool | None, Choice(group=TUNING, sets="dora", deniable=True)] = None
     liger: Annotated[bool | None, Choice(group=TUNING, sets="liger", deniable=True)] = None
     lora_a2a: Annotated[bool | None, Choice(group=TUNING, deniable=True, sets="exchanges_adapters")] = None
-    train_layers: Annotated[int, _number(count(0, numbers.MOST_LAYERS), sets="trained_layers", group=TUNING)] = 0
+    train_layers: Annotated[int, _number(count(0, readers.MOST_LAYERS), sets="trained_layers", group=TUNING)] = 0
     base_weights: Annotated[str | None, Choice(group=TUNING, values=("nf4", "nf4-single", "int8"), sets="base_weights",
         means=BaseWeights)] = None
     task: Annotated[str | None, Choice(group=TUNING, values=tuple(map(str, Objective)), sets="objective",
@@ -182,7 +270,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     fp8_attention: Annotated[bool | None, _flag("fp8_attention")] = None
     op_fuser: Annotated[bool | None, _flag("op_fuser")] = None
     check_gradients: Annotated[bool | None, _flag("checks_gradients")] = None
-    bf16_final_layers: Annotated[int | None, _number(count(0, numbers.MOST_LAYERS), sets="wide_layers")] = None
+    bf16_final_layers: Annotated[int | None, _number(count(0, readers.MOST_LAYERS), sets="wide_layers")] = None
     loss: Annotated[str | None, _one_of("loss", LossKernel)] = None
     deferred_gradients: Annotated[int | None, _number(count(0, MICRO_BATCHES.most), sets="deferred_gradients")] = None
     gradients: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_precision,
@@ -202,8 +290,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     samples: Annotated[float | None, Choice(group=TRAINING, read=positive(parse_count))] = None
     epochs: Annotated[float | None, Choice(group=TRAINING, read=positive(float))] = None
     steps: Annotated[float | None, Choice(group=TRAINING, read=positive(parse_count))] = None
-    price: Annotated[float | str | None, Choice(group=TRAINING, several=True, read=numbers.price)] = None
-    currency: Annotated[str, Choice(group=TRAINING, read=numbers.currency)] = DEFAULT_CURRENCY
+    price: Annotated[float | str | None, Choice(group=TRAINING, several=True, read=readers.price)] = None
+    currency: Annotated[str, Choice(group=TRAINING, read=readers.currency)] = DEFAULT_CURRENCY
     # fmt: on
 
     @property

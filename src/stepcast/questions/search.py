@@ -25,10 +25,8 @@ from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy, offload_of, offload_word
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
-from stepcast.questions import numbers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
-from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion
-from stepcast.questions.rules import check_rules
+from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion, check_rules
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
@@ -54,10 +52,10 @@ def read_gpu_counts(text: str) -> tuple[int, ...]:
     """Read ``64``, ``64,96``, or ``64..512``, which doubles from 64 to 512."""
     first, dots, last = text.partition("..")
     if not dots:
-        return tuple(sorted({numbers.gpu_count(number) for number in text.split(",")}))
-    low, high = numbers.gpu_count(first), numbers.gpu_count(last)
+        return tuple(sorted({readers.gpu_count(number) for number in text.split(",")}))
+    low, high = readers.gpu_count(first), readers.gpu_count(last)
     if high < low:
-        raise numbers.ValueSpellingError(f"{text!r} ends before it begins; use {high}..{low}")
+        raise readers.ValueSpellingError(f"{text!r} ends before it begins; use {high}..{low}")
     return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
 
 
@@ -112,19 +110,19 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     set: Annotated[tuple[str, ...], CHOICES["set"]] = ()
     gpus: Annotated[tuple[int, ...] | None, Choice(group=WHAT, read=read_gpu_counts)] = None
     global_batch: Annotated[int | None, Choice(group=WHAT, read=CHOICES["global_batch"].read)] = None
-    tokens_per_batch: Annotated[float | None, Choice(group=WHAT, read=numbers.positive(parse_count))] = None
+    tokens_per_batch: Annotated[float | None, Choice(group=WHAT, read=readers.positive(parse_count))] = None
     seq: Annotated[int | None, Choice(group=WHAT, read=CHOICES["seq"].read)] = None
     framework: Annotated[str | None, Choice(group=WHAT, several=True)] = None
     any_framework: Annotated[bool, Choice(group=WHAT)] = False
     lora: Annotated[str | None, replace(CHOICES["lora"], group=WHAT)] = None
     base_weights: Annotated[Words, _axis("base_weights", plain_word, tuple(map(str, BaseWeights)), BaseWeights)] = None
-    tp: Annotated[Counts, _axis("tp", numbers.gpu_count)] = None
-    cp: Annotated[Counts, _axis("cp", numbers.gpu_count)] = None
-    ep: Annotated[Counts, _axis("ep", numbers.gpu_count)] = None
-    expert_tp: Annotated[Counts, _axis("expert_tp", numbers.gpu_count)] = None
-    pp: Annotated[Counts, _axis("pp", numbers.gpu_count)] = None
-    vpp: Annotated[Counts, _axis("vpp", numbers.count(1, numbers.MOST_LAYERS))] = None
-    micro_batch: Annotated[Counts, _axis("micro_batch", numbers.count(1, numbers.MOST_SEQUENCES))] = None
+    tp: Annotated[Counts, _axis("tp", readers.gpu_count)] = None
+    cp: Annotated[Counts, _axis("cp", readers.gpu_count)] = None
+    ep: Annotated[Counts, _axis("ep", readers.gpu_count)] = None
+    expert_tp: Annotated[Counts, _axis("expert_tp", readers.gpu_count)] = None
+    pp: Annotated[Counts, _axis("pp", readers.gpu_count)] = None
+    vpp: Annotated[Counts, _axis("vpp", readers.count(1, readers.MOST_LAYERS))] = None
+    micro_batch: Annotated[Counts, _axis("micro_batch", readers.count(1, readers.MOST_SEQUENCES))] = None
     schedule: Annotated[Words, _axis("schedule", readers.read_schedule, SCHEDULES, ScheduleKind)] = None
     recompute: Annotated[Words, _axis("recompute", _read_recompute, means=CHOICES["recompute"].means)] = None
     sharding: Annotated[Words, _axis("sharding", readers.read_sharding, SHARDINGS, Sharding)] = None
@@ -143,15 +141,15 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     fix: Annotated[tuple[str, ...], Choice(group=SPACE)] = ()
     allow: Annotated[tuple[str, ...], Choice(group=SPACE)] = ()
     objective: Annotated[str, Choice(group=AIM, values=OBJECTIVES)] = "step"
-    max_memory: Annotated[float | None, Choice(group=AIM, read=numbers.positive(parse_size_bytes))] = None
-    memory_reserve: Annotated[float | None, Choice(group=AIM, read=numbers.share)] = None
-    top: Annotated[int, Choice(group=AIM, read=numbers.count(1, MOST_ROWS))] = 10
+    max_memory: Annotated[float | None, Choice(group=AIM, read=readers.positive(parse_size_bytes))] = None
+    memory_reserve: Annotated[float | None, Choice(group=AIM, read=readers.share)] = None
+    top: Annotated[int, Choice(group=AIM, read=readers.count(1, MOST_ROWS))] = 10
     tokens: Annotated[float | None, replace(CHOICES["tokens"], group=AIM)] = None
     price: Annotated[float | str | None, replace(CHOICES["price"], group=AIM)] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=AIM)] = DEFAULT_CURRENCY
-    time: Annotated[float | None, Choice(group=AIM, read=numbers.positive(parse_duration_s))] = None
+    time: Annotated[float | None, Choice(group=AIM, read=readers.positive(parse_duration_s))] = None
     explain: Annotated[bool, Choice(group=AIM)] = False
-    workers: Annotated[int | None, Choice(group=AIM, read=numbers.count(1, MOST_WORKERS))] = None
+    workers: Annotated[int | None, Choice(group=AIM, read=readers.count(1, MOST_WORKERS))] = None
     # fmt: on
 
     @property
@@ -179,7 +177,7 @@ def _read_axis(option: str, entry: str) -> tuple[str, AxisValues]:
         raise ValueError(f"{option} {entry!r}: expected a value of {known}, such as tp=8")
     if option == "--fix" and "," in values:
         raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
-    with prefix_errors(f"{option} {entry!r}", kinds=(numbers.ValueSpellingError,)):
+    with prefix_errors(f"{option} {entry!r}", kinds=(readers.ValueSpellingError,)):
         several: Callable[[str], AxisValues] = AXES[name].read  # type: ignore[assignment]  # of an axis
         return name, several(values)
 

@@ -27,8 +27,14 @@ from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind, recompute_word
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import AnyQuestion, build_question, option_of, refuse_several, split_lora
-from stepcast.questions.numbers import check_multiple
+from stepcast.questions.choices import (
+    AnyQuestion,
+    build_question,
+    check_multiple,
+    option_of,
+    refuse_several,
+    split_lora,
+)
 from stepcast.questions.question import (
     AUTOCASTS,
     CHOICES,
@@ -37,8 +43,9 @@ from stepcast.questions.question import (
     PREDICTED_AS,
     TUNING_FRAMEWORK,
     PredictQuestion,
+    check_rules,
+    rules_of,
 )
-from stepcast.questions.rules import check_rules, rules_of
 from stepcast.units import DEFAULT_CURRENCY
 
 

@@ -9,11 +9,10 @@ from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
-from stepcast.questions.choices import Choice, Question, build_question, choices_of
+from stepcast.questions.choices import Choice, Question, amount, build_question, choices_of, count, gpu_count, share
+from stepcast.questions.choices import currency as read_currency
+from stepcast.questions.choices import price as read_price
 from stepcast.questions.generation import LENGTH_HELP, EngineChoices, formats_of, load_nouns, read_engine
-from stepcast.questions.numbers import amount, count, gpu_count, share
-from stepcast.questions.numbers import currency as read_currency
-from stepcast.questions.numbers import price as read_price
 from stepcast.questions.question import CHOICES, WHAT
 from stepcast.rl.step import RlMode, RlPlacement, RlProfile, RlStep, RlTask, forecast_step, load_profile, vary_spread
 from stepcast.units import DEFAULT_CURRENCY

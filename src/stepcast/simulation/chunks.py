@@ -6,8 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
-from stepcast.ir.dataclass import cached_property, dataclass
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.ir.work import Channel
 from stepcast.ir.workload import Block, Stage, Workload
 from stepcast.simulation.lanes import PHASES_OF

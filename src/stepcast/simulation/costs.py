@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.work import Channel, Group, Work
 from stepcast.simulation.lowering import ContentionSlot, OpList, Seconds
 from stepcast.simulation.segments import Cost

@@ -14,8 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, IntArray, distinct
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction

@@ -16,8 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
-from stepcast.ir.dataclass import cached_property, dataclass
-from stepcast.ir.identity import Remembered
+from stepcast.ir.dataclass import Remembered, cached_property, dataclass
 
 Cost: TypeAlias = Hashable
 """Seconds as a plain number, or a key that a price list knows."""

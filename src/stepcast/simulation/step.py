@@ -8,8 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import cached_property, dataclass, replace
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.work import Channel, Collective, Group, HostWay, Work, group_of
 from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
 from stepcast.simulation import lowering

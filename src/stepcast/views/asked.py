@@ -1,4 +1,4 @@
-"""The question at the head of an answer, so that a saved result explains itself."""
+"""The question at the head of an answer, so that a saved result explains itself; words that views share."""
 
 from stepcast.ir.facts import Facts
 from stepcast.units import format_short_count
@@ -75,3 +75,17 @@ def config_notes(facts: Facts) -> list[str]:
         if shown:
             notes.append(f"{text} ({count}): {', '.join(shown)}")
     return [*notes, *(f"assumed: {note}" for note in facts["assumed"]), f"same as: {facts['command']}"]
+
+
+def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
+    """Return what is neither a table nor a list, by its name in words."""
+    return [
+        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
+        for name, value in facts.items()
+        if not isinstance(value, dict | list)
+    ]
+
+
+def micro_batches_words(count: int) -> str:
+    """Return a number of micro-batches in words."""
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"

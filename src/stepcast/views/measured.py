@@ -6,6 +6,7 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
+from stepcast.views.asked import micro_batches_words, plain_pairs
 from stepcast.views.view import load_names
 
 MOST_LINES = 16
@@ -84,15 +85,6 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     )
 
 
-def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
-    """Return what is neither a table nor a list, by its name in words."""
-    return [
-        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
-        for name, value in facts.items()
-        if not isinstance(value, dict | list)
-    ]
-
-
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Breakdown:
     large = [share for share in shares_of(breakdown_s) if share.amount >= SMALLEST_SHARE * step_s]
     return ui.Breakdown(TIME_BREAKDOWN, large, step_s)
@@ -149,11 +141,6 @@ def _megatron_figures(facts: Facts, layout: str) -> list[ui.Figure]:
         ),
         ui.text_line("ranks read", _ranks_words(facts)),
     ]
-
-
-def micro_batches_words(count: int) -> str:
-    """Return a number of micro-batches in words."""
-    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
 
 
 def straggler_words(facts: Facts) -> str:

@@ -17,8 +17,7 @@ from stepcast.units import (
     format_short_count,
 )
 from stepcast.views import view as ui
-from stepcast.views.asked import asked_pairs, config_notes
-from stepcast.views.measured import micro_batches_words, plain_pairs
+from stepcast.views.asked import asked_pairs, config_notes, micro_batches_words, plain_pairs
 from stepcast.views.view import load_names
 
 MOST_LINES = 16

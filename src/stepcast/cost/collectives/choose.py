@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from stepcast.cost.collectives import algorithms as curves
 from stepcast.cost.collectives.algorithms import PASSES, ROUNDS, ZERO, Curve, pair_protocols, protocols
 from stepcast.cost.collectives.route import Protocol, Route
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.identity import ByIdentity
+from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.work import CollectiveKind
 
 if TYPE_CHECKING:
