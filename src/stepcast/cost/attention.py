@@ -8,6 +8,7 @@ causal mask of unequal length, and the last one to finish keeps the GPU waiting.
 Operation counts: Dao, FlashAttention-2 (2023), section 3: two products forward, five backward.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,18 @@ def attention_seconds(
     sizes: AttentionSizes, causal: bool, backward: bool, dtype: DType, gpu: Gpu, fit: ComputeFit, load: Load = ALONE
 ) -> Number:
     """Return the seconds of fused attention."""
+    kind = causal, backward, dtype, gpu, fit, load.busy_s > 0
+    unloaded = _unloaded_s if any(isinstance(size, np.ndarray) for size in sizes) else _unloaded_once_s
+    seconds, flops = unloaded(sizes, *kind)
+    seconds = limit_power(seconds, flops, gpu, dtype, fit, load, attention=True)
+    own = fit.attention_backward if backward else fit.attention_forward
+    return seconds + launch_s(matrix_rates(gpu, dtype), own.latency_s, fit, load)
+
+
+def _unloaded_s(
+    sizes: AttentionSizes, causal: bool, backward: bool, dtype: DType, gpu: Gpu, fit: ComputeFit, in_step: bool
+) -> tuple[Number, Number]:
+    """Return the seconds without power limit and launch, and the operations that draw power."""
     batch, query_len, key_len, heads, _, head_dim, value_dim = sizes
     rates = matrix_rates(gpu, dtype)
     own = fit.attention_backward if backward else fit.attention_forward
@@ -85,16 +98,17 @@ def attention_seconds(
         seconds = seconds * np.where(np.asarray(head_dim) > QUERY_TILE, LATENT_BACKWARD, 1.0)
     if dtype.scaled:
         seconds = seconds * SCALED.get(gpu.architecture, (1.0, 1.0))[backward]
-    if load.busy_s > 0:
+    if in_step:
         seconds = seconds * own.in_step
     if not fit.measured("attention", gpu.architecture):
         # Where products are known to reach less of the peak than on the GPU that attention was fitted on, what
         # limits them, clocks under power first of all, limits attention too.
         seconds = seconds * max(1.0, BEST_SHARE * gpu.matrix_peak_flops(dtype) / gpu.best_product_flops(dtype))
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
-    flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
-    seconds = limit_power(seconds, flops, gpu, dtype, fit, load, attention=True)
-    return seconds + launch_s(rates, own.latency_s, fit, load)
+    return seconds, square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
+
+
+_unloaded_once_s = lru_cache(maxsize=4096)(_unloaded_s)
 
 
 def attention_s(

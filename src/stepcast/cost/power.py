@@ -88,13 +88,14 @@ def limit_power(
 
     The longer the work is kept up, the more of the slowdown it sees.
     """
-    power = fit.power.of(gpu.architecture)
+    power, is_one = fit.power.of(gpu.architecture), isinstance(seconds, float)  # numpy takes longer for a number
     energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
     if energy > 0.0:
         if load.wanted is not None and not attention:
             # Products that want more than the board may draw were heated when the fit's were measured.
             heating = power.idle_share + flops / seconds * energy / gpu.power_w > 1.0
-            seconds = np.where(heating, power.cool.get(gpu.name, 1.0), 1.0) * seconds
+            cool = power.cool.get(gpu.name, 1.0)
+            seconds = (cool if heating else 1.0) * seconds if is_one else np.where(heating, cool, 1.0) * seconds
         factor = (
             slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
             if load.wanted is None
@@ -103,4 +104,6 @@ def limit_power(
         busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
         seconds = seconds * (1.0 + (factor - 1.0) / (1.0 + power.warm_up_s / busy_s))
     best = gpu.best_product_flops(dtype)
-    return seconds if best == math.inf else np.maximum(seconds, flops / best)
+    if best == math.inf:
+        return seconds
+    return max(seconds, flops / best) if is_one else np.maximum(seconds, flops / best)

@@ -15,6 +15,7 @@ from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.layout import Layout, grid_of
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import (
+    COMPUTING,
     Collective,
     CollectiveKind,
     Communication,
@@ -65,9 +66,8 @@ class Pricer:
     place: Place = Place.EVEN
     # Prices of a group while the others of its family are idle: who shares links with whom is found later.
     alone: bool = False
-    # By the identity of works, which are compared where that is needed.
+    # By the identity of works; communication, of which many are equal, and after unpickling all by value.
     _by_identity: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
-    # After unpickling.
     _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
@@ -89,8 +89,10 @@ class Pricer:
 
     def _add_price(self, work: Work) -> tuple[Work, Price]:
         price = self._by_value.get(work) if self._by_value else None
-        if price is None:
-            price = self.compute(work) if isinstance(work, Compute) else self._price_other(work)
+        if price is None and type(work) in COMPUTING:
+            price = self.compute(work)  # type: ignore[arg-type]
+        elif price is None:
+            price = self._by_value[work] = self._price_other(work)  # type: ignore[arg-type]
         entry = self._by_identity[id(work)] = work, price
         return entry
 

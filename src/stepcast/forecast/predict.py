@@ -34,6 +34,7 @@ from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Objective, Strategy
 from stepcast.ir.work import (
+    COMPUTING,
     Collective,
     CollectiveKind,
     Communication,
@@ -271,6 +272,8 @@ def compute_pricer(
     """
     gpu, fit = cluster.gpu, default_fit()
     body = workload.stages[len(workload.stages) // 2].body
+    if len(body) == 1:  # shares of time do not depend on how often all of it is repeated
+        body = (Block(body[0].layers),)
     layers, repeats = [block.layers for block in body], [block.repeat for block in body]
 
     def count_load() -> Load:
@@ -305,31 +308,42 @@ def _stage_seconds(
 
 def _spend(stage: Stage, price: ComputePrice) -> tuple[float, float]:
     clocked_s = other_s = 0.0
-    for work, number in _count_works(stage.body).items():
-        seconds = number * price(work).seconds
-        if isinstance(work, CLOCKED):
-            clocked_s += seconds
+    costs: dict[Compute, tuple[float, bool]] = {}  # in the order in which works are counted
+    for block in stage.body:
+        costs |= _COSTS.of(block.layers, _price_works, price)
+    for number, (seconds, is_clocked) in zip(_count_works(stage.body).values(), costs.values(), strict=True):
+        if is_clocked:
+            clocked_s += number * seconds
         else:
-            other_s += seconds
+            other_s += number * seconds
     return clocked_s, other_s
+
+
+def _price_works(layers: Sequence[Layer], price: ComputePrice) -> dict[Compute, tuple[float, bool]]:
+    """Return for each work of *layers* its seconds, and whether clocks decide them."""
+    return {work: (price(work).seconds, isinstance(work, CLOCKED)) for work in _COUNTED.of(layers, _count, False)}
 
 
 _SPENT: ByIdentity[tuple[float, float]] = ByIdentity(4096)
 _LOADS: ByIdentity[Load] = ByIdentity(4096)
-_COUNTED: ByIdentity[Counter[Compute]] = ByIdentity(4096)
+_COUNTED: ByIdentity[dict[Compute, int]] = ByIdentity(4096)
+_COSTS: ByIdentity[dict[Compute, tuple[float, bool]]] = ByIdentity(4096)
 
 
-def _count_works(body: Sequence[Block], forward: bool = False) -> Counter[Compute]:
+def _count(layers: Sequence[Layer], forward: bool) -> dict[Compute, int]:
+    ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
+    return dict(Counter([op.work for op in ops if type(op.work) in COMPUTING]))  # type: ignore[misc]
+
+
+def _count_works(body: Sequence[Block], forward: bool = False) -> dict[Compute, int]:
     """Return what the layers of *body* compute, and how often; only in the *forward* if asked."""
-
-    def count(layers: Sequence[Layer], forward: bool) -> Counter[Compute]:
-        ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
-        return Counter([op.work for op in ops if isinstance(op.work, Compute)])
-
-    works: Counter[Compute] = Counter()
+    works: dict[Compute, int] = {}
     for block in body:
-        for work, number in _COUNTED.of(block.layers, count, forward).items():
-            works[work] += number * block.repeat
+        counted, repeat = _COUNTED.of(block.layers, _count, forward), block.repeat
+        if works:
+            works |= {work: works.get(work, 0) + number * repeat for work, number in counted.items()}
+        else:
+            works = {work: number * repeat for work, number in counted.items()}
     return works
 
 
