@@ -136,7 +136,7 @@ class Nowhere(caching._CacheLocator):
     def from_function(cls, function, file):
         return None
 caching.CacheImpl._locator_classes = [Nowhere]
-from stepcast.simulation.engine import compile_function
+from stepcast.simulation.program import compile_function
 from stepcast.simulation.unfolded import _longest_path
 kernel = compile_function(_longest_path)
 print(kernel is not None)

@@ -6,19 +6,15 @@ matrices and the calls at the same level of the dependency graph together. The t
 afterwards, and only when asked for.
 """
 
-from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.simulation.program import Program, Times
+from stepcast.simulation.program import Program, Times, compile_function
 from stepcast.simulation.segments import Piece
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,28 +140,6 @@ WORTH_COMPILING, PREPARING = 2**16, 2**11
 """Calls that numpy runs before the kernels are loaded: that takes 0.3 s, as long as numpy does for them and for
 preparing each program, which takes as long as so many calls."""
 _counted = [0]
-
-
-@cache
-def compile_function(function: Callable[..., Result]) -> Callable[..., Result] | None:
-    """Return *function* compiled by numba, which is imported only here; None where it is not installed."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    uncached: Callable[..., Result] = numba.njit(function)
-    try:
-        cached: Callable[..., Result] = numba.njit(cache=True)(function)
-    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
-        return uncached
-
-    def kernel(*arguments: object) -> Result:
-        try:
-            return cached(*arguments)
-        except OSError:  # compiled but not cached, as on a full disk; it has not run yet
-            return uncached(*arguments)
-
-    return kernel
 
 
 def _fold_chains(

@@ -4,9 +4,10 @@ Structure comes first and seconds last: an op names its **cost**, which is a num
 and one program runs with any number of price lists. This module does not know what ops do.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise, starmap
 from typing import TypeVar
 
@@ -22,9 +23,32 @@ from stepcast.simulation.segments import NO_LANE, Cost, Piece, ProgramError, Seg
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and one of its outputs."""
 Number = TypeVar("Number", np.int64, np.float64)
+Result = TypeVar("Result")
 TICK_S = 2.0**-46
 """Prices are whole numbers of ticks of 14 femtoseconds. Sums of them are exact up to two minutes, so that work that is
 folded, unfolded or run event by event ends at the same bit."""
+
+
+@cache
+def compile_function(function: Callable[..., Result]) -> Callable[..., Result] | None:
+    """Return *function* compiled by numba, which is imported only here; None where it is not installed."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    uncached: Callable[..., Result] = numba.njit(function)
+    try:
+        cached: Callable[..., Result] = numba.njit(cache=True)(function)
+    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
+        return uncached
+
+    def kernel(*arguments: object) -> Result:
+        try:
+            return cached(*arguments)
+        except OSError:  # compiled but not cached, as on a full disk; it has not run yet
+            return uncached(*arguments)
+
+    return kernel
 
 
 class DeadlockError(ProgramError):
@@ -196,42 +220,53 @@ class CallTable:
 
         ProgramError if calls wait for each other in a circle.
         """
-        sources = self.source_call.tolist()
-        position, stop = self.rank_start[:-1].tolist(), self.rank_start[1:].tolist()
-        level, height_of = [-1] * self.calls, [-1] * self.ranks
-        waiting: dict[int, list[int]] = {}
-        ready = list(range(self.ranks))
-        while ready:
-            rank = ready.pop()
-            height, call = height_of[rank], position[rank]
-            while call < stop[rank]:
-                for source in sources[call]:
-                    if source >= 0 and level[source] > height:
-                        height = level[source]
-                    elif source >= 0 > level[source]:
-                        break
-                else:
-                    height += 1
-                    level[call] = height
-                    if call in waiting:
-                        ready += waiting.pop(call)
-                    call += 1
-                    continue
-                waiting.setdefault(source, []).append(rank)
-                break
-            position[rank], height_of[rank] = call, height
-        if waiting:
-            call = next(call for call, end in zip(position, stop, strict=True) if call < end)
-            blocker = next(source for source in sources[call] if source >= 0 > level[source])
+        kernel = compile_function(_find_levels) if "numba" in sys.modules else None
+        level = np.full(self.calls, -1, np.int64)
+        if kernel is not None:
+            kernel(self.source_call, self.rank_start, level)
+        else:
+            levels = level.tolist()
+            _find_levels(self.source_call.tolist(), self.rank_start.tolist(), levels)
+            level = np.array(levels, np.int64)
+        waiting = np.flatnonzero(level < 0)
+        if waiting.size:
+            call = int(waiting[0])
+            blocker = next(source for source in self.source_call[call].tolist() if source >= 0 > level[source])
             words = f"deadlock: {self._name_call(call)} waits for {self._name_call(blocker)}"
             raise DeadlockError(words, call, blocker)
-        return np.array(level, np.int64)
+        return level
 
     def _name_call(self, call: int) -> str:
         rank, segment = int(self.rank[call]), int(self.segment[call])
         name = self.rank_names[rank] if self.rank_names else f"rank {rank}"
         called = self.names[segment] if self.names else f"segment {segment}"
         return f"call {call - self.rank_start[rank]} of {name} ({called})"
+
+
+def _find_levels(sources: list[list[int]], starts: list[int], level: list[int]) -> None:
+    """Fill *level* for all calls that can begin: rank by rank, from the first to the last and back."""
+    ranks, left, step = len(starts) - 1, 1, 1
+    position = starts[:-1].copy()
+    while left > 0:
+        left = 0
+        for number in range(ranks):
+            rank = number if step > 0 else ranks - 1 - number
+            call = first = position[rank]
+            height = level[call - 1] if call > starts[rank] else -1
+            while call < starts[rank + 1]:
+                is_ready = True
+                for source in sources[call]:
+                    if source >= 0:
+                        is_ready = is_ready and level[source] >= 0
+                        height = max(height, level[source])
+                if not is_ready:
+                    break
+                height += 1
+                level[call] = height
+                call += 1
+            position[rank] = call
+            left += call - first
+        step = -step
 
 
 OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold", "packed")

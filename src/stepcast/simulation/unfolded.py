@@ -13,9 +13,8 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import JITTERED
-from stepcast.simulation.engine import compile_function
 from stepcast.simulation.lanes import COMPUTE
-from stepcast.simulation.program import Program, Times
+from stepcast.simulation.program import Program, Times, compile_function
 from stepcast.simulation.segments import ProgramError
 from stepcast.simulation.step import Step
 
