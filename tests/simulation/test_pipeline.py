@@ -1,8 +1,6 @@
 """Messages between stages, work once per step, and overlap: small programs with their times worked out by
 hand."""
 
-from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +10,10 @@ from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.messages import Messages, Send, SlotKind
+from stepcast.simulation.messages import Messages, Send, SlotKind, find_passage
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.program import Program, ProgramBuilder
-from stepcast.simulation.schedule import ChunkPlace, SlotAction
+from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import make_schedule
 from stepcast.simulation.segments import ProgramError, Segment, TimedOp
 from stepcast.simulation.timeline import critical_path
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def messages(mode: Send, seconds: float) -> Messages:
-    return Messages(lambda kind, source, target: seconds, mode)
+    return Messages(seconds, mode)
 
 
 def spans(program: Program) -> dict[tuple[int, str, int], tuple[float, float]]:
@@ -96,22 +94,6 @@ def test_blocking_messages_stop_both_sides() -> None:
     assert found[0, "F", 2] == (5, 6)
 
 
-@pytest.mark.parametrize("mode", [Send.EAGER, Send.RENDEZVOUS])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_messages_that_cost_alike_run_as_if_asked_for_one_by_one(name: str, mode: Send) -> None:
-    """Stages share their segments; at the turn of a V the next chunk is on the same stage."""
-    schedule = make_schedule(name, 4, 12, SCHEDULES[ScheduleKind(name)].pieces(2))
-    shared = cache(lambda phases: uniform_segments(1, 1, 1)(0, phases))
-    programs = [
-        pipeline_program(
-            schedule, LANES, lambda stage, phases: shared(phases), replace(messages(mode, 0.5), alike=alike)
-        )
-        for alike in (False, True)
-    ]
-    one_by_one, alike = (task_times(simulate(program)) for program in programs)
-    assert alike.end_s.tolist() == one_by_one.end_s.tolist()
-
-
 NO_BUFFERS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "v-half": 2, "v-min": 2}
 """The schedules that run with blocking messages, and their chunks."""
 
@@ -168,18 +150,19 @@ def test_waiting_more_never_helps(name: str, seconds: float, more: float) -> Non
 
 
 def test_the_turn_of_a_v_costs_no_message() -> None:
-    asked: set[tuple[SlotAction, ChunkPlace, ChunkPlace]] = set()
-
-    def duration_s(kind: SlotAction, source: ChunkPlace, target: ChunkPlace) -> float:
-        asked.add((kind, source, target))
-        return 0.1
-
-    uniform_program(make_schedule("zb-v", 2, 4, 2), 1, 1, 1, messages=Messages(duration_s))
-    assert asked == {
-        (SlotAction.FORWARD, ChunkPlace(0, 0), ChunkPlace(1, 0)),
-        (SlotAction.FORWARD, ChunkPlace(1, 1), ChunkPlace(0, 1)),
-        (SlotAction.BACKWARD, ChunkPlace(0, 1), ChunkPlace(1, 1)),
-        (SlotAction.BACKWARD, ChunkPlace(1, 0), ChunkPlace(0, 0)),
+    schedule = make_schedule("zb-v", 2, 4, 2)
+    sending = {
+        (action, stage, chunk)
+        for action in (SlotAction.FORWARD, SlotAction.INPUT, SlotAction.WEIGHT)
+        for stage in range(2)
+        for chunk in range(2)
+        if find_passage(schedule, stage, SlotKind(action, chunk, False, False)).sends
+    }
+    assert sending == {
+        (SlotAction.FORWARD, 0, 0),
+        (SlotAction.FORWARD, 1, 1),
+        (SlotAction.INPUT, 0, 1),
+        (SlotAction.INPUT, 1, 0),
     }
 
 
@@ -207,7 +190,7 @@ def test_tasks_know_their_calls_and_lanes() -> None:
 
 def test_messages_need_lanes_of_their_own_when_both_sides_wait() -> None:
     with pytest.raises(ProgramError, match="five different lanes"):
-        Messages(lambda kind, source, target: 0.0, Send.BLOCKING, receive_lanes=(1, 2))
+        Messages(0.0, Send.BLOCKING, receive_lanes=(1, 2))
 
 
 def test_first_and_last_phases_are_told_apart() -> None:

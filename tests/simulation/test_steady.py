@@ -34,7 +34,7 @@ def segments(lengths_s: list[float]) -> Callable[[int, tuple[SlotKind, ...]], Se
 
 
 def program_of(schedule: Schedule, lengths_s: list[float], message_s: float, mode: Send = Send.EAGER) -> Program:
-    messages = Messages(lambda kind, source, target: message_s, mode, alike=True)
+    messages = Messages(message_s, mode)
     return pipeline_program(schedule, LANES, segments(lengths_s), messages)
 
 

@@ -1,6 +1,5 @@
 """Messages between stages: the ops around the segment of a call that send and receive."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -44,13 +43,11 @@ class Send(StrEnum):
 class Messages:
     """The lanes that messages take and what they cost."""
 
-    cost: Callable[[SlotAction, ChunkPlace, ChunkPlace], Cost]
-    """(FORWARD or BACKWARD, from, to) -> the cost of the message."""
+    cost: Cost  # of a message between any two stages
     mode: Send = Send.EAGER
     compute_lane: int = 0
     send_lanes: tuple[int, int] = (1, 2)  # for activations and for gradients
     receive_lanes: tuple[int, int] = (3, 4)
-    alike: bool = False  # messages between all stages cost the same
 
     def __post_init__(self) -> None:
         lanes = (self.compute_lane, *self.send_lanes, *self.receive_lanes)
@@ -58,7 +55,7 @@ class Messages:
             raise ProgramError(f"blocking messages need five different lanes, not {lanes}")
 
 
-FREE = Messages(lambda kind, source, target: 0.0)
+FREE = Messages(0.0)
 """Messages that take no time and no lane."""
 LOCAL: Cost = "local"
 """In place of its cost: the message stays on its stage."""
@@ -101,20 +98,15 @@ class CallContext(NamedTuple):
         return CallContext(*[tuple(map(price, part)) for part in self])
 
 
-def find_passage(schedule: Schedule, stage: int, slot: SlotKind, messages: Messages) -> Passage:
-    """Return how the message of *slot* passes its *stage*."""
+def find_passage(schedule: Schedule, stage: int, slot: SlotKind) -> Passage:
+    """Return how the message of *slot* passes its *stage*, at a cost of 1 from another."""
     if slot.kind is SlotAction.WEIGHT:
         return Passage(slot.kind, None, None)
     here = ChunkPlace(stage, slot.chunk)
-    action = SlotAction.BACKWARD if slot.backward else SlotAction.FORWARD
     source, target = schedule.previous(here), schedule.following(here)
     if slot.backward:
         source, target = target, source
-    comes = goes = None  # type: Cost
-    if source is not None:
-        comes = LOCAL if source.stage == stage else messages.cost(action, source, here)
-    if target is not None:
-        goes = LOCAL if target.stage == stage else messages.cost(action, here, target)
+    comes, goes = (None if place is None else LOCAL if place.stage == stage else 1.0 for place in (source, target))
     return Passage(slot.kind, comes, goes)
 
 
@@ -186,11 +178,7 @@ def frame_template(mode: Send, context: CallContext) -> CallFrame:
     count = len(context.own)
     ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
     base = Segment.of("", ops, lanes=TEMPLATE_LANES, inputs=count, outputs=range(count)) if count else None
-    return build_frame(base, context, template_messages(mode), TEMPLATE_LANES)
-
-
-def template_messages(mode: Send) -> Messages:
-    return Messages(lambda kind, source, target: 1.0, mode)
+    return build_frame(base, context, Messages(1.0, mode), TEMPLATE_LANES)
 
 
 @lru_cache(maxsize=1024)

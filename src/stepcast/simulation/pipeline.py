@@ -18,7 +18,7 @@ from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
-from stepcast.simulation.segments import Cost, Piece, ProgramError, Segment, TimedOp, intern_segment
+from stepcast.simulation.segments import Piece, ProgramError, Segment, TimedOp, intern_segment
 
 
 class RoundTemplate(NamedTuple):
@@ -277,16 +277,14 @@ class _TemplateBuilder:
         calls = self.slot_calls = _find_calls(self.schedule, self.mode, np.array(representatives, np.int64))
         frames: dict[wiring.CallFrame, int] = {}
         known: dict[tuple[object, ...], wiring.CallFrame] = {}
-        messages, last = wiring.template_messages(self.mode), self.schedule.stages - 1
+        last = self.schedule.stages - 1
         slot_kinds, frame_of_kind = [], []
         for stage, codes in zip(calls.kind_stage, calls.kind_codes, strict=True):
             slots, earlier, later = near = [calls.slots[code] for code in codes]
             # Messages pass all stages between the first and the last in the same way.
             key = (codes, stage == 0, stage == last)
             if key not in known:
-                parts = [
-                    tuple([wiring.find_passage(self.schedule, stage, slot, messages) for slot in part]) for part in near
-                ]
+                parts = [tuple([wiring.find_passage(self.schedule, stage, slot) for slot in part]) for part in near]
                 known[key] = wiring.frame_template(self.mode, wiring.CallContext(*parts))
             frame = known[key]
             slot_kinds.append(SlotCall(stage, slots, earlier, later, frame))
@@ -435,57 +433,40 @@ def pipeline_program(
     template = build_template(schedule, messages.mode, tuple(representatives), *templates)
     rounds = [*before, *after]
     known: dict[object, Segment] = {}
-    cost = messages.cost(SlotAction.FORWARD, _ANYWHERE, _ANYWHERE) if messages.alike else None
 
     def build_segment(kind: PipelineCall) -> Segment:
         if isinstance(kind, RoundCall):
             return rounds[kind.number].segments[kind.stage]
         if isinstance(kind, ChannelCall):
             lane = messages.send_lanes[kind.kind is SlotAction.BACKWARD]
-            op = TimedOp("message", messages.cost(*kind), lane, inputs=(0, 1))
+            op = TimedOp("message", messages.cost, lane, inputs=(0, 1))
             return Segment.of("message", (op,), lanes=len(lanes), inputs=2, outputs=(0,))
-        base = segment_of(kind.stage, kind.slots) if kind.slots else None
-        key = (base, kind.frame if messages.alike else kind)
+        key = base, _ = segment_of(kind.stage, kind.slots) if kind.slots else None, kind.frame
         if key not in known:
-            known[key] = intern_segment(_frame_chain(base, schedule, kind, messages, cost, len(lanes)))
+            known[key] = intern_segment(_frame_chain(base, kind.frame, messages, len(lanes)))
         return known[key]
 
-    kinds: Sequence[PipelineCall] = template.kinds
-    which = None
-    if messages.alike:
-        kinds, which = template.distinct_kinds(same or tuple(range(schedule.stages * schedule.chunks)), turns)
+    kinds, which = template.distinct_kinds(same or tuple(range(schedule.stages * schedule.chunks)), turns)
     segments = list(map(build_segment, kinds))
     distinct_segments = {id(segment): segment for segment in segments}
     index = {key: number for number, key in enumerate(distinct_segments)}
     numbers = np.array([index[id(segment)] for segment in segments], np.int64)
-    return Program(lanes, tuple(distinct_segments.values()), template, numbers if which is None else numbers[which])
+    return Program(lanes, tuple(distinct_segments.values()), template, numbers[which])
 
 
-_ANYWHERE = ChunkPlace(0, 0)
 _ENDS: ByIdentity[tuple[tuple[Piece, int], ...]] = ByIdentity(4096)
 
 
 def _frame_chain(
-    base: Segment | None, schedule: Schedule, kind: SlotCall, messages: wiring.Messages, cost: Cost, lanes: int
+    base: Segment | None, frame: wiring.CallFrame, messages: wiring.Messages, lanes: int
 ) -> tuple[tuple[Piece, int], ...]:
-    """Return the chain of *base* with its messages, which are joined to its ends alone and cached for them; *cost* of
-    messages where all cost the same.
-    """
+    """Return the chain of *base* with its messages, which are joined to its ends alone and cached for them."""
 
-    def context() -> wiring.CallContext:
-        if messages.alike:
-            return kind.frame.context.with_cost(cost)
-        near = (kind.slots, kind.before, kind.after) if messages.mode is not wiring.Send.EAGER else (kind.slots, (), ())
-        passages = [
-            tuple([wiring.find_passage(schedule, kind.stage, slot, messages) for slot in part]) for part in near
-        ]
-        return wiring.CallContext(*passages)
+    def build(base: Segment | None) -> tuple[tuple[Piece, int], ...]:
+        return wiring.build_frame(base, frame.context.with_cost(messages.cost), messages, lanes).segment.chain
 
     if base is None or len(base.chain) < 2 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
-        return wiring.build_frame(base, context(), messages, lanes).segment.chain
+        return build(base)
     (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
-    key = (messages.mode, kind.frame, cost) if messages.alike else (messages.mode, context())
-    begin, end = _ENDS.get(
-        (first, last), lambda: wiring.build_frame(Segment("", ends), context(), messages, lanes).segment.chain, key
-    )
+    begin, end = _ENDS.get((first, last), lambda: build(Segment("", ends)), messages.mode, frame, messages.cost)
     return (begin, *base.chain[1:-1], end)

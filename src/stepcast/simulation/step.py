@@ -284,7 +284,7 @@ class _PlanBuilder:
             op = TimedOp("lead", LEAD, self.lanes.host_lane, stores=(self.lanes.read,))
             lead = Segment.of("lead", [op], lanes=self.lanes.count)
             before.insert(0, Round(dict.fromkeys(range(self.schedule.stages), lead)))
-        messages = Messages(lambda kind, source, target: 0.0 if self.is_free else MESSAGE, self.send, alike=True)
+        messages = Messages(0.0 if self.is_free else MESSAGE, self.send)
         same = self.places
         if self.slow_stages:  # equal where the same runs at the same speed
             factors = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
