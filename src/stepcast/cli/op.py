@@ -32,6 +32,7 @@ SIZES = {
 ELEMENTWISE_SIZES = "rows columns"
 SWEPT = {"matmul": "m", "bmm": "m", "grouped": "m", "attention": "seq"}
 LARGEST_OF_SWEEP = 65_536
+SIZE = count(1, MOST_ELEMENTS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,22 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind={"choices": kinds, "nargs": "?"},
         dtype={"default": "bf16", "choices": [str(dtype) for dtype in DType]},
     )
-    sizes = parser.add_argument_group("sizes")
-    for name, meaning in (
-        ("m", "rows of the result; grouped: of all groups together"),
-        ("n", "columns of the result"),
-        ("k", "length of the reduction"),
-        ("batch", "matmuls of a bmm, or sequences of an attention (default: 1)"),
-        ("groups", "experts of a grouped matmul"),
-        ("seq", "attention: length of the sequence"),
-        ("keys", "attention: length of the keys (default: --seq)"),
-        ("heads", "attention: query heads"),
-        ("kv-heads", "attention: key and value heads (default: --heads)"),
-        ("head-dim", "attention: width of a head"),
-        ("rows", "memory-bound kinds: rows"),
-        ("columns", "memory-bound kinds: columns, the normalised dimension"),
-    ):
-        sizes.add_argument(f"--{name}", type=count(1, MOST_ELEMENTS), metavar="N", help=meaning)
+    names = {name for words in (*SIZES.values(), ELEMENTWISE_SIZES) for name in words.replace("?", "").split()}
+    add_options(parser.add_argument_group("sizes"), "op sizes", **dict.fromkeys(names, SIZE))
     add_options(parser, "op", to=[str(dtype) for dtype in DType])
 
 

@@ -389,36 +389,28 @@ CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
         "GB/s": lambda row: f"{row['fabric']['bandwidth_bytes_per_s'] / GB:g}",
         "NICs": "nics_per_node",
         "Gb/s": lambda row: f"{row['nic']['bandwidth_bytes_per_s'] * 8 / GB:g}" if row["nic"] else "-",
-        "transport": "transport",
-        "network": "network",
+        **ui.columns("transport network"),
     },
     "models": ui.columns(
         "model parameters layers hidden heads kv=kv_heads experts",
         parameters=("parameters", _parameter_words),
         experts=("experts", lambda row: row["experts"] or "-"),
     ),
-    "frameworks": {
-        "framework": "name",
-        "kernels": lambda row: row["software"]["kernels"],
-        "execution": lambda row: row["software"]["execution"],
-        "gradients": lambda row: row["software"]["gradient_dtype"],
-        "sharding": lambda row: row["defaults"]["sharding"],
-        "recompute": lambda row: row["defaults"]["recompute"],
-    },
-    "prices": {
-        "gpu": "gpu",
-        "price per GPU-hour": ("price", lambda row: f"${row['price']:.2f}"),
-        "range": ("low", lambda row: f"${row['low']:.2f} to ${row['high']:.2f}"),
-        "as of": "date",
-        "source": "source",
-    },
-    "failures": {
-        "failures": "failures",
-        "hours per GPU": _hours("gpu_s"),
-        "per node": _hours("node_s"),
-        "per link": _hours("link_s"),
-        "what it is": "description",
-    },
+    "frameworks": ui.columns(
+        "framework=name kernels=software.kernels execution=software.execution gradients=software.gradient_dtype "
+        "sharding=defaults.sharding recompute=defaults.recompute"
+    ),
+    "prices": ui.columns(
+        "gpu price_per_GPU-hour range as_of=date source",
+        range=("low", lambda row: f"${row['low']:.2f} to ${row['high']:.2f}"),
+        **{"price_per_GPU-hour": ("price", lambda row: f"${row['price']:.2f}")},
+    ),
+    "failures": ui.columns(
+        "failures hours_per_GPU per_node per_link what_it_is=description",
+        hours_per_GPU=_hours("gpu_s"),
+        per_node=_hours("node_s"),
+        per_link=_hours("link_s"),
+    ),
 }
 
 

@@ -4,7 +4,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from enum import Enum, auto
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,7 +163,8 @@ def columns(spec: str, **sources: Source) -> dict[str, Source]:
     """Return the columns of a table from words such as ``stage busy=busy_s slowdown=factor:.3f``.
 
     A word is a head and the key of its values, or both in one, and the format of numbers where their name does not
-    decide it; underscores in heads are blanks. *sources* are those of heads that take a function.
+    decide it; a dot leads to a key within a value. Underscores in heads are blanks. *sources* are those of heads that
+    take a function.
     """
     pairs = (word.partition("=") for word in spec.split())
     return {head.rstrip(",").replace("_", " "): sources.get(head) or key or head for head, _, key in pairs}
@@ -183,7 +185,7 @@ def cell_of(row: Facts, source: Source) -> Cell:
     """Return the cell of a row: its text, and the value that it is sorted by."""
     if isinstance(source, str):
         name, _, form = source.partition(":")
-        value = row[name.rstrip(",")]
+        value = reduce(getitem, name.rstrip(",").split("."), row)
         if form and value is not None:
             return Cell(SHARES[form](value) if form in SHARES else format(value, form), value)
         return Cell(format_by_name(name, value), value)
