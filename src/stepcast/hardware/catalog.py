@@ -20,8 +20,7 @@ from stepcast.hardware.cluster import Cluster, Gpu
 from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.limits import BASES, DESCRIPTION
-from stepcast.ir.tables import TableError, convert_table
+from stepcast.ir.limits import BASES, DESCRIPTION, TableError, convert_table
 from stepcast.units import GB, NS, US, Dimension, parse_quantity
 
 

@@ -11,10 +11,10 @@ import msgspec
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
-from stepcast.views.asked import asked_pairs
 from stepcast.views.glossary import explain
 from stepcast.views.markup import Child, Markup, join, tag, text
 from stepcast.views.text import visible
+from stepcast.views.view import asked_pairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.asked import micro_batches_words, plain_pairs
-from stepcast.views.view import load_names
+from stepcast.views.view import load_names, micro_batches_words, plain_pairs
 
 MOST_LINES = 16
 MOST_ROWS = 32

@@ -6,9 +6,8 @@ from math import sqrt
 from stepcast import units
 from stepcast.ir.facts import Facts
 from stepcast.views import view as ui
-from stepcast.views.asked import asked_pairs
 from stepcast.views.step import memory_words
-from stepcast.views.view import load_names
+from stepcast.views.view import asked_pairs, load_names
 
 NOT_CHECKED = "not checked: --step-s gives a step without a model"
 PART_NAMES, PART_COLOURS = load_names("plan_parts"), load_names("plan_colours")

@@ -7,8 +7,8 @@ from stepcast.ir.facts import CandidateFacts, Facts
 from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB, format_bytes, format_change, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.asked import asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
+from stepcast.views.view import asked_pairs
 
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
 # Choices that a row names where they were searched.

@@ -17,8 +17,7 @@ from stepcast.units import (
     format_short_count,
 )
 from stepcast.views import view as ui
-from stepcast.views.asked import asked_pairs, config_notes, micro_batches_words, plain_pairs
-from stepcast.views.view import load_names
+from stepcast.views.view import asked_pairs, config_notes, load_names, micro_batches_words, plain_pairs
 
 MOST_LINES = 16
 MOST_STAGES = 64

@@ -13,7 +13,7 @@ from typing import get_args, get_type_hints
 
 from stepcast.inputs.source import parse_toml
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.tables import TableError, convert_table
+from stepcast.ir.limits import TableError, convert_table
 from stepcast.units import TFLOPS
 from stepcast.validate.scoreboard import DATA, load_table
 
