@@ -108,8 +108,8 @@ def _saved_by_adapters(sizes: Sizes, kind: LayerKind) -> list[SavedTensor]:
     saved += sum(linear.inputs * MASK_BYTES for linear in linears) if sizes.strategy.lora_dropout else 0.0
     if sizes.casts_adapter_inputs:
         saved += sum(linear.inputs * sizes.stored.bytes for linear in linears if linear.name == "output")
-    if sizes.strategy.dora:  # what magnitudes multiply: the base's result and the adapters', as far as both last
-        saved += sum(1.5 * linear.outputs * sizes.stored.bytes for linear in linears)
+    if sizes.strategy.dora:  # what magnitudes multiply: the base's result and the adapters'
+        saved += sum(2 * linear.outputs * sizes.stored.bytes for linear in linears)
     return [SavedTensor("adapters", sizes.tokens * saved)]
 
 

@@ -153,8 +153,9 @@ def loss_bytes(
         projection = 2 * vocab * width * element if strategy.trains_all_weights else 0
         return saved + logits / parts * (element + FP32_BYTES) + inputs + projection
     if kernels is Kernels.PLAIN and strategy.objective is Objective.DPO:
-        # Logits, the log-softmax of each row in fp32, and gradients of rows and of all (TRL, selective_log_softmax).
-        return saved + (FP32_BYTES + 3 * element) * logits
+        # Logits, the log-softmax of each row in fp32, and gradients of rows and of all (TRL, selective_log_softmax);
+        # logits that a loop casts to fp32 are saved by their logsumexp, and all gradients are in fp32.
+        return saved + (3 * FP32_BYTES if framework.loop_kernels else FP32_BYTES + 3 * element) * logits
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits may be gone.
         capped = element if framework.writes_out and model.logit_softcap else 0.0
