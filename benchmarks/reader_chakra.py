@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import Collective, CollectiveKind, Group, Recorded
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.outputs.chakra import files
 

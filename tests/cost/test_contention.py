@@ -7,7 +7,8 @@ from statistics import mean
 import pytest
 
 from stepcast.cost.collectives.route import Route, lost_share
-from stepcast.ir.work import Collective, CollectiveKind, Group
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, CollectiveKind
 
 FILE = Path(__file__).parent.parent / "data" / "h200" / "overlap.csv"
 SMS = 132

@@ -18,10 +18,10 @@ from stepcast.generate.workload import generate
 from stepcast.hardware import resolve
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import Dispatcher, Framework
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Collective, CollectiveKind, Group
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.models.catalog import load_model
 
 BIG = 512 * 2**20

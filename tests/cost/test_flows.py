@@ -16,8 +16,8 @@ from stepcast.cost.pricing import Pricer
 from stepcast.hardware import Cluster, NetworkKind, cluster_names, load_cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import Layout, grid_of
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer
+from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 
 SIZE = 10**9
 KIND = CollectiveKind

@@ -8,7 +8,8 @@ from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.hardware import Link, load_cluster
 from stepcast.hardware.cluster import Host
 from stepcast.ir.framework import ADAM, LISTED, OptimizerKind
-from stepcast.ir.work import HostCopy, HostUpdate, HostWay
+from stepcast.ir.layout import HostWay
+from stepcast.ir.work import HostCopy, HostUpdate
 from stepcast.units import GB, GIB
 
 # A DGX-2: two Xeon 8168 with six channels of DDR4-2666 each.

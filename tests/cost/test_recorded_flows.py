@@ -16,8 +16,8 @@ from stepcast.cost.collectives.flows import collective_flows, transfer_flows
 from stepcast.hardware import load_cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import Layout, grid_of
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer
+from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 
 pytestmark = pytest.mark.slow
 FILE = Path(__file__).parents[1] / "data" / "recorded_flows.jsonl"

@@ -14,8 +14,8 @@ from stepcast.cost.simai import (
     simai_price,
 )
 from stepcast.inputs.table import read
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import Collective, CollectiveKind, Group, Matmul, Recorded
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import Collective, CollectiveKind, Matmul, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import GIB, MIB, US
 from tests.shared import DATA, ROOT, needs_data

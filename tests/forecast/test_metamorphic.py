@@ -16,10 +16,11 @@ from stepcast.forecast.simulate import simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
+from stepcast.ir.layout import Group
 from stepcast.ir.model import pieces
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Recompute, RecomputeKind, ScheduleKind, Sharding
-from stepcast.ir.work import Collective, Group
+from stepcast.ir.work import Collective
 from tests.executed import hardware_flops
 from tests.forecast.strategies import CLUSTERS, Case, cases
 

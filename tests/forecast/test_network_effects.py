@@ -10,8 +10,8 @@ import stepcast
 from stepcast.cli.main import main
 from stepcast.forecast.fluid import shared_collective
 from stepcast.hardware import load_cluster
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import Collective, CollectiveKind, Group
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.units import GB
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,9 @@ from stepcast import Layout, Strategy, load_cluster, load_model, predict
 from stepcast.cli.main import main
 from stepcast.cost.memory import memory
 from stepcast.generate.workload import generate
+from stepcast.ir.layout import Group
 from stepcast.ir.strategy import ScheduleKind, StrategyError
-from stepcast.ir.work import Attention, Collective, CollectiveKind, Group, Matmul
+from stepcast.ir.work import Attention, Collective, CollectiveKind, Matmul
 
 H100 = load_cluster("dgx-h100")
 LARGE = load_model("llama-3.1-405b")

@@ -11,7 +11,8 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs import captured as reader
 from stepcast.inputs.source import Source
 from stepcast.ir.captured import Captured, Tie
-from stepcast.ir.work import Collective, Elementwise, ElementwiseKind, Group
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, Elementwise, ElementwiseKind
 from stepcast.ir.workload import Layer, Op
 from stepcast.outputs.plain import write_captured
 

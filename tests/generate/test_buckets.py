@@ -13,9 +13,9 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.strategy import NO_OVERLAP, Sharding, Strategy
-from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Group
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise
 from stepcast.ir.workload import Stage
 from stepcast.models.catalog import load_model
 from tests.generate.test_generate import LLAMA, all_ops, run_of

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import spread_layers
 from stepcast.ir.model_parts import FeedForward
@@ -23,7 +23,7 @@ from stepcast.ir.strategy import (
     StrategyError,
     TrainingKind,
 )
-from stepcast.ir.work import Attention, Collective, Elementwise, ElementwiseKind, Group, GroupedMatmul, Matmul
+from stepcast.ir.work import Attention, Collective, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Role, Stage, Workload
 from stepcast.models.catalog import load_model
 from tests.software import software

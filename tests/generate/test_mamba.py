@@ -10,12 +10,12 @@ from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Framework, SelectiveRule
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.legality import check, is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.recurrent import Scan
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy, StrategyError
-from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Group, Matmul
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Matmul
 from stepcast.ir.workload import Layer, Op
 from stepcast.models.catalog import load_model
 from tests.executed import hardware_flops

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from stepcast.generate.workload import generate
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ContextKind, Sharding, Strategy
-from stepcast.ir.work import Collective, CollectiveKind, Group, Transfer
+from stepcast.ir.work import Collective, CollectiveKind, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.models.catalog import load_model
 

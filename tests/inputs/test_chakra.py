@@ -28,9 +28,9 @@ from stepcast.inputs.chakra.protobuf import (
 from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import recognise
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import UNPACKED
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Recorded, Transfer
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer
 from stepcast.ir.workload import Layer, Op, Workload
 from stepcast.outputs.chakra import files
 from tests.inputs.fuzz import FUZZ, check_reader, mutations

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from stepcast.inputs.kineto.reader import looks_like, read_run
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import recognise
+from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import ROOT
 

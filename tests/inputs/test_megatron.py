@@ -11,8 +11,9 @@ from hypothesis import given
 from stepcast.inputs.megatron.reader import looks_like, read_run
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, recognise
+from stepcast.ir.layout import Group
 from stepcast.ir.timeline import Span, SpanKind, Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from tests.inputs.fuzz import FUZZ, mutations
 from tests.shared import ROOT
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from stepcast.inputs.documents import workload_facts
 from stepcast.inputs.optable import COLUMNS, LAYER_ROW, MOST_KNOWN, read
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.work import Collective, CollectiveKind, Group, Recorded, Transfer
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, CollectiveKind, Recorded, Transfer
 from stepcast.ir.workload import Workload, repeat_layers, scale_backward
 from stepcast.outputs.optable import write
 from stepcast.units import MS

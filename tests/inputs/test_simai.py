@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from stepcast.inputs.documents import workload_facts
 from stepcast.inputs.simai import POLICIES, parse_header, read
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.work import Collective, CollectiveKind, Group
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Workload
 from stepcast.outputs.simai import write
 from tests.inputs.fuzz import FUZZ, check_reader, mutations

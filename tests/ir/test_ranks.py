@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stepcast.ir.layout import AXES, Layout, RankGrid
-from stepcast.ir.work import FAMILIES, Group
+from stepcast.ir.layout import AXES, FAMILIES, Group, Layout, RankGrid
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
 

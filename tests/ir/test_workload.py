@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.inputs.simai import fold_layers, fold_micro_batches
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import Collective, CollectiveKind, Group, Matmul, Recorded
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import Collective, CollectiveKind, Matmul, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 
 

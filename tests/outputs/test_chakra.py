@@ -13,7 +13,7 @@ from stepcast.inputs.chakra.nodes import NodeType, decode
 from stepcast.inputs.chakra.record import encode_workload
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.recurrent import RecurrentCells, Scan
 from stepcast.ir.work import (
     Attention,
@@ -22,7 +22,6 @@ from stepcast.ir.work import (
     Direction,
     Elementwise,
     ElementwiseKind,
-    Group,
     GroupedMatmul,
     Matmul,
     Recorded,

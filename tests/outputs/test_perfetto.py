@@ -14,8 +14,9 @@ from stepcast.forecast.options import Options
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
+from stepcast.ir.layout import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
-from stepcast.ir.work import Collective, CollectiveKind, Group
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.perfetto import write
 from stepcast.simulation.messages import Send
 from stepcast.views.gantt import gantt

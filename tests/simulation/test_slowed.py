@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.ir.work import Collective, CollectiveKind, Group
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Block, Op, Stage, Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.costs import Prices

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import Collective, CollectiveKind, Group, Recorded, Work
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import Collective, CollectiveKind, Recorded, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import simulate

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.ir.work import Collective, CollectiveKind, Group, Recorded, Work
+from stepcast.ir.work import Collective, CollectiveKind, Recorded, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body

@@ -10,7 +10,8 @@ import stepcast
 from stepcast.cost.pricing import Pricer, recorded_price
 from stepcast.inputs.simai import read
 from stepcast.inputs.source import Source
-from stepcast.ir.work import Collective, CollectiveKind, Group
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.simai import write
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.schedule import ChunkPlace, SlotAction

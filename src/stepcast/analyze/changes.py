@@ -16,9 +16,8 @@ from stepcast.analyze.recording import (
     TimePart,
 )
 from stepcast.analyze.result import bus_factor
-from stepcast.ir.layout import place_of, rank_at
+from stepcast.ir.layout import Group, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.ir.work import Group
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.simulation.schedules import kind_named, make_schedule
 

@@ -30,8 +30,8 @@ from stepcast.ir.arrays import IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import Layout, RankGrid, grid_of
-from stepcast.ir.work import FAMILIES, Collective, CollectiveKind, Group
+from stepcast.ir.layout import FAMILIES, Group, Layout, RankGrid, grid_of
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.units import format_seconds, parse_size_bytes
 

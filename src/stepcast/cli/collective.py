@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from stepcast.cli.options import add_options, check_applicable, has_racks, option_of, option_table
 from stepcast.cli.output import show_view
 from stepcast.ir.facts import find_doubts
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import CollectiveKind, Group
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import CollectiveKind
 from stepcast.units import GIB, parse_size_bytes
 
 if TYPE_CHECKING:

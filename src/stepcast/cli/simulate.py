@@ -12,8 +12,9 @@ from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.layout import Group
 from stepcast.ir.limits import SCHEDULE_FILE
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.questions.choices import check_multiple
 from stepcast.questions.question import ENGINE_HELP, SCHEDULES

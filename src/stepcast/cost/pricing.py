@@ -12,7 +12,7 @@ from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
 from stepcast.ir.dataclass import ByIdentity, dataclass, replace
-from stepcast.ir.layout import Layout, grid_of
+from stepcast.ir.layout import Group, Layout, grid_of
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import (
     COMPUTING,
@@ -20,7 +20,6 @@ from stepcast.ir.work import (
     CollectiveKind,
     Communication,
     Compute,
-    Group,
     HostCopy,
     HostUpdate,
     Recorded,

@@ -16,7 +16,8 @@ from functools import lru_cache
 
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.work import Collective, CollectiveKind, Group, Recorded
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload
 from stepcast.units import GIB, MIB, NS, format_bytes
 

@@ -16,8 +16,8 @@ from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Repeating
-from stepcast.ir.layout import Layout, grid_of
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer
+from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
 from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.simulation.fluid.filling import SAME

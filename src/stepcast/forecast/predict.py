@@ -28,6 +28,7 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layers.experts import exchange_routing
+from stepcast.ir.layout import Group
 from stepcast.ir.model import Model, describe_split
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
@@ -39,7 +40,6 @@ from stepcast.ir.work import (
     CollectiveKind,
     Communication,
     Compute,
-    Group,
     GroupedMatmul,
     HostUpdate,
     Matmul,

@@ -17,9 +17,10 @@ from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
+from stepcast.ir.layout import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Band, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import Attention, Compute, Elementwise, Group, GroupedMatmul, Matmul, Recorded, Transfer, Work
+from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer, Work
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body

@@ -10,7 +10,8 @@ from functools import cache
 from itertools import accumulate, pairwise
 
 from stepcast.ir.captured import Captured, LayerPart, ShardUnit, Tie
-from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, ElementwiseKind, Group, Matmul, Work
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, ElementwiseKind, Matmul, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase, Role, Stage, Variation, fold_units
 from stepcast.units import MIB
 

@@ -14,12 +14,14 @@ from stepcast.generate.update import fetch_weights, own_parameters, update_ops
 from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Execution, Reduced, gathered_bytes
+from stepcast.ir.framework import Execution
 from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import GATHER, REDUCE, SCATTER, K, Ops, collective, make_layer
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import Group
 from stepcast.ir.model import Matrices
-from stepcast.ir.work import CollectiveKind, Elementwise, Group
+from stepcast.ir.sharding import Reduced, gathered_bytes
+from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op, Role
 
 

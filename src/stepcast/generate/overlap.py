@@ -17,11 +17,13 @@ from stepcast.generate.update import copy_op, own_parameters, send_gradients
 from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Execution, Gathered, Kernels, Reduced, gathered_bytes
+from stepcast.ir.framework import Execution, Kernels
 from stepcast.ir.layers.operators import K, Ops, wait_for
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import HostWay
+from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
 from stepcast.ir.strategy import RecomputeKind
-from stepcast.ir.work import Elementwise, HostWay
+from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Phase, Variation
 
 

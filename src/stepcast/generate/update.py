@@ -12,21 +12,14 @@ from collections.abc import Iterator, Sequence
 from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.dataclass import replace
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import (
-    ADAM,
-    ITERATIONS,
-    Modules,
-    Offloaded,
-    Optimizer,
-    OptimizerKind,
-    Partition,
-    gathered_bytes,
-)
+from stepcast.ir.framework import ADAM, ITERATIONS, Modules, Offloaded, Optimizer, OptimizerKind
 from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import K, Ops, collective
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Matrices
-from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, HostCopy, HostUpdate, HostWay, Matmul
+from stepcast.ir.sharding import Partition, gathered_bytes
+from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, HostCopy, HostUpdate, Matmul
 from stepcast.ir.workload import Op
 
 # Copies and updates are seen in so many parts; Megatron-Core has one for each tensor, DeepSpeed one for each

@@ -9,18 +9,20 @@ from stepcast.generate.overlap import Unit, gather_units, offload_activations, o
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
 from stepcast.ir.architecture import NOTHING, Shard, WeightPart
 from stepcast.ir.dataclass import replace
-from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Gathered, Reduced
+from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import LOOP_KERNELS_PER_ADAPTER, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, count_adapted
 from stepcast.ir.layers.operators import GATHER, collective, rename_ops
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, pieces, trained_matrices, trained_shard
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import find_schedule
+from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, ScheduleKind, Strategy, TrainingKind, layer_view
-from stepcast.ir.work import Elementwise, Group
+from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
 
 # One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, read_words, shorten
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
-from stepcast.ir.work import Collective, CollectiveKind, Group, Recorded
+from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Variation, Workload
 from stepcast.units import NS
 

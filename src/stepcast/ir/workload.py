@@ -22,9 +22,9 @@ from functools import partial
 from itertools import accumulate
 
 from stepcast.ir.dataclass import ByIdentity, dataclass, require, require_counts
-from stepcast.ir.layout import Layout
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.work import GATHERS, Collective, Group, Recorded, Work
+from stepcast.ir.work import GATHERS, Collective, Recorded, Work
 
 
 class Role(StrEnum):

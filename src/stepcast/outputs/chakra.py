@@ -18,7 +18,7 @@ from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
-from stepcast.ir.layout import Layout, grid_of, members, neighbour
+from stepcast.ir.layout import Group, Layout, grid_of, members, neighbour
 from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import (
@@ -29,7 +29,6 @@ from stepcast.ir.work import (
     Convolution,
     Direction,
     Elementwise,
-    Group,
     GroupedMatmul,
     HostCopy,
     HostUpdate,

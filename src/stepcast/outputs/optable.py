@@ -2,7 +2,8 @@
 
 from stepcast.inputs.optable import COLUMNS, ELEMENT
 from stepcast.inputs.source import FormatError
-from stepcast.ir.work import Collective, Group, Transfer
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective, Transfer
 from stepcast.ir.workload import LAYER_BLOCK, Layer, Phase, Stage, Workload
 from stepcast.outputs.simai import GROUP_SUFFIXES, KIND_WORDS, split_ops
 from stepcast.units import MS

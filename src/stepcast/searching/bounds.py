@@ -27,11 +27,12 @@ from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
-from stepcast.ir.framework import Framework, Kernels, plan_of
+from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.limits import PRICED
 from stepcast.ir.model import StagePiece, pieces_of_stage, trained_shard
 from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement
+from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.searching import space as candidates
 from stepcast.searching.layers import (

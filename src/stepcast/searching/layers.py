@@ -17,13 +17,15 @@ from stepcast.generate.workload import block_layers, end_layers
 from stepcast.hardware import Cluster
 from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.framework import Framework, Gathered, Partition, Reduced, gathered_bytes, plan_of
+from stepcast.ir.framework import Framework
 from stepcast.ir.layers.experts import exchange_routing
+from stepcast.ir.layout import Channel, Group
 from stepcast.ir.model import Model, pieces, pieces_of_stage, trained_shard
 from stepcast.ir.model_parts import LayerParts, Routing
 from stepcast.ir.schedules import SCHEDULES
+from stepcast.ir.sharding import Gathered, Partition, Reduced, gathered_bytes, plan_of
 from stepcast.ir.strategy import RecomputeKind, Strategy, layer_view
-from stepcast.ir.work import Channel, Collective, CollectiveKind, Communication, Compute, Group, HostUpdate, Transfer
+from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, HostUpdate, Transfer
 from stepcast.ir.workload import Layer, Op
 from stepcast.searching.space import CandidateSpace, pipeline_strategy
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
-from stepcast.ir.work import Channel
+from stepcast.ir.layout import Channel
 from stepcast.ir.workload import Block, Stage, Workload
 from stepcast.simulation.lanes import PHASES_OF
 from stepcast.simulation.lowering import OpList, list_slot_ops

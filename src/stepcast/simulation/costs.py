@@ -9,7 +9,8 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import ByIdentity, dataclass
-from stepcast.ir.work import Channel, Group, Work
+from stepcast.ir.layout import Channel, Group
+from stepcast.ir.work import Work
 from stepcast.simulation.lowering import ContentionSlot, OpList, Seconds
 from stepcast.simulation.segments import Cost
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
-from stepcast.ir.work import COMMUNICATING, Channel, Collective, Group, Work, group_of
+from stepcast.ir.layout import Channel, Group
+from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
 from stepcast.ir.workload import Layer, Op, Phase, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction

@@ -9,7 +9,8 @@ import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
-from stepcast.ir.work import Channel, Collective, Group, HostWay, Work, group_of
+from stepcast.ir.layout import Channel, Group, HostWay
+from stepcast.ir.work import Collective, Work, group_of
 from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
 from stepcast.simulation import lowering
 from stepcast.simulation.chunks import Body, Chunk, find_positions, find_representatives, split_chunks

@@ -11,9 +11,9 @@ from dataclasses import field
 import numpy as np
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.layout import Layout, members, neighbour
+from stepcast.ir.layout import MODEL, Group, Layout, members, neighbour
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import MODEL, Collective, CollectiveKind, Group, Work
+from stepcast.ir.work import Collective, CollectiveKind, Work
 
 OPERATIONS_LANE = "ops"
 OPTIMIZER = "optimizer_step"

@@ -6,8 +6,8 @@ from stepcast.analyze.megatron import events as traced
 from stepcast.analyze.megatron.meetings import ClockAlignment, MeetingTable, align_clocks
 from stepcast.analyze.recording import BlockKind, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
 from stepcast.analyze.result import list_ranks
+from stepcast.ir.layout import MODEL
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import MODEL
 
 BLOCK_OF = {
     "get_batch": BlockKind.FORWARD,

@@ -15,8 +15,7 @@ from stepcast.analyze.megatron.events import OPTIMIZER, TraceOperation, exchange
 from stepcast.analyze.play import RankParts
 from stepcast.analyze.recording import BlockKind, Join, Local, RankRecord, Recording, TimePart
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.layout import Layout, members
-from stepcast.ir.work import Group
+from stepcast.ir.layout import Group, Layout, members
 
 COLLECTIVES_PER_LAYER = 2  # tensor-parallel collectives mark the end of a layer, two in each direction
 SLOW_FACTOR = 1.15  # ranks of a healthy run differ by a few per cent

@@ -30,8 +30,8 @@ from stepcast.hardware.graph.routes import (
 )
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import RankGrid
-from stepcast.ir.work import FAMILIES, PARTS, Collective, CollectiveKind, Transfer
+from stepcast.ir.layout import FAMILIES, PARTS, RankGrid
+from stepcast.ir.work import Collective, CollectiveKind, Transfer
 
 # Tiers that belong to one GPU or node: a price has counted what they carry.
 OWN_TIERS = ("NVLink", "PCIe", "sockets", "NIC", "torus")

@@ -5,11 +5,12 @@ from itertools import groupby, islice
 from stepcast.cost.memory.states import Collected, States, collected_bytes, gradient_bytes, piece_states
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules, plan_of
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import loss_chunks
 from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, trained_shard
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations, count_saved
+from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind, layer_view
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.

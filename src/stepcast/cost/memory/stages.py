@@ -25,11 +25,12 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import FP32_BYTES
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead, Reduced, plan_of
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
 from stepcast.ir.model import Model, pieces, pieces_of_stage
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
+from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.step import LEVEL
 from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
 from stepcast.units import MIB

@@ -9,20 +9,10 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import (
-    Framework,
-    Gathered,
-    Kernels,
-    Modules,
-    Offloaded,
-    OptimizerKind,
-    Reduced,
-    ShardingPlan,
-    gathered_bytes,
-    plan_of,
-)
+from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model, StagePiece, held_shard, trained_matrices, trained_shard
+from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.

@@ -15,8 +15,8 @@ from stepcast.inputs.kineto.columns import group_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import GATHERS, Collective, Direction, Group, Recorded, Transfer, Work
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import GATHERS, Collective, Direction, Recorded, Transfer, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import US
 

@@ -16,8 +16,9 @@ from stepcast.inputs.source import read_words
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer, Work
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 from stepcast.units import US
 
 WORDS = read_words("traces")

@@ -13,8 +13,7 @@ from typing import NamedTuple, TypeVar
 from stepcast.inputs.megatron.lines import RankEvidence, check_same_run, common_hints
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.layout import Layout, members
-from stepcast.ir.work import Group
+from stepcast.ir.layout import Group, Layout, members
 
 # How many ranks share experts follows from the tokens that they exchange.
 

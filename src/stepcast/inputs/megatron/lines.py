@@ -9,8 +9,9 @@ from stepcast.inputs.kineto.columns import WORDS, collective_named, dtype_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Group, Transfer, Work
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 
 # Sizes in the names of traces, fields of a word and a number in any order: Echo writes files such as
 # ``wd8_tp2_pp4_numl40_bs2_..._rank7_....txt`` and ``wd8_tp1_pp2_exp4_expNum8_l8_bs1_...``, and folders such as

@@ -16,8 +16,9 @@ from stepcast.inputs.megatron.config import infer
 from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, TraceLine, TraceLines, TraceRow
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, Timeline, TimelineBuilder
-from stepcast.ir.work import CollectiveKind, Group
+from stepcast.ir.work import CollectiveKind
 from stepcast.units import MS
 
 FIRST_LINE = re.compile(r"\s*rank:[0-9]+:[A-Za-z_]\w*\(\w+=", re.ASCII)

@@ -26,9 +26,10 @@ from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes
+from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.work import Attention, ElementwiseKind, Group
+from stepcast.ir.work import Attention, ElementwiseKind
 from stepcast.ir.workload import Layer, Op, Role
 
 INDEX_BYTES = 4.0  # of the place of one chosen key

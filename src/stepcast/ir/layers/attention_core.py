@@ -21,9 +21,10 @@ from stepcast.ir.framework import AttentionKernel, Framework, Kernels, Selective
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
 from stepcast.ir.strategy import ContextKind, RecomputeModule, Strategy
-from stepcast.ir.work import Attention, CollectiveKind, Direction, ElementwiseKind, Group, Matmul, Transfer
+from stepcast.ir.work import Attention, CollectiveKind, Direction, ElementwiseKind, Matmul, Transfer
 from stepcast.ir.workload import Layer, Op, Role
 
 

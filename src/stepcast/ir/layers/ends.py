@@ -15,9 +15,9 @@ from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.layers.operators import FP32, GATHER, REDUCE, SCATTER, K, Linear, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import Objective, TrainingKind
-from stepcast.ir.work import Group
 from stepcast.ir.workload import Layer, Op, Role
 
 # Kernels an eager host could issue while it makes positions, masks and angles before the first layer of a model

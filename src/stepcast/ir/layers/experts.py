@@ -16,10 +16,11 @@ from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes, no_mixing
+from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import CollectiveKind, ElementwiseKind, Group
+from stepcast.ir.work import CollectiveKind, ElementwiseKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
 # Of the fused router with the counts that an exchange needs: "Optimizing DeepSeek-V3 Training Performance on

@@ -15,13 +15,13 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import dora
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import Group
 from stepcast.ir.strategy import BaseWeights, TrainingKind
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
     Elementwise,
     ElementwiseKind,
-    Group,
     GroupedMatmul,
     Matmul,
     elementwise,

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from stepcast.ir.architecture import Architecture, Weight
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule, ShardingPlan, plan_of
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.sharding import ShardingPlan, plan_of
 from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, Strategy
 from stepcast.ir.workload import Layer
 

@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.layout import Layout, grid_of
-from stepcast.ir.work import Collective, CollectiveKind, Group, GroupedMatmul, HostCopy, HostUpdate, Matmul, Transfer
+from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.work import Collective, CollectiveKind, GroupedMatmul, HostCopy, HostUpdate, Matmul, Transfer
 from stepcast.ir.workload import Layer, Op, Phase, Stage
 from stepcast.pytorch.run.operators import Call, CannotRunError, Operators
 

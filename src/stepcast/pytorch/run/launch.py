@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from stepcast.ir.children import follow_parent
-from stepcast.ir.work import Collective, Group
+from stepcast.ir.layout import Group
+from stepcast.ir.work import Collective
 from stepcast.pytorch.load import load_torch
 from stepcast.pytorch.run.execute import DistributedExchange, Exchange, Executor, OpClock, OpRecord, RunPlan
 from stepcast.pytorch.run.operators import Operators
