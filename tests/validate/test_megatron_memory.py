@@ -7,17 +7,12 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
+from stepcast.inputs.configs.megatron import parse_layout
 from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import NormKind, PositionKind
 from stepcast.ir.strategy import RecomputeModule, Sharding
-from stepcast.validate.megatron_memory import (
-    COMMAND,
-    LeftOutError,
-    MemoryCase,
-    layer_pattern,
-    measure_peak_memory,
-    stage_layers_of,
-)
+from stepcast.validate.megatron_memory import COMMAND, MemoryCase, layer_pattern, measure_peak_memory
+from stepcast.validate.published.rows import NotComparableError
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 
@@ -101,17 +96,17 @@ def test_mixtures_layouts_and_recomputed_modules_are_read() -> None:
     ],
 )
 def test_what_cannot_be_predicted_is_left_out_with_its_reason(changes: dict[str, str], why: str) -> None:
-    with pytest.raises(LeftOutError, match=why):
+    with pytest.raises(NotComparableError, match=why):
         MemoryCase({**GPT, **changes})
 
 
 def test_patterns() -> None:
     assert layer_pattern("([0]*2+[1]*1)") == (False, False, True)
-    assert stage_layers_of(r"Et*3\\|\\(tt\\|\\)*6L", 2) == (3, 2, 2, 2, 2, 2, 2, 0)
+    assert parse_layout("Et*3|(tt|)*6L", 2) == (3, 2, 2, 2, 2, 2, 2, 0)
     with pytest.raises(ValueError, match="not known"):
         layer_pattern("[0]*x")
     with pytest.raises(ValueError, match="stages"):
-        stage_layers_of("Et|tt|L", 2)
+        parse_layout("Et|tt|L", 2)
 
 
 def test_rows_are_bytes_and_their_commands_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,22 +24,11 @@ APPLICATION = 0x73776570
 VERSION = 4
 # Columns of an answer; times in seconds, sizes in bytes.
 COLUMNS = {
-    "step_s": "REAL",
-    "low_s": "REAL",
-    "high_s": "REAL",
-    "tokens_per_s_per_gpu": "REAL",
-    "mfu": "REAL",
-    "bubble": "REAL",
-    "exposed": "REAL",
+    **dict.fromkeys(("step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "mfu", "bubble", "exposed"), "REAL"),
     "memory_bytes": "REAL",
     "fits": "INTEGER",
-    "days": "REAL",
-    "gpu_hours": "REAL",
-    "cost": "REAL",
-    "goodput": "REAL",
-    "found": "TEXT",
-    "state": "TEXT",  # "out of time": the best so far, or nothing yet
-    "error": "TEXT",
+    **dict.fromkeys(("days", "gpu_hours", "cost", "goodput"), "REAL"),
+    **dict.fromkeys(("found", "state", "error"), "TEXT"),  # state "out of time": the best so far, or nothing yet
 }
 RETRY = "retry"  # the state of an error that another run may not meet: a file or memory that was missing
 BATCH = 1000

@@ -10,6 +10,8 @@ from stepcast.cost.memory.stages import EXPERT_STREAMS, engine_workspace_bytes
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import load_cluster
+from stepcast.inputs.configs import megatron
+from stepcast.inputs.configs.megatron import parse_layout
 from stepcast.inputs.model_table import model_of
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
@@ -17,15 +19,14 @@ from stepcast.ir.framework import Dispatcher, Framework, LossKernel, parse_optim
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import default_schedule
-from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
+from stepcast.ir.strategy import Overlap, Recompute, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
-from stepcast.validate.published.setup import MODULES
+from stepcast.validate.published.rows import NotComparableError
+from stepcast.validate.published.setup import read_recompute
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, read_records
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
-REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)")
-COUNTED = re.compile(r"([a-zA-Z])\*(\d+)")
 
 
 def layer_pattern(text: str) -> tuple[bool, ...]:
@@ -40,23 +41,6 @@ def layer_pattern(text: str) -> tuple[bool, ...]:
     return tuple(pattern)
 
 
-def stage_layers_of(text: str, pp: int) -> tuple[int, ...]:
-    """Return the layers of every stage and chunk in model order, of a layout such as ``Et*3|(tt|)*6L``.
-
-    E, m and L are the embedding, the MTP module and the loss.
-    """
-    plain = text.replace("\\", "").replace(",", "")
-    while match := REPEATED.search(plain):
-        plain = plain[: match.start()] + match[1] * int(match[2]) + plain[match.end() :]
-    plain = COUNTED.sub(lambda match: match[1] * int(match[2]), plain)
-    if set(plain) - set("EtmL|"):
-        raise ValueError(f"pipeline layout {text!r} is not known")
-    layers = tuple(piece.count("t") for piece in plain.split("|"))
-    if len(layers) % pp:
-        raise ValueError(f"pipeline layout {text!r} does not make {pp} stages")
-    return layers
-
-
 # One functional test of Megatron-LM in our nouns: what its arguments say, by their own names.
 
 Record = Mapping[str, str | None]
@@ -67,14 +51,9 @@ CUT_OFF = 500  # characters of further arguments that a row has at most
 OTHER_KINDS = ("non-LLM", "multimodal", "multi-run", "distillation")
 PRECISIONS = {"bf16": DType.BF16, "fp16": DType.FP16, "fp8": DType.FP8, "mxfp8": DType.MXFP8, "fp32": DType.FP32}
 POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
-LATENT = {"kv_rank": "kv-lora-rank", "nope_dim": "qk-head-dim", "rope_dim": "qk-pos-emb-head-dim",
-          "value_dim": "v-head-dim", "query_rank": "q-lora-rank"}  # fmt: skip
+LATENT = {size.removeprefix("mla_"): name for size, (name, _) in megatron.LATENT.items()}
 MAMBA = {"mamba_heads": ("mamba-num-heads", 0), "mamba_head_dim": ("mamba-head-dim", 64),
          "state": ("mamba-state-dim", 128), "groups": ("mamba-num-groups", 8)}  # fmt: skip
-
-
-class LeftOutError(ValueError):
-    """A test that states too little, or does what no prediction is made of."""
 
 
 class MemoryCase:
@@ -84,14 +63,14 @@ class MemoryCase:
         self.record = record
         kind = self.text("kind")
         if kind.startswith(OTHER_KINDS):
-            raise LeftOutError(f"no training step of one language model: {kind.partition(' (')[0]}")
+            raise NotComparableError(f"no training step of one language model: {kind.partition(' (')[0]}")
         self.flags = {word.partition("=")[0]: word.partition("=")[2] for word in self.text("other_flags").split()}
         self.cut_off = len(self.text("other_flags")) >= CUT_OFF
         for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):
             if not self.text(name):
-                raise LeftOutError(f"{name} is not stated")
+                raise NotComparableError(f"{name} is not stated")
         if "fine-grained-activation-offloading" in self.flags:
-            raise LeftOutError("activations are offloaded")
+            raise NotComparableError("activations are offloaded")
         self.model = model_of(self.text("test"), self._architecture())
         self.strategy, self.framework, self.profile = self._run()
 
@@ -103,7 +82,7 @@ class MemoryCase:
         try:
             return int(float(text)) if text else usual
         except ValueError:
-            raise LeftOutError(f"{name} {text!r} is not a number") from None
+            raise NotComparableError(f"{name} {text!r} is not a number") from None
 
     def on(self, name: str) -> bool:
         return self.text(name) == "1"
@@ -114,7 +93,7 @@ class MemoryCase:
         if text is None or not text.isdigit():
             if usual:
                 return usual
-            raise LeftOutError(f"--{flag} is not stated")
+            raise NotComparableError(f"--{flag} is not stated")
         return int(text)
 
     @property
@@ -129,7 +108,7 @@ class MemoryCase:
         seq, bias = self.number("seq"), self.on("bias_linear")
         norm = {"RMSNorm": "rms", "LayerNorm": "layer+bias"}.get(self.text("normalization"))
         if norm is None:
-            raise LeftOutError(f"normalization {self.text('normalization')!r} is not known")
+            raise NotComparableError(f"normalization {self.text('normalization')!r} is not known")
         gated = self.on("swiglu")
         table: FactDict = {
             "hidden": self.number("hidden"),
@@ -208,7 +187,7 @@ class MemoryCase:
         micro = self.number("micro_batch", 1)
         batch = self.number("global_batch") or micro * layout.dp
         if batch % (micro * layout.dp):
-            raise LeftOutError("the batch is not a multiple of micro-batches")
+            raise NotComparableError("the batch is not a multiple of micro-batches")
         strategy = replace(settled, choices=choices).strategy(layout, micro, batch, self.number("seq"))
         return strategy, settled.framework, profile
 
@@ -228,7 +207,7 @@ class MemoryCase:
             "overlap": self._overlap(),
             "loss": self._loss(),
             "deferred_gradients": self._deferred(),
-            "recompute": self._recompute(),
+            "recompute": read_recompute(self.text("recompute")) or Recompute(),
         }
         if self.number("moe_experts"):
             word = self.flags.get("moe-token-dispatcher-type", "allgather")
@@ -266,28 +245,17 @@ class MemoryCase:
             experts="overlap-moe-expert-parallel-comm" in self.flags,
         )
 
-    def _recompute(self) -> Recompute:
-        word = self.text("recompute")
-        if word in ("", "none"):
-            return Recompute()
-        if word.startswith("full"):
-            return Recompute(RecomputeKind.FULL)
-        named = re.findall(r"\w+", word.partition("[")[2])
-        if not named or any(name not in MODULES for name in named):
-            raise LeftOutError(f"recompute {word!r} is not known")
-        return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
-
     def _stage_layers(self, layout: Layout) -> tuple[int, ...]:
         if written := self.text("pp_layout"):
-            return stage_layers_of(written, layout.pp)
+            return parse_layout(written.replace("\\", ""), layout.pp)
         first, last = (self.number_flag(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
         if not (first or last):
             return ()
         if layout.vpp > 1 or not (first and last) or layout.pp < 3:
-            raise LeftOutError("stages of unlike sizes with chunks")
+            raise NotComparableError("stages of unlike sizes with chunks")
         share, rest = divmod(self.model.layers - first - last, layout.pp - 2)
         if rest:
-            raise LeftOutError("stages of unlike sizes do not add up")
+            raise NotComparableError("stages of unlike sizes do not add up")
         return (first, *(share,) * (layout.pp - 2), last)
 
 
@@ -315,7 +283,9 @@ def _row(test: MemoryCase) -> ScoredRow:
     cluster = load_cluster(CLUSTERS[test.text("gpu")])
     *_, last = memory(test.model, test.strategy, cluster.gpu, test.framework)
     if 0 < test.number("mem_bytes") < last.parameters + last.optimizer:
-        raise LeftOutError("less stays allocated between steps than weights and optimizer states take: another model")
+        raise NotComparableError(
+            "less stays allocated between steps than weights and optimizer states take: another model"
+        )
     tags = {
         "kind": test.text("kind"),
         "gpu": test.text("gpu"),

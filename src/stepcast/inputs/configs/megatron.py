@@ -207,17 +207,21 @@ def _precision(keys: Keys) -> str | None:
 
 
 def _layout_stages(keys: Keys, pp: int) -> tuple[int, ...]:
-    """Return the decoder layers of each stage that ``E|(t|)*3,m|m||L`` describes; empty where there is none.
-
-    megatron/core/transformer/pipeline_parallel_layer_layout.py: stages end with a bar, commas are cosmetic,
-    ``*N`` repeats the character or the group in parentheses before it.
-    """
     value = keys.raw("pipeline-model-parallel-layout")
     if isinstance(value, list):  # of stages, each a list of layers by name
         return tuple(str(stage).count("decoder") for stage in value)
-    text = str(value or "").replace(",", "").replace(" ", "")
-    if not text:
-        return ()
+    stages = parse_layout(str(value), pp) if value else ()
+    return stages if len(stages) > 1 else ()
+
+
+def parse_layout(layout: str, pp: int) -> tuple[int, ...]:
+    """Return the decoder layers of each stage that ``E|(t|)*3,m|m||L`` describes.
+
+    megatron/core/transformer/pipeline_parallel_layer_layout.py: stages end with a bar, commas are cosmetic,
+    ``*N`` repeats the character or the group in parentheses before it. E, m and L are the embedding, the MTP module and
+    the loss.
+    """
+    text = layout.replace(",", "").replace(" ", "")
     size, fault = 0, f"pipeline-model-parallel-layout {text[:60]!r}"
     while match := REPEATED.search(text):
         piece, times = match[1] if match[2] else match[3], int(match[2] or match[4])
@@ -228,7 +232,7 @@ def _layout_stages(keys: Keys, pp: int) -> tuple[int, ...]:
     stages = text.split("|")
     if set(text) - set("EtmL|") or len(stages) % pp or len(stages) > MOST_STAGES:
         raise FormatError(f"{fault} is not E, t, m and L in a multiple of {pp} stages separated by |")
-    return tuple(stage.count("t") for stage in stages) if len(stages) > 1 else ()
+    return tuple(stage.count("t") for stage in stages)
 
 
 def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, ...]:

@@ -7,8 +7,10 @@ of its own, which ``--model`` reads; Calculon's has no vocabulary, so its embedd
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, RunConfig, given_options
+from stepcast.inputs.source import read_words
 
 FRAMEWORK = "megatron-core"
+WORDS = read_words("configs")
 CALCULON_RUN = {"num_procs", "tensor_par", "pipeline_par", "microbatch_size"}
 SIMUMAX_RUN = {"world_size", "tp_size", "pp_size", "micro_batch_num"}
 SELECTED = ("attn_recompute", "mla_rms_recompute", "mlp_recompute", "mlp_rms_recompute")
@@ -94,24 +96,13 @@ def read_simumax(table: Mapping[str, object]) -> RunConfig:
 def as_hugging_face(table: Mapping[str, object]) -> dict[str, object] | None:
     """Return a model of Calculon or SimuMax with the keys of a config.json; None for other files."""
     if set(table) >= CALCULON_MODEL:
-        named = {"n_embd": "hidden", "n_head": "attn_heads", "n_layer": "num_blocks", "n_inner": "feedforward"}
-        sizes = {ours: table[theirs] for ours, theirs in named.items() if theirs in table}
+        sizes = {ours: table[theirs] for ours, theirs in WORDS["calculon_model"].items() if theirs in table}
         seq, dropout = table.get("seq_size", 2048), {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
         vocabulary = {"vocab_size": table.get("vocab_size", VOCABULARY), "n_positions": seq}
         return {"model_type": "gpt2", **sizes, **vocabulary, **dropout}
     if not set(table) >= SIMUMAX_MODEL:
         return None
-    named = {
-        "hidden_size": "hidden_size",
-        "num_attention_heads": "head_num",
-        "num_key_value_heads": "kv_head_num",
-        "head_dim": "head_size",
-        "intermediate_size": "intermediate_size",
-        "num_hidden_layers": "layer_num",
-        "vocab_size": "vocab_size",
-        "num_experts_per_tok": "topk",
-    }
-    sizes = {ours: table[theirs] for ours, theirs in named.items() if theirs in table}
+    sizes = {ours: table[theirs] for ours, theirs in WORDS["simumax_model"].items() if theirs in table}
     sizes |= {"max_position_embeddings": 131_072, "tie_word_embeddings": False}
     if not table.get("use_swiglu", True):
         return {"model_type": "opt", **sizes, "ffn_dim": table.get("intermediate_size"), "do_layer_norm_before": True}
@@ -122,16 +113,7 @@ def as_hugging_face(table: Mapping[str, object]) -> dict[str, object] | None:
     if not is_latent and not shared and not table.get("dense_layers"):
         wide = table.get("moe_ffn_hidden_size", table.get("intermediate_size"))
         return {"model_type": "mixtral", **sizes, "num_local_experts": experts, "intermediate_size": wide}
-    latent = {
-        "qk_nope_head_dim": "qk_head_dim",
-        "qk_rope_head_dim": "qk_pos_emb_head_dim",
-        "v_head_dim": "v_head_dim",
-        "q_lora_rank": "q_lora_rank",
-        "kv_lora_rank": "kv_lora_rank",
-        "moe_intermediate_size": "moe_ffn_hidden_size",
-        "first_k_dense_replace": "dense_layers",
-    }
-    sizes |= {ours: table[theirs] for ours, theirs in latent.items() if theirs in table}
+    sizes |= {ours: table[theirs] for ours, theirs in WORDS["simumax_latent"].items() if theirs in table}
     if is_latent:
         sizes.pop("head_dim", None)
     wide = table.get("moe_ffn_hidden_size")

@@ -171,7 +171,7 @@ def _given(run: PublishedRun) -> FactDict:
     stated: FactDict = {
         "precision": (word := _find_word(run.precision, "precision")) and DType(word),
         "sharding": (word := _find_word(run.sharding, "sharding")) and Sharding(word),
-        "recompute": _recompute(run),
+        "recompute": read_recompute(run.recompute),
         "sequence_parallel": run.sequence_parallel,
         "flash_attention": run.flash_attention,
         "kernels": Kernels.PLAIN if run.compiled is False else None,
@@ -264,8 +264,9 @@ def _micro_batch(run: PublishedRun, seq: int) -> int:
     return 1 if run.pp > 1 else max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
 
 
-def _recompute(run: PublishedRun) -> Recompute | None:
-    word = run.recompute.lower()
+def read_recompute(text: str) -> Recompute | None:
+    """Return the recomputation that a row states, None where it is blank."""
+    word = text.lower()
     if not word:
         return None
     if word.startswith("none"):
@@ -276,9 +277,9 @@ def _recompute(run: PublishedRun) -> Recompute | None:
         return Recompute(RecomputeKind.FULL)
     if word == "selective" or word.endswith("ac"):  # torchtitan's, operator by operator
         return Recompute(RecomputeKind.SELECTIVE)
-    named = re.findall(r"\w+", word.removeprefix("selective"))
+    named = re.findall(r"\w+", word.removeprefix("selective").removeprefix(" modules"))
     if not named or any(name not in MODULES for name in named):
-        raise NotComparableError(f"recompute {run.recompute!r} is not known")
+        raise NotComparableError(f"recompute {text!r} is not known")
     return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
 
 
