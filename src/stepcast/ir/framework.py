@@ -195,11 +195,12 @@ class SelectiveRule(StrEnum):
 
 
 class LossKernel(StrEnum):
-    """The path of fused kernels from logits to a loss, which decides how often logits exist at once."""
+    """The path from logits to a loss, which decides how often logits exist at once."""
 
     IN_PLACE = "in-place"  # Megatron-LM's vocab_parallel_cross_entropy: one fp32 copy, worked on in place
     COMPILED = "compiled"  # its fused_vocab_parallel_cross_entropy: a softmax next to that copy
     ENGINE = "engine"  # Transformer Engine's: the gradient is written over the logits
+    COMPOSER = "composer"  # flash-attn's, the gradient next to the logits; two metrics repeat the loss in fp32
 
 
 class Modules(StrEnum):

@@ -157,6 +157,8 @@ def loss_bytes(
         # Logits, the log-softmax of each row in fp32, and gradients of rows and of all (TRL, selective_log_softmax);
         # logits that a loop casts to fp32 are saved by their logsumexp, and all gradients are in fp32.
         return saved + (3 * FP32_BYTES if framework.loop_kernels else FP32_BYTES + 3 * element) * logits
+    if framework.loss is LossKernel.COMPOSER and tp == 1:
+        return saved + 2 * element * logits
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits may be gone.
         capped = element if framework.writes_out and model.logit_softcap else 0.0

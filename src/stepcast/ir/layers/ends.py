@@ -176,19 +176,21 @@ def _loss_layer(sizes: Sizes) -> Layer:
     Source: Shoeybi et al. 2019, section 3: scalars per token travel instead of logits.
     """
     tokens, vocab, stored = sizes.tokens, sizes.vocab, sizes.stored
-    if sizes.framework.kernels is Kernels.COMPILED and sizes.tp == 1:
-        # One pass over the logits, which it widens on the way; backward another, which writes their gradient
+    compiled = sizes.framework.kernels is Kernels.COMPILED
+    if sizes.tp == 1 and (compiled or sizes.framework.loss is LossKernel.COMPOSER):
+        # One pass over the logits, which it widens on the way; backward another, which writes their gradient: compiled,
         # over zeros that are filled in first (PyTorch Inductor's kernels of log_softmax and nll_loss).
-        return make_layer(
-            Role.LOSS,
-            (stream_op("cross entropy", K.FUSED_LOSS, tokens, vocab, 1, 0, stored),),
-            (
-                stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, stored),
-                stream_op("cross entropy gradient", K.FUSED_LOSS, tokens, vocab, 1, 1, stored, True),
-            ),
-        )
-    forward: list[Op] = []
-    backward: list[Op] = []
+        forward = [stream_op("cross entropy", K.FUSED_LOSS, tokens, vocab, 1, 0, stored)]
+        backward = [stream_op("cross entropy gradient", K.FUSED_LOSS, tokens, vocab, 1, 1, stored, True)]
+        if compiled:
+            backward.insert(0, stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, stored))
+        else:
+            for name in ("metric", "perplexity"):
+                if stored is not FP32:
+                    forward.append(build.cast_op(f"{name} cast", tokens, vocab, stored, FP32, stored))
+                forward.append(stream_op(f"{name} cross entropy", K.CROSS_ENTROPY, tokens, vocab, 3, 1, FP32))
+        return make_layer(Role.LOSS, tuple(forward), tuple(backward))
+    forward, backward = [], []
     kind, passes, gradient_passes = K.CROSS_ENTROPY, (3, 1), (2, 1)
     if sizes.fused_by_hand and sizes.framework.loss is LossKernel.IN_PLACE:
         # Maximum, difference, exponential, sum and quotient one by one (Megatron-LM, vocab_parallel_cross_entropy).

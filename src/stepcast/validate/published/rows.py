@@ -30,7 +30,7 @@ class CorrectionError(ValueError):
 class RowCorrection:
     """Changes of the rows whose source starts with *source*: those of *rows*, or all for which *when* holds.
 
-    *change* holds by column the value as published and as corrected.
+    *change* holds by column the value as published and as corrected; values of *when* may be "this | that".
     """
 
     source: str
@@ -49,7 +49,10 @@ class RowCorrection:
             return False
         if self.rows and record.get("id") not in self.rows:
             return False
-        return all(_is_same(record.get(column), value) for column, value in self.when.items())
+        return all(
+            any(_is_same(record.get(column), value) for value in values.split(" | "))
+            for column, values in self.when.items()
+        )
 
 
 def correct_records(records: Iterable[Record], corrections: Iterable[RowCorrection]) -> Iterator[Record]:
