@@ -16,6 +16,7 @@ DOES_NOT_FIT = 1  # exit status
 SAME_STEP = 0.01  # of a step: an exported workload that differs by more is reported
 
 if TYPE_CHECKING:
+    from stepcast.ir.facts import ChangeFacts
     from stepcast.ir.work import Work
     from stepcast.questions.settle import SettledRun
 
@@ -33,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
     if several_of(args.question):
         return show_alternatives(args, args.question)
     from stepcast.ir.framework import Execution
-    from stepcast.questions.changes import find_neighbours, find_remedies
     from stepcast.questions.runs import run_facts, save_run, training_facts, write_command
     from stepcast.questions.settle import settle
 
@@ -57,13 +57,24 @@ def run(args: argparse.Namespace) -> int:
         from stepcast.questions.emitting import emit_config
 
         emitted = emit_config(args.emit, settled.question, *values, prediction.step_s)
+    remedies = None
+    if not fits:
+        from stepcast.questions.changes import find_remedies
+
+        remedies = find_remedies(settled, prediction.step_s)
+
+    def changes() -> "list[ChangeFacts]":
+        from stepcast.questions.changes import find_neighbours
+
+        return find_neighbours(settled, args.command)
+
     show_prediction(
         prediction,
         args,
         run_facts(settled),
-        lambda: find_neighbours(settled, args.command),
+        changes,
         training=training_facts(settled.question, settled.strategy, prediction.step_s),
-        remedies=None if fits else find_remedies(settled, prediction.step_s),
+        remedies=remedies,
         emitted=emitted and emitted.facts(),
         config=args.run_file.facts(write_command(settled)) if args.run_file else None,
     )

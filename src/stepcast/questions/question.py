@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from stepcast.inputs.expression import Filter
 from stepcast.inputs.source import DATA, read_toml
 from stepcast.ir import schedules, strategy
 from stepcast.ir.dataclass import dataclass
@@ -55,7 +54,9 @@ class Rule:
 
 
 @cache
-def _read_condition(text: str) -> Filter:
+def _read_condition(text: str) -> "Filter":
+    from stepcast.inputs.expression import Filter
+
     return Filter(text)
 
 
@@ -109,6 +110,7 @@ def _message(option: str, rule: Rule, facts: Facts) -> str:
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
     from stepcast.hardware import Cluster
+    from stepcast.inputs.expression import Filter
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
 

@@ -5,23 +5,30 @@ A new kind is a module with a ``LayerKind`` and a line here: parameters, memory,
 
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib import import_module
 
 from stepcast.ir.architecture import Architecture, Shard, Weight, norm_weight
 from stepcast.ir.layers.attention import ATTENTION
-from stepcast.ir.layers.delta import DELTA
 from stepcast.ir.layers.experts import EXPERTS
-from stepcast.ir.layers.mamba import MAMBA
 from stepcast.ir.layers.mlp import MLP
-from stepcast.ir.layers.selective import SELECTIVE
 from stepcast.ir.layers.sizes import LayerKind
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 
-MIXERS: dict[Mixer, LayerKind] = {
-    Mixer.ATTENTION: ATTENTION,
-    Mixer.MAMBA: MAMBA,
-    Mixer.SELECTIVE: SELECTIVE,
-    Mixer.DELTA: DELTA,
-}
+# Mixers of some models alone: the module that declares each.
+RARE_MIXERS = {Mixer.MAMBA: "mamba", Mixer.SELECTIVE: "selective", Mixer.DELTA: "delta"}
+
+
+class _Mixers(dict[Mixer, LayerKind]):
+    """The kinds of mixers; rare ones are loaded when a model has them."""
+
+    def __missing__(self, mixer: Mixer) -> LayerKind:
+        name = RARE_MIXERS[mixer]
+        kind: LayerKind = getattr(import_module(f"stepcast.ir.layers.{name}"), name.upper())
+        self[mixer] = kind
+        return kind
+
+
+MIXERS = _Mixers({Mixer.ATTENTION: ATTENTION})
 FEED_FORWARDS: dict[FeedForward, LayerKind] = {FeedForward.DENSE: MLP, FeedForward.EXPERTS: EXPERTS}
 
 
