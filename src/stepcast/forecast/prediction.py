@@ -19,7 +19,6 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.layout import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Band, Exposure, StageReport, StepReport
-from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer, Work
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import stage_times
@@ -33,12 +32,13 @@ from stepcast.simulation.schedule_file import peak_in_flight
 from stepcast.simulation.schedules import pair_slots
 from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step, find_step_s
 from stepcast.simulation.step import Conditions, Step, build_step
-from stepcast.simulation.timeline import CriticalPath, critical_path, timeline_of
 from stepcast.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from stepcast.cost.memory import StageMemory
     from stepcast.forecast.fluid import FluidStep
+    from stepcast.ir.timeline import Timeline
+    from stepcast.simulation.timeline import CriticalPath
 
 Cell = str | int | float | bool | None
 ASKED = ("model", "parameters", "cluster", "gpu", "framework")
@@ -530,11 +530,13 @@ class Prediction:
         return self.fluid.run.times if self.fluid else task_times(self.run)
 
     @cached_property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> "Timeline":
+        from stepcast.simulation.timeline import timeline_of
+
         return timeline_of(self.step, self.times, self.workload.layout, self.place)
 
     @property
-    def drawn(self) -> Timeline | None:
+    def drawn(self) -> "Timeline | None":
         """The timeline; None of so many tasks that nobody could look through them."""
         if self.source.is_long:
             return None
@@ -544,7 +546,9 @@ class Prediction:
             return None
 
     @cached_property
-    def critical_path(self) -> CriticalPath:
+    def critical_path(self) -> "CriticalPath":
+        from stepcast.simulation.timeline import critical_path
+
         return critical_path(self.step.program, self.times)
 
 

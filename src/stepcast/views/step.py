@@ -1,9 +1,9 @@
 """The view of a simulated step: how long, where the time goes, whether it fits, and what to change."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from stepcast.ir.facts import ChangeFacts, Facts, OperatorFacts, RooflineFacts, read_interval
-from stepcast.ir.timeline import Timeline
 from stepcast.units import (
     DAY,
     GIB,
@@ -19,6 +19,9 @@ from stepcast.units import (
 from stepcast.views import view as ui
 from stepcast.views.view import asked_pairs, config_notes, load_names, micro_batches_words, plain_pairs
 
+if TYPE_CHECKING:
+    from stepcast.ir.timeline import Timeline
+
 MOST_LINES = 16
 MOST_STAGES = 64
 LEAST_SHOWN = 0.001  # of the step, for a column of its own
@@ -33,7 +36,7 @@ REMEDIES = load_names("remedies")
 
 def step_view(
     facts: Facts,
-    timeline: Timeline | None = None,
+    timeline: "Timeline | None" = None,
     roofline: RooflineFacts | None = None,
     changes: Sequence[ChangeFacts] = (),
     explain_memory: bool = False,

@@ -8,11 +8,10 @@ from dataclasses import KW_ONLY, field
 from enum import Enum, auto
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
-from stepcast.ir.timeline import Timeline
 from stepcast.units import (
     format_bytes,
     format_change,
@@ -22,6 +21,9 @@ from stepcast.units import (
     format_seconds,
     format_short_count,
 )
+
+if TYPE_CHECKING:
+    from stepcast.ir.timeline import Timeline
 
 SOURCE = Path(__file__).parents[1] / "data" / "names.toml"
 
@@ -376,11 +378,11 @@ class Scatter(Part):
 class TimelineChart(Part):
     """Every span of a run; *what* says whose they are."""
 
-    timeline: Timeline
+    timeline: "Timeline"
     what: str = ""
 
 
-def timeline_chart(timeline: Timeline | None, what: str = "") -> TimelineChart | None:
+def timeline_chart(timeline: "Timeline | None", what: str = "") -> TimelineChart | None:
     """Return the chart of a timeline, None where there is none to see."""
     if timeline is None or not len(timeline):
         return None
