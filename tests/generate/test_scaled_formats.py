@@ -88,8 +88,10 @@ def test_fp32_gradients_cost_more_to_add_up_than_bf16_ones() -> None:
     assert in_bf16 > 0
 
 
-def test_a_single_micro_batch_adds_nothing_up() -> None:
-    assert accumulated_bytes(MODEL, replace(STRATEGY, global_batch=1)) == 0
+def test_a_single_micro_batch_adds_to_a_cleared_buffer() -> None:
+    single = replace(STRATEGY, global_batch=1)
+    assert accumulated_bytes(MODEL, single) > 0
+    assert accumulated_bytes(MODEL, single, Framework(fused_accumulation=False)) == 0
     assert accumulated_bytes(MODEL, STRATEGY, Framework(kernels=Kernels.COMPILED)) == 0
 
 

@@ -16,11 +16,12 @@ from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layers.kinds import block_weights
-from stepcast.ir.layers.operators import GATHER, REDUCE, SCATTER, K, Ops, collective, make_layer
+from stepcast.ir.layers.operators import GATHER, QUANTISED_WEIGHTS, REDUCE, SCATTER, K, Ops, collective, make_layer
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model import Matrices
 from stepcast.ir.sharding import Reduced, gathered_bytes
+from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op, Role
 
@@ -134,8 +135,8 @@ def fill_buckets(limit: int | None, shards: tuple[Shard, ...], tensors: int = 0)
     """Return (index of the last of its shards, contents) of each bucket of at most *limit* parameters or one
     shard's, filled in the given order.
 
-    Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger
-    than a bucket is cut into equal ones, but not into more than it has *tensors*, where that is given.
+    Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger than a
+    bucket is cut into equal ones, but not into more than it has *tensors*, where that is given, or one in an embedding.
     """
     dense = _fill(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards], tensors)
     experts = _fill(limit, [Shard(0, shard.experts) for shard in shards], 0)
@@ -153,7 +154,7 @@ def _fill(limit: int | None, shards: Sequence[Shard], tensors: int) -> Iterator[
         filled = filled + shard if size else shard
         size = filled.dense + filled.experts
         if size and (size >= limit or index == len(shards) - 1):
-            most = min(size // limit, tensors or size)
+            most = min(size // limit, (tensors if filled.quantised else 1) if tensors else size)
             yield from ((index, cut) for cut in _cut_shard(filled, max(1, most)))
             size = 0
 
@@ -195,11 +196,27 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
     if sums:
         layers.append(make_layer(Role.GRADIENTS, tuple(sums)))
     own = own_parameters(sizes, end.trained)
-    update = update_ops(sizes, end.trained, own, end.matrices)
+    update = (*update_ops(sizes, end.trained, own, end.matrices), *_prepare_ops(sizes, end.trained))
     layers.append(make_layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own)), *update)))
     if gather:
         layers.append(make_layer(Role.PARAMETERS, gather))
     return tuple(layers)
+
+
+def _prepare_ops(sizes: Sizes, trained: Shard) -> Ops:
+    """Clear the buffer to which weight gradients are added (Megatron-Core, zero_grad_buffer), and quantise weights once
+    for all micro-batches of the next step (Transformer Engine, get_weight_workspace), unless fp8 ones are gathered.
+    """
+    strategy, ops = sizes.strategy, list[Op]()
+    if trained.total and sizes.adds_in_place:
+        written = float(trained.total * sizes.gradient)
+        cleared = Elementwise(K.FILL, 1, trained.total, 0.0, written, dtype=sizes.framework.gradient_dtype)
+        ops.append(Op("clear gradients", cleared))
+    trains_all = strategy.training is not TrainingKind.LORA and not strategy.fp8_parameters
+    if trains_all and trained.quantised and strategy.precision in QUANTISED_WEIGHTS:
+        read, write = (size * trained.quantised for size in QUANTISED_WEIGHTS[strategy.precision])
+        ops.append(Op("quantise weights", Elementwise(K.CAST, 1, trained.quantised, read, write, dtype=sizes.stored)))
+    return tuple(ops)
 
 
 def _gradient_norm(sizes: Sizes, own: int) -> Ops:

@@ -286,6 +286,7 @@ class Framework:
     # Of gradients reduced together; 0: all of a stage's. None: as many as Megatron-Core takes by itself, see
     # bucket_parameters.
     bucket_bytes: int | None = None
+    bucket_elements: int = 0  # in place of those; 0: by ranks
     flash_attention: bool = True
     # Attention with sinks, or biased by distance (ALiBi), never runs as one kernel.
     unfused_biases: bool = False
@@ -373,15 +374,15 @@ class Framework:
     def bucket_parameters(self, strategy: Strategy, first_piece: bool) -> int | None:
         """Parameters whose gradients are reduced together; None: all of a stage's.
 
-        By default, buckets grow with the ranks that reduce them, and only the first chunk of the
-        first stage has any, where reductions overlap: the other stages end before it (Megatron-Core's
-        distributed_data_parallel.py).
+        By default, buckets have a size of their own or grow with the ranks that reduce them, and only the
+        first chunk of the first stage has any, where reductions overlap: the other stages end before it
+        (Megatron-Core's distributed_data_parallel.py).
         """
         if self.bucket_bytes is not None:
             return -(-self.bucket_bytes // int(self.gradient_dtype.bytes)) or None
         if not (first_piece and strategy.overlap.gradients):
             return None
-        return max(40_000_000, 1_000_000 * strategy.layout.dp * strategy.layout.cp)
+        return self.bucket_elements or max(40_000_000, 1_000_000 * strategy.layout.dp * strategy.layout.cp)
 
     @property
     def writes_out(self) -> bool:

@@ -46,6 +46,8 @@ QUANTISED_ROWS: dict[DType, tuple[float, float]] = {
     DType.MXFP8: (2.0, 1.0),
     DType.NVFP4: (8.0, 1.0),
 }
+# The same of weights, which are not transformed: NVFP4 needs their largest magnitude and one more pass.
+QUANTISED_WEIGHTS: dict[DType, tuple[float, float]] = {**QUANTISED, DType.NVFP4: (4.0, 1.125)}
 # Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
 # accumulation that SimuMax measured on an A100 and a B200 (configs/system).
 ACCUMULATE_EXPOSURE = 0.5
@@ -190,7 +192,7 @@ class Linear:
         )
 
     def _quantise(self, sizes: Sizes, operand: str, ranks: int, width: int) -> Ops:
-        """Quantise the share of *ranks*; weights are quantised once a step, which is not counted."""
+        """Quantise the share of *ranks*; weights are quantised once a step."""
         if self.dtype not in QUANTISED:
             return ()
         rows = self.rows // ranks
@@ -234,10 +236,11 @@ class Linear:
     def _accumulate(self, sizes: Sizes) -> Ops:
         """Add the weight gradient to the sum of the micro-batches before."""
         elements = self.inputs * self.outputs * max(1, self.groups)
-        if sizes.strategy.micro_batches == 1 or sizes.framework.kernels is Kernels.COMPILED:
+        alone = sizes.strategy.micro_batches == 1 and not sizes.adds_in_place
+        if alone or sizes.framework.kernels is Kernels.COMPILED:
             return ()
         if not sizes.plain_gradients:
-            # Added to the flat buffer when the matmul ends, which would else write the training format.
+            # Added to the cleared buffer when the matmul ends, which would else write the training format.
             read, write = sizes.gradient, max(0, sizes.gradient - sizes.element)
             exposed = (EXPERT_ACCUMULATE_EXPOSURE if self.groups else ACCUMULATE_EXPOSURE) * elements
             added = Elementwise(K.ADD, 1, elements, read * exposed, write * exposed, dtype=sizes.stored)

@@ -149,6 +149,11 @@ class Sizes:
         return not (self.fused and self.framework.fused_accumulation)
 
     @property
+    def adds_in_place(self) -> bool:
+        """Return True if weight gradients are added to a buffer of all of a rank's, whatever the micro-batch."""
+        return self.fused_by_hand and self.framework.fused_accumulation and not self.plan.splits_gradients
+
+    @property
     def alternates_matmuls(self) -> bool:
         """Return True if selective recomputation runs every second matmul again, as torchtitan does."""
         alternate = self.framework.selective is SelectiveRule.ALTERNATE_MATMULS

@@ -36,9 +36,9 @@ COUNTED = re.compile(r"(\d+)\s*x\s*(\d+)\s*gb", re.IGNORECASE)
 PER_GPU = re.compile(r"(\d+)\s*g(?:b(?:/s|ps)?)?\b[^,]*per gpu", re.IGNORECASE)
 OMNI_PATH = re.compile(r"(\d+)\s*omni-path", re.IGNORECASE)
 JEAN_ZAY_LINKS = 4
-# Jobs on NVL72 racks take 16 of their 18 trays, so that groups of 64 GPUs stay inside one (NVIDIA DGX Cloud
-# recipes: Slurm segments of 16 nodes).
-TRAYS_PER_RACK = 16
+# Jobs on several NVL72 racks take 16 of their 18 trays, so that groups of 64 GPUs stay inside one (NVIDIA DGX Cloud
+# recipes and MLPerf's scripts: Slurm segments of 16 nodes).
+TRAYS_PER_RACK, RACK_GPUS = 16, 72
 OMNI_PATH_GBIT = 100
 HDR_GBIT = 200
 
@@ -60,7 +60,7 @@ def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
         changes += HBM2E
     if power := re.search(r"(\d+)\s*w\b", word):
         changes.append(f'gpu.power="{power[1]} W"')
-    if name.endswith("nvl72"):
+    if name.endswith("nvl72") and run.gpus > RACK_GPUS:
         changes.append(f"network.scale_up_nodes={TRAYS_PER_RACK}")
     nics = _nics(run.network)
     if nics is not None:
