@@ -1,6 +1,7 @@
 """Gradient buckets: how many parameters are reduced together."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,15 +133,15 @@ def test_several_collectives_take_as_long_as_each(kind: CollectiveKind, size_byt
 
 def test_weights_in_fp8_leave_embeddings_and_norms_to_the_last_bucket() -> None:
     """Megatron-Core's partition_buckets: their buffers are reduced with the first layers' weights."""
-    given = {"precision": DType.FP8, "fp8_parameters": True, "gradient_dtype": DType.BF16}
-    last, *layers = reductions(run_of(dp=8, bucket_elements=2**27, **given).stages[0])  # that of the first layer
+    changes: dict[str, Any] = {"precision": DType.FP8, "fp8_parameters": True, "gradient_dtype": DType.BF16}
+    last, *layers = reductions(run_of(dp=8, bucket_elements=2**27, **changes).stages[0])  # that of the first layer
     assert last + sum(layers) == 2 * LLAMA.parameters
     assert last > 2 * 2 * LLAMA.vocab * LLAMA.hidden > 4 * max(layers)
 
 
 def test_an_update_clears_gradients_and_quantises_weights_that_are_gathered_in_bf16() -> None:
-    def moved(**given: object) -> dict[str, float]:
-        ops = run_of(dp=8, precision=DType.MXFP8, **given).stages[0].epilogue[-1].forward
+    def moved(**changes: Any) -> dict[str, float]:
+        ops = run_of(dp=8, precision=DType.MXFP8, **changes).stages[0].epilogue[-1].forward
         return {op.name: op.work.read_bytes + op.work.write_bytes for op in ops if isinstance(op.work, Elementwise)}
 
     prepared = moved()

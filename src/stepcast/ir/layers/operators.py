@@ -41,13 +41,9 @@ EXCHANGE = CollectiveKind.ALL_TO_ALL
 QUANTISED: dict[DType, tuple[float, float]] = {DType.FP8: (4.0, 2.0), DType.MXFP8: (2.0, 2.0), DType.NVFP4: (12.0, 2.0)}
 # The same of an operand that no weight gradient needs, as under LoRA: its columns are left out, and with them
 # NVFP4's transform (Transformer Engine's modules, columnwise usage where weights require gradients).
-QUANTISED_ROWS: dict[DType, tuple[float, float]] = {
-    DType.FP8: (4.0, 1.0),
-    DType.MXFP8: (2.0, 1.0),
-    DType.NVFP4: (8.0, 1.0),
-}
+QUANTISED_ROWS = {DType.FP8: (4.0, 1.0), DType.MXFP8: (2.0, 1.0), DType.NVFP4: (8.0, 1.0)}
 # The same of weights, which are not transformed: NVFP4 needs their largest magnitude and one more pass.
-QUANTISED_WEIGHTS: dict[DType, tuple[float, float]] = {**QUANTISED, DType.NVFP4: (4.0, 1.125)}
+QUANTISED_WEIGHTS = {**QUANTISED, DType.NVFP4: (4.0, 1.125)}
 # Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
 # accumulation that SimuMax measured on an A100 and a B200 (configs/system).
 ACCUMULATE_EXPOSURE = 0.5
