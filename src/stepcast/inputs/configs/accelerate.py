@@ -12,10 +12,6 @@ OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 TRAINER = read_words("configs")["trainer"]
 
 
-def is_deepspeed(table: Mapping[str, object]) -> bool:
-    return any(name in table for name in DEEPSPEED_ONLY)
-
-
 def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(flat(table), "deepspeed")
     micro = keys.number("train_micro_batch_size_per_gpu")
@@ -100,10 +96,6 @@ SHARDINGS = read_words("configs")["accelerate_sharding"]
 WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
 RESHARDS = {"true": True, "false": False, "full_shard": True, "shard_grad_op": False}
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32", "false": "fp32", "": "fp32"}
-
-
-def is_accelerate(table: Mapping[str, object]) -> bool:
-    return "distributed_type" in table or "fsdp_config" in table
 
 
 def read_accelerate(table: Mapping[str, object]) -> RunConfig:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, closest, flat, given_options
-from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, read_words
 
 MODULES = read_words("configs")["megatron_modules"]
@@ -39,18 +38,14 @@ MOST_STAGES = 4_096
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,6})|([^()*])\*(\d{1,6})")
 
 
-def read_script(text: str) -> RunConfig:
-    """Read a launch script, or a file of arguments."""
-    return _read_arguments(read_flags(text))
-
-
 def read_test(arguments: Mapping[str, object]) -> RunConfig:
     """Read the ``MODEL_ARGS`` of a functional test, which hold the flags."""
     flags = {str(name).lstrip("-").replace("_", "-"): value for name, value in arguments.items()}
-    return _read_arguments({name: value for name, value in flags.items() if value is not False})
+    return read_arguments({name: value for name, value in flags.items() if value is not False})
 
 
-def _read_arguments(flags: Mapping[str, object]) -> RunConfig:
+def read_arguments(flags: Mapping[str, object]) -> RunConfig:
+    """Read the flags of a launch script, or of a file of arguments."""
     keys = Keys(flags, "megatron")
     sizes = read_sizes(keys)
     options = read_options(keys, sizes)

@@ -20,10 +20,6 @@ PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8"
 VOCABULARY = 51_200  # Megatron's padded GPT-2 vocabulary, which the models of Calculon were trained with
 
 
-def is_calculon(table: Mapping[str, object]) -> bool:
-    return set(table) >= CALCULON_RUN
-
-
 def read_calculon(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(table, "calculon")
     recompute = keys.text("activation_recompute")
@@ -52,10 +48,6 @@ def read_calculon(table: Mapping[str, object]) -> RunConfig:
     if overlap not in ("", "none"):
         keys.report("tensor-parallel communication is not overlapped", "tensor_par_overlap")
     return keys.config("calculon", FRAMEWORK, options)
-
-
-def is_simumax(table: Mapping[str, object]) -> bool:
-    return set(table) >= SIMUMAX_RUN
 
 
 def read_simumax(table: Mapping[str, object]) -> RunConfig:

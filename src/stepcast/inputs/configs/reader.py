@@ -1,7 +1,7 @@
 """``read_config``: recognise the tool that a configuration is for, and read it."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stepcast.inputs.configs import accelerate, megatron, peers, torchtitan, tuning
@@ -10,6 +10,7 @@ from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, parse_toml
 from stepcast.ir.limits import DESCRIPTION
 
+Table = Mapping[str, object]
 UNRECOGNISED = (
     "unrecognised configuration format: expected Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, "
     "torchtitan TOML, DeepSpeed JSON, accelerate YAML, Axolotl, LLaMA-Factory, torchtune or TRL YAML, arguments of "
@@ -18,12 +19,12 @@ UNRECOGNISED = (
 MOST_DEEP = 200
 MOST_UNFOLDED = 200_000
 LONGEST_NUMBER = 300  # digits; Python writes the largest float with 309
-TOOLS = (
+TOOLS: tuple[tuple[Callable[[Table], bool], Callable[[Table], RunConfig]], ...] = (
     (torchtitan.looks_like, torchtitan.read),
-    (accelerate.is_accelerate, accelerate.read_accelerate),
-    (accelerate.is_deepspeed, accelerate.read_deepspeed),
-    (peers.is_calculon, peers.read_calculon),
-    (peers.is_simumax, peers.read_simumax),
+    (lambda table: "distributed_type" in table or "fsdp_config" in table, accelerate.read_accelerate),
+    (lambda table: any(name in table for name in accelerate.DEEPSPEED_ONLY), accelerate.read_deepspeed),
+    (lambda table: table.keys() >= peers.CALCULON_RUN, peers.read_calculon),
+    (lambda table: table.keys() >= peers.SIMUMAX_RUN, peers.read_simumax),
 )
 
 
@@ -46,16 +47,17 @@ def read_text(text: str, path: str) -> RunConfig:
         return _read_table(parse_yaml(text))
     if path.endswith(".py"):
         return tuning.read_python(text)
-    flags = dict(tuning.read_flags_as_keys(read_flags(text)))
-    if (tool := tuning.find_tool(flags)) in ("trainer", "llama-factory"):
-        return tuning.read(flags, tool)
-    config = megatron.read_script(text)
+    flags = read_flags(text)
+    keys = {name if name.startswith("$") else name.replace("-", "_"): value for name, value in flags.items()}
+    if (tool := tuning.find_tool(keys)) in ("trainer", "llama-factory"):
+        return tuning.read(keys, tool)
+    config = megatron.read_arguments(flags)
     if not config.understood:
         raise FormatError(UNRECOGNISED)
     return config
 
 
-def _read_table(table: Mapping[str, object]) -> RunConfig:
+def _read_table(table: Table) -> RunConfig:
     if isinstance(arguments := table.get("MODEL_ARGS"), dict):
         return megatron.read_test(arguments)
     if (tool := tuning.find_tool(table)) and "distributed_type" not in table:

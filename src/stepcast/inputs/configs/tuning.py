@@ -6,7 +6,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -333,9 +333,3 @@ def _read_attention(values: _Meanings) -> dict[str, OptionValue | None]:
         word = "flash-2"
     is_eager = word == "eager" or bool(values.flag("eager"))
     return {"attention_kernel": word if word == "flash-2" else None, "flash_attention": False if is_eager else None}
-
-
-def read_flags_as_keys(flags: Mapping[str, str | bool]) -> Iterator[tuple[str, object]]:
-    """Yield the flags of a command line as the keys of a tool: with underscores, lists of words as they are."""
-    for name, value in flags.items():
-        yield name if name.startswith("$") else name.replace("-", "_"), value
