@@ -188,24 +188,15 @@ def save_run(run: SettledRun) -> bytes:
     framework = run.question.framework or run.framework.name
     settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
     choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
+    values = {**choices, **settled}.items()
     lines = [
         "# Run it again with 'stepcast predict FILE'; options on the command line win.",
-        f"stepcast = {_write_toml(__version__)}",
+        f"stepcast = {json.dumps(__version__)}",
         "",
         f"[{TABLE}]",
     ]
-    lines += [f"{name.replace('_', '-')} = {_write_toml(value)}" for name, value in {**choices, **settled}.items()]
+    lines += [f"{name.replace('_', '-')} = {json.dumps(value, default=str)}" for name, value in values]
     return ("\n".join(lines) + "\n").encode()
-
-
-def _write_toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_write_toml, value))}]"
-    return json.dumps(str(value))
 
 
 class NoOptionError(ValueError):
