@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from stepcast.ir.children import follow_parent
@@ -59,9 +58,7 @@ class WorkerPool(Generic[Item, Answer]):
             self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _start_worker, (self.task, os.getpid()))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
 

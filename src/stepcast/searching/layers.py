@@ -25,7 +25,7 @@ from stepcast.ir.model_parts import LayerParts, Routing
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.sharding import Gathered, Partition, Reduced, gathered_bytes, plan_of
 from stepcast.ir.strategy import RecomputeKind, Strategy, layer_view
-from stepcast.ir.work import Collective, CollectiveKind, Communication, Compute, HostUpdate, Transfer
+from stepcast.ir.work import COMMUNICATING, COMPUTING, Collective, CollectiveKind, Transfer, Work
 from stepcast.ir.workload import Layer, Op
 from stepcast.searching.space import CandidateSpace, pipeline_strategy
 
@@ -61,18 +61,11 @@ def block_kinds(model: Model) -> tuple[LayerParts, ...]:
 
 def count_parts(space: CandidateSpace, row: int) -> FloatArray:
     """Return pieces x parts of a candidate: how many blocks of each kind, embeddings and heads a piece has."""
-    model, kinds = space.model, block_kinds(space.model)
-    return np.array(
-        [
-            [
-                *(model.blocks[piece.layers.start : piece.layers.stop].count(kind) for kind in kinds),
-                piece.embedding,
-                piece.head,
-            ]
-            for piece in pieces(model, pipeline_strategy(space, row))
-        ],
-        dtype=np.float64,
-    )
+    model, kinds, counts = space.model, block_kinds(space.model), list[list[int]]()
+    for piece in pieces(model, pipeline_strategy(space, row)):
+        blocks = model.blocks[piece.layers.start : piece.layers.stop]
+        counts.append([*map(blocks.count, kinds), piece.embedding, piece.head])
+    return np.array(counts, dtype=np.float64)
 
 
 def part_layers(model: Model, framework: Framework, strategy: Strategy) -> list[tuple[Layer, ...]]:
@@ -87,9 +80,8 @@ def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> FloatArray
     """Return for each part the cool seconds in matrix kernels, in all kernels, and what their energy would last."""
     loads = np.zeros((len(parts), 3))
     for part, layers in enumerate(parts):
-        ops = (op.work for layer in layers for op in layer.all_ops)
-        works = Counter(work for work in ops if isinstance(work, Compute))
-        loads[part] = cool_seconds(works, cluster.gpu, default_fit())
+        works = [op.work for layer in layers for op in layer.all_ops if type(op.work) in COMPUTING]
+        loads[part] = cool_seconds(Counter(works), cluster.gpu, default_fit())  # type: ignore[arg-type]
     return loads
 
 
@@ -153,7 +145,7 @@ class _LayerSeconds:
         self.price = priced_once(gpu, default_fit(), load)
         self.pace = least_pace(strategy.layout, strategy.micro_batches)
         self.pricer = Pricer(cluster, strategy.layout, once_per_node=once_per_node)
-        self.alone = {group for group in LANES if strategy.layout.size(group) == 1}
+        self.lanes = {group for group in LANES if strategy.layout.size(group) > 1}
         # By object id: ops of a backward are walked twice, and the layers stay alive.
         self.known: dict[int, float] = {}
 
@@ -169,14 +161,14 @@ class _LayerSeconds:
             spent_s = self.known.get(id(work))
             if spent_s is None:
                 spent_s = self.known[id(work)] = self._seconds(work)
-            if not isinstance(work, Communication):
+            if type(work) not in COMMUNICATING:
                 ended_s[op.name] = done_s = last_s = start_s + spent_s
                 first_s = start_s if first_s is None else first_s
                 kernels_s += spent_s
                 continue
             if spent_s <= 0.0 or op.early:
                 continue
-            group = work.group
+            group: Channel = work.group  # type: ignore[union-attr]
             end_s = max(start_s, lanes_s.get(group, 0.0)) + spent_s
             lanes_s[group] = ended_s[op.name] = end_s
             busy_s[group] = busy_s.get(group, 0.0) + spent_s
@@ -184,17 +176,13 @@ class _LayerSeconds:
                 done_s = end_s
         return _LayerWalk(done_s, last_s - (first_s or 0.0), kernels_s, busy_s)
 
-    def _seconds(self, work: Compute | Communication | HostUpdate) -> float:
-        if isinstance(work, HostUpdate):
-            return 0.0
-        if isinstance(work, Communication):
-            if not isinstance(work, Collective | Transfer) or work.group not in LANES:
-                return 0.0
-            runs = work.group not in self.alone and work.size_bytes > 0
-            return self.pricer.seconds(work) if runs else 0.0
-        as_it_runs = convert_for_kernel(work, self.attention)
-        price = slow_for_kernel(self.price(as_it_runs), as_it_runs, self.attention, self.architecture)
-        return apply_pace_s(price.seconds, as_it_runs, self.pace)
+    def _seconds(self, work: Work) -> float:
+        if type(work) in COMPUTING:
+            as_it_runs = convert_for_kernel(work, self.attention)  # type: ignore[arg-type]
+            price = slow_for_kernel(self.price(as_it_runs), as_it_runs, self.attention, self.architecture)
+            return apply_pace_s(price.seconds, as_it_runs, self.pace)
+        runs = isinstance(work, Collective | Transfer) and work.group in self.lanes and work.size_bytes > 0
+        return self.pricer.seconds(work) if runs else 0.0
 
 
 class ExchangeSeconds(NamedTuple):
