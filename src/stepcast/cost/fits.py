@@ -289,7 +289,8 @@ def default_fit() -> ComputeFit:
     table["depthwise"] = convolution["depthwise"]
     table["spread"]["convolution"] = {**table["spread"]["attention"], "hopper": convolution["spread"]}
     # Products of architectures that public tables measured, and we did not.
-    wanted = tuple(f"[architecture.{name}.linear." for name in TRAINED_AS_SERVED)
+    recipes = set(SERVED_FORMATS.values())
+    wanted = tuple(f"[architecture.{name}.linear.{kind}.product]" for name in TRAINED_AS_SERVED for kind in recipes)
     for name, entry in load_fit("operators", wanted)["architecture"].items():
         own = {dtype: entry["linear"][recipe]["product"] for dtype, recipe in SERVED_FORMATS.items()}
         table["matmul"]["tensor_of"] |= {f"{name}-{dtype}": values for dtype, values in own.items()}

@@ -19,7 +19,7 @@ from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import GATHER, QUANTISED_WEIGHTS, REDUCE, SCATTER, K, Ops, collective, make_layer
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
-from stepcast.ir.model import Matrices
+from stepcast.ir.model import Matrices, Model
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import CollectiveKind, Elementwise
@@ -94,10 +94,14 @@ def gather_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
 
 def tensors_of_layer(sizes: Sizes) -> int:
     """Count the tensors: queries, keys and values are one where a product makes them all; norms have one or two."""
-    model = sizes.model
+    return _count_tensors(sizes.model, sizes.separate_projections)
+
+
+@lru_cache(maxsize=256)
+def _count_tensors(model: Model, is_separate: bool) -> int:
     first = model.blocks[0]
     names = [weight.name for weight in block_weights(model, first.mixer, first.feed_forward)]
-    joined = 0 if sizes.separate_projections else sum(".key." in name or ".value." in name for name in names)
+    joined = 0 if is_separate else sum(".key." in name or ".value." in name for name in names)
     vectors = model.norm.elements(model.hidden) // model.hidden
     return len(names) - joined + (vectors - 1) * sum("norm" in name for name in names)
 

@@ -261,7 +261,8 @@ UnitBuckets = Mapping[int, tuple[Buckets, ...]]
 def _buckets_by_unit(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> UnitBuckets:
     """Return each unit's own buckets, or those that gradients fill from the last unit to the first."""
     if sizes.plan.by_unit:
-        own = {id(unit): _unit_buckets(sizes, unit) for unit in units}
+        distinct = {id(unit): unit for unit in units}
+        own = {key: _unit_buckets(sizes, unit) for key, unit in distinct.items()}
         return {index: own[id(unit)] for index, unit in enumerate(units)}
     # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not sizes.plan.splits_gradients)
@@ -281,12 +282,17 @@ def _buckets_by_unit(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> 
 
 def _reduce_once(sizes: Sizes, units: Sequence[Unit], buckets: UnitBuckets) -> tuple[dict[int, Layer], Ops]:
     """Return the units that end with reductions, or what is reduced after all of them."""
-    places = _places(units)
+    places, overlaps = _places(units), sizes.strategy.overlap.gradients
+    known: dict[tuple[int, int], tuple[Ops, Layer]] = {}  # most units are one object, and so are their buckets
     last: dict[int, Layer] = {}
     exposed: Ops = ()
     for index in sorted(buckets, reverse=True):
-        ops, ending = _reduce_layer(sizes, units[index].layers[0], buckets[index])
-        if sizes.strategy.overlap.gradients and ops:
+        layer, own = units[index].layers[0], buckets[index]
+        key = id(layer), id(own)
+        if key not in known:
+            known[key] = _reduce_layer(sizes, layer, own)
+        ops, ending = known[key]
+        if overlaps and ops:
             last[places[index]] = ending
         else:
             exposed += ops

@@ -269,8 +269,8 @@ def _run_calls(
             for column in range(columns):
                 time = flat[entries[column, call]]
                 for row in range(rows):
-                    if matrix[column, row] + time > left[row]:
-                        left[row] = matrix[column, row] + time
+                    value = matrix[column, row] + time
+                    left[row] = value if value > left[row] else left[row]
         leap = count
         for place in range(size if count else 0):
             speed = flat[later + place] - flat[earlier + place] if flat[later + place] > -np.inf else 0.0

@@ -446,11 +446,11 @@ class _RoundSegments:
         known: dict[tuple[int, int], Segment] = {}
         segments = {}
         for stage in present:
-            turn, others = self.turns[stage], len(waits.get(stage, ()))
-            if (turn, others) not in known:
+            turn, others = key = self.turns[stage], len(waits[stage]) if stage in waits else 0
+            if key not in known:
                 ops = issued[turn]
                 source = self.lists.number(ops, self.once[turn].factor) if ops.issued else -1
                 piece = self.factory.make_once(ops.sequences, name, others, finish)
-                known[turn, others] = intern_segment(((number_piece(piece, source), 1),))
-            segments[stage] = known[turn, others]
+                known[key] = intern_segment(((number_piece(piece, source), 1),))
+            segments[stage] = known[key]
         return Round(segments, waits, in_turn)
