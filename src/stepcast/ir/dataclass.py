@@ -136,10 +136,18 @@ else:
         """Return a copy with other values of some fields, faster than the standard function."""
         if isinstance(instance, Struct):
             return replace_struct(instance, **changes)
-        for name, field in getattr(instance, dataclasses._FIELDS).items():
-            if name not in changes and field.init and field._field_type is dataclasses._FIELD:
+        cls = instance.__class__
+        names = _INIT_NAMES.get(cls)
+        if names is None:
+            fields = getattr(cls, dataclasses._FIELDS).values()
+            names = [each.name for each in fields if each.init and each._field_type is dataclasses._FIELD]
+            _INIT_NAMES[cls] = names
+        for name in names:
+            if name not in changes:
                 changes[name] = getattr(instance, name)
-        return instance.__class__(**changes)
+        return cls(**changes)
+
+    _INIT_NAMES = {}
 
     FEW = 12
     """Instances of a class that are filled field by field before its ``__init__`` is compiled."""

@@ -48,12 +48,10 @@ Slots = tuple[wiring.SlotKind, ...]
 
 
 class SlotCall(NamedTuple):
-    """A segment that a stage calls for *slots*; *before* and *after* are those of the calls around it."""
+    """A segment that a stage calls for *slots*."""
 
     stage: int
     slots: Slots
-    before: Slots
-    after: Slots
     frame: wiring.CallFrame
 
     def key(self, same: Sequence[int], chunks: int) -> object:
@@ -276,19 +274,19 @@ class _TemplateBuilder:
         """Add the calls of every stage: those of its slots, between those of the rounds."""
         calls = self.slot_calls = _find_calls(self.schedule, self.mode, np.array(representatives, np.int64))
         frames: dict[wiring.CallFrame, int] = {}
-        known: dict[tuple[object, ...], wiring.CallFrame] = {}
+        known: dict[tuple[object, ...], tuple[Slots, wiring.CallFrame]] = {}
         last = self.schedule.stages - 1
         slot_kinds, frame_of_kind = [], []
         for stage, codes in zip(calls.kind_stage, calls.kind_codes, strict=True):
-            slots, earlier, later = near = [calls.slots[code] for code in codes]
             # Messages pass all stages between the first and the last in the same way.
             key = (codes, stage == 0, stage == last)
             if key not in known:
+                near = [calls.slots[code] for code in codes]
                 parts = [tuple([wiring.find_passage(self.schedule, stage, slot) for slot in part]) for part in near]
-                known[key] = wiring.frame_template(self.mode, wiring.CallContext(*parts))
-            frame = known[key]
-            slot_kinds.append(SlotCall(stage, slots, earlier, later, frame))
-            frame_of_kind.append(frames.setdefault(frame, len(frames)))
+                known[key] = near[0], wiring.frame_template(self.mode, wiring.CallContext(*parts))
+            kind = SlotCall(stage, *known[key])
+            slot_kinds.append(kind)
+            frame_of_kind.append(frames.setdefault(kind.frame, len(frames)))
         stages = np.arange(self.schedule.stages + 1)
         call_bounds, kind_bounds = (np.searchsorted(part, stages).tolist() for part in (calls.stage, calls.kind_stage))
         labels = np.where(calls.is_used, calls.batches, -1)
