@@ -140,9 +140,8 @@ class _LayerSeconds:
     def __init__(
         self, cluster: Cluster, strategy: Strategy, framework: Framework, load: Load, once_per_node: Routing | None
     ) -> None:
-        gpu = cluster.gpu
-        self.attention, self.architecture = framework.attention, gpu.architecture
-        self.price = priced_once(gpu, default_fit(), load)
+        self.attention, self.architecture = framework.attention, cluster.gpu.architecture
+        self.price = priced_once(cluster.gpu, default_fit(), load)
         self.pace = least_pace(strategy.layout, strategy.micro_batches)
         self.pricer = Pricer(cluster, strategy.layout, once_per_node=once_per_node)
         self.lanes = {group for group in LANES if strategy.layout.size(group) > 1}

@@ -54,11 +54,6 @@ class SlotCall(NamedTuple):
     slots: Slots
     frame: wiring.CallFrame
 
-    def key(self, same: Sequence[int], chunks: int) -> object:
-        """Return a key that is equal for calls that run the same; *same* numbers what each of *chunks* a stage runs."""
-        own = [(same[self.stage * chunks + slot.chunk], slot.kind, *slot[2:]) for slot in self.slots]
-        return self.frame, *own
-
 
 class RoundCall(NamedTuple):
     """A segment that a stage calls in a round."""
@@ -112,7 +107,8 @@ class PipelineTemplate(CallTable):
             for kind in self.kinds:
                 key: object = kind
                 if isinstance(kind, SlotCall):
-                    key = kind.key(same, self.chunks)
+                    first = kind.stage * self.chunks
+                    key = kind.frame, *[(same[first + slot.chunk], slot.kind, *slot[2:]) for slot in kind.slots]
                 elif isinstance(kind, RoundCall) and turns:
                     others = len(waits[kind.number].get(kind.stage, ()))
                     key = (RoundCall(kind.number, turns[kind.stage]), others)
