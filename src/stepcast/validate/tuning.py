@@ -4,9 +4,10 @@ Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``tra
 ``pace`` is the host's: the time of small operators and of a small training step over those on the host of the
 constants, in the visit or, in the last ones, next to the step; empty where it was not measured.
 ``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted (the peaks
-of the last three steps were lost).
-``before_*`` are forecasts made before measuring. The CPU is the bottleneck of a step that is predicted more than 5 %
-longer with a CPU 1.3 times slower, the GPU of the others.
+of the ninth visit were lost). ``forward_ms``, ``backward_ms`` and ``update_ms`` are the host's, of all micro-batches.
+``before_*`` are forecasts made before measuring (tools/measure_tuning.py; steps of the tenth visit are those of example
+configurations that tuning tools ship, of the eleventh drawn at random). The CPU is the bottleneck of a step that is
+predicted more than 5 % longer with a CPU 1.3 times slower, the GPU of the others.
 """
 
 import shlex
@@ -51,7 +52,7 @@ def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
 def measure_tuning(folder: str) -> scoreboard.Measurements:
     """Compare the steps of ``tuning.csv`` in *folder* and their peaks with forecasts."""
     peaks: dict[str, list[scoreboard.Pair]] = {"allocated": [], "reserved": []}
-    before: list[scoreboard.Pair] = []
+    before: dict[str, list[scoreboard.Pair]] = {}
     paced: dict[str, list[scoreboard.Pair]] = {"GPU": [], "CPU": []}
 
     def compare(record: scoreboard.Record) -> scoreboard.ScoredRow:
@@ -67,12 +68,14 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
         for name, pairs in peaks.items() if record["held"] else ():
             pairs.append((float(record[name]) - float(record["held"]), getattr(stage, name)))
         if record["before_ms"]:
-            before.append((measured_s, float(record["before_ms"]) * 1e-3))
+            pairs = before.setdefault(f"predicted before visit {record['visit']}", [])
+            pairs.append((measured_s, float(record["before_ms"]) * 1e-3))
         if record["pace"]:
             paced[bottleneck].append((measured_s, step_s(float(record["pace"]))))
         label = f"{record['model']} {record['batch']} x {record['seq']} x {record['accumulation']} {record['setting']}"
         command = shlex.join(["stepcast", "predict", *spell_choices(choices)])
-        tags = {"bottleneck": bottleneck, "setting": record["setting"], "model": record["model"], "command": command}
+        named = {name: record[name] for name in ("visit", "setting", "model")}
+        tags = {"bottleneck": bottleneck, **named, "command": command}
         return scoreboard.ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
 
     rows, skipped = scoreboard.compare_each(
@@ -81,7 +84,7 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
     names = ("mean_abs_error", "worst_abs_error", "mean_error")
     compared = {
         **{f"{name} memory": pairs for name, pairs in peaks.items()},
-        "predicted before": before,
+        **before,
         "pace of the host measured": [*paced["GPU"], *paced["CPU"]],
         **{f"the same, {name}-limited steps": pairs for name, pairs in paced.items()},
     }
