@@ -9,8 +9,8 @@ On a machine where the code of that time takes 302 ms at pp 1, 2.6 times as long
 pp 1, 4 and 16 (the bar times 2.6: 20 ms); for each of the mixed strategies 7.0 ms, 4.7 ms when they are asked
 for again, with other work on the machine (the bar times 2.6: 7.7 ms). Since programs are shared by steps that differ in
 their costs alone: 1.7, 2.7 and 4.7 ms, and for each of 1,000 mixed strategies of two models 8.6 and 3.4 ms of processor
-time (5.8 before, when asked again), where ten million additions take 0.57 s. Now 6.6 and 1.2 ms, with much other work
-on the machine (7.3 and 1.3 ms in the same hour before equal communication was priced once). About 10,000 Python calls
+time (5.8 before, when asked again), where ten million additions take 0.57 s. Now 6.2 and 1.1 ms, with other work
+on the machine (6.8 and 1.1 ms in the same minute before equal communication was priced once). About 10,000 Python calls
 are left for each: 942 of the 1,000 programs differ in their structure, so that few could be shared as a whole.
 """
 

@@ -4,8 +4,9 @@ For each: CPU seconds and peak memory of the command from its start to its answe
 were simulated. Bars are seconds on a machine where ten million additions in Python take 0.57 s; they are scaled to this
 one. WORD: only searches with it.
 
-On a machine as fast as that, with other work on it (bars in brackets): GPT-3 4.0 (4), Mixtral 8.7 (12), Llama-405B 5.7
-(6), gpt-oss-120b 8.0 (10), Qwen3-Next 9.8 s (10), each below 0.3 GB; DeepSeek-V3 with --any-framework 43 s (60).
+On a machine as fast as that, with other work on it (bars in brackets): GPT-3 4.0 (4), Mixtral 6.9 (12), Llama-405B 4.6
+(6), gpt-oss-120b 7.0 (10), Qwen3-Next 7.9 s (10), each below 0.35 GB; DeepSeek-V3 with --any-framework 43 s (60, not
+repeated since).
 """
 
 import json
