@@ -93,6 +93,39 @@ for step in range(3):
     assert "1.000 1.0 1.0" in done.stderr
 
 
+def test_values_read_after_the_first_step_alone_are_not_waited_for(tmp_path: Path) -> None:
+    script, output = tmp_path / "logs.py", tmp_path / "step.json"
+    body = """
+for step in range({steps}):
+    loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    if step % 10 == 0: print(loss.item())
+"""
+    for steps, waits in ((2, True), (3, False)):
+        script.write_text(MODEL + body.format(steps=steps))
+        captured_facts("python", str(script), options=("-o", str(output)))
+        assert ("host_reads" in output.read_text()) == waits
+
+
+@pytest.mark.parametrize(
+    ("module", "script", "facts"),
+    [
+        ("torch", "ddp_compile.py", {"sharding": "none", "accumulation": "2"}),
+        ("lightning", "lightning_gpt.py", {"model": "LanguageModel"}),
+        ("accelerate", "accelerate_bert.py", {"accumulation": "2"}),
+        ("peft", "trainer_lora.py", {"accumulation": "2"}),
+        ("timm", "timm_swin.py", {"model": "SwinTransformer"}),
+        ("diffusers", "diffusers_unet.py", {"model": "UNet2DConditionModel"}),
+    ],
+)
+def test_scripts_of_libraries_are_captured_unchanged(module: str, script: str, facts: dict[str, str]) -> None:
+    pytest.importorskip(module)
+    layers = ("--layers", "1") if module in ("torch", "lightning", "accelerate", "peft") else ()
+    command = ("torchrun", "--nproc-per-node", "2") if module == "torch" else ("python",)
+    found = captured_facts(*command, script, *layers)["facts"]
+    assert {name: found.get(name) for name in facts} == facts
+
+
 def test_batches_can_be_described(tmp_path: Path) -> None:
     script = tmp_path / "loads.py"
     script.write_text(

@@ -1,8 +1,9 @@
-"""Capture a training script as it is: run it on tensors without data up to its second optimizer step, and stop.
+"""Capture a training script as it is: run it on tensors without data up to its second or third optimizer step.
 
 Tensors on a GPU have no data. Tensors of the host are real where they are small, so that loaders, samplers and
 indices work; large ones have no data either, and what is computed with them is not part of the step. The first step
-makes the optimizer's states; the second, from one optimizer step to the next, is the one that is captured. Gradient
+makes the optimizer's states; the second, from one optimizer step to the next, is the one that is captured. Where it
+reads values of the GPU, the third is: scripts print their loss after the first step and then once in many. Gradient
 accumulation is recognised by equal passes between two optimizer steps; only the last pass is kept.
 """
 
@@ -261,7 +262,7 @@ class ScriptGpu(EmulatedGpu):
             setattr(result, HOST, True)
             self._tracer._add_host_wait()
             return result
-        if not kwargs.get("non_blocking"):
+        if self._tracer.recording and not kwargs.get("non_blocking"):
             self._tracer._host_elements += own.nbytes // COPIED_BYTES
         if hasattr(own, HOST):
             result = torch.empty_like(own)
@@ -351,6 +352,7 @@ class ScriptRun:
         self.gpu = ScriptGpu(self.tracer)
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.passes: list[int] = []  # the number of events at the end of each backward
+        self.second: tuple[StepTrace, list[int]] | None = None  # the second step and its passes, where it reads values
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.optimizers.setdefault(id(optimizer), optimizer)
@@ -364,15 +366,22 @@ class ScriptRun:
 
     def _end_step(self) -> None:
         if not self.tracer.recording:
-            self.passes.clear()
-            self.tracer.open_window(list(self.optimizers.values()))
+            self._open_window()
             return
         for each in self.optimizers.values():
             for parameter in _parameters_of(each):
                 if parameter.grad is not None:
                     self.tracer.add_gradient(parameter)
+        if self.tracer.trace.host_waits and self.second is None:
+            self.second = self.tracer.trace, self.passes
+            self._open_window()
+            return
         self.tracer.recording = False
         raise StepTracedError
+
+    def _open_window(self) -> None:
+        self.passes = []
+        self.tracer.open_window(list(self.optimizers.values()))
 
     def _backward(
         self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
@@ -426,6 +435,9 @@ class ScriptRun:
             torch.compiler._is_compiling_flag = False
             for hook in hooks:
                 hook.remove()
+        if self.second is not None:
+            self.tracer.trace, self.passes = self.second
+            return
         reached = "one optimizer step; it needs two" if self.tracer.recording else "any optimizer step"
         raise CaptureError(f"{' '.join(words[:2])}: the script ended before {reached}, so that no step can be captured")
 
