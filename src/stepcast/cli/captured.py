@@ -7,7 +7,7 @@ from itertools import product
 
 from stepcast.cli.options import option_of
 from stepcast.cli.output import open_source
-from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
+from stepcast.forecast.captured import CapturedSharding, Spread, add_gaps, predict_captured
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
@@ -232,5 +232,5 @@ def build_workload(captured: Captured, args: argparse.Namespace) -> Workload:
     """Return a workload with the times of the kernels on the GPU of *args*, for formats that have times."""
     if not args.gpu:
         raise ValueError(f"{args.to} has times, and a captured program has none: use --gpu NAME as well")
-    price = compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}"))
+    price = add_gaps(compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}")))
     return record_times(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]

@@ -168,6 +168,7 @@ class ElementwiseKind(StrEnum):
     # columns, or a part of a tensor; with one whose dimensions are swapped; and its torch.cat of such parts.
     BROADCAST = "broadcast"
     STRIDED = "strided"
+    TRANSPOSED = "transposed"  # neighbours in one operand that are no neighbours in another
     JOIN = "join"
     ROW_SUM = "row-sum"  # of the elements of each row
     COLUMN_SUM = "column-sum"  # of each column, over all rows

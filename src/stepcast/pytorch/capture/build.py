@@ -343,24 +343,24 @@ def _update_ops(events: Sequence[Event], library: bool) -> tuple[Op, ...]:
     """
     listed = [event for event in events if event.name.startswith(LISTED)]
     ops = name_ops(HostedEvent(event.name, works_of(event)) for event in events if not event.name.startswith(LISTED))
-    works = [work for event in listed for work in works_of(event) if isinstance(work, Elementwise)]
-    if not works:
-        return ops
+    works = [next((work for work in works_of(event) if isinstance(work, Elementwise)), None) for event in listed]
+    passes = [work for work in works if work is not None and work.kind is ElementwiseKind.LISTED_OPTIMIZER]
+    columns = max(1, round(sum(work.elements for work in passes) / LISTED_PASSES))
+    read, written = sum(work.read_bytes for work in passes), sum(work.write_bytes for work in passes)
     lengths = [max((size for size in event.options if isinstance(size, int)), default=1) for event in listed]
-    largest = max(works, key=lambda work: work.columns)
-    columns, is_listed = largest.columns, largest.kind is ElementwiseKind.LISTED_OPTIMIZER
-    if is_listed:
-        columns = max(1, round(sum(work.elements for work in works) / LISTED_PASSES))
-    read, written = sum(work.read_bytes for work in works), sum(work.write_bytes for work in works)
-    update = replace(largest, columns=columns, read_bytes=read, write_bytes=written)
+    total = sum(length for length, work in zip(lengths, works, strict=True) if work in passes)
     # The host launches them one by one, and the GPU begins with the first.
-    updates = []
-    for number, length in enumerate(lengths):
-        share = length / sum(lengths)
-        own = replace(update, columns=max(1, round(columns * share)), read_bytes=read * share,
-                      write_bytes=written * share)  # fmt: skip
-        issued = max(1, round(LISTED_SHARE * length)) if library and is_listed else length
-        updates.append(Op(f"update {number + 1}" if number else "update", own, kernels=issued))
+    updates = list[Op]()
+    for length, work in zip(lengths, works, strict=True):
+        if work is None:
+            continue
+        own, issued = work, length
+        if work in passes:
+            share = length / total
+            own = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
+                          write_bytes=written * share)  # fmt: skip
+            issued = max(1, round(LISTED_SHARE * length)) if library else length
+        updates.append(Op(f"update {len(updates) + 1}" if updates else "update", own, kernels=issued))
     return (*ops, *updates)
 
 

@@ -293,7 +293,9 @@ def rms_norm(input: Tensor, normalized_shape: object, weight: Tensor | None = No
 def run_half_softmax(
     func: Callable[..., Tensor], data: Tensor, *args: Any, dim: int | None = None, **kwargs: Any
 ) -> Tensor | None:
-    """Run a softmax or a cross entropy of narrow data, which autocast computes in fp32; None where it needs a copy."""
+    """Run a softmax of narrow data, which autocast computes in fp32, or a cross entropy, whose logarithms stay narrow
+    and are cast for the loss (aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss); None where it needs a copy.
+    """
     if func is not F.cross_entropy:
         axis = dim if dim is not None else args[0] if args else None
         return None if axis is None or kwargs.get("dtype") else _HalfSoftmax.apply(SOFTMAXES[func], data, axis)
@@ -301,7 +303,7 @@ def run_half_softmax(
     if len(args) > 1 or target is None or target.is_floating_point() or kwargs.get("label_smoothing"):
         return None
     kwargs = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
-    return F.nll_loss(_HalfSoftmax.apply("_log_softmax", data, 1 if data.dim() > 1 else 0), target, **kwargs)
+    return F.nll_loss(torch.log_softmax(data, 1 if data.dim() > 1 else 0).float(), target, **kwargs)
 
 
 def run_recurrent_net(name: str, *args: Any) -> Any:

@@ -190,7 +190,7 @@ def _describe_convolution(call: OperatorCall) -> Works:
     works: Works = tuple(
         Convolution(inputs, outputs, inner, outer, taps, int(groups), of, last, dtype) for of in wanted
     )
-    copies = (pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied)
+    copies = (pass_over(K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied)
     works = (*copies, *swapped, *works)
     if is_gradient and any(len(tensor.shape) == 1 for tensor in call.writes):
         works += (pass_over(K.ROW_SUM, TracedTensor((outer, outputs), (outputs, 1), out.dtype, 0), bytes_of(out), 0.0),)
@@ -246,7 +246,10 @@ def _describe_norm(call: OperatorCall) -> Works:
 def _copy_swapped(tensors: Sequence[TracedTensor]) -> Works:
     """Return the copies of those *tensors* that are neither contiguous nor have channels last."""
     swapped = [tensor for tensor in tensors if not is_channels_last(tensor) and not _is_contiguous(tensor)]
-    return tuple(pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in swapped)
+    return tuple(
+        pass_over(K.STRIDED if tensor.stride[-1] == 1 else K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor))
+        for tensor in swapped
+    )
 
 
 def _is_contiguous(tensor: TracedTensor) -> bool:
@@ -336,7 +339,7 @@ def _describe_image_norm(call: OperatorCall) -> Works:
     """Normalise groups of channels, after copies of what has channels last."""
     largest = max(tensor.numel for tensor in call.reads)
     images = [tensor for tensor in call.reads if tensor.numel == largest]
-    copies = [pass_over(K.STRIDED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in images if
+    copies = [pass_over(K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in images if
               is_channels_last(tensor)]  # fmt: skip
     image, read, written = images[0], bytes_of(*call.reads), bytes_of(*call.writes)
     rows = max(1, image.shape[0] * (image.shape[1] if len(image.shape) > 2 else 1))
@@ -473,9 +476,9 @@ def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor)
 
 
 def _joins_runs(reads: Sequence[TracedTensor], out: TracedTensor) -> bool:
-    """Return True if contiguous tensors are joined along another than their last dimension."""
-    same_last = all(tensor.shape[-1:] == out.shape[-1:] for tensor in reads if tensor.numel)
-    return same_last and all(map(_is_contiguous, (*reads, out)))
+    """Return True if the kernel for contiguous tensors joins them (aten/src/ATen/native/cuda/Shape.cu)."""
+    tensors = [tensor for tensor in (*reads, out) if tensor.numel]
+    return all(map(_is_contiguous, tensors)) or all(map(is_channels_last, tensors))
 
 
 def _describe_write_into(name: str, reads: Sequence[TracedTensor], target: TracedTensor) -> Compute:
@@ -515,6 +518,10 @@ def kind_by_layout(kind: ElementwiseKind, tensors: Sequence[TracedTensor], mixed
         return K.STRIDED if converts else kind
     # Where later dimensions are nearer in memory, an operand is only repeated.
     in_order = all(earlier >= later for own in strides for earlier, later in pairwise(filter(None, own)))
+    repeated = [place for place, size in enumerate(shape) if size > 1]
+    nearest = {own.index(1) for own in strides if 1 in own and all(own[place] for place in repeated)}
+    if len(nearest) > 1:
+        return K.TRANSPOSED
     if converts or not in_order:
         return K.STRIDED
     return kind if kind is K.CAST else K.BROADCAST
