@@ -15,8 +15,10 @@ from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.recurrent import RecurrentCells  # noqa: E402
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
+from stepcast.pytorch.capture.emulation import define_operators  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
+from stepcast.pytorch.capture.tracer import Tracer  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 256, 512, 3
 PROGRAM = f"""
@@ -187,6 +189,20 @@ def test_attention_cells_and_sequence_losses_run_as_on_a_gpu() -> None:
     assert sorted(work.n for work in products if work.dtype is DType.BF16)[-1] == 3 * WIDTH  # type: ignore[union-attr]
     losses = [op.work for op in ops_of(found, Elementwise) if op.work.kind is ElementwiseKind.SEQUENCE_LOSS]  # type: ignore[union-attr]
     assert [work.rows for work in losses] == [64, 64]  # type: ignore[union-attr]
+
+
+def test_gradients_of_attention_in_fp32_and_of_norms_as_on_a_gpu() -> None:
+    """An H200 allocated 705,331,200 bytes for 2,688 x 16 heads of 41 tokens; copied rows have contiguous gradients."""
+    query = torch.empty(2688, 16, 41, 8, device="meta")
+    define_operators()
+    *gradients, sums = torch.ops.stepcast.attention_backward(*[query] * 4, None, query, query, False, True)
+    assert sums.nbytes == 705_331_200
+    assert {gradient.transpose(1, 2).is_contiguous() for gradient in gradients} == {True}
+    with Tracer({}):
+        data = torch.empty(2, 8, 50, device="meta", requires_grad=True)
+        found = torch.nn.functional.layer_norm(data.transpose(1, 2), (8,))
+        (gradient,) = torch.autograd.grad(found, data, torch.empty(2, 8, 50, device="meta").transpose(1, 2))
+    assert gradient.transpose(1, 2).is_contiguous()
 
 
 def test_recurrent_step_as_measured() -> None:

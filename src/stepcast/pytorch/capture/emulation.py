@@ -126,11 +126,26 @@ class RecurrentSizes(NamedTuple):
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    # The result has the memory layout of the queries (ATen/native/cudnn/MHA.cpp).
+    # The result has the memory layout of the queries (ATen/native/cudnn/MHA.cpp); that of the kernel for fp32 has the
+    # heads of a token together, and sums in multiples of 32 tokens (transformers/cuda/attention.cu).
     shape = (*query.shape[:3], value.shape[-1])
-    order = sorted(range(4), key=lambda axis: (-query.stride(axis), axis))
+    order, length = sorted(range(4), key=lambda axis: (-query.stride(axis), axis)), shape[2]
+    if query.dtype == torch.float32:
+        order, length = [0, 2, 1, 3], -(-length // 32) * 32
     out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
-    return out, query.new_empty(shape[:3], dtype=torch.float32)
+    return out, query.new_empty((*shape[:2], length), dtype=torch.float32)
+
+
+def _attention_backward(grad: Tensor, *saved: Any) -> Tensors:
+    """Return the gradients of queries, keys and values, and the sums of the kernel for fp32: gradients of queries in
+    tiles of 64 tokens (128 for wide heads) by 64, with 16 bytes of locks each (mem_eff_attention/kernel_backward.h).
+    """
+    query, value = saved[0], saved[2]
+    if query.dtype != torch.float32:
+        return [*map(torch.empty_like, saved[:3])]
+    (batch, heads, length, width), rows = query.shape, 128 if max(query.shape[-1], value.shape[-1]) > 64 else 64
+    sums = query.new_empty(batch * heads * -(-length // rows) * -(-width // 64) * (64 * rows + 4))
+    return [*(torch.empty_permuted(t.shape, (0, 2, 1, 3), dtype=t.dtype, device=t.device) for t in saved[:3]), sums]
 
 
 def _rms_norm(data: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -177,7 +192,7 @@ OPERATORS = {
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) -> (Tensor, Tensor)":
         _attention,
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor sums, "
-    "bool causal, bool drops) -> (Tensor, Tensor, Tensor)": lambda grad, *rest: tuple(map(torch.empty_like, rest[:3])),
+    "bool causal, bool drops) -> Tensor[]": _attention_backward,
     **{f"{name}(Tensor input, int dim) -> Tensor": lambda data, dim: torch.empty_like(data, dtype=torch.float32)
        for name in ("_softmax", "_log_softmax")},
     **{f"{name}_backward_data(Tensor grad, Tensor out, ScalarType dtype) -> Tensor":
@@ -222,8 +237,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if grad.dtype == torch.float32:  # the gradient in the layout of the result, and its product with it by token
+            grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+            (grad * context.saved_tensors[4]).sum(-1)
         gradients = torch.ops.stepcast.attention_backward(grad, *context.saved_tensors, *context.options)
-        return (*gradients, None, None, None)
+        return (*gradients[:3], None, None, None)
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]

@@ -155,7 +155,7 @@ def _describe_grouped_mm(call: OperatorCall) -> Works:
 
 
 def _describe_attention(call: OperatorCall) -> Works:
-    is_gradient = len(call.writes) == 3
+    is_gradient = call.name == "attention_backward"
     query, key, value = call.reads[1:4] if is_gradient else call.reads[:3]
     masked, causal, drops = map(bool, call.options)
     batch, heads, length, width = query.shape

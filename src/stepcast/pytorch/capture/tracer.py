@@ -42,6 +42,8 @@ COPIES = ("_to_copy", "copy_")
 CHOICES: dict[str, Callable[[Any], Tensor]] = {"topk": lambda result: result[1], "argmax": lambda result: result}
 RECURRENT = ("recurrent", "recurrent_backward")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear")
+# A GPU copies operands of these that are not contiguous (aten/src/ATen/native/cuda/layer_norm_kernel.cu): how many.
+COPIED = {"native_layer_norm": 1, "native_layer_norm_backward": 2}
 # Operators of an optimizer over lists of tensors.
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_amp_foreach")
 
@@ -248,7 +250,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         product = torch.empty_like(args[0]) if name == "_softmax_backward_data" else None
         if product is not None:
             self._number_storage(product)
-        result = self._run(func, name, args, kwargs, read)
+        copied = COPIED.get(name, 0)
+        copies = [tensor.contiguous() for tensor in args[:copied]]
+        for copy, tensor in zip(copies, args[:copied], strict=True):
+            if copy is not tensor:
+                self._number_storage(copy)
+        result = self._run(func, name, (*copies, *args[copied:]), kwargs, read)
         written = list_tensors((result,)) if result is not None else []
         if not written and name.endswith("_"):
             written = read
@@ -398,13 +405,9 @@ def _lay_channels_last(result: Any, read: list[Tensor]) -> Any:
     images = [tensor for tensor in read if tensor.dim() == 4]
     if not any(is_channels_last(tensor) for tensor in images):
         return result
-    if isinstance(result, Tensor):
-        return torch.empty_like(result, memory_format=torch.channels_last)
-    return tuple(
-        torch.empty_like(tensor, memory_format=torch.channels_last)
-        if isinstance(tensor, Tensor) and tensor.dim() == 4
-        else tensor
-        for tensor in result
+    layouts = {4: torch.channels_last}
+    return torch.utils._pytree.tree_map_only(
+        Tensor, lambda tensor: torch.empty_like(tensor, memory_format=layouts.get(tensor.dim())), result
     )
 
 
