@@ -244,29 +244,37 @@ class CallTable:
 
 
 def _find_levels(sources: list[list[int]], starts: list[int], level: list[int]) -> None:
-    """Fill *level* for all calls that can begin: rank by rank, from the first to the last and back."""
-    ranks, left, step = len(starts) - 1, 1, 1
-    position = starts[:-1].copy()
+    """Fill *level*, all -1 at first, for the calls that can begin. A rank that has to wait continues when the call that
+    it waits for has a level.
+    """
+    left = len(starts) - 1
+    position, ready, next_waiting = starts[:-1].copy(), starts.copy(), starts.copy()
+    first_waiting = level.copy()  # for each call; -1: none
+    for rank in range(left):
+        ready[rank] = left - 1 - rank
     while left > 0:
-        left = 0
-        for number in range(ranks):
-            rank = number if step > 0 else ranks - 1 - number
-            call = first = position[rank]
-            height = level[call - 1] if call > starts[rank] else -1
-            while call < starts[rank + 1]:
-                is_ready = True
-                for source in sources[call]:
-                    if source >= 0:
-                        is_ready = is_ready and level[source] >= 0
-                        height = max(height, level[source])
-                if not is_ready:
-                    break
-                height += 1
-                level[call] = height
-                call += 1
-            position[rank] = call
-            left += call - first
-        step = -step
+        left -= 1
+        rank = ready[left]
+        call, blocker = position[rank], -1
+        height = level[call - 1] if call > starts[rank] else -1
+        while call < starts[rank + 1]:
+            for source in sources[call]:
+                if source >= 0:
+                    height = max(height, level[source])
+                    if level[source] < 0:
+                        blocker = source
+            if blocker >= 0:
+                next_waiting[rank], first_waiting[blocker] = first_waiting[blocker], rank
+                break
+            height += 1
+            level[call] = height
+            waiting = first_waiting[call]
+            while waiting >= 0:
+                ready[left] = waiting
+                left += 1
+                waiting = next_waiting[waiting]
+            call += 1
+        position[rank] = call
 
 
 OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold", "packed")
