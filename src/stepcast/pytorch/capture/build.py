@@ -343,19 +343,20 @@ def _update_ops(events: Sequence[Event], library: bool) -> tuple[Op, ...]:
     """
     listed = [event for event in events if event.name.startswith(LISTED)]
     ops = name_ops(HostedEvent(event.name, works_of(event)) for event in events if not event.name.startswith(LISTED))
-    works = [next((work for work in works_of(event) if isinstance(work, Elementwise)), None) for event in listed]
-    passes = [work for work in works if work is not None and work.kind is ElementwiseKind.LISTED_OPTIMIZER]
-    columns = max(1, round(sum(work.elements for work in passes) / LISTED_PASSES))
-    read, written = sum(work.read_bytes for work in passes), sum(work.write_bytes for work in passes)
-    lengths = [max((size for size in event.options if isinstance(size, int)), default=1) for event in listed]
-    total = sum(length for length, work in zip(lengths, works, strict=True) if work in passes)
+    timed = [
+        (max((size for size in event.options if isinstance(size, int)), default=1), work)
+        for event in listed
+        for work in [work for work in works_of(event) if isinstance(work, Elementwise)][:1]
+    ]
+    passes = [(length, work) for length, work in timed if work.kind is ElementwiseKind.LISTED_OPTIMIZER]
+    total = sum(length for length, _ in passes)
+    columns = max(1, round(sum(work.elements for _, work in passes) / LISTED_PASSES))
+    read, written = sum(work.read_bytes for _, work in passes), sum(work.write_bytes for _, work in passes)
     # The host launches them one by one, and the GPU begins with the first.
     updates = list[Op]()
-    for length, work in zip(lengths, works, strict=True):
-        if work is None:
-            continue
+    for length, work in timed:
         own, issued = work, length
-        if work in passes:
+        if work.kind is ElementwiseKind.LISTED_OPTIMIZER:
             share = length / total
             own = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
                           write_bytes=written * share)  # fmt: skip
