@@ -339,11 +339,8 @@ def _count_works(body: Sequence[Block], forward: bool = False) -> dict[Compute, 
     """Return what the layers of *body* compute, and how often; only in the *forward* if asked."""
     works: dict[Compute, int] = {}
     for block in body:
-        counted, repeat = _COUNTED.of(block.layers, _count, forward), block.repeat
-        if works:
-            works |= {work: works.get(work, 0) + number * repeat for work, number in counted.items()}
-        else:
-            works = {work: number * repeat for work, number in counted.items()}
+        counted = _COUNTED.of(block.layers, _count, forward)
+        works |= {work: works.get(work, 0) + number * block.repeat for work, number in counted.items()}
     return works
 
 
