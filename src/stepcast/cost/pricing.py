@@ -65,7 +65,8 @@ class Pricer:
     place: Place = Place.EVEN
     # Prices of a group while the others of its family are idle: who shares links with whom is found later.
     alone: bool = False
-    # By the identity of works; communication, of which many are equal, and after unpickling all by value.
+    # Prices of all works by identity, which is faster; by value only those of communication, where many works are
+    # equal, and after unpickling those of all works.
     _by_identity: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
     _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)

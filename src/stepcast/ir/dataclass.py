@@ -6,8 +6,9 @@ and methods of others are shared functions, except ``__init__``: it is compiled 
 classes of a command have fewer. Classes behave the same: ``fields``, ``replace``,
 ``asdict``, ``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order`` and ``unsafe_hash`` are not
 supported.
-The checks that values make of themselves when they are built, and caches by the identity of values, are at the end:
-comparing them would cost more.
+
+At the end are the checks that classes call when a value is built, and caches whose keys are objects rather than their
+values, which take longer to compare.
 """
 
 import math

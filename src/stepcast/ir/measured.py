@@ -387,8 +387,8 @@ def find_fabric(links: dict[tuple[int, int], int], gpus: int) -> tuple[str, floa
     bridged = {pair for pair, count in links.items() if count}
     if all(a // 2 == b // 2 for a, b in bridged):
         return "nvlink-pairs", float(most), ()
-    told = f"GPUs are joined by {fewest} to {most} NVLinks: taken as a mesh whose edges all have the average"
-    return "nvlink-mesh", sum(pairs) / len(pairs), (told,)
+    note = f"pairs of GPUs have {fewest} to {most} NVLinks: modelled as a mesh in which each pair has the average"
+    return "nvlink-mesh", sum(pairs) / len(pairs), (note,)
 
 
 MOST_LINKS = 18  # of a GPU: Hopper's and Blackwell's

@@ -1,4 +1,4 @@
-"""StepReport: the result of simulating one training step."""
+"""StepReport: the result of simulating one training step, and the Band in which its measured time is expected."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, field
@@ -14,7 +14,7 @@ LEVEL = 0.9
 class Band:
     """Measured over predicted: from *low* to *high* for a share *level* of runs *of* that kind.
 
-    The two need not be equally far from 1. *widened* names what of this prediction nobody has measured.
+    The band may be wider on one side of 1. *widened* names the parts of this prediction without measurements.
     """
 
     low: float

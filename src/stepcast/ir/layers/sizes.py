@@ -1,4 +1,7 @@
-"""Sizes that one rank sees of a model under a strategy: tokens, heads and widths after every split."""
+"""Sizes that one rank sees of a model under a strategy: tokens, heads and widths after every split.
+
+``LayerKind`` declares a kind of layer by functions of these sizes.
+"""
 
 from collections.abc import Callable
 from dataclasses import field
