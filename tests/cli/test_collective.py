@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from stepcast.cli.collective import ALGORITHMS
 from stepcast.cli.main import main
-from stepcast.cost.collectives.choose import Algorithm
 
 COMMON = ["--ranks", "64", "--cluster", "dgx-h100"]
 
@@ -70,7 +68,3 @@ def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert message in error
     assert error.startswith("stepcast: ")
     assert error.count("\n") == 1
-
-
-def test_the_help_names_every_algorithm() -> None:
-    assert list(Algorithm) == list(ALGORITHMS)

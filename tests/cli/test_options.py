@@ -5,61 +5,80 @@ import tempfile
 
 import pytest
 
+from stepcast.cli.completion import SCRIPTS
+from stepcast.cli.list import LISTED
 from stepcast.cli.main import VERBS, build_parser
-from stepcast.cli.options import TYPES, add_options
+from stepcast.cli.options import OWN_TYPES, TYPES, add_arguments, add_row
+from stepcast.cost.collectives.choose import Algorithm
+from stepcast.forecast.options import Engine
 from stepcast.questions.choices import choices_of
+from stepcast.simulation.messages import Send
+from stepcast.sweep.engines import ENGINES
 
 
-def parsed(table: str, words: str, **further: object) -> argparse.Namespace:
+def parsed(words: str, *rows: str, verb: str = "") -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_options(parser, table, **further)
+    for row in rows:
+        add_row(parser, row, verb)
     return parser.parse_args(words.split())
+
+
+def choices_in(verb: str, dest: str) -> list[str]:
+    """Return the values that an argument of a verb may have."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, verb)
+    return next(list(action.choices) for action in parser._actions if action.dest == dest and action.choices)
 
 
 def test_a_row_is_an_option_the_word_of_its_value_and_what_it_does() -> None:
     parser = argparse.ArgumentParser()
-    add_options(parser, "--far KM  how far,\n          and further")
+    add_row(parser, "--far KM  how far, and further")
     (far,) = parser._actions[1:]
     assert (far.metavar, far.help, far.default) == ("KM", "how far, and further", None)
 
 
-def test_switches_denials_and_repeats() -> None:
-    table = """
-        --loud          a switch
-        --[no-]polite   may be denied
-        --word W ...    given several times
-        """
-    found = parsed(table, "--loud --no-polite --word a --word b")
-    assert (found.loud, found.polite, found.word) == (True, False, ["a", "b"])
-    quiet = parsed(table, "")
-    assert (quiet.loud, quiet.polite, quiet.word) == (False, None, [])
+def test_switches_and_repeats() -> None:
+    rows = "--loud  a switch", "--word W ...  given several times", "--flight [DIR]  may have a value"
+    found = parsed("--loud --word a --word b --flight", *rows)
+    assert (found.loud, found.word, found.flight) == (True, ["a", "b"], "")
+    quiet = parsed("", *rows)
+    assert (quiet.loud, quiet.word, quiet.flight) == (False, [], None)
 
 
-def test_what_a_table_cannot_say_follows_by_name() -> None:
-    found = parsed("--how H\n--many-times N\n-k, --kept K", "--how far", how=("far", "near"), many_times=3)
-    assert (found.how, found.many_times, found.kept) == ("far", 3, None)
-    assert parsed("--size N", "--size 4", size=int).size == 4
-    with pytest.raises(SystemExit):
-        parsed("--how H", "--how up", how=("far", "near"))
+def test_values_limits_and_defaults() -> None:
+    rows = (
+        "--how H {far,near}  {values}",
+        "--many-times N 1..9 =3  how often",
+        "-k, --kept K  a word",
+        "what W ?  a word",
+    )
+    found = parsed("--how far", *rows)
+    assert (found.how, found.many_times, found.kept, found.what) == ("far", 3, None, None)
+    assert parsed("this --many-times 4", *rows).many_times == 4
+    for words in ("--how up", "--many-times 10"):
+        with pytest.raises(SystemExit):
+            parsed(words, *rows)
 
 
-@pytest.mark.parametrize("table", ["--Two  words  are fine", "NO OPTION"])
-def test_a_mistake_in_a_table_is_seen_when_it_is_read(table: str) -> None:
+def test_a_mistake_in_a_row_is_seen_when_it_is_read() -> None:
     with pytest.raises(AssertionError):
-        add_options(argparse.ArgumentParser(), table, other=int)
+        add_row(argparse.ArgumentParser(), "NO OPTION")
+
+
+def test_listed_values_are_those_of_the_engines() -> None:
+    """They are written out, so that help does not load the cost model and the engines."""
+    assert set(choices_in("collective", "algorithm")) == {str(kind) for kind in Algorithm}
+    assert set(choices_in("simulate", "all_reduce")) < {str(kind) for kind in Algorithm}
+    assert set(choices_in("simulate", "messages")) == {str(send) for send in Send}
+    assert set(choices_in("simulate", "engine")) == {*map(str, Engine), "simai"}
+    assert set(choices_in("sweep", "engine")) == {*ENGINES}
+    assert choices_in("list", "what") == [*LISTED]
+    assert choices_in("completion", "shell") == [*SCRIPTS]
 
 
 def test_names_that_several_verbs_have_are_read_by_one_type() -> None:
     """Except the choices of questions, which have their own readers, and those that a verb reads in its own way."""
-    own = {"capture --global-batch", "capture --seq", "capture --sharding", "run --steps"}
-    own |= {
-        "simulate --schedule",
-        "op --seq",
-        "record --steps",
-        "run --repeat-layers",
-        "sweep --output",
-        "demo --output",
-    }
+    own = {*OWN_TYPES, "capture --sharding", "run --steps", "record --steps"}
     other = set()
     for verb in VERBS:
         chosen = build_parser([verb])._subparsers._group_actions[0].choices[verb.name]  # type: ignore[union-attr,index]
@@ -75,4 +94,4 @@ def test_names_that_several_verbs_have_are_read_by_one_type() -> None:
 
 def test_files_to_write_are_looked_at_before_the_work_is_done() -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.raises(SystemExit):
-        parsed("--trace FILE", f"--trace {folder}/none/trace.json")
+        parsed(f"--trace {folder}/none/trace.json", "--trace")

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli import simulate as verb
 from stepcast.questions.question import SCHEDULES as SCHEDULE_NAMES
-from stepcast.simulation.messages import Send
 from stepcast.simulation.schedules import ORDERS
 from stepcast.units import format_percent, format_seconds
 from tests.cli.test_main import EXAMPLES, run, run_json
@@ -20,7 +18,6 @@ ON_H100 = ("--cluster", "dgx-h100")
 
 def test_choices_are_those_of_the_engine() -> None:
     assert set(SCHEDULE_NAMES) == set(ORDERS)
-    assert set(verb.SENDS) == {str(send) for send in Send}
 
 
 def test_json_follows_the_contract(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from stepcast.cli.documents import load_lazily, open_sources
-from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
@@ -31,16 +30,6 @@ Analyze = Callable[..., "AnalysisResult"]
 BuildView = Callable[..., "View"]
 # Formats whose text has details that --verbose adds.
 DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    row = """
-        files FILE  a measured run: Megatron traces of one, some or all ranks (or their folder), a Kineto trace, an
-                    OptimusPrime log, an nccl-tests or rccl-tests log
-        """
-    add_options(parser, row, files={"nargs": "+"})
-    add_question(parser, AnalyzeQuestion)
-    add_options(parser.add_argument_group("output"), "analyze")
 
 
 def run(args: argparse.Namespace) -> int:

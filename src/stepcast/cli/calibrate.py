@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import expand
-from stepcast.cli.options import add_options, check_applicable
+from stepcast.cli.options import check_applicable
 from stepcast.cli.output import open_source, show_view, write_file
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from stepcast.hardware import Gpu
 
 ERRORS = {"before": "before", "after": "after", "left_out": "on sizes left out"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "calibrate", runs={"nargs": "+"})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,34 +2,11 @@
 
 import argparse
 
-from stepcast.cli.options import add_options, option_of
+from stepcast.cli.options import option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
-from stepcast.questions.choices import MOST_SEQUENCES, MOST_TOKENS, count
 from stepcast.questions.question import PredictQuestion
 from stepcast.version import __version__
 from stepcast.views.text import visible
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        "capture",
-        batch={"type": read_batch, "default": 1},
-        seq={"type": count(1, MOST_TOKENS), "default": 2048},
-        dtype={"choices": ("bf16", "fp16", "fp32"), "default": "bf16"},
-        attention="",
-        experts="",
-        optimizer={"choices": ("adamw", "sgd"), "default": "adamw"},
-        words={"nargs": "*"},
-        global_batch=count(1, MOST_SEQUENCES),
-        sharding={"choices": ("none", "fsdp"), "default": None, "type": str},
-    )
-
-
-def read_batch(text: str) -> int | str:
-    """Return a number of sequences, or the shapes of a batch as they are."""
-    return text if "x" in text or ":" in text else count(1, MOST_SEQUENCES)(text)
-
 
 PROGRAM_OPTIONS = frozenset((
     *("batch", "seq", "dtype", "autocast", "checkpoint", "attention", "experts", "optimizer", "no_fused_optimizer"),

@@ -1,57 +1,23 @@
 """``stepcast collective``: what one collective costs on a cluster."""
 
 import argparse
-from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, check_applicable, has_racks, option_of, option_table
+from stepcast.cli.options import check_applicable, has_racks, option_of
 from stepcast.cli.output import show_view
+from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price, send_receive_price
+from stepcast.cost.collectives.route import Route, route_of, uneven_warning
+from stepcast.hardware import Cluster, Place, job_path, load_cluster
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.layout import Group, Layout
-from stepcast.ir.work import CollectiveKind
-from stepcast.units import GIB, parse_size_bytes
-
-if TYPE_CHECKING:
-    from stepcast.cost.collectives.choose import CollectivePrice
-    from stepcast.cost.collectives.route import Route
-    from stepcast.hardware import Cluster
+from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.units import GIB
+from stepcast.views.costs import collective_view
 
 SEND_RECEIVE = "send-receive"
 SMALLEST_OF_SWEEP, LARGEST_OF_SWEEP = 8, 16 * GIB
-# Written out, so that the help does not load the cost model; a test compares it with Algorithm.
-ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical", "pairwise", "direct")
-
-
-def _kind(text: str) -> str:
-    """``AllReduce``, ``all_reduce`` and ``allreduce`` are one."""
-    kinds = {str(kind).replace("-", ""): str(kind) for kind in CollectiveKind}
-    plain = text.lower().replace("_", "-")
-    return {**kinds, "a2a": "all-to-all"}.get(plain.replace("-", ""), plain)
-
-
-_kind.__name__ = "word"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
-    add_options(
-        parser,
-        option_table("collective", algorithms=", ".join(ALGORITHMS), kinds=", ".join(kinds)),
-        kind={"choices": kinds, "type": _kind},
-        size=_size,
-        ranks={"required": True, "dest": "ranks"},
-        cluster={"required": True},
-        algorithm=ALGORITHMS,
-        imbalance=1.0,
-        ranks_per_thread=1,
-        engine={"choices": ("fast", "fluid"), "default": "fast"},
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.cost.collectives.route import uneven_warning
-    from stepcast.hardware import Place, load_cluster
-    from stepcast.views.costs import collective_view
-
     if args.size is None and not args.sweep and args.kind != CollectiveKind.BARRIER:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
     check_applicable(args, racks=has_racks(args))
@@ -75,13 +41,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -> int:
+def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> int:
     """Simulate the collective as flows of one group of all ranks on the links of the cluster."""
-    from stepcast.cost.collectives.choose import Algorithm
     from stepcast.forecast.fluid import shared_collective
-    from stepcast.hardware import Place
-    from stepcast.ir.work import Collective
-    from stepcast.views.costs import collective_view
 
     for option in ("sweep", "ranks_per_node"):
         if getattr(args, option):
@@ -108,9 +70,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
     return 0
 
 
-def _price(args: argparse.Namespace, size: int, route: "Route") -> "CollectivePrice":
-    from stepcast.cost.collectives.choose import Algorithm, price, send_receive_price
-
+def _price(args: argparse.Namespace, size: int, route: Route) -> CollectivePrice:
     if args.kind == SEND_RECEIVE:
         if route.ranks != 2:
             raise ValueError(f"a message goes from one rank to another; --ranks must be 2, not {route.ranks}")
@@ -119,24 +79,14 @@ def _price(args: argparse.Namespace, size: int, route: "Route") -> "CollectivePr
     return price(CollectiveKind(args.kind), size, route, algorithm, args.imbalance)
 
 
-def _route(args: argparse.Namespace, cluster: "Cluster") -> "Route":
-    from stepcast.cost.collectives.route import route_of
-    from stepcast.hardware import Place, job_path
-
+def _route(args: argparse.Namespace, cluster: Cluster) -> Route:
     held = args.ranks_per_node
     if held is not None and not 1 <= held <= cluster.domain_gpus:
         raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
     return route_of(job_path(cluster, args.ranks, held, Place(args.place)), cluster, args.ranks_per_thread)
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _record(price: "CollectivePrice") -> dict[str, object]:
+def _record(price: CollectivePrice) -> dict[str, object]:
     return {
         "size_bytes": price.size_bytes,
         "time_s": price.seconds,

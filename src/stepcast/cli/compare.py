@@ -6,29 +6,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepcast.analyze.compare import account_of, compare, is_measured, kind_of
 from stepcast.cli.analyze import ANALYSES, read_measured
-from stepcast.cli.options import add_options, option_table
 from stepcast.cli.output import open_source, show_view, write_trace
 from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import RESULT
 from stepcast.questions.measured import AnalyzeQuestion
+from stepcast.views.compare import compare_view
+from stepcast.views.view import View
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import PlayedStep
-    from stepcast.views.view import View
 
 
 NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement of another run
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = "a measured run (file or folder), or the --json output of a verb"
-    add_options(parser, option_table("compare", kinds=kinds))
-
-
 def run(args: argparse.Namespace) -> int:
-    from stepcast.analyze.compare import compare, is_measured
     from stepcast.analyze.play import timeline_of
 
     sides = [(path, read_facts(path)) for path in (args.predicted, args.measured)]
@@ -47,8 +42,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _side(path: str, side: FactDict) -> FactDict:
     """Return which file a side is, and how its step came about."""
-    from stepcast.analyze.compare import kind_of
-
     name = side.get("model") or side.get("workload") or ""
     what = ", ".join(filter(None, (kind_of(side), side.get("format"))))
     return {"file": path, "what": f"{what}: {name}" if name else what}
@@ -70,8 +63,6 @@ def read_facts(path: str) -> FactDict:
 
 def read_printed(path: str) -> FactDict | None:
     """Read a JSON object with a step; return None for any other file."""
-    from stepcast.analyze.compare import account_of
-
     if os.path.isdir(path):
         return None
     source = open_source(path)
@@ -90,10 +81,9 @@ def read_printed(path: str) -> FactDict | None:
     return dict(account_of(found)) if isinstance(found, dict) and "step_s" in account_of(found) else None
 
 
-def _build_view(args: argparse.Namespace, found: FactDict) -> "View":
+def _build_view(args: argparse.Namespace, found: FactDict) -> View:
     """Return the view of both sides, with the timelines of two Megatron runs."""
     from stepcast.analyze.play import timeline_of
-    from stepcast.views.compare import compare_view
 
     names = (os.path.basename(args.predicted) or args.predicted, os.path.basename(args.measured) or args.measured)
     if names[0] == names[1]:

@@ -4,13 +4,6 @@ import argparse
 
 from stepcast.cli.main import VERBS, build_parser
 
-HELP = "Load it with:  source <(stepcast completion bash)   or   stepcast completion fish | source"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = HELP
-    parser.add_argument("shell", choices=list(SCRIPTS), metavar="|".join(SCRIPTS), help="your shell")
-
 
 def run(args: argparse.Namespace) -> int:
     parser = build_parser()

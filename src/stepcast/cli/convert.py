@@ -3,16 +3,11 @@
 import argparse
 from dataclasses import replace
 
-from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.options import add_options, check_applicable
+from stepcast.cli.documents import read_document
+from stepcast.cli.options import check_applicable
 from stepcast.cli.output import print_data, print_json, print_warnings, write_files
 from stepcast.outputs.table import TARGETS, target_named
 from stepcast.views.text import visible
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "convert", to=[target.name for target in TARGETS])
-    add_edit_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from stepcast.cli.options import add_options, parse_arguments
+from stepcast.cli.options import parse_arguments
 from stepcast.cli.output import print_json, terminal_width, write_file, write_trace
 from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
@@ -18,6 +18,8 @@ from stepcast.inputs.table import read_sources, recognise
 from stepcast.ir.facts import FactDict
 from stepcast.units import format_seconds
 from stepcast.version import __version__
+from stepcast.views.document import About, Page, Section, render
+from stepcast.views.markup import join, tag
 from stepcast.views.text import bullet, table, wrap
 
 CLUSTER = ("--cluster", "dgx-h100")
@@ -46,10 +48,6 @@ class DemoPage(NamedTuple):
     file: str
     command: str
     printed: str
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "demo", output={"default": "demo-output", "type": str})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,8 +139,6 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
             path = output / f"{name.split('.')[0]}.html"
             pages.append(_write_page((verb, document["file"], *options), name, path))
     index = output / "index.html"
-    from stepcast.views.document import About, Page, Section, render
-    from stepcast.views.markup import join, tag
 
     rows = [
         tag("li", tag("a", tag("strong", page.title), href=f"./{page.file}"), tag("code", page.command))

@@ -7,10 +7,9 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from stepcast.cli.options import add_options
 from stepcast.cli.output import open_source, print_notes
 from stepcast.inputs.source import FormatError, Source
-from stepcast.inputs.table import FORMATS, folder_files, read_as_one, recognise, set_files
+from stepcast.inputs.table import folder_files, read_as_one, recognise, set_files
 from stepcast.ir.workload import Workload, repeat_layers, scale_backward
 
 Recognise = Callable[[Source], object]
@@ -22,11 +21,6 @@ def load_lazily(name: str) -> Callable[..., Any]:
     """Return the function that ``package.module:function`` names; its module is loaded when it is called."""
     module, _, function = name.partition(":")
     return lambda *given, **named: getattr(import_module(f"stepcast.{module}"), function)(*given, **named)
-
-
-def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add options for what a workload file leaves open."""
-    add_options(parser, "workload", format=[entry.name for entry in FORMATS])
 
 
 def read_document(paths: Sequence[str], args: argparse.Namespace) -> Any:

@@ -4,51 +4,24 @@ import argparse
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepcast.analyze.compare import identity_of
+from stepcast.analyze.gate import STEP, GateResult, GateRun, advance, check_forecast, judge, measures_of, spread_of
 from stepcast.cli.compare import read_facts
-from stepcast.cli.options import add_options
-from stepcast.cli.output import new_file, show_view, write_file
+from stepcast.cli.output import show_view, write_file
 from stepcast.cli.watch import read_forecast
 from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RESULT
-
-if TYPE_CHECKING:
-    from stepcast.analyze.gate import GateResult, GateRun
+from stepcast.outputs.gate import add_runs, open_history, read_runs, write_junit, write_markdown
+from stepcast.views.gate import gate_view
 
 SLOWER = 1  # exit status of a regression
 BASELINE = "stepcast baseline"
 # The commit under test, as GitHub and GitLab name it.
 COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        "gate",
-        measured={"nargs": "+"},
-        history={"type": new_file},
-        name="default",
-        label="",
-        baseline={"default": None},
-        forecast={"default": None},
-        min_change={"type": _share, "default": 0.01},
-        markdown=new_file,
-        junit=new_file,
-    )
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"expected a share such as 0.02 or 2%, not {text!r}")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +39,6 @@ class GateOptions:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.outputs.gate import write_junit, write_markdown
-    from stepcast.views.gate import gate_view
-
     names = GateOptions.__dataclass_fields__
     result = gate_files(args.measured, GateOptions(**{name: getattr(args, name) for name in names}))
     facts = result.facts()
@@ -81,11 +51,8 @@ def run(args: argparse.Namespace) -> int:
     return SLOWER if result.failed else 0
 
 
-def gate_files(measured: Sequence[str], options: GateOptions) -> "GateResult":
+def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
     """Return the verdict on the last of *measured* runs; add all to the history, and write the baseline."""
-    from stepcast.analyze.gate import advance, check_forecast, judge
-    from stepcast.outputs.gate import add_runs, open_history, read_runs
-
     if options.history and options.baseline:
         raise ValueError("use --history or --baseline: the baseline is part of a history")
     if not (options.history or options.baseline or options.save or options.forecast):
@@ -114,10 +81,7 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> "GateResult":
     return check_forecast(result, forecast) if forecast else result
 
 
-def _measure(path: str, label: str) -> "GateRun":
-    from stepcast.analyze.compare import identity_of
-    from stepcast.analyze.gate import GateRun, measures_of, spread_of
-
+def _measure(path: str, label: str) -> GateRun:
     facts = read_facts(path)
     with prefix_errors(path):
         measures = measures_of(facts)
@@ -125,7 +89,7 @@ def _measure(path: str, label: str) -> "GateRun":
     return GateRun(measures, identity, label, spread=spread_of(facts))
 
 
-def _read_baseline(path: str) -> "list[GateRun]":
+def _read_baseline(path: str) -> list[GateRun]:
     """Return the runs of a baseline that ``--save`` wrote, or a measured run."""
     if os.path.isfile(path) and BASELINE in (source := Source(path)).head[:200]:
         with prefix_errors(f"{path}: is not a complete baseline", kinds=(msgspec.DecodeError, KeyError, TypeError)):
@@ -134,9 +98,7 @@ def _read_baseline(path: str) -> "list[GateRun]":
     return [_measure(path, "baseline")]
 
 
-def _decode(run: "bytes | str", path: str) -> "GateRun":
-    from stepcast.analyze.gate import STEP, GateRun
-
+def _decode(run: "bytes | str", path: str) -> GateRun:
     with prefix_errors(f"{path}: holds a run that cannot be read", kinds=(msgspec.MsgspecError, TypeError)):
         decoded = msgspec.json.decode(run, type=GateRun)
     if STEP not in decoded.measures:

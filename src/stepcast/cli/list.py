@@ -4,13 +4,8 @@ import argparse
 from collections.abc import Callable
 
 from stepcast.cli.documents import load_lazily
-from stepcast.cli.options import add_options
 from stepcast.cli.output import show_view
 from stepcast.ir.facts import FactDict
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "list", what={"choices": list(LISTED), "metavar": "|".join(LISTED)})
 
 
 def run(args: argparse.Namespace) -> int:

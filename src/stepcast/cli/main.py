@@ -42,8 +42,9 @@ class Verb(NamedTuple):
 
     @property
     def epilog(self) -> str | None:
-        """Two example commands."""
-        return "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)]) if self.page else None
+        """Two example commands; of a verb without a page, what there is to say about it."""
+        examples = "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)])
+        return examples if self.page else self.about or None
 
     def help(self, width: int) -> str:
         """Return the text of ``stepcast help VERB``."""
@@ -142,7 +143,9 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if load:
-            import_module(verb.module).add_arguments(sub)
+            from stepcast.cli.options import add_arguments
+
+            add_arguments(sub, verb.name)
             sub.usage = _usage(sub, verb.name)
     return parser
 

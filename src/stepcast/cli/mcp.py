@@ -14,10 +14,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options
 from stepcast.ir.children import block_interrupts
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.questions.choices import count
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
@@ -35,10 +33,6 @@ INSTRUCTIONS = (
     "predict for one step, search for the best strategy, plan for a whole run, collective for one collective, and "
     "analyze for measured traces and logs in the folder that the server was given. Times are seconds, sizes bytes."
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "mcp", folder={"default": None}, max_seconds={"type": count(1, 86_400), "default": 300})
 
 
 def run(args: argparse.Namespace) -> int:

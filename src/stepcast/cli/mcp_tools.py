@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOOLS = ("predict", "search", "plan", "analyze", "collective", "list")
 # Options that write files, print progress or start processes.
-LEFT_OUT = {*WRITTEN, "help", "json", "emit", "verbose", "gantt", "workers", "name", "run", "takes_workloads"}
+LEFT_OUT = {*WRITTEN, "help", "json", "emit", "verbose", "gantt", "workers", "name", "run"}
 MOST_ROWS = 50  # of each list of an answer
 MOST_CHARACTERS = 400_000  # of an answer
 READABLE = ("/dev/null", "/dev/urandom", "/proc/cpuinfo", "/proc/meminfo", "/etc/localtime")

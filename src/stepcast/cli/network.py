@@ -2,35 +2,28 @@
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, add_question, cluster_question, option_of
+from stepcast.cli.options import cluster_question, option_of
 from stepcast.cli.output import print_notes, show_view
+from stepcast.cli.simulate import asked_facts
+from stepcast.forecast.options import Engine, Options
+from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.simulate import simulate
+from stepcast.hardware import Place, load_cluster
+from stepcast.inputs.table import read
 from stepcast.ir.facts import FactDict
-from stepcast.questions.choices import count
-from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
+from stepcast.questions.runs import is_workload, run_facts
+from stepcast.questions.settle import add_background, settle
 from stepcast.version import __version__
+from stepcast.views.network import network_view
 
-if TYPE_CHECKING:
-    from stepcast.forecast.prediction import Prediction
-
-MOST_LINKS = 1000
 # Options that a workload file leaves open.
 WITH_WORKLOAD = frozenset(
     {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    run = "a model, a workload file, a run that predict --save wrote, or a configuration"
-    add_question(parser, PredictQuestion, leave_out=("engine", *ABOUT_TRAINING), run=run)
-    parser.set_defaults(takes_workloads=True)
-    add_options(parser.add_argument_group("output"), "network", top={"type": count(1, MOST_LINKS), "default": 20})
-
-
 def run(args: argparse.Namespace) -> int:
-    from stepcast.questions.runs import is_workload
-
     has_workload = args.model is not None and is_workload(args.model)
     prediction, fast_s, asked = _simulate_workload(args) if has_workload else _simulate_model(args)
     shared = prediction.fluid
@@ -52,31 +45,19 @@ def run(args: argparse.Namespace) -> int:
         "assumptions": list(prediction.report.assumptions),
         "warnings": list(prediction.report.warnings),
     }
-    from stepcast.views.network import network_view
 
     show_view(args, network_view(found))
     return 0
 
 
-def _simulate_model(args: argparse.Namespace) -> "tuple[Prediction, float, FactDict]":
-    from stepcast.forecast.options import Engine
-    from stepcast.questions.runs import run_facts
-    from stepcast.questions.settle import settle
-
+def _simulate_model(args: argparse.Namespace) -> tuple[Prediction, float, FactDict]:
     run = settle(args.question.change({"engine": "fluid"}))
     print_notes(run.notes)
     fast = replace(run, options=replace(run.options, engine=Engine.FAST)).prediction
     return run.prediction.noting(run.assumptions), fast.simulated_s, run_facts(run)
 
 
-def _simulate_workload(args: argparse.Namespace) -> "tuple[Prediction, float, FactDict]":
-    from stepcast.cli.simulate import asked_facts
-    from stepcast.forecast.options import Engine, Options
-    from stepcast.forecast.simulate import simulate
-    from stepcast.hardware import Place, load_cluster
-    from stepcast.inputs.table import read
-    from stepcast.questions.settle import add_background
-
+def _simulate_workload(args: argparse.Namespace) -> tuple[Prediction, float, FactDict]:
     for name in sorted(args.given - WITH_WORKLOAD):
         raise ValueError(f"{option_of(name)} has no effect with a workload file, which states it itself; leave it out")
     if args.cluster is None:

@@ -5,23 +5,23 @@ With ``--table``: how long each row of a measured table takes by our estimates.
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, check_applicable, option_of, option_table
+from stepcast.cli import validate
+from stepcast.cli.options import MATRIX_KINDS, check_applicable, option_of
 from stepcast.cli.output import show_view
+from stepcast.cost.compute import compute_price, moved_bytes
+from stepcast.cost.fits import default_fit
+from stepcast.cost.power import ALONE, SUSTAINED
+from stepcast.cost.price import Price
+from stepcast.hardware import Gpu, load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
-from stepcast.questions.choices import MOST_ELEMENTS, count
 from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import TFLOPS
-
-if TYPE_CHECKING:
-    from stepcast.cost.price import Price
-    from stepcast.hardware import Gpu
+from stepcast.views.costs import operator_view
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
-MATRIX_KINDS = ("matmul", "bmm", "grouped", "attention")
 # Sizes of an operator; those with a question mark have a default.
 SIZES = {
     "matmul": "m n k batch?",
@@ -32,32 +32,10 @@ SIZES = {
 ELEMENTWISE_SIZES = "rows columns"
 SWEPT = {"matmul": "m", "bmm": "m", "grouped": "m", "attention": "seq"}
 LARGEST_OF_SWEEP = 65_536
-SIZE = count(1, MOST_ELEMENTS)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = [*MATRIX_KINDS, *(str(kind) for kind in ElementwiseKind)]
-    add_options(
-        parser,
-        option_table("op kind", kinds=", ".join(kinds)),
-        kind={"choices": kinds, "nargs": "?"},
-        dtype={"default": "bf16", "choices": [str(dtype) for dtype in DType]},
-    )
-    names = {name for words in (*SIZES.values(), ELEMENTWISE_SIZES) for name in words.replace("?", "").split()}
-    add_options(parser.add_argument_group("sizes"), "op sizes", **dict.fromkeys(names, SIZE))
-    add_options(parser, "op", to=[str(dtype) for dtype in DType])
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.cost.compute import compute_price
-    from stepcast.cost.fits import default_fit
-    from stepcast.cost.power import ALONE, SUSTAINED
-    from stepcast.hardware import load_gpu
-    from stepcast.views.costs import operator_view
-
     if args.table is not None:
-        from stepcast.cli import validate
-
         without_effect = [
             option_of(name) for name in args.given if name not in ("table", "output", "html", "json", "plain")
         ]
@@ -94,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _format_warnings(work: Operator, gpu: "Gpu") -> list[str]:
+def _format_warnings(work: Operator, gpu: Gpu) -> list[str]:
     """Return a warning if the GPU has no matrix units for the data type, so that another one is used."""
     if isinstance(work, Elementwise):
         return []
@@ -107,7 +85,7 @@ def _format_warnings(work: Operator, gpu: "Gpu") -> list[str]:
     ]
 
 
-def _speed_warnings(works: list[Operator], prices: list["Price"], gpu: "Gpu") -> list[str]:
+def _speed_warnings(works: list[Operator], prices: list[Price], gpu: Gpu) -> list[str]:
     """Return a warning if a calibration makes an operator faster than the peak of the GPU."""
     for work, price in zip(works, prices, strict=True):
         if not isinstance(work, Elementwise):
@@ -172,9 +150,7 @@ def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
     )
 
 
-def _record(work: Operator, price: "Price") -> FactDict:
-    from stepcast.cost.compute import moved_bytes
-
+def _record(work: Operator, price: Price) -> FactDict:
     moved = moved_bytes(work)
     flops = 0.0 if isinstance(work, Elementwise) else work.flops
     return {

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from textwrap import dedent
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import new_file, print_notes, print_warnings
@@ -16,8 +16,10 @@ from stepcast.inputs.source import DATA, Source, read_words
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION, STEPS
 from stepcast.questions.choices import (
+    MOST_ELEMENTS,
     MOST_LAYERS,
     MOST_RUNS,
+    MOST_SEQUENCES,
     Choice,
     Question,
     alias_flags,
@@ -29,20 +31,47 @@ from stepcast.questions.choices import (
     gpu_count,
     invert_words,
     rate,
+    share,
 )
 from stepcast.questions.choices import option_of as option_of
-from stepcast.questions.question import CHOICES, DEFAULTS, WHAT, PredictQuestion, check_rules
+from stepcast.questions.question import CHOICES, DEFAULTS, SCHEDULES, WHAT, PredictQuestion, check_rules
+from stepcast.units import parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.questions.runs import RunFile
 
-ROW = re.compile(r"(?P<names>-\S+(?:, -\S+)*|[a-z_]+)(?: (?P<word>\S+))?(?P<often> \.\.\.)?(?:  +(?P<help>.+))?")
+
+def _read_size(text: str) -> int:
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _read_batch(text: str) -> int | str:
+    """Return a number of sequences, or the shapes of a batch as they are."""
+    return text if "x" in text or ":" in text else count(1, MOST_SEQUENCES)(text)
+
+
+def _read_collective(text: str) -> str:
+    """Read ``AllReduce``, ``all_reduce`` and ``allreduce`` as one."""
+    plain = text.lower().replace("_", "-")
+    kinds = {kind.replace("-", ""): kind for kind in LISTS["collectives"]()}
+    return {**kinds, "a2a": "all-to-all", "sendreceive": plain}.get(plain.replace("-", ""), plain)
+
+
+def _read_host(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"expected a host name, such as box.lan, not {text!r}")
+    return text
+
+
 TYPES: Mapping[str, Callable[[str], object]] = {
     **{name.replace("_", "-"): choice.read for name, choice in CHOICES.items() if choice.read is not str},
     **{
         name: kind
         for names, kind in (
-            ("output trace html save to-file to-workload", new_file),
+            ("output trace html save to-file to-workload history markdown junit", new_file),
             ("gpus-per-server nics-per-server ranks ranks-per-node ranks-per-thread", gpu_count),
             ("repeat-layers", count(1, MOST_LAYERS)),
             ("steps", count(1, STEPS.most)),
@@ -50,40 +79,76 @@ TYPES: Mapping[str, Callable[[str], object]] = {
             ("seed", count(0, 2**63)),
             ("imbalance", amount),
             ("nvlink-gb-per-s nic-gb-per-s", rate),
-            ("jitter backward-factor", float),
+            ("jitter backward-factor idle", float),
+            ("min-change", share),
+            ("size", _read_size),
+            ("m n k groups keys heads kv-heads head-dim rows columns", count(1, MOST_ELEMENTS)),
         )
         for name in names.split()
     },
 }
-
+# Readers of arguments that a verb reads in its own way.
+OWN_TYPES: Mapping[str, Callable[[str], object]] = {
+    "capture --batch": _read_batch,
+    "collective kind": _read_collective,
+    "op --batch": TYPES["m"],
+    "op --seq": TYPES["m"],
+    "serve --name": _read_host,
+    **dict.fromkeys(("demo --output", "sweep --output", "simulate --schedule"), str),  # folders, a file
+}
+MATRIX_KINDS = ("matmul", "bmm", "grouped", "attention")
+# Values that rows name instead of listing them.
+LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
+    "collectives": lambda: [*map(str, import_module("stepcast.ir.work").CollectiveKind), "send-receive"],
+    "dtypes": lambda: [*map(str, import_module("stepcast.ir.dtype").DType)],
+    "formats": lambda: [entry.name for entry in import_module("stepcast.inputs.table").FORMATS],
+    "operators": lambda: [*MATRIX_KINDS, *map(str, import_module("stepcast.ir.work").ElementwiseKind)],
+    "schedules": lambda: SCHEDULES,
+    "targets": lambda: [target.name for target in import_module("stepcast.outputs.table").TARGETS],
+}
+NAMES = re.compile(r"-[^\s,]+(?:, -[^\s,]+)*|[a-z_]+")
+LIMITS = re.compile(r"(\d+)\.\.(\d+)")
 # Rows that several verbs have; in a table their names suffice, as do those of the choices of a prediction.
 SHARED: Mapping[str, str] = {
     "--html": "--html FILE  write the answer as self-contained HTML, which works offline",
     "--json": "--json  print one JSON object",
     "--trace": "--trace FILE  write the timeline as Perfetto / Chrome JSON (.gz compresses)",
-    "--format": "--format NAME  read files in this format instead of detecting it: one of 'stepcast list formats'",
 }
 
 
-def add_question(
-    parser: argparse.ArgumentParser, kind: type[Question], leave_out: Collection[str] = (), run: str = ""
-) -> None:
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the arguments of a verb, which its table in ``data/options.txt`` declares."""
+    place: argparse._ActionsContainer = parser
+    for row in _rows(verb):
+        if row.startswith("="):
+            place = parser.add_argument_group(row[2:]) if row[2:] else parser
+        elif not row.startswith("@"):
+            add_row(place, row, verb)
+        elif ":" not in row:
+            for included in _rows(row[1:]):
+                add_row(place, included, verb)
+        else:
+            name, *left_out = row[1:].split(" -")
+            module, _, kind = name.partition(":")
+            _add_question(parser, getattr(import_module(f"stepcast.{module}"), kind), left_out)
+
+
+def _add_question(parser: argparse.ArgumentParser, kind: type[Question], left_out: Collection[str]) -> None:
     """Add an option for each choice of a question, under the headings of the help.
 
-    *run* is the help of an argument that names a model or a file with a run. Options that are not given are
-    absent from the arguments, so that ``read_question`` can tell them from those given with their default.
+    Options that are not given are absent from the arguments, so that ``read_question`` can tell them from those
+    given with their default.
     """
     parser.set_defaults(asks=kind)
-    if run:
-        add_options(parser, f"run RUN  {run}", run={"nargs": "?"})
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, choice in choices_of(kind).items():
-        if name in leave_out:
+        if name in left_out:
             continue
         if choice.group not in groups:
             groups[choice.group] = parser.add_argument_group(choice.group)
             if choice.group == WHAT and issubclass(kind, PredictQuestion):
-                add_options(groups[WHAT], "config")
+                for row in _rows("config"):
+                    add_row(groups[WHAT], row)
         add_choice(groups[choice.group], name, choice, defaults_of(kind)[name], default=argparse.SUPPRESS)
 
 
@@ -122,7 +187,7 @@ def read_question(args: argparse.Namespace) -> "tuple[Any, RunFile | None]":
             config,
             model=given.get("model"),
             ignore_unknown=args.ignore_unknown,
-            takes_workloads=getattr(args, "takes_workloads", False),
+            takes_workloads=args.verb == "network",
         )
     return ask_with_file(kind, given, file), file
 
@@ -166,37 +231,47 @@ def cluster_question(args: argparse.Namespace) -> PredictQuestion:
     return PredictQuestion(**{**values, "set": tuple(values["set"])})
 
 
-def add_options(parser: argparse._ActionsContainer, table: str, **settings: object) -> None:
-    """Add the rows of *table*, a text or the name of one in ``data/options.txt``.
-
-    *settings* by name are a default, the choices in a tuple, another type, or a mapping of arguments for argparse.
-    """
-    for row in _rows(_read_tables().get(table, table)):
-        name = row[2:].replace("-", "_")
-        if row not in SHARED and name in CHOICES.keys() - settings.keys():
-            add_choice(parser, name, replace(CHOICES[name], several=False), DEFAULTS[name])
-            continue
-        match = ROW.fullmatch(SHARED.get(row, row))
-        assert match, f"no option: {row!r}"
-        names = match["names"].replace("[no-]", "").split(", ")
-        known = _settings(settings.pop(names[-1].lstrip("-").replace("-", "_"), {}))
-        if match["word"]:
-            known.setdefault("metavar", match["word"])
-        if match["often"]:
+def add_row(parser: argparse._ActionsContainer, row: str, verb: str = "") -> None:
+    """Add the argument that a *row* of a table declares, as the head of ``data/options.txt`` explains."""
+    name = row[2:].replace("-", "_")
+    if row not in SHARED and name in CHOICES:
+        add_choice(parser, name, replace(CHOICES[name], several=False), DEFAULTS[name])
+        return
+    head, _, text = SHARED.get(row, row).partition("  ")
+    match = NAMES.match(head)
+    assert match, f"no argument: {row!r}"
+    names, known = match[0].split(", "), FactDict()
+    is_option, read, default = names[0].startswith("-"), None, None
+    for word in head[match.end() :].split():
+        if word.startswith("{") and word.endswith("}"):
+            values = word[1:-1]
+            known["choices"] = LISTS[values]() if values in LISTS else values.split(",")
+        elif limits := LIMITS.fullmatch(word):
+            read = count(int(limits[1]), int(limits[2]))
+        elif word.startswith("="):
+            default = word[1:]
+        elif word in ("?", "+", "*"):
+            known["nargs"] = word
+        elif word == "...":
             known |= {"action": "append", "default": []}
-        elif "[no-]" in match["names"]:
-            known["action"] = argparse.BooleanOptionalAction
-        elif names[-1][2:] in TYPES and "action" not in known:
-            known.setdefault("type", TYPES[names[-1][2:]])
-        elif names[0].startswith("-") and not known:
-            known["action"] = "store_true"
-        parser.add_argument(*names, help=(match["help"] or "").replace("%", "%%"), **known)
-    assert not settings, f"no such options: {', '.join(settings)}"
-
-
-def option_table(name: str, **words: object) -> str:
-    """Return the text of a table of ``data/options.txt``, with *words* in place of their names in braces."""
-    return _read_tables()[name].format_map(words)
+        elif word == "!":
+            known["required"] = True
+        else:
+            known["metavar"] = word.strip("[]") if word.startswith("[") else word
+            known |= {"nargs": "?", "const": ""} if word.startswith("[") else {}
+    plain = names[-1].lstrip("-")
+    if is_option and not known and default is None:
+        known["action"] = "store_true"
+    elif reader := OWN_TYPES.get(f"{verb} {names[-1]}", read):
+        known["type"] = reader
+    elif is_option and "choices" not in known and plain in TYPES:
+        known["type"] = TYPES[plain]
+    if default is not None:
+        known["default"] = known.get("type", str)(default)
+    if is_option:
+        known["dest"] = plain.replace("-", "_")
+    text = text.replace("{values}", ", ".join(known.get("choices", ()))).replace("{schedules}", ", ".join(SCHEDULES))
+    parser.add_argument(*names, help=argparse.SUPPRESS if text == "hidden" else text.replace("%", "%%"), **known)
 
 
 @cache
@@ -205,17 +280,10 @@ def _read_tables() -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _settings(given: object) -> FactDict:
-    if isinstance(given, Mapping):
-        return dict(given)
-    name = "type" if callable(given) else "choices" if isinstance(given, tuple | list) else "default"
-    return {name: given}
-
-
 def _rows(table: str) -> Iterator[str]:
-    """Yield each row on one line."""
+    """Yield each row of a table on one line."""
     row = ""
-    for line in dedent(table).strip().splitlines():
+    for line in _read_tables()[table].strip().splitlines():
         if line.startswith(" "):
             row = f"{row}{' ' if '  ' in row else '  '}{line.strip()}"
         else:

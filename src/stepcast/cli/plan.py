@@ -1,25 +1,18 @@
 """``stepcast plan --model M --cluster C --gpus N ... --tokens 15T``"""
 
 import argparse
-from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_notes, show_alternatives, show_view, write_file
+from stepcast.goodput.plan import Plan, plan_alternatives
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.questions.choices import several_of
-from stepcast.questions.plan import PlanQuestion, SettledPlan, settle_plan
+from stepcast.questions.plan import SettledPlan, settle_plan
+from stepcast.questions.runs import run_facts
 from stepcast.version import __version__
+from stepcast.views.plan import plan_view
 from stepcast.views.text import visible
 
-if TYPE_CHECKING:
-    from stepcast.goodput.plan import Plan
-
 SPARES = (0, 1, 2, 4, 8, 16)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_question(parser, PlanQuestion, run="a model, a run that predict --save wrote, or a configuration")
-    add_options(parser.add_argument_group("output"), "plan")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +22,6 @@ def run(args: argparse.Namespace) -> int:
             "FILE' and 'stepcast search --captured FILE' predict the step of a captured program"
         )
     from stepcast.outputs.plain import table_bytes
-    from stepcast.views.plan import plan_view
 
     if several_of(args.question):
         return show_alternatives(args, args.question)
@@ -48,11 +40,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan_facts(settled: SettledPlan, plan: "Plan") -> FactDict:
+def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
     """Return the answer in the words of the JSON contract."""
-    from stepcast.goodput.plan import plan_alternatives
-    from stepcast.questions.runs import run_facts
-
     question, operation, first = settled.question, settled.operation, settled.steps[0]
     assumptions = list(settled.assumptions)
     if plan.energy_mwh and not question.host_power and question.pue == 1:

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, add_question, check_applicable
+from stepcast.cli.options import check_applicable
 from stepcast.cli.output import print_notes, show_alternatives, show_emitted, write_file, write_files
-from stepcast.cli.results import add_result_arguments, show_prediction
+from stepcast.cli.results import show_prediction
 from stepcast.questions.choices import several_of
-from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_change, format_seconds
 
 DOES_NOT_FIT = 1  # exit status
@@ -19,13 +18,6 @@ if TYPE_CHECKING:
     from stepcast.ir.facts import ChangeFacts
     from stepcast.ir.work import Work
     from stepcast.questions.settle import SettledRun
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_question(parser, PredictQuestion, run="a model, a run that --save wrote, or a configuration (as for --config)")
-    answer = parser.add_argument_group("input and output")
-    add_options(answer, "predict")
-    add_result_arguments(answer)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ from statistics import mean
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
@@ -30,12 +29,8 @@ KEEP_EVERY_S = 5.0
 LOOK_EVERY = 5  # operators, between two measurements of the CPU
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "profile", output={"required": True}, **{"import": {"dest": "tables", "action": "append"}})
-
-
 def run(args: argparse.Namespace) -> int:
-    if args.tables:
+    if vars(args)["import"]:
         return _import_tables(args)
     from stepcast.cost.calibration import Calibration
     from stepcast.cost.fits import default_fit
@@ -94,7 +89,7 @@ def _import_tables(args: argparse.Namespace) -> int:
 
     if args.quick:
         raise ValueError("--quick has no effect with --import: nothing is measured; leave it out")
-    rows = import_tables(args.tables, load_gpu(args.gpu) if args.gpu else None)
+    rows = import_tables(vars(args)["import"], load_gpu(args.gpu) if args.gpu else None)
     fitted = fit_classes(rows.cases, rows.seconds, rows.gpu, default_fit())
     corrections = {entry.kind: entry.correction for entry in fitted}
     document = Document(rows.gpu.name, rows.device, rows.software, MeasuredPoints(rows.seconds), corrections)

@@ -6,31 +6,16 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
-from stepcast.questions.choices import count
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views.text import facts, table, visible
 
-MOST = 1_000_000
 LONGEST_FIRST_LINE = 4096
 FLIGHT_CALLS = "2000"  # that the flight recorder keeps
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        "record",
-        output_folder={"required": True},
-        skip={"type": count(1, MOST), "default": 5},
-        steps={"type": count(1, 100), "default": 3},
-        flight_recorder={"nargs": "?", "const": ""},
-        words={"nargs": "+"},
-    )
 
 
 def run(args: argparse.Namespace) -> int:

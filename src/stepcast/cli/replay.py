@@ -6,25 +6,20 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepcast.analyze.replay import Replay, ReplayResult, replay, surroundings
 from stepcast.cli.analyze import read_measured
-from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_notes, show_view, write_trace
+from stepcast.hardware import load_cluster
 from stepcast.ir.facts import find_doubts
+from stepcast.ir.timeline import Timeline
 from stepcast.questions.measured import ReplayQuestion
 from stepcast.questions.question import check_rules
+from stepcast.views.measured import replay_view
+from stepcast.views.traces import kineto_replay_view
+from stepcast.views.view import View
 
 if TYPE_CHECKING:
     from stepcast.analyze.kineto.whatif import KinetoReplay
-    from stepcast.analyze.replay import Replay, ReplayResult
-    from stepcast.ir.timeline import Timeline
-    from stepcast.views.view import View
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    row = "files FILE  Megatron traces of all ranks of a run or their folder, or Kineto traces"
-    add_options(parser, row, files={"nargs": "+"})
-    add_question(parser, ReplayQuestion)
-    add_options(parser.add_argument_group("output"), "replay")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,9 +34,6 @@ def replay_files(
 ) -> "tuple[ReplayResult | KinetoReplay, View, tuple[str, ...]]":
     """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
     from stepcast.analyze.megatron.record import record_megatron
-    from stepcast.analyze.replay import replay, surroundings
-    from stepcast.hardware import load_cluster
-    from stepcast.views.measured import replay_view
 
     entry, timeline = read_measured(files, None)
     if entry.name == "kineto":
@@ -66,10 +58,9 @@ def replay_files(
 
 
 def _replay_kineto(
-    timeline: "Timeline", question: ReplayQuestion, file: str, trace: str | None
+    timeline: Timeline, question: ReplayQuestion, file: str, trace: str | None
 ) -> "tuple[KinetoReplay, View, tuple[str, ...]]":
     from stepcast.analyze.kineto.whatif import replay_kineto
-    from stepcast.views.traces import kineto_replay_view
 
     if other := sorted(question.given - {"what_if"} | ({"trace"} if trace else set())):
         raise ValueError(f"{file}: --{other[0].replace('_', '-')} is for Megatron traces; leave it out")
@@ -77,7 +68,7 @@ def _replay_kineto(
     return result, kineto_replay_view(result.facts()), ()
 
 
-def _build_timeline(result: "Replay") -> "Timeline":
+def _build_timeline(result: Replay) -> Timeline:
     from stepcast.analyze.play import timeline_of
 
     labelled = {"measured": result.measured.played, "replayed": result.before.played}

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options
 from stepcast.cli.output import show_view, terminal_width, write_trace
 from stepcast.ir.facts import FactDict
 from stepcast.version import __version__
@@ -14,10 +13,6 @@ from stepcast.views.text import visible
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
     from stepcast.ir.facts import ChangeFacts
-
-
-def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    add_options(parser, "result", runs=100, seed=0)
 
 
 def show_prediction(

@@ -7,36 +7,31 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
 from stepcast.cli.documents import read_document
-from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import print_notes, show_view, write_file, write_trace
+from stepcast.forecast.options import Options
+from stepcast.forecast.predict import compute_pricer
+from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.simulate import simulate
+from stepcast.ir.captured import Captured
 from stepcast.ir.facts import FactDict
 from stepcast.ir.schedules import PiecePlacement
-from stepcast.questions.choices import count, gpu_count
-from stepcast.questions.question import ABOUT_TRAINING, PredictQuestion
+from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
+from stepcast.ir.work import Collective
+from stepcast.ir.workload import Workload
+from stepcast.questions.runs import run_facts
+from stepcast.questions.settle import settle
+from stepcast.simulation.schedule import SlotAction
 from stepcast.version import __version__
+from stepcast.views.costs import run_view
 from stepcast.views.text import visible
 
 if TYPE_CHECKING:
-    from stepcast.forecast.prediction import Prediction
-    from stepcast.ir.timeline import Timeline
-    from stepcast.ir.workload import Workload
     from stepcast.pytorch.run.execute import OpRecord, RunPlan
 
-MOST_STEPS = 10_000
 # Kinds of op that take less of the rank's time are too short to compare.
 LEAST_SHARE = 0.005
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    row = "file WORKLOAD  a workload: SimAI text, Chakra, operator table or captured program"
-    add_options(parser, row, file={"nargs": "?"})
-    add_question(parser, PredictQuestion, leave_out=("engine", "background", *ABOUT_TRAINING))
-    add_options(
-        parser, "run", steps={"type": count(1, MOST_STEPS), "default": 5}, rank=count(0, 10**6), device=("cpu", "cuda")
-    )
-    for name, kind in (("format", str), ("repeat-layers", gpu_count), ("backward-factor", float)):
-        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
         write_trace(timeline, args.trace)
     if args.output:
         write_file(args.output, msgspec.json.encode(found))
-    from stepcast.views.costs import run_view
 
     show_view(args, run_view(found))
     if not args.json:
@@ -68,23 +62,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(args: argparse.Namespace) -> tuple["Prediction", FactDict]:
+def _predict(args: argparse.Namespace) -> tuple[Prediction, FactDict]:
     """Return the predicted step, whose workload is executed, and what was asked."""
     if (args.file is None) == (args.model is None):
         raise ValueError("no workload given: use a workload file, or --model with --cluster and --gpus")
     if args.model is not None:
-        from stepcast.questions.runs import run_facts
-        from stepcast.questions.settle import settle
-
         if missing := [f"--{name}" for name in ("cluster", "gpus") if getattr(args, name) is None]:
             raise ValueError(f"--model needs {' and '.join(missing)} too")
         settled = settle(args.question)
         print_notes(settled.notes)
         return settled.prediction, run_facts(settled)
     from stepcast.cli.captured import load_place, predict_program
-    from stepcast.forecast.simulate import simulate
-    from stepcast.ir.captured import Captured
-    from stepcast.ir.workload import Workload
 
     document = read_document([args.file], args)
     if isinstance(document, Captured):
@@ -94,8 +82,6 @@ def _predict(args: argparse.Namespace) -> tuple["Prediction", FactDict]:
     question = args.question
     if question.cluster is None and question.gpu is None:
         question = question.change({"gpu": "h200"})
-    from stepcast.forecast.options import Options
-    from stepcast.forecast.predict import compute_pricer
 
     cluster = load_place(question)
     options = Options(gpus=args.gpus)
@@ -103,9 +89,8 @@ def _predict(args: argparse.Namespace) -> tuple["Prediction", FactDict]:
     return prediction, {"workload": args.file, "cluster": cluster.name}
 
 
-def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
+def _plan(prediction: Prediction, steps: int) -> "RunPlan":
     from stepcast.pytorch.run.execute import RunPlan, ScheduleTurn
-    from stepcast.simulation.schedule import SlotAction
 
     schedule, workload = prediction.step.schedule, prediction.workload
     if schedule.placement is not PiecePlacement.LOOP:
@@ -137,9 +122,7 @@ def _execute(plan: "RunPlan", rank: int | None, device: str, torch: ModuleType) 
     return run_here(plan, device)
 
 
-def _timeline(step: "list[OpRecord]", workload: "Workload", asked: FactDict) -> "Timeline":
-    from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
-
+def _timeline(step: "list[OpRecord]", workload: Workload, asked: FactDict) -> Timeline:
     builder = TimelineBuilder()
     for row in step:
         kind = SpanKind.COMPUTE if row.lane == "compute" else SpanKind.COMMUNICATION
@@ -157,15 +140,12 @@ def _timeline(step: "list[OpRecord]", workload: "Workload", asked: FactDict) -> 
 
 def _facts(
     step: "list[OpRecord]",
-    timeline: "Timeline",
-    prediction: "Prediction",
+    timeline: Timeline,
+    prediction: Prediction,
     args: argparse.Namespace,
     device: str,
     asked: FactDict,
 ) -> FactDict:
-    from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
-    from stepcast.ir.work import Collective
-
     alone = args.rank is not None
     ran = [(row.work, row.duration_s) for row in step]
     if alone:

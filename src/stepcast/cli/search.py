@@ -10,34 +10,41 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.options import add_options, add_question
 from stepcast.cli.output import moving_text, show_alternatives, show_emitted, show_view, write_file
 from stepcast.cli.streams import show_status
+from stepcast.forecast.predict import predict
 from stepcast.ir.facts import CandidateFacts, FactDict
+from stepcast.ir.step import StepReport
+from stepcast.questions.changes import explain_choices
 from stepcast.questions.choices import build_question, option_of, several_of
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.search import SearchQuestion, SettledSearch, settle_search
+from stepcast.questions.runs import predict_choices, strategy_facts, training_facts
+from stepcast.questions.search import SettledSearch, settle_search
+from stepcast.questions.settle import settle
+from stepcast.searching.mixed import describe_gpu_kinds
+from stepcast.searching.result import (
+    SearchCounts,
+    SearchResult,
+    SimulatedCandidate,
+    breakdown_differences,
+    cause_shares,
+    find_bottleneck,
+)
+from stepcast.searching.search import measure_sensitivity
 from stepcast.units import format_seconds
 from stepcast.version import __version__
+from stepcast.views.search import search_view, strategy_words
+from stepcast.views.view import View
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from stepcast.ir.step import StepReport
-    from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
-    from stepcast.views.view import View
 
 WRITTEN = (".csv", ".parquet", ".json")
 EVERY_S = 0.1
 MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
 # If nothing fits, these multiples of the GPUs are tried.
 MORE_GPUS = (2, 4, 8, 16)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "search model", name={"nargs": "?"})
-    add_question(parser, SearchQuestion)
-    add_options(parser.add_argument_group("output"), "search")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,18 +93,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.best else 1
 
 
-def describe_candidate(candidate: "SimulatedCandidate") -> str:
+def describe_candidate(candidate: SimulatedCandidate) -> str:
     """Return the strategy of a candidate in words."""
-    from stepcast.questions.runs import strategy_facts
-    from stepcast.views.search import strategy_words
-
     return strategy_words(strategy_facts(candidate.strategy))
 
 
-def result_view(facts: FactDict, result: "SearchResult") -> "View":
+def result_view(facts: FactDict, result: SearchResult) -> View:
     """Return the view of a search with all the candidates that it simulated."""
-    from stepcast.views.search import search_view
-
     simulated = [
         CandidateFacts(
             words=describe_candidate(candidate),
@@ -143,7 +145,7 @@ class _Watching:
 
             signal.signal(signal.SIGINT, self.before)
 
-    def __call__(self, counts: "SearchCounts", best: "SimulatedCandidate | None") -> None:
+    def __call__(self, counts: SearchCounts, best: SimulatedCandidate | None) -> None:
         if self.before is None:
             import signal
 
@@ -180,11 +182,8 @@ class _Watching:
 # ---- the answer in the words of the JSON contract ---------------------------------------------------------
 
 
-def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
+def search_facts(asked: SettledSearch, result: SearchResult) -> FactDict:
     """Return the ranked rows, why they rank so, and what would change it."""
-    from stepcast.questions.runs import strategy_facts
-    from stepcast.searching.result import breakdown_differences, cause_shares, find_bottleneck
-
     reports = [_predict(asked, candidate) for candidate in result.best]
     rows = [
         {
@@ -233,18 +232,14 @@ def search_facts(asked: SettledSearch, result: "SearchResult") -> FactDict:
     }
 
 
-def _explain(asked: SettledSearch, best: "SimulatedCandidate") -> list[FactDict]:
-    from stepcast.questions.changes import explain_choices
-    from stepcast.questions.runs import predict_choices
-    from stepcast.questions.settle import settle
-
+def _explain(asked: SettledSearch, best: SimulatedCandidate) -> list[FactDict]:
     values = asked.profile, asked.model, asked.cluster.gpu.name, best.strategy, best.framework
     place = {"model": asked.model, "cluster": asked.joined_cluster, "place": str(best.options.place)}
     run = settle(build_question(PredictQuestion, {**place, **predict_choices(*values)}))
     return explain_choices(run, asked.capacity_bytes)
 
 
-def _find_variants(asked: SettledSearch, best: "SimulatedCandidate", result: "SearchResult") -> list[FactDict]:
+def _find_variants(asked: SettledSearch, best: SimulatedCandidate, result: SearchResult) -> list[FactDict]:
     """Return the next best of a row's family that were simulated: the same degrees, other details."""
     others = [each for each in result.simulated if each.family == best.family and each.rank > best.rank]
     return [
@@ -253,7 +248,7 @@ def _find_variants(asked: SettledSearch, best: "SimulatedCandidate", result: "Se
     ]
 
 
-def best_row(asked: SettledSearch) -> "tuple[FactDict | None, SearchCounts]":
+def best_row(asked: SettledSearch) -> tuple[FactDict | None, SearchCounts]:
     """Return the best as a row of the table, or None if there is none, and the counts of candidates."""
     result = asked.answer(top=1)
     if not result.best:
@@ -263,7 +258,7 @@ def best_row(asked: SettledSearch) -> "tuple[FactDict | None, SearchCounts]":
 
 
 def _is_tie(
-    asked: SettledSearch, best: "SimulatedCandidate", report: "StepReport", candidate: "SimulatedCandidate"
+    asked: SettledSearch, best: SimulatedCandidate, report: StepReport, candidate: "SimulatedCandidate"
 ) -> bool:
     """Return True if *candidate* is as good as the best within our error of its step, on as many GPUs."""
     if candidate.gpus != best.gpus:
@@ -273,17 +268,12 @@ def _is_tie(
     return report.low_s <= report.step_s * (candidate.score / best.score) <= report.high_s
 
 
-def _predict(asked: SettledSearch, candidate: "SimulatedCandidate") -> "StepReport":
-    from stepcast.forecast.predict import predict
-
+def _predict(asked: SettledSearch, candidate: SimulatedCandidate) -> StepReport:
     values = asked.model, asked.joined_cluster, candidate.strategy, candidate.framework, candidate.options
     return predict(*values).report
 
 
-def _sensitivity(asked: SettledSearch, result: "SearchResult") -> list[FactDict]:
-    from stepcast.questions.runs import strategy_facts
-    from stepcast.searching.search import measure_sensitivity
-
+def _sensitivity(asked: SettledSearch, result: SearchResult) -> list[FactDict]:
     best = result.best[0].strategy if result.best else None
     return [
         {
@@ -298,11 +288,8 @@ def _sensitivity(asked: SettledSearch, result: "SearchResult") -> list[FactDict]
 
 
 def _row(
-    asked: SettledSearch, rank: int, candidate: "SimulatedCandidate", report: "StepReport", is_equal: bool
+    asked: SettledSearch, rank: int, candidate: SimulatedCandidate, report: StepReport, is_equal: bool
 ) -> FactDict:
-    from stepcast.questions.runs import training_facts
-    from stepcast.searching.mixed import describe_gpu_kinds
-
     assert report.throughput is not None
     training = training_facts(asked.question, candidate.strategy, candidate.step_s) or {}
     return {

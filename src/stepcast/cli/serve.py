@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import gc
-import re
 import secrets
 import sys
 import threading
@@ -11,29 +10,8 @@ import warnings
 from typing import Any
 
 from stepcast.cli.documents import load_lazily
-from stepcast.cli.options import add_options, option_table
-from stepcast.questions.choices import count
 
-PORT = 8321
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MOST_MIB = 64
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        option_table("serve", max_upload=MOST_MIB, port=PORT),
-        port={"type": count(0, 65535), "default": PORT},
-        host="127.0.0.1",
-        name=_name,
-        max_upload={"type": count(1, 4096), "default": MOST_MIB},
-    )
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", text):
-        raise argparse.ArgumentTypeError(f"expected a host name, such as box.lan, not {text!r}")
-    return text
 
 
 class _Verbs:

@@ -5,19 +5,20 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import methodcaller
-from typing import TYPE_CHECKING
 
-from stepcast.cli.documents import add_edit_arguments, apply_edits, load_lazily, open_sources
-from stepcast.cli.options import add_options, check_applicable
+from stepcast.cli.documents import apply_edits, load_lazily, open_sources
+from stepcast.cli.options import check_applicable
 from stepcast.cli.output import print_json, print_warnings, terminal_width, told_page, write_view
 from stepcast.cli.streams import heading
+from stepcast.cost.calibration import Calibration
+from stepcast.frameworks.catalog import looks_like_framework
+from stepcast.hardware import CatalogError, Cluster, load_cluster
+from stepcast.hardware.facts import looks_like_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
 from stepcast.ir.facts import FactDict
-
-if TYPE_CHECKING:
-    from stepcast.cost.calibration import Calibration
-    from stepcast.hardware import Cluster
+from stepcast.views.documents import document_view, documents_view
+from stepcast.views.terminal import render_text
 
 CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
 FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepcast.frameworks")
@@ -30,11 +31,6 @@ DESCRIBED = {
     FRAMEWORK.name: load_lazily("frameworks.catalog:load_profile"),
     CALIBRATION.name: load_lazily("questions.settle:load_calibration"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "show", files={"nargs": "+"})
-    add_edit_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,8 +46,6 @@ def run(args: argparse.Namespace) -> int:
         }
         for where, entry, document in read
     ]
-    from stepcast.views.documents import document_view, documents_view
-    from stepcast.views.terminal import render_text
 
     view = documents_view(documents)
     write_view(args, view)
@@ -94,11 +88,10 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]
         yield where, entry, apply_edits(read_sources(sources, entry), args)
 
 
-def _find_cluster(name: str) -> "Cluster | None":
+def _find_cluster(name: str) -> Cluster | None:
     """Return the cluster of the catalogue with that name, if no file has it."""
     if not name or os.path.exists(name) or os.sep in name or name.endswith(".toml"):
         return None
-    from stepcast.hardware import CatalogError, load_cluster
 
     try:
         return load_cluster(name)
@@ -111,9 +104,6 @@ def _recognise(source: Source) -> Format:
     try:
         return recognise(source)
     except FormatError:
-        from stepcast.frameworks.catalog import looks_like_framework
-        from stepcast.hardware.facts import looks_like_cluster
-
         if CALIBRATION_CLASS.search(source.head):
             return CALIBRATION
         if looks_like_framework(source.head):
@@ -129,7 +119,7 @@ def facts_of(document: object) -> FactDict:
     return found
 
 
-def _calibration_facts(calibration: "Calibration") -> FactDict:
+def _calibration_facts(calibration: Calibration) -> FactDict:
     return {
         "kind": "calibration",
         "gpu": calibration.gpu,

@@ -4,12 +4,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.options import add_options, check_applicable, cluster_question, has_racks, option_table
+from stepcast.cli.documents import read_document
+from stepcast.cli.options import check_applicable, cluster_question, has_racks
 from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.results import add_result_arguments, show_prediction
+from stepcast.cli.results import show_prediction
+from stepcast.cost.collectives.choose import Algorithm
+from stepcast.forecast.options import Engine, Options
+from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.simulate import simulate
+from stepcast.hardware import Place, load_cluster
 from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.layout import Group
@@ -17,39 +21,16 @@ from stepcast.ir.limits import SCHEDULE_FILE
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.questions.choices import check_multiple
-from stepcast.questions.question import ENGINE_HELP, SCHEDULES
-from stepcast.questions.question import ENGINES as STEP_ENGINES
+from stepcast.questions.question import SCHEDULES
+from stepcast.questions.settle import add_background
+from stepcast.simulation.chunks import Body
+from stepcast.simulation.messages import Send
+from stepcast.simulation.schedule import Schedule
+from stepcast.simulation.step import Conditions
 from stepcast.units import US, format_percent
 from stepcast.views.text import table
 
-if TYPE_CHECKING:
-    from stepcast.forecast.options import Options
-    from stepcast.forecast.prediction import Prediction
-    from stepcast.simulation.schedule import Schedule
-
-ENGINES = (*STEP_ENGINES, "simai")
-# Written out, so that the help does not load the engine; a test compares them with the tables.
-SENDS = ("eager", "rendezvous", "blocking")
-ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
-
 MOST_TIMES = 1e6  # a slower part than that has stopped
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        option_table("simulate", algorithms=", ".join(ALGORITHMS), engines=ENGINE_HELP, schedules=", ".join(SCHEDULES)),
-        files={"nargs": "+"},
-        engine={"choices": ENGINES, "default": "fast"},
-        schedule={"type": str},  # a file may be named in capitals
-        body={"choices": ("stage", "model"), "default": "stage"},
-        messages=SENDS,
-        all_reduce=ALGORITHMS,
-    )
-    add_result_arguments(parser.add_argument_group("output"))
-    add_edit_arguments(parser)
-    simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
-    add_options(simai, "simulate simai", nvlink_gb_per_s=360.0, nic_gb_per_s=48.5, gpus_per_server=8, nics_per_server=8)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,9 +48,6 @@ def run(args: argparse.Namespace) -> int:
         return _run_simai(workload, args)
     if args.cluster is None:
         raise ValueError("no cluster given: use --cluster NAME (see 'stepcast list clusters') or a TOML file")
-    from stepcast.forecast.simulate import simulate
-    from stepcast.hardware import load_cluster
-    from stepcast.questions.settle import add_background
 
     options = _options(args)
     slow_ranks = {_count(name, "--slow-rank"): x for name, x in _factors(args.slow_rank, "--slow-rank")}
@@ -80,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def asked_facts(files: Sequence[str], prediction: "Prediction") -> FactDict:
+def asked_facts(files: Sequence[str], prediction: Prediction) -> FactDict:
     """Return what was asked of a workload in *files*, in the words of the JSON contract."""
     cluster = prediction.cluster
     return {
@@ -119,14 +97,7 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
     )
 
 
-def _options(args: argparse.Namespace) -> "Options":
-    from stepcast.cost.collectives.choose import Algorithm
-    from stepcast.forecast.options import Engine, Options
-    from stepcast.hardware import Place
-    from stepcast.simulation.chunks import Body
-    from stepcast.simulation.messages import Send
-    from stepcast.simulation.step import Conditions
-
+def _options(args: argparse.Namespace) -> Options:
     stages = {_count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")}
     groups = {_group(name): factor for name, factor in _factors(args.slow_group, "--slow-group")}
     forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
@@ -143,7 +114,7 @@ def _options(args: argparse.Namespace) -> "Options":
     )
 
 
-def _schedule(name: str | None) -> "Schedule | str | None":
+def _schedule(name: str | None) -> Schedule | str | None:
     """Return the name of a schedule, or the schedule of a file."""
     if name is None or name in SCHEDULES:
         return name

@@ -3,22 +3,22 @@
 import argparse
 import os
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepcast.cli.interrupts import Interruptible
-from stepcast.cli.options import add_options, option_of, option_table
+from stepcast.cli.options import option_of
 from stepcast.cli.output import print_notes, print_view, write_file, write_view
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
-from stepcast.questions.choices import count
+from stepcast.sweep.run import Progress, sweep
+from stepcast.sweep.spec import read_spec
+from stepcast.sweep.store import Store
+from stepcast.sweep.summary import page_facts, rows_of, status_facts
 from stepcast.units import format_seconds
-
-if TYPE_CHECKING:
-    from stepcast.sweep.run import Progress
+from stepcast.views.sweep import counts_view, rows_view, sweep_view
 
 # Options that matter for each kind of call.
 RUNNING = ("html", "output", "engine", "workers", "address", "limit")
@@ -28,27 +28,8 @@ SEEING: dict[str, tuple[str, ...]] = {
     "show": ("html", "where", "sort", "reverse", "top"),
     "export": ("where", "sort", "reverse", "top", "to", "to_file"),
 }
-ENGINES = ("local", "ray", "dask", "slurm")
 FORMATS = ("csv", "parquet", "json")
-MOST_WORKERS = 100_000
-MOST_ROWS = 10_000_000
 EVERY_S = 0.2
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "sweep", folder={"nargs": "?"})
-    asking = parser.add_argument_group("run a sweep")
-    add_options(
-        asking,
-        option_table("sweep run", engines=", ".join(ENGINES)),
-        output=str,
-        engine={"choices": ENGINES, "default": "local"},
-        workers=count(1, MOST_WORKERS),
-        limit=count(1, MOST_ROWS),
-    )
-    seeing = parser.add_argument_group("view the answers")
-    add_options(seeing, option_table("sweep view", formats=", ".join(FORMATS)), top=count(1, MOST_ROWS), to=FORMATS)
-    add_options(parser, "--html\n--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,8 +55,6 @@ def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
 
 def _ask(args: argparse.Namespace) -> int:
     from stepcast.cli.sweep_points import answers, check_many, check_words, digest, program
-    from stepcast.sweep.run import sweep
-    from stepcast.sweep.spec import read_spec
 
     spec = read_spec(Source(args.what).text(DESCRIPTION), args.what)
     check_words(spec)
@@ -116,9 +95,6 @@ def _write_page(args: argparse.Namespace, folder: str) -> None:
     """Write the page of all answers in *folder* where one was asked for."""
     if not args.html:
         return
-    from stepcast.sweep.store import Store
-    from stepcast.sweep.summary import page_facts
-    from stepcast.views.sweep import sweep_view
 
     with Store(folder) as store:
         facts = {"folder": folder, **page_facts(store)}
@@ -129,7 +105,7 @@ class _SweepWatch:
     def __init__(self) -> None:
         self.last, self.answered = 0.0, 0
 
-    def __call__(self, progress: "Progress") -> None:
+    def __call__(self, progress: Progress) -> None:
         self.answered = progress.answered
         now = time.monotonic()
         if now - self.last < EVERY_S:
@@ -146,7 +122,7 @@ class _SweepWatch:
         show_status(words)
 
 
-def _progress_facts(progress: "Progress", folder: str) -> FactDict:
+def _progress_facts(progress: Progress, folder: str) -> FactDict:
     return {
         "folder": folder,
         "points": progress.points,
@@ -159,8 +135,6 @@ def _progress_facts(progress: "Progress", folder: str) -> FactDict:
 
 
 def _show_counts(args: argparse.Namespace, facts: FactDict) -> int:
-    from stepcast.views.sweep import counts_view
-
     print_view(args, counts_view(facts))
     return 0
 
@@ -169,19 +143,12 @@ def _show_counts(args: argparse.Namespace, facts: FactDict) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from stepcast.sweep.store import Store
-    from stepcast.sweep.summary import status_facts
-
     with Store(args.folder) as store:
         found = status_facts(store)
     return _show_counts(args, {"folder": args.folder, **found})
 
 
 def _show(args: argparse.Namespace) -> int:
-    from stepcast.sweep.store import Store
-    from stepcast.sweep.summary import rows_of
-    from stepcast.views.sweep import rows_view
-
     _write_page(args, args.folder)
     with Store(args.folder) as store:
         rows = rows_of(store, args.where, args.sort, args.top or 20, args.reverse)
@@ -191,9 +158,6 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from stepcast.sweep.store import Store
-    from stepcast.sweep.summary import rows_of
-
     if args.to is None and args.to_file is None:
         raise ValueError("export needs --to csv, parquet or json, or --to-file with such an ending")
     kind = args.to or os.path.splitext(args.to_file)[1].lstrip(".")

@@ -4,26 +4,24 @@ import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from stepcast.cli.options import add_options, check_applicable
+from stepcast.cli.options import check_applicable
 from stepcast.cli.output import ProgressBar, show_view, write_file
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict, PointFacts
 from stepcast.ir.progress import watch_progress
-
-if TYPE_CHECKING:
-    from stepcast.ir.facts import PointFacts
-    from stepcast.validate.scoreboard import MeasuredColumns, MeasurementSet, Scoreboard, ScoredRow
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "validate", set={"action": "append"})
+from stepcast.validate.scoreboard import (
+    MEASUREMENT_SETS,
+    MeasuredColumns,
+    MeasurementSet,
+    Scoreboard,
+    ScoredRow,
+    build_scoreboard,
+)
+from stepcast.views.validate import MOST_DOTS, validate_view
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.validate.scoreboard import build_scoreboard
-
     boards: dict[str, Scoreboard] = {}
     measured: dict[str, MeasuredColumns] = {}
     places, absent = _places(args)
@@ -41,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     show_status("")
     if args.output:
         _write_csv(args.output, measured, {name: board.unit for name, board in boards.items()})
-    from stepcast.views.validate import MOST_DOTS, validate_view
 
     sets = {name: board_facts(board) for name, board in boards.items()}
     facts = {"sets": sets, "absent": [entry.name for entry in absent]}
@@ -57,7 +54,7 @@ def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
     return {option: value for option, own in known.items() if name == own and (value := getattr(args, option))}
 
 
-def _points(columns: "MeasuredColumns", most: int) -> Iterable["PointFacts"]:
+def _points(columns: MeasuredColumns, most: int) -> Iterable[PointFacts]:
     """Rows to draw: all, or evenly picked ones and the worst."""
     import numpy as np
 
@@ -72,13 +69,11 @@ def _points(columns: "MeasuredColumns", most: int) -> Iterable["PointFacts"]:
 
 # ---- where the rows are --------------------------------------------------------------------------------
 
-Places = list[tuple["MeasurementSet", tuple[Path, ...]]]
+Places = list[tuple[MeasurementSet, tuple[Path, ...]]]
 
 
-def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
+def _places(args: argparse.Namespace) -> tuple[Places, list[MeasurementSet]]:
     """Return the sets to measure with their folders, and the missing ones."""
-    from stepcast.validate.scoreboard import MEASUREMENT_SETS
-
     for name in args.set or ():
         if name not in MEASUREMENT_SETS:
             raise ValueError(f"unknown measurement set {name!r}; known are {', '.join(MEASUREMENT_SETS)}")
@@ -95,7 +90,7 @@ def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
     return places, absent
 
 
-def _given_places(data: Path, chosen: list["MeasurementSet"], named: bool) -> Places:
+def _given_places(data: Path, chosen: list[MeasurementSet], named: bool) -> Places:
     if not data.exists():
         raise ValueError(f"{data}: no such file or folder")
     if named and len(chosen) == 1:
@@ -107,14 +102,14 @@ def _given_places(data: Path, chosen: list["MeasurementSet"], named: bool) -> Pl
     return places
 
 
-def _folders_in(data: Path, entry: "MeasurementSet") -> tuple[Path, ...]:
+def _folders_in(data: Path, entry: MeasurementSet) -> tuple[Path, ...]:
     """Return the folders of *entry* in *data*; none if its first is missing."""
     if not (data / entry.folders[0]).is_dir():
         return ()
     return tuple(data / folder for folder in entry.folders if (data / folder).is_dir())
 
 
-def _default_places(entry: "MeasurementSet") -> tuple[Path, ...]:
+def _default_places(entry: MeasurementSet) -> tuple[Path, ...]:
     """Rows inside the package, or in ``shared/data`` outside the checkout."""
     package = Path(__file__).resolve().parents[1]
     outside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
@@ -125,7 +120,7 @@ def _default_places(entry: "MeasurementSet") -> tuple[Path, ...]:
 # ---- what is shown -------------------------------------------------------------------------------------
 
 
-def board_facts(board: "Scoreboard") -> FactDict:
+def board_facts(board: Scoreboard) -> FactDict:
     """Return the facts of one set."""
     empty = {"rows": 0}
     return {
@@ -140,7 +135,7 @@ def board_facts(board: "Scoreboard") -> FactDict:
     }
 
 
-def _row_facts(row: "ScoredRow", unit: str) -> FactDict:
+def _row_facts(row: ScoredRow, unit: str) -> FactDict:
     return {
         "name": row.name,
         f"measured_{unit}": row.measured_s,
@@ -150,7 +145,7 @@ def _row_facts(row: "ScoredRow", unit: str) -> FactDict:
     }
 
 
-def _ends(columns: "MeasuredColumns", at: int, banded: bool) -> tuple[str, ...]:
+def _ends(columns: MeasuredColumns, at: int, banded: bool) -> tuple[str, ...]:
     """Return the ends of the interval of a row, blank if it has none."""
     if not banded:
         return ()

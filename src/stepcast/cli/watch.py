@@ -6,40 +6,26 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
 from stepcast.cli.compare import read_printed
 from stepcast.cli.interrupts import Interruptible
-from stepcast.cli.options import add_options
 from stepcast.cli.output import print_warnings, terminal_width, told_page, write_view
 from stepcast.cli.streams import show_status
+from stepcast.inputs.step_logs import StepLines
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import LINE
-from stepcast.questions.choices import count
+from stepcast.ir.measured import LoggedScore, LoggedTimer
 from stepcast.units import format_change, format_seconds
-
-if TYPE_CHECKING:
-    from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
+from stepcast.views.jobs import watch_view
+from stepcast.views.terminal import render_text
 
 POLL_S = 0.2
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        "watch",
-        forecast={"default": None},
-        idle={"type": float, "default": None},
-        every={"type": count(1, 10**9), "default": 10},
-    )
-
-
 def run(args: argparse.Namespace) -> int:
-    from stepcast.analyze.watch import StepWatch, WatchAlert
-    from stepcast.views.jobs import watch_view
-
     watch = StepWatch(read_forecast(args.forecast), args.steps)
     encode = msgspec.json.encode
     with suppress(KeyboardInterrupt), Interruptible():  # Ctrl-C is the usual end
@@ -62,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(encode(facts).decode())
         return 0
-    from stepcast.views.terminal import render_text
 
     print(render_text(view, terminal_width(), True))
     if args.html:
@@ -79,7 +64,7 @@ def read_forecast(path: str | None) -> FactDict | None:
     return forecast
 
 
-def _step_text(step: "WatchedStep") -> str:
+def _step_text(step: WatchedStep) -> str:
     total = f"/{step.total}" if step.total else ""
     words = [f"step {step.step}{total}", format_seconds(step.step_s)]
     if step.change is not None:
@@ -91,14 +76,11 @@ def _step_text(step: "WatchedStep") -> str:
     return "  ".join(words)
 
 
-def watch_events(path: str, watch: "StepWatch", idle_s: float | None) -> "Iterator[WatchedStep | WatchAlert]":
+def watch_events(path: str, watch: StepWatch, idle_s: float | None) -> Iterator[WatchedStep | WatchAlert]:
     """Yield the steps and alerts of a log, a folder of logs or standard input, as they are written.
 
     It ends after *idle_s* seconds without a line; with zero at the end of what is there.
     """
-    from stepcast.inputs.step_logs import StepLines
-    from stepcast.ir.measured import LoggedScore, LoggedTimer
-
     readers: dict[str, StepLines] = {}
     stepping: str | None = None
     for name, line in _standard_input() if path == "-" else _follow(path, idle_s):
