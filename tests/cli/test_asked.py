@@ -121,8 +121,19 @@ def test_eight_bit_moments_and_then_adapters_are_offered_for_full_training(capsy
     words = ("predict", "llama-3.2-3b", "--framework", "trainer", "--seq", "1024", "--gpu")
     assert " --optimizer adamw:8bit " in run(capsys, *words, "a100-40gb", "--micro-batch", "4")[1]
     answer = " ".join(run(capsys, *words, "l4")[1].split())
-    assert "to fit --lora-rank 16" in answer
-    assert "DOES NOT FIT" not in run(capsys, *words, "l4", "--lora-rank", "16")[1]
+    assert "--lora-rank 8 --framework peft: " in answer
+    assert "--qlora --framework peft: " in answer
+    assert "DOES NOT FIT" not in run(capsys, *words, "l4", "--lora-rank", "8")[1]
+
+
+def test_samples_are_trained_under_trainer_and_quantised_weights_with_adapters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("predict", "llama-3.2-3b", "--gpu", "rtx-4090", "--samples", "10k")
+    answer = " ".join(run(capsys, *words)[1].split())
+    assert "framework trainer, since samples are counted" in answer
+    assert "--qlora --framework peft: " in answer
+    assert "adapters of rank 8 on nf4 weights" in " ".join(run(capsys, *words, "--qlora")[1].split())
 
 
 def test_sharding_and_a_smaller_micro_batch_are_offered_before_tensor_parallelism(

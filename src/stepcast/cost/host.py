@@ -59,8 +59,8 @@ def host_of(cluster: Cluster) -> Host:
     """Return the host of a node; a ValueError where the description does not include it."""
     if cluster.node.host is None:
         raise ValueError(
-            f"{cluster.name} does not describe its hosts, to which this would be offloaded: describe node.host "
-            "with memory, memory_bandwidth, links and link (docs/clusters.md)"
+            f"{cluster.name} does not describe its hosts, to which this would be offloaded: use --set with "
+            "node.host.memory, .memory_bandwidth, .links, .link.bandwidth and .link.latency (docs/offload.md)"
         )
     return cluster.node.host
 

@@ -14,7 +14,7 @@ from stepcast.ir.facts import ChangeFacts, FactDict
 from stepcast.ir.framework import Modules
 from stepcast.ir.strategy import BaseWeights
 from stepcast.questions.choices import alias_flags, alias_names, option_of
-from stepcast.questions.question import PredictQuestion
+from stepcast.questions.question import FULL_TUNING_FRAMEWORK, PEFT_RANK, TUNING_FRAMEWORK, PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_bytes
 
@@ -76,7 +76,8 @@ class _Remedies:
         """
         from stepcast.cost.memory import Verdict
 
-        plain = [name for name in self.axes if name not in LAST_RESORTS]
+        last = (*LAST_RESORTS, "base_weights") if "lora_rank" in self.axes else LAST_RESORTS
+        plain = [name for name in self.axes if name not in last]
         for axes, accepted in (
             (plain, Verdict.FITS),
             (list(self.axes), Verdict.FITS),
@@ -130,10 +131,10 @@ class _Remedies:
         gpus = {"dp": None, "nodes": None, "gpus": self.asked.strategy.layout.gpus}
         try:
             run = settle(self.asked.question.change({**gpus, **change}))
-            lacks_software = run.framework.name != self.asked.framework.name or set(run.missing) - set(
-                self.asked.missing
-            )
-            if lacks_software or not is_legal(run.model, run.strategy, run.framework):
+            lacks = set(run.missing) - set(self.asked.missing)
+            if run.framework.name not in (self.asked.framework.name, change.get("framework")):
+                lacks.add(run.framework.name)
+            if lacks or not is_legal(run.model, run.strategy, run.framework):
                 return None
             stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
         except ValueError:
@@ -145,6 +146,8 @@ class _Remedies:
         change = {name: self.axes[name][level - 1] for name, level in levels.items()}
         if change.keys() & {"micro_batch", "tp", "pp", "cp"}:
             change["global_batch"] = self.asked.batch["global_batch"]
+        if change.keys() & {"lora_rank", "base_weights"} and self.asked.framework.name == FULL_TUNING_FRAMEWORK:
+            change["framework"] = TUNING_FRAMEWORK
         return change
 
 
@@ -155,13 +158,14 @@ def _remedy_axes(asked: SettledRun) -> dict[str, list[int] | list[str]]:
     shards = layout.dp > 1 and sharding in SHARDINGS
     # Of transformers alone, whose users have bitsandbytes and peft.
     tunes = strategy.trains_all_weights and asked.framework.modules is Modules.TRANSFORMERS
+    quantises = tunes or (strategy.lora_rank and strategy.base_weights is BaseWeights.TRAINED)
     return {
         "sharding": list(SHARDINGS[SHARDINGS.index(sharding) + 1 :]) if shards else [],
         "micro_batch": list(_halves(asked.question.micro_batch)),
         "recompute": list(RECOMPUTES[RECOMPUTES.index(recompute) + 1 :]) if recompute in RECOMPUTES else ["full"],
         "optimizer": ["adamw:8bit"] if tunes and asked.question.optimizer in (None, "adamw") else [],
-        "lora_rank": [16] if tunes else [],
-        "base_weights": ["nf4"] if strategy.lora_rank and strategy.base_weights is BaseWeights.TRAINED else [],
+        "lora_rank": [PEFT_RANK] if tunes else [],
+        "base_weights": ["nf4"] if quantises else [],
         "tp": list(_doubles(layout.tp, layout.dp, asked.cluster.domain_gpus)),
         "pp": list(_doubles(layout.pp, layout.dp, asked.model.layers)),
         "cp": list(_doubles(layout.cp, layout.dp, 4 * layout.cp)) if strategy.seq >= LONG_SEQUENCE else [],

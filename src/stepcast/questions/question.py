@@ -116,6 +116,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FRAMEWORK = "megatron-core"
 TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
+FULL_TUNING_FRAMEWORK = "trainer"  # of all weights, where samples are counted
+PEFT_RANK = 8  # huggingface/peft 0.21, tuners/lora/config.py, LoraConfig.r
 SCHEDULES = tuple(map(str, schedules.ScheduleKind))
 SHARDINGS = tuple(map(str, Sharding))
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")

@@ -40,6 +40,8 @@ from stepcast.questions.question import (
     CHOICES,
     DEFAULT_FRAMEWORK,
     DEFAULTS,
+    FULL_TUNING_FRAMEWORK,
+    PEFT_RANK,
     PREDICTED_AS,
     TUNING_FRAMEWORK,
     PredictQuestion,
@@ -129,7 +131,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     """Return the run that *question* means; the framework and the model fill what it leaves open."""
     assumptions: list[str] = []
     refuse_several(question)
-    question = _expand_lora(question)
+    question = _expand_lora(question, assumptions)
     question = msgspec.structs.replace(question, cluster=name_cluster(question))
     model = load_model(question.model) if isinstance(question.model, str) else question.model
     cluster = question.cluster
@@ -142,7 +144,8 @@ def settle(question: PredictQuestion) -> SettledRun:
     corrections = question.calibration
     if isinstance(corrections, str):
         corrections = load_calibration(corrections)
-    usual_framework = default_framework(question.lora_rank, max(question.tp, question.pp, question.cp, question.ep))
+    split = max(question.tp, question.pp, question.cp, question.ep)
+    usual_framework = default_framework(question.lora_rank, split, question.samples is not None)
     profile = _load_software(question.framework or usual_framework, assumptions)
     gpu = cluster.gpu.name
     layout = lay_out(question, profile, model, gpu)
@@ -181,6 +184,8 @@ def settle(question: PredictQuestion) -> SettledRun:
     question = _count_tokens(question, strategy, samples)
     if question.framework is None:
         assumptions.append(_describe_software(settled.framework))
+        if usual_framework == FULL_TUNING_FRAMEWORK:  # which its tokens alone would not say
+            question = msgspec.structs.replace(question, framework=usual_framework)
     for name, others in PREDICTED_AS.items():
         if (word := getattr(question, name)) in others:
             assumptions.append(f"{option_of(name)} {word} is predicted as {others[word]}")
@@ -232,15 +237,21 @@ def _load_software(software: "Framework | str", assumptions: list[str]) -> Profi
     return profile_of(software)
 
 
-def default_framework(adapters: int | str | None, split: int = 1) -> str:
-    """Return the name of the default framework: adapters of a model that is not split are trained with peft."""
-    return TUNING_FRAMEWORK if adapters and split == 1 else DEFAULT_FRAMEWORK
+def default_framework(adapters: int | str | None, split: int = 1, tunes: bool = False) -> str:
+    """Return the name of the default framework: adapters of a model that is not split are trained with peft, all of its
+    weights under Trainer if somebody *tunes* them on a number of samples.
+    """
+    if split > 1 or not (adapters or tunes):
+        return DEFAULT_FRAMEWORK
+    return TUNING_FRAMEWORK if adapters else FULL_TUNING_FRAMEWORK
 
 
 def _describe_software(framework: Framework) -> str:
     """Describe the default framework, which matters as much as the layout does."""
     if framework.name == TUNING_FRAMEWORK:
         return f"framework {framework.name}, transformers with LoRA adapters, eager launches (--framework)"
+    if framework.name == FULL_TUNING_FRAMEWORK:
+        return f"framework {framework.name}, since samples are counted: transformers in eager PyTorch (--framework)"
     issued = "CUDA graphs" if framework.execution is Execution.GRAPHS else "eager launches"
     return (
         f"framework {framework.name}, with {framework.kernels} kernels and {issued} (--framework; plain eager PyTorch "
@@ -499,10 +510,13 @@ def adapter_fields(rank: int, framework: Framework) -> FactDict:
     return {"training": TrainingKind.LORA if rank else TrainingKind.FULL, "lora_separate": separate}
 
 
-def _expand_lora(question: PredictQuestion) -> PredictQuestion:
-    """Return the question with ``--lora`` split into its choices."""
+def _expand_lora(question: PredictQuestion, assumptions: list[str]) -> PredictQuestion:
+    """Return the question with ``--lora`` split into its choices; quantised weights without one get peft's default."""
     if question.lora is None:
-        return question
+        if question.base_weights is None or question.lora_rank:
+            return question
+        assumptions.append(f"adapters of rank {PEFT_RANK} on {question.base_weights} weights, peft's default (--lora)")
+        return msgspec.structs.replace(question, lora_rank=PEFT_RANK)
     choices = split_lora(question.lora)
     for name, value in choices.items():
         if value and getattr(question, name) not in (DEFAULTS[name], value):
