@@ -9,7 +9,8 @@ import pytest
 
 from stepcast.analyze.stragglers import StragglerJob, analyze_stragglers
 from stepcast.inputs.source import FormatError, Source
-from stepcast.inputs.stragglers import looks_like, read
+from stepcast.inputs.stragglers import read
+from stepcast.inputs.table import recognise
 from stepcast.views.jobs import stragglers_view
 from stepcast.views.terminal import render_text
 from tests.shared import DATA, needs_data
@@ -98,7 +99,7 @@ def test_what_is_wrong_is_told(text: str, said: str) -> None:
 def test_recognised_compressed_too(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(HEAD.encode()))
-    assert looks_like(Source(path).head)
+    assert recognise(Source(path)).name == "stragglers"
 
 
 def interleaved(slow_stage: int | None = None, replicas: int = 1, ends: bool = True) -> str:

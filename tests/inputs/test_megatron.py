@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.megatron.reader import looks_like, read_run
+from stepcast.inputs.megatron.reader import read_run
 from stepcast.inputs.source import FormatError, Source
-from stepcast.inputs.table import read, recognise
+from stepcast.inputs.table import format_named, read, recognise
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import Span, SpanKind, Timeline
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
@@ -68,7 +68,8 @@ def top_level(timeline: Timeline) -> list[Span]:
 
 def test_seed_is_recognised() -> None:
     assert recognise(Source(SEED_PATH)).name == "megatron"
-    assert not looks_like("HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8")
+    other = Source("file", b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8")
+    assert not format_named("megatron").matches(other)
 
 
 def test_seed_span_is_operations_and_gaps(seed: Timeline) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from stepcast.inputs.optimus_log import looks_like, read
-from stepcast.inputs.source import HEAD_BYTES, FormatError, Source
-from stepcast.inputs.table import recognise
+from stepcast.inputs.optimus_log import read
+from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.table import format_named, recognise
 from stepcast.ir.measured import RunLog
 from tests.inputs.fuzz import FUZZ, mutations
 from tests.shared import DATA, ROOT, needs_data
@@ -68,9 +68,10 @@ def test_seed_is_recognised() -> None:
 
 def test_warnings_may_come_first() -> None:
     noise = "W1224 10:59:12.284000 96784 site-packages/torch/distributed/run.py:793] ****\n" * 200
-    assert looks_like((noise + SEED)[:HEAD_BYTES])
-    assert looks_like(noise + "| epoch   1 |     1/  323 batches | lr 0.00 |")
-    assert not looks_like(noise)
+    matches = format_named("optimus").matches
+    assert matches(Source("file", (noise + SEED).encode()))
+    assert matches(Source("file", (noise + "| epoch   1 |     1/  323 batches | lr 0.00 |").encode()))
+    assert not matches(Source("file", noise.encode()))
 
 
 def test_seed_is_complete(seed: RunLog) -> None:

@@ -8,8 +8,8 @@ import pytest
 from stepcast.cli.main import main
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import FormatError, Source
-from stepcast.inputs.table import read_sources, recognise
-from stepcast.inputs.topologies import expand_hostlist, looks_like_nccl
+from stepcast.inputs.table import format_named, read_sources, recognise
+from stepcast.inputs.topologies import expand_hostlist
 from stepcast.ir.measured import Wiring
 from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, SLURM_TWO_TIERS, gpu_matrix, nccl_topo
 
@@ -214,6 +214,7 @@ def test_a_network_alone_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_system_without_processors_is_no_topology() -> None:
-    assert not looks_like_nccl('<system version="1"><gpu/></system>')
-    assert not looks_like_nccl('<system name="1"><cpu/></system>')
-    assert looks_like_nccl('<system version="1"><cpu/></system>')
+    matches = format_named("nccl-topo").matches
+    assert not matches(Source("file", b'<system version="1"><gpu/></system>'))
+    assert not matches(Source("file", b'<system name="1"><cpu/></system>'))
+    assert matches(Source("file", b'<system version="1"><cpu/></system>'))

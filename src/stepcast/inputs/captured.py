@@ -29,10 +29,6 @@ class CapturedFile(msgspec.Struct, forbid_unknown_fields=True):
     units: tuple[ShardUnit, ...] = ()
 
 
-def looks_like(head: str) -> bool:
-    return head.lstrip().startswith("{") and f'"{FORMAT}"' in head[:200]
-
-
 def read(source: Source) -> Captured:
     data = source.data(CAPTURED)
     with prefix_errors("no captured program", source.path, (msgspec.MsgspecError, UnicodeDecodeError, TypeError)):

@@ -120,10 +120,6 @@ def _total_bytes(entry: Mapping[str, object], side: str) -> int:
     return total
 
 
-def looks_like_inspector(head: str) -> bool:
-    return '"coll_perf"' in head and '"header"' in head
-
-
 def read_run_inspector(sources: Sequence[Source]) -> CollectiveLog:
     calls: list[LoggedCollective] = []
     sizes: dict[str, int] = {}

@@ -18,10 +18,6 @@ DIMENSIONS = re.compile(r"^\s*(topology|npus_count|bandwidth|latency)\s*:\s*\[([
 FABRICS = {"switch": "nvswitch", "fullyconnected": "nvlink-mesh"}
 
 
-def looks_like_astra(head: str) -> bool:
-    return {"topology", "npus_count", "bandwidth"} <= {match[1] for match in DIMENSIONS.finditer(head)}
-
-
 def read_astra(source: Source) -> Wiring:
     lists = {match[1]: re.findall(r"[^\s,]+", match[2]) for match in DIMENSIONS.finditer(source.text(CONFIG))}
     with prefix_errors("npus_count and bandwidth must be numbers", source.path):
@@ -57,13 +53,8 @@ def read_astra(source: Source) -> Wiring:
 
 # SimAI's ns-3 topology (astra-sim-alibabacloud/inputs/topo/gen_Topo_Template.py): nodes, GPUs per server, NVSwitches,
 # other switches, links and the GPU in the first line; the switches in the second; then a link per line.
-SIMAI_HEAD = re.compile(r"\s*(\d+) (\d+) (\d+) (\d+) (\d+) ([A-Za-z]\w*)\s*\n\s*\d+( \d+)*\s*\n\s*\d+ \d+ [\d.]+Gbps ")
 SIMAI_LINK = re.compile(r"\s*(\d{1,9}) (\d{1,9}) (\d{1,9}(?:\.\d{1,9})?)Gbps\s")
 SIMAI_GPUS = {"a100": "a100-sxm-80gb", "a800": "a800-sxm-80gb", "h100": "h100-sxm", "h800": "h800-sxm", "h20": "h20"}
-
-
-def looks_like_simai(head: str) -> bool:
-    return SIMAI_HEAD.match(head) is not None
 
 
 def read_simai(source: Source) -> Wiring:
@@ -108,10 +99,6 @@ def read_simai(source: Source) -> Wiring:
 
 
 # Calculon's system (calculon/system.py): networks from the innermost out; GB/s of one direction.
-
-
-def looks_like_calculon(head: str) -> bool:
-    return head.lstrip().startswith("{") and all(f'"{name}"' in head for name in ("matrix", "mem1", "networks"))
 
 
 def read_calculon(source: Source) -> Wiring:

@@ -11,16 +11,11 @@ from stepcast.ir.limits import GPUS, MIB, NSYS_DEVICES, NSYS_ROWS, PIPE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.units import NS
 
-MAGIC = b"SQLite format 3\0"
 KERNELS, COPIES, RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "NVTX_EVENTS"
 LONGEST_NAME = 256 * 1024  # bytes of a kernel's name; templates have up to some ten thousand
 LONGEST_DEFAULT = 100  # characters; every row that lacks the column would have it
 MOST_TEXT_BYTES, MOST_TEXT_TIMES = 64 * MIB, 20
 COMMUNICATION = ("nccl", "rccl", "nvshmem", "deep_ep", "mscclpp")
-
-
-def looks_like(head: bytes) -> bool:
-    return head.startswith(MAGIC)
 
 
 def read(source: Source) -> Timeline:

@@ -38,12 +38,6 @@ PASSES = {
 CASTS = {"cast_fp32": DType.FP32, "quantize_fp8": DType.FP8, "cross_entropy": DType.FP32}
 
 
-def looks_like(head: str) -> bool:
-    first = head.lstrip("\ufeff").split("\n", 1)[0].strip()
-    names = [name.strip() for name in first.split("\t" if "\t" in first else ",")]
-    return all(name in names for name in NEEDED)
-
-
 def read(source: Source) -> OperatorTimes:
     """Return every row whose operator is known; the others are counted."""
     names, rows = open_table(source, NEEDED, f"{', '.join(NEEDED)} and sizes")

@@ -31,11 +31,6 @@ GPT2_LAYERS = {768: 12, 1024: 24, 1280: 36, 1600: 48}
 MOST_KNOWN = 10_000
 
 
-def looks_like(head: str) -> bool:
-    first = head.split("\n", 1)[0]
-    return "forward_compute_time" in first and "weight_grad_comm_size" in first
-
-
 def read(source: Source) -> Workload:
     """Return the table as a one-stage workload of one micro-batch."""
     names, rows = open_table(source, COLUMNS, ", ".join(COLUMNS))

@@ -66,10 +66,6 @@ ONCE = {name: re.compile(rf"> {title}: +([0-9]{{1,9}})(?![0-9])", re.ASCII) for 
 }
 FINISHED = re.compile(r"\[rank:([0-9]{1,7}), run completed", re.ASCII)
 STAGE_END = re.compile(r"\(([0-9]{1,6}), '([A-Za-z0-9_.]{1,200})'\)")
-MARKS = re.compile(
-    r"> Total parameters in model: [0-9]|> GAS: [0-9]|transformer-block\(module\) forward time"
-    r"|\| epoch +[0-9]+ \| +[0-9]+/ *[0-9]+ batches \|"
-)
 NO_REPORT = -1
 # Enough to learn from; a long log repeats itself.
 MOST_LEARNT_FROM = 1000
@@ -77,11 +73,6 @@ MOST_LEARNT_FROM = 1000
 MOST_OPEN = 256
 # A damaged log may have no more headers at all.
 LONGEST_REPORT = 4096
-
-
-def looks_like(head: str) -> bool:
-    """Return whether the text has a print that only this program makes."""
-    return MARKS.search(head) is not None
 
 
 def read(source: Source) -> RunLog:

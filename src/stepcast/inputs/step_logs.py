@@ -215,10 +215,6 @@ MLPERF_FACTS = (
 )
 
 
-def looks_like_mlperf(head: str) -> bool:
-    return MLPERF_MARK in head
-
-
 def _mlperf_event(line: str) -> FactDict | None:
     """Return the event of a line; None for other lines, and one that is cut off, as the last of a killed run."""
     _, mark, text = line.partition(MLPERF_MARK)

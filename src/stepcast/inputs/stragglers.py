@@ -13,11 +13,6 @@ Value = tuple[float, float, int, int]  # start, duration, chunk, position in the
 Steps = dict[int, dict[int, dict[Key, Value]]]  # of each step, of each replica
 
 
-def looks_like(head: str) -> bool:
-    first = head.lstrip().partition("\n")[0].strip().split(",")
-    return {"dp_rank", "stage", "optype", "start_ts", "duration", "seq_id"} <= set(first)
-
-
 def read(source: Source) -> WorkerSteps:
     steps: Steps = defaultdict(lambda: defaultdict(dict))
     ranks: dict[tuple[int, int], int] = {}

@@ -1,13 +1,14 @@
 """Every format stepcast reads (``data/formats.toml``), and the function that reads any of them.
 
-A reader module has two functions: ``looks_like(head)`` says whether a file that begins so is of its format, and
-``read(source)`` (or ``read_run(sources)``, where several files make one run) returns what it holds. In a module
-of several formats their names end with the format's variant, ``read_slurm``, or they take it. Modules are imported
-only when needed.
+The function ``read(source)`` of a reader module (or ``read_run(sources)``, where several files make one run) returns
+what a file holds. A format is recognised by its marks or columns, or else by ``looks_like(head)`` of its module. In a
+module of several formats the names of functions end with the format's variant, ``read_slurm``, or they take it. Modules
+are imported only when needed.
 """
 
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -30,6 +31,8 @@ class Format:
     joins: bool = False
     binary: bool = False
     variant: str = ""
+    marks: tuple[str, ...] = ()  # patterns that the beginning of every such file has
+    columns: str = ""  # names in its first line
 
     def load(self) -> ModuleType:
         return import_module(f"stepcast.inputs.{self.module}")
@@ -41,6 +44,13 @@ class Format:
         return reader or partial(getattr(module, name), variant=self.variant)
 
     def matches(self, source: Source) -> bool:
+        """Return True if the beginning of a file is that of this format."""
+        if self.marks:
+            text = source.head_bytes.decode("latin-1") if self.binary else source.head
+            return all(re.search(mark, text) for mark in self.marks)
+        if self.columns:
+            first = source.head.lstrip("\ufeff \t\r\n").partition("\n")[0]
+            return {*self.columns.split()} <= {name.strip() for name in re.split("[,\t]", first)}
         return bool(self.function("looks_like")(source.head_bytes if self.binary else source.head))
 
 

@@ -22,10 +22,6 @@ PCI_DEVICES: Mapping[str, str] = read_toml(DATA / "pci_devices.toml")
 LINK_BYTES_PER_S = {"60": 20e9, "70": 25e9, "80": 25e9, "86": 14.0625e9, "90": 25e9, "100": 50e9, "103": 50e9}
 
 
-def looks_like_nccl(head: str) -> bool:
-    return re.search(r"<system\b[^>]*\bversion=", head[:4096]) is not None and "<cpu" in head
-
-
 def read_nccl(source: Source) -> Wiring:
     dump = _NcclDump()
     parser = expat.ParserCreate()
@@ -162,16 +158,10 @@ def _parse_number(text: str) -> float:
 # between sockets (the legend below the table explains them).
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]{0,8}m")
-MATRIX_HEADER = re.compile(r"^(?:\x1b\[[0-9;]{0,8}m)?[ \t]*GPU0(?:[ \t]|$)", re.MULTILINE)
-FIRST_ROW = re.compile(r"^GPU0[ \t]+X\b", re.MULTILINE)
 DEVICE = re.compile(r"(GPU|NIC)[0-9]{1,4}|mlx[0-9]_[0-9a-z_]{1,24}|(?:bnxt_re|rdmap|irdma|hfi)[0-9a-z_]{1,24}")
 CONNECTION = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|PSB|C2C|DIS|N/A")
 BELOW_ONE_BRIDGE = ("PIX", "PXB", "PHB")
 BETWEEN_SOCKETS = ("SYS", "SOC")
-
-
-def looks_like_matrix(head: str) -> bool:
-    return MATRIX_HEADER.search(head) is not None and FIRST_ROW.search(head) is not None
 
 
 def read_matrix(source: Source) -> Wiring:
@@ -247,7 +237,6 @@ def _count_sockets(gpus: list[str], nics: list[str], rows: dict[str, dict[str, s
 # hostlist expressions, ``tux[0-3,12]``; words are ``Key=value``, whatever their letter case; a backslash at
 # its end continues a line (https://slurm.schedmd.com/topology.conf.html).
 
-ENTRY = re.compile(r"^[ \t]*(?:SwitchName|BlockName)[ \t]*=", re.MULTILINE | re.IGNORECASE)
 WORD = re.compile(r"([A-Za-z]{1,32})\s*=\s*([^\s=]{1,1048576})")
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -256,10 +245,6 @@ class _SlurmSwitch(NamedTuple):
     line: int
     nodes: list[str]
     switches: list[str]
-
-
-def looks_like_slurm(head: str) -> bool:
-    return ENTRY.search(head) is not None
 
 
 def read_slurm(source: Source) -> Wiring:

@@ -7,7 +7,6 @@ and name the operation as parent. Details have the file's words, and two marks o
 the second line of one fused send and receive (count it once) and ``untimed`` where no time was taken.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,13 +19,6 @@ from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, Timeline, TimelineBuilder
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MS
-
-FIRST_LINE = re.compile(r"\s*rank:[0-9]+:[A-Za-z_]\w*\(\w+=", re.ASCII)
-
-
-def looks_like(head: str) -> bool:
-    """Return whether the text begins with an operation of a rank."""
-    return FIRST_LINE.match(head) is not None
 
 
 def read_run(sources: Sequence[Source]) -> Timeline:
