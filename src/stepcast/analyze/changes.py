@@ -1,7 +1,8 @@
 """Changes of a Recording: each function returns a changed copy with its assumptions."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from statistics import mean, median
 
 from stepcast.analyze.recording import (
@@ -200,9 +201,12 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
     if held[stage] + layers < 1:
         raise ValueError(f"stage {stage} has {held[stage]} layers; {layers:+d} leaves none")
     share = (held[stage] + layers) / held[stage]
-    factors = {
-        kind: _layer_factor(recording, stage, kind, held, layers) for kind in (BlockKind.FORWARD, BlockKind.BACKWARD)
-    }
+    layer_s, factors = {}, {}
+    for kind in (BlockKind.FORWARD, BlockKind.BACKWARD):
+        compute_s = {each: _stage_compute_s(recording, each, kind) for each in held}
+        layer_s[kind] = min(compute_s[each] / count for each, count in held.items())
+        before_s = compute_s[stage]
+        factors[kind] = max(0.0, 1 + layers * layer_s[kind] / before_s) if before_s else 1.0
 
     def change(record: RankRecord, block: RecordedBlock, piece: Piece) -> Piece:
         if record.stage != stage:
@@ -227,9 +231,9 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         facts["layers"] = total + layers
     return assuming(
         replace(changed, meetings=meetings, facts=facts),
-        f"a layer takes {_layer_time_s(recording, BlockKind.FORWARD, held) * 1e3:.2f} ms forward and "
-        f"{_layer_time_s(recording, BlockKind.BACKWARD, held) * 1e3:.2f} ms backward, as on the stage that "
-        f"needs least; collectives, gradients and optimizer of stage {stage} follow its layers",
+        f"a layer takes {layer_s[BlockKind.FORWARD] * 1e3:.2f} ms forward and "
+        f"{layer_s[BlockKind.BACKWARD] * 1e3:.2f} ms backward, as on the stage that needs least; collectives, "
+        f"gradients and optimizer of stage {stage} follow its layers",
     )
 
 
@@ -238,17 +242,6 @@ def _stage_compute_s(recording: Recording, stage: int, kind: BlockKind) -> float
     mine = [record for record in recording.ranks if record.stage == stage]
     total_s = sum(recording.compute_s(record, kind) for record in mine)
     return total_s / len(mine) / max(1, recording.micro_batches)
-
-
-def _layer_time_s(recording: Recording, kind: BlockKind, held: dict[int, int]) -> float:
-    return min(_stage_compute_s(recording, stage, kind) / count for stage, count in held.items())
-
-
-def _layer_factor(recording: Recording, stage: int, kind: BlockKind, held: dict[int, int], layers: int) -> float:
-    before_s = _stage_compute_s(recording, stage, kind)
-    if not before_s:
-        return 1.0
-    return max(0.0, 1 + layers * _layer_time_s(recording, kind, held) / before_s)
 
 
 AllReduceTime = Callable[[int, int], float]
@@ -284,10 +277,11 @@ class _MeetingTable:
         self.meetings: list[Meeting] = []
         self.numbers: dict[tuple[object, ...], int] = {}
 
-    def number(self, key: tuple[object, ...], build: Callable[[], Meeting]) -> int:
+    def number(self, key: tuple[object, ...], meeting: Meeting) -> int:
+        """Return the number of the meeting with this key, which is *meeting* if it is new."""
         if key not in self.numbers:
             self.numbers[key] = len(self.meetings)
-            self.meetings.append(build())
+            self.meetings.append(meeting)
         return self.numbers[key]
 
 
@@ -300,45 +294,39 @@ class _ReplicaBuilder:
     def build(self) -> Recording:
         by_place = {place_of(record.rank, self.old.layout): record for record in self.old.ranks}
         records = []
-        for stage in range(self.layout.pp):
-            for replica in range(self.dp):
-                for tensor in range(self.layout.tp):
-                    source = by_place[stage, replica % self.old.layout.dp, tensor]
-                    rank = rank_at(stage, replica, tensor, self.layout)
-                    records.append(self._record(source, rank, stage, replica, tensor))
+        for stage, replica, tensor in product(*map(range, (self.layout.pp, self.dp, self.layout.tp))):
+            source = by_place[stage, replica % self.old.layout.dp, tensor]
+            blocks = tuple(
+                replace(block, pieces=tuple(self._pieces(block, stage, replica, tensor))) for block in source.blocks
+            )
+            records.append(RankRecord(rank_at(stage, replica, tensor, self.layout), stage, blocks))
         changed = replace(self.old, layout=self.layout, ranks=tuple(records), meetings=tuple(self.table.meetings))
         text = f"{self.dp} replicas, each with as many micro-batches as measured: the global batch changes"
         return assuming(changed, text)
 
-    def _record(self, source: RankRecord, rank: int, stage: int, replica: int, tensor: int) -> RankRecord:
-        blocks = []
-        for block in source.blocks:
-            pieces: list[Piece] = []
-            for piece in block.pieces:
-                pieces += self._piece(piece, stage, replica, tensor)
-            blocks.append(replace(block, pieces=tuple(pieces)))
-        return RankRecord(rank, stage, tuple(blocks))
-
-    def _piece(self, piece: Piece, stage: int, replica: int, tensor: int) -> list[Piece]:
-        if isinstance(piece, Local):
-            if piece.part is TimePart.DP and self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
-                return [piece, self._gradients(piece, stage, tensor)]
-            return [piece]
-        numbers = {old: new for old in piece.meetings if (new := self._meeting(old, replica)) is not None}
-        if not numbers:
-            return [Local(TimePart.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)]
-        waits = tuple(numbers[old] for old in piece.waits if old in numbers)
-        return [replace(piece, meetings=tuple(numbers.values()), waits=waits)]
+    def _pieces(self, block: RecordedBlock, stage: int, replica: int, tensor: int) -> Iterator[Piece]:
+        for piece in block.pieces:
+            if isinstance(piece, Local):
+                yield piece
+                if piece.part is TimePart.DP and self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
+                    yield self._gradients(piece, stage, tensor)
+                continue
+            numbers = {old: new for old in piece.meetings if (new := self._meeting(old, replica)) is not None}
+            if numbers:
+                waits = tuple(numbers[old] for old in piece.waits if old in numbers)
+                yield replace(piece, meetings=tuple(numbers.values()), waits=waits)
+            else:
+                yield Local(TimePart.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)
 
     def _meeting(self, old: int, replica: int) -> int | None:
         meeting = self.old.meetings[old]
         if meeting.group not in (Group.DP, Group.EXPERT_DP):
-            return self.table.number(("copy", old, replica), lambda: meeting)
+            return self.table.number(("copy", old, replica), meeting)
         if self.dp == 1:
             return None
         before = len(meeting.members)
         factor = ((self.dp - 1) / self.dp) / ((before - 1) / before)
-        return self.table.number(("replicas", old), lambda: replace(meeting, transfer_s=meeting.transfer_s * factor))
+        return self.table.number(("replicas", old), replace(meeting, transfer_s=meeting.transfer_s * factor))
 
     def _gradients(self, piece: Local, stage: int, tensor: int) -> Join:
         """Return the all-reduce that one replica did not need."""
@@ -350,7 +338,7 @@ class _ReplicaBuilder:
         transfer_s = self.all_reduce_s(size_bytes, self.dp)
         ranks = tuple(rank_at(stage, other, tensor, self.layout) for other in range(self.dp))
         meeting = Meeting(Group.DP, "all-reduce", piece.operation, ranks, size_bytes, transfer_s)
-        number = self.table.number(("gradients", stage, tensor), lambda: meeting)
+        number = self.table.number(("gradients", stage, tensor), meeting)
         return Join(TimePart.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
 
 
@@ -451,25 +439,16 @@ class _ScheduleBuilder:
         pieces: list[Piece] = []
         for piece in block.pieces:
             if isinstance(piece, Local):
-                pieces.append(replace(piece, duration_s=piece.duration_s * share))
+                pieces.append(_scale_piece(piece, share))
                 continue
-            numbers = {old: self._meeting(old, instance, share) for old in piece.meetings}
-            pieces.append(
-                replace(
-                    piece,
-                    meetings=tuple(numbers[old] for old in piece.meetings),
-                    waits=tuple(numbers[old] for old in piece.waits),
-                    own_s=piece.own_s * share,
-                    tail_s=piece.tail_s * share,
-                )
-            )
+            numbers = {}
+            for old in piece.meetings:
+                meeting = self.old.meetings[old]
+                copied = replace(meeting, transfer_s=meeting.transfer_s * share)
+                numbers[old] = self.table.number(("copy", old, *instance), copied)
+            meetings, waits = (tuple(numbers[old] for old in listed) for listed in (piece.meetings, piece.waits))
+            pieces.append(_scale_piece(replace(piece, meetings=meetings, waits=waits), share))
         return replace(block, pieces=tuple(pieces))
-
-    def _meeting(self, old: int, instance: tuple[object, ...], share: float) -> int:
-        meeting = self.old.meetings[old]
-        return self.table.number(
-            ("copy", old, *instance), lambda: replace(meeting, transfer_s=meeting.transfer_s * share)
-        )
 
     def _passing(self, record: RankRecord, before: Slot | None, after: Slot | None) -> list[RecordedBlock]:
         """Return the messages between two slots: the output of *before* and the input of *after*."""
@@ -507,4 +486,4 @@ class _ScheduleBuilder:
         key = ("message", way, *ends, source.chunk, slot.micro_batch)
         transfer_s = self.messages.between(way, source.stage, target.stage)
         meeting = Meeting(Group.PP, "message", way, tuple(sorted(ends)), None, transfer_s)
-        return self.table.number(key, lambda: meeting), way
+        return self.table.number(key, meeting), way

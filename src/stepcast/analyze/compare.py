@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.analyze.result import AnalysisResult
+from stepcast.ir.facts import Facts
 from stepcast.units import format_seconds
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
@@ -113,9 +114,10 @@ class ComparedKernel(msgspec.Struct, frozen=True):
     difference_s: float
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(AnalysisResult, frozen=True, kw_only=True):
     """Two accounts of a step; without differences they are of the same run, as far as both say."""
 
+    view, title = "compare.compare_view", "comparison"
     step_s: float
     measured_step_s: float
     kinds: list[str]  # how each side was obtained
@@ -132,17 +134,6 @@ class Comparison(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         first, second = format_seconds(self.step_s), format_seconds(self.measured_step_s)
         return f"Comparison({first} vs {second} per step)"
-
-    def _repr_html_(self) -> str:
-        from stepcast.views.compare import compare_view
-        from stepcast.views.html import render_notebook
-
-        return render_notebook(compare_view(self.facts()), "comparison")
-
-    def facts(self) -> FactDict:
-        """Return the comparison as plain values with the keys of its JSON."""
-        facts: FactDict = msgspec.to_builtins(self)
-        return facts
 
 
 def kind_of(account: Facts) -> str:

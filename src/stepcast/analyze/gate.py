@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.compare import differing_facts
+from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.facts import FactDict, Facts, find_doubts
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 
@@ -82,9 +83,10 @@ class ForecastCheck(msgspec.Struct, frozen=True):
     slower: bool
 
 
-class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+class GateResult(AnalysisResult, frozen=True, kw_only=True):
     """The verdict on one run; ``.facts()`` is its JSON."""
 
+    view, title = "gate.gate_view", "gate"
     name: str
     status: str
     verdict: str
@@ -98,21 +100,14 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     measures: list[GatedMeasure]
     trend: list[FactDict]  # run, label, step_s and status of each run of the history
     forecast: ForecastCheck | None = None
-    warnings: list[str] = []
+    warnings: list[str] = msgspec.field(default_factory=list)
 
     @property
     def failed(self) -> bool:
         return self.status == REGRESSION or bool(self.forecast and self.forecast.slower)
 
     def facts(self) -> FactDict:
-        facts: FactDict = msgspec.to_builtins(self)
-        return {**facts, "failed": self.failed}
-
-    def _repr_html_(self) -> str:
-        from stepcast.views.gate import gate_view
-        from stepcast.views.html import render_notebook
-
-        return render_notebook(gate_view(self.facts()), "gate")
+        return {**AnalysisResult.facts(self), "failed": self.failed}
 
 
 def measures_of(facts: Facts) -> dict[str, float]:

@@ -5,7 +5,7 @@ spent in it, and the clock only states when ranks start. The error of such a rep
 dependencies explain a run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from itertools import pairwise
 from typing import TypeGuard
@@ -42,6 +42,11 @@ class PlayedStep:
     meeting_end_s: FloatArray
     step_s: float
 
+    def timed_pieces(self, number: int) -> Iterator[tuple[Piece, float, float]]:
+        """Yield the pieces of a rank of the recording with their start and end."""
+        starts, ends = self.start_s[number].tolist(), self.end_s[number].tolist()
+        return zip(self.recording.ranks[number].pieces(), starts, ends, strict=True)
+
     def join_times(self, join: Join, start_s: float, end_s: float) -> tuple[float, float]:
         """Return when a join that lasts from *start_s* to *end_s* has done its own work, and the last member came."""
         free_s = min(start_s + join.own_s, end_s)
@@ -56,15 +61,11 @@ def measured(recording: Recording) -> PlayedStep:
     return PlayedStep(
         recording,
         tuple(np.array([piece.start_s - origin_s for piece in listed]) for listed in pieces),
-        tuple(np.array([_end_s(piece) - origin_s for piece in listed]) for listed in pieces),
+        tuple(np.array([piece.end_s - origin_s for piece in listed]) for listed in pieces),
         np.array([meeting.start_s - origin_s for meeting in recording.meetings]),
         np.array([meeting.end_s - origin_s for meeting in recording.meetings]),
         recording.measured_step_s,
     )
-
-
-def _end_s(piece: Piece) -> float:
-    return piece.end_s if isinstance(piece, Join) else piece.start_s + piece.duration_s
 
 
 @dataclass
@@ -107,9 +108,12 @@ def build_script(recording: Recording) -> ReplayScript:
     for index, meeting in enumerate(meetings):
         members = arrivals[meeting]
         duration_s = recording.meetings[meeting].transfer_s
-        segment = segments.setdefault((duration_s, len(members)), _meeting_segment(duration_s, len(members)))
+        key = (duration_s, len(members))
+        if key not in segments:
+            op = TimedOp("meeting", duration_s, NO_LANE, inputs=tuple(range(len(members))))
+            segments[key] = Segment.of("meeting", (op,), lanes=1, inputs=len(members), outputs=(0,))
         sources = [(numbers[rank][number], 0) for rank, number in members]
-        call_of_meeting[meeting] = builder.call(len(calls) + index, segment, sources)
+        call_of_meeting[meeting] = builder.call(len(calls) + index, segments[key], sources)
     for rank, listed in enumerate(calls):
         for number, call in enumerate(listed):
             for port, meeting in enumerate(call.waits):
@@ -147,11 +151,6 @@ def _segment(call: _Call) -> Segment:
     if not call.ops:
         call.piece_of_op.append(-1)
     return Segment.of("rank", ops, lanes=1, inputs=len(call.waits), outputs=(len(ops) - 1,))
-
-
-def _meeting_segment(duration_s: float, members: int) -> Segment:
-    op = TimedOp("meeting", duration_s, NO_LANE, inputs=tuple(range(members)))
-    return Segment.of("meeting", (op,), lanes=1, inputs=members, outputs=(0,))
 
 
 def play(recording: Recording) -> PlayedStep:
@@ -260,8 +259,7 @@ def timeline_of(labelled: Mapping[str, PlayedStep]) -> Timeline:
         for number, record in enumerate(played.recording.ranks):
             lane = builder.lane(record.rank, label)
             cursor_s = 0.0
-            starts, ends = played.start_s[number].tolist(), played.end_s[number].tolist()
-            for piece, start_s, end_s in zip(record.pieces(), starts, ends, strict=True):
+            for piece, start_s, end_s in played.timed_pieces(number):
                 start_s = max(start_s, cursor_s)
                 cursor_s = max(cursor_s, end_s)
                 batch = piece.micro_batch
@@ -330,9 +328,8 @@ def rank_parts(played: PlayedStep) -> tuple[RankParts, ...]:
     ranks = []
     for number, record in enumerate(played.recording.ranks):
         parts = RankParts(record.rank, record.stage)
-        starts, ends = played.start_s[number].tolist(), played.end_s[number].tolist()
         cursor_s = 0.0
-        for piece, start_s, end_s in zip(record.pieces(), starts, ends, strict=True):
+        for piece, start_s, end_s in played.timed_pieces(number):
             if isinstance(piece, Local):
                 parts.add(piece.part, end_s - cursor_s)
                 if piece.part in COMMUNICATION:
@@ -352,8 +349,8 @@ def _add(table: dict[str, float], key: str, seconds: float) -> None:
 def _last_arrivals(played: PlayedStep) -> dict[int, tuple[int, float]]:
     """Return the last member of each meeting and its arrival."""
     last: dict[int, tuple[int, float]] = {}
-    for record, starts in zip(played.recording.ranks, played.start_s, strict=True):
-        for piece, start_s in zip(record.pieces(), starts.tolist(), strict=True):
+    for number, record in enumerate(played.recording.ranks):
+        for piece, start_s, _ in played.timed_pieces(number):
             if isinstance(piece, Join):
                 for meeting in piece.meetings:
                     if meeting not in last or start_s > last[meeting][1]:
@@ -429,7 +426,7 @@ def _is_sync(piece: Piece) -> TypeGuard[Join]:
 def _optimizer_times(record: RankRecord) -> dict[int, float]:
     """Return by meeting the time of each optimizer in the trace: waiting for the others, then its own work."""
     return {
-        sync.meetings[0]: update.start_s + update.duration_s - sync.start_s
+        sync.meetings[0]: update.end_s - sync.start_s
         for sync, update in pairwise(record.pieces())
         if _is_sync(sync) and isinstance(update, Local)
     }

@@ -58,6 +58,10 @@ class Local:
     def __post_init__(self) -> None:
         require(self.duration_s >= 0, f"{self.operation}: a piece cannot last {self.duration_s!r} s")
 
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
 
 @dataclass(frozen=True, slots=True)
 class Join:

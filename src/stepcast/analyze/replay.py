@@ -278,6 +278,7 @@ class StateResult(msgspec.Struct, frozen=True):
 class ReplayResult(AnalysisResult, frozen=True, kw_only=True):
     """A replayed step with changes, next to the measured step and the replay without changes."""
 
+    view, title = "measured.replay_view", "replay"
     step_s: float
     measured_step_s: float
     replayed_step_s: float
@@ -340,11 +341,8 @@ class Replay:
         was, then = format_seconds(self.before.step_s), format_seconds(self.after.step_s)
         return f"Replay({changes}: {was} to {then} a step)"
 
-    def _repr_html_(self) -> str:
-        from stepcast.views.html import render_notebook
-        from stepcast.views.measured import replay_view
-
-        return render_notebook(replay_view(self.facts()), "replay")
+    def _repr_html_(self) -> str | None:
+        return self.result._repr_html_()
 
     def facts(self) -> FactDict:
         return self.result.facts()

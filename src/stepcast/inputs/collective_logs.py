@@ -136,7 +136,11 @@ def read_run_inspector(sources: Sequence[Source]) -> CollectiveLog:
             group, rank = str(header.get("id", "")), header.get("rank", 0)
             if not isinstance(rank, int):
                 raise FormatError("a header has no rank", source.path)
-            sizes[group] = _group_size(header.get("n_ranks"), source.path)
+            size = 0 if header.get("n_ranks") is None else header["n_ranks"]
+            if not isinstance(size, int) or size < 0:
+                raise FormatError(f"n_ranks {size!r} is no number of ranks", source.path)
+            GPUS.check(size)
+            sizes[group] = size
             calls.append(_inspected_call(call, group, rank, len(calls)))
         if damaged:
             warnings.append(f"{source.path}: {damaged} lines are no JSON and were left out")
@@ -145,16 +149,6 @@ def read_run_inspector(sources: Sequence[Source]) -> CollectiveLog:
     members = {group: tuple(range(size)) for group, size in sizes.items() if size}
     ranks = tuple(sorted({call.rank for call in calls}))
     return CollectiveLog(tuple(calls), ranks, members, sources[0].path, "NCCL Inspector", tuple(warnings))
-
-
-def _group_size(size: object, path: str) -> int:
-    """Return the ranks of a communicator; 0 where the header does not state them."""
-    if size is None:
-        return 0
-    if not isinstance(size, int) or size < 0:
-        raise FormatError(f"n_ranks {size!r} is no number of ranks", path)
-    GPUS.check(size)
-    return size
 
 
 def _inspector_events(source: Source) -> Iterator[dict[str, object] | None]:

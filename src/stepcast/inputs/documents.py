@@ -9,17 +9,15 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import CollectiveSweep, OperatorTimes, RunLog
 from stepcast.ir.model import Model
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import Collective, Recorded, Transfer, Work
+from stepcast.ir.work import Collective, Recorded, Transfer
 from stepcast.ir.workload import Phase, Workload
-
-MessageKey = tuple[str, str, str]  # kind, group, phase
 
 
 def workload_facts(workload: Workload) -> FactDict:
     """Return the totals of one step, of one rank of each stage given, summed over the stages."""
     compute_s: dict[str, float] = defaultdict(float)
     computed: dict[str, int] = defaultdict(int)
-    messages: dict[MessageKey, FactDict] = {}
+    sent: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)  # kind, group, phase -> sizes, counts
     for stage in workload.stages:
         for layers, count in stage.counted_blocks(workload.micro_batches):
             for phase, op in ((each, op) for layer in layers for each in Phase for op in layer.ops(each)):
@@ -27,13 +25,26 @@ def workload_facts(workload: Workload) -> FactDict:
                     compute_s[phase] += op.work.duration_s * count
                     computed["recorded"] += count
                 elif isinstance(op.work, Collective | Transfer):
-                    _count_message(messages, op.work, phase, count)
+                    kind, times = _message_kind(op.work)
+                    sent[kind, op.work.group, phase].append((op.work.size_bytes, count * times))
                 else:
                     computed[type(op.work).__name__.lower()] += count
     lines, element = workload.note("lines"), workload.note("element_dtype")
     layer_count = sum(stage.body_layer_count for stage in workload.stages)
     blocks = [block for stage in workload.stages for block in stage.body]
-    communication_bytes = sum(row["total_bytes"] for row in messages.values())
+    messages: list[FactDict] = [
+        {
+            "kind": kind,
+            "group": group,
+            "phase": phase,
+            "count": sum(count for _, count in sizes),
+            "total_bytes": sum(size_bytes * count for size_bytes, count in sizes),
+            "smallest_bytes": min(sizes)[0],
+            "largest_bytes": max(sizes)[0],
+        }
+        for (kind, group, phase), sizes in sent.items()
+    ]
+    communication_bytes = sum(row["total_bytes"] for row in messages)
     elements = {"communication_elements": round(communication_bytes / DType(element).bytes)} if element else {}
     return {
         "kind": "workload",
@@ -48,7 +59,7 @@ def workload_facts(workload: Workload) -> FactDict:
         "ops": dict(computed),
         "communication_bytes": communication_bytes,
         **elements,
-        "collectives": list(messages.values()),
+        "collectives": messages,
         "body": [{"layers": [layer.name for layer in block.layers], "repeat": block.repeat} for block in blocks],
         "prologue": [layer.name for stage in workload.stages for layer in stage.prologue],
         "epilogue": [layer.name for stage in workload.stages for layer in stage.epilogue],
@@ -56,26 +67,9 @@ def workload_facts(workload: Workload) -> FactDict:
     }
 
 
-def _count_message(messages: dict[MessageKey, FactDict], work: Work, phase: Phase, count: int) -> None:
-    assert isinstance(work, Collective | Transfer)
-    kind, times = (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
-    size_bytes = work.size_bytes
-    row = messages.setdefault(
-        (kind, work.group, phase),
-        {
-            "kind": kind,
-            "group": work.group,
-            "phase": phase,
-            "count": 0,
-            "total_bytes": 0,
-            "smallest_bytes": size_bytes,
-            "largest_bytes": size_bytes,
-        },
-    )
-    row["count"] += count * times
-    row["total_bytes"] += size_bytes * count * times
-    row["smallest_bytes"] = min(row["smallest_bytes"], size_bytes)
-    row["largest_bytes"] = max(row["largest_bytes"], size_bytes)
+def _message_kind(work: Collective | Transfer) -> tuple[str, int]:
+    """Return what a message is, and how many of it follow one another."""
+    return (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
 
 
 def timeline_facts(timeline: Timeline) -> FactDict:
@@ -84,12 +78,12 @@ def timeline_facts(timeline: Timeline) -> FactDict:
     Times are those of top-level spans, summed over the ranks present; parts of spans are in *communication*.
     """
     operations = operation_rows(timeline)
-    ranks, end_s = timeline.rank_of, timeline.end_s
-    spans = {}
-    for rank in timeline.ranks:
-        rows = ranks == rank
-        if rows.any():
-            spans[str(rank)] = float(end_s[rows].max() - timeline.start_s[rows].min())
+    rows_of = {rank: timeline.rank_of == rank for rank in timeline.ranks}
+    spans = {
+        str(rank): float(timeline.end_s[rows].max() - timeline.start_s[rows].min())
+        for rank, rows in rows_of.items()
+        if rows.any()
+    }
     facts: FactDict = {
         "kind": "timeline",
         "measured": timeline.measured,
@@ -143,11 +137,11 @@ def communication_rows(timeline: Timeline) -> list[FactDict]:
         if not isinstance(work, Collective | Transfer):
             continue
         times_s = timeline.duration_s[order[start:end]]
-        times = work.times if isinstance(work, Collective) else 1
+        kind, times = _message_kind(work)
         count = int(end - start) * times
         rows.append(
             {
-                "kind": str(work.kind if isinstance(work, Collective) else work.direction),
+                "kind": str(kind),
                 "group": str(work.group),
                 "size_bytes": work.size_bytes,
                 "count": count,

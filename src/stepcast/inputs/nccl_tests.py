@@ -8,7 +8,6 @@ mpirun and srun put before each line.
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from stepcast.inputs.kineto.columns import collective_named, dtype_named
 from stepcast.inputs.source import FormatError, Source
@@ -39,25 +38,6 @@ def looks_like(head: str) -> bool:
     return HEADER.search(head) is not None or (SHAPE.search(head) is not None and "minBytes" in head)
 
 
-class _SweepColumns(NamedTuple):
-    """The positions of columns in a row, from the header's words; None where it lacks one."""
-
-    width: int
-    type: int | None
-    operation: int | None
-    root: int | None
-    times: tuple[int, int]  # out of place, in place
-
-
-def _read_header(header: str) -> _SweepColumns:
-    words = [COLUMN_NAMES.get(word, word) for word in header.lstrip("# ").split()]
-    times = [index for index, word in enumerate(words) if word == "time"]
-    if len(times) != 2 or times[-1] + 2 >= len(words):
-        raise FormatError("the table's header needs time, algbw and busbw out of place and in place")
-    kind, operation, root = (words.index(word) if word in words else None for word in ("type", "redop", "root"))
-    return _SweepColumns(len(words), kind, operation, root, (times[0], times[1]))
-
-
 def read(source: Source) -> CollectiveSweep:
     """Return the first table of the log; a warning counts those that follow it."""
     lines = enumerate(source.each_line(errors="replace"), 1)
@@ -71,7 +51,7 @@ def read(source: Source) -> CollectiveSweep:
             before.append(text)
     else:
         raise FormatError("has no table; expected a header line with size, count, time, algbw and busbw", source.path)
-    table = _SweepTable(_read_header(text), source, is_tagged=TAG.match(header) is not None)
+    table = _SweepTable(text, source, is_tagged=TAG.match(header) is not None)
     table.read(lines)
     if not table.rows:
         raise FormatError("has a table header but no rows; expected sizes and times", source.path, start)
@@ -85,8 +65,12 @@ def _strip_tag(line: str) -> str:
 class _SweepTable:
     """The rows of one table, and the used lines after them."""
 
-    def __init__(self, columns: _SweepColumns, source: Source, is_tagged: bool) -> None:
-        self._columns, self._source, self._is_tagged = columns, source, is_tagged
+    def __init__(self, header: str, source: Source, is_tagged: bool) -> None:
+        self._columns = [COLUMN_NAMES.get(word, word) for word in header.lstrip("# ").split()]
+        self._times = [index for index, word in enumerate(self._columns) if word == "time"]  # out of place, in place
+        if len(self._times) != 2 or self._times[-1] + 2 >= len(self._columns):
+            raise FormatError("the table's header needs time, algbw and busbw out of place and in place")
+        self._source, self._is_tagged = source, is_tagged
         self.rows: list[SweepRow] = []
         # The fields of the largest size: its bandwidths have the most digits.
         self._largest: list[str] = []
@@ -107,7 +91,7 @@ class _SweepTable:
                 continue
             try:
                 fields = self._complete(fields, number)
-                times_s = [None if fields[i] == "N/A" else float(fields[i]) * US for i in self._columns.times]
+                times_s = [None if fields[i] == "N/A" else float(fields[i]) * US for i in self._times]
                 row = SweepRow(int(fields[0]), times_s[0], times_s[1])
             except FormatError:
                 raise
@@ -122,20 +106,23 @@ class _SweepTable:
 
     def _complete(self, fields: list[str], line: int) -> list[str]:
         """Put back a blank operation (all-gather of 2.11)."""
-        columns = self._columns
-        if len(fields) == columns.width - 1 and columns.operation is not None:
-            fields = [*fields[: columns.operation], "none", *fields[columns.operation :]]
-        if len(fields) < columns.width:
-            message = f"a row of {len(fields)} columns; expected the header's {columns.width}"
-            raise FormatError(message, self._source.path, line)
+        width = len(self._columns)
+        if len(fields) == width - 1 and "redop" in self._columns:
+            fields.insert(self._columns.index("redop"), "none")
+        if len(fields) < width:
+            raise FormatError(f"a row of {len(fields)} columns; expected the header's {width}", self._source.path, line)
         return fields
+
+    def _value(self, column: str) -> str:
+        """Return a field of the largest size; nothing where the table lacks its column."""
+        return self._largest[self._columns.index(column)] if column in self._columns else ""
 
     def sweep(self, before: list[str]) -> CollectiveSweep:
         warnings: list[str] = []
         shape = _first_match(SHAPE, before)
         ranks, nodes, device = _participants(before, shape, warnings)
         kind = self._kind([*before, *self._after], ranks, warnings)
-        type_name = self._largest[self._columns.type] if self._columns.type is not None else ""
+        type_name = self._value("type")
         if self._others:
             warnings.append(f"{self._others} more tables follow the first; only the first is read")
         if wrong := _first_match(WRONG, self._after):
@@ -171,14 +158,13 @@ class _SweepTable:
 
         Source: nccl-tests, doc/PERFORMANCE.md. For two ranks all-reduce's is 1, as reduce's, but that has a root.
         """
-        columns, fields = self._columns, self._largest
         if ranks < 2:
             return None
-        algorithm, bus = (_finite(fields[columns.times[0] + offset]) for offset in (1, 2))
+        algorithm, bus = map(_finite, self._largest[self._times[0] + 1 : self._times[0] + 3])
         if not algorithm or bus is None:
             return None
-        reduces = columns.operation is not None and fields[columns.operation] != "none"
-        is_rooted = columns.root is not None and not fields[columns.root].startswith("-")
+        reduces = self._value("redop") not in ("", "none")
+        is_rooted = self._value("root")[:1] not in ("", "-")
         ratio, share = bus / algorithm, (ranks - 1) / ranks
         # Both bandwidths are printed with two decimals.
         slack = 0.02 / algorithm + 0.01

@@ -12,6 +12,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from math import ceil
 
 import numpy as np
@@ -99,10 +100,13 @@ def read(source: Source) -> RunLog:
         report_of[places] = tokens.header_of[starts][:, None]
         taken[places] = True
         taken[starts] = True
-    ambiguous, orphans = _attribute_glued(tokens, signatures, report_of, np.flatnonzero(~taken))
-    attribution = _Attribution(report_of, signatures, ambiguous, orphans)
     warnings = [f"{count} damaged {name} left out" for name, count in scan.damaged().items()]
-    warnings += _attribution_warnings(tokens, attribution)
+    ambiguous, orphans = _attribute_glued(tokens, signatures, report_of, np.flatnonzero(~taken))
+    if orphans:
+        warnings.append(f"{orphans} layer records belong to no report and are left out")
+    if ambiguous:
+        warnings.append(f"{ambiguous} glued records could be of several ranks of one stage; taken in order")
+    warnings += _find_incomplete(tokens, signatures, report_of)
     layout, sizes = _read_settings(scan.once, tokens, warnings)
     if "parameters" not in scan.once:
         warnings.append("the number of parameters is not printed")
@@ -113,7 +117,7 @@ def read(source: Source) -> RunLog:
         micro_batches=sizes["micro_batches"],
         global_batch=sizes["global_batch"],
         parameters=int(scan.once.get("parameters", "0").replace(",", "")),
-        layer_times=scan.layer_times(tokens, attribution.report_of),
+        layer_times=scan.layer_times(tokens, report_of),
         batches=tuple(scan.batches),
         blocks=len(tokens.ranks),
         stage_ends=tuple(ends[stage] for stage in sorted(ends)),
@@ -153,14 +157,12 @@ class _RecordSigns(dict[tuple[str, str], int]):
         return number
 
 
-class _HeaderOrigins(dict[str, tuple[int, int]]):
-    """Rank and stage of a header, by its text before the step."""
-
-    def __missing__(self, text: str) -> tuple[int, int]:
-        match = RANK_AND_STAGE.match(text)
-        assert match is not None
-        origin = self[text] = (int(match[1]), int(match[2]))
-        return origin
+@lru_cache(maxsize=100_000)
+def _header_origin(text: str) -> tuple[int, int]:
+    """Return rank and stage of a header, from its text before the step."""
+    match = RANK_AND_STAGE.match(text)
+    assert match is not None
+    return int(match[1]), int(match[2])
 
 
 class _LogScan:
@@ -171,7 +173,7 @@ class _LogScan:
         self.once: dict[str, str] = {}
         self._finished: set[int] = set()
         self._begun = dict.fromkeys(BEGINNINGS, 0)
-        self._signs, self._origins = _RecordSigns(), _HeaderOrigins()
+        self._signs = _RecordSigns()
         self._sign, self._total_ms = array("q"), array("d")
         self._ranks, self._stages, self._steps = array("q"), array("q"), array("q")
         for piece in pieces:
@@ -182,8 +184,8 @@ class _LogScan:
             self._sign.extend([self._signs[row[0], row[2]] for row in reports])
             self._total_ms.extend([float(row[1]) if row[1] else 0.0 for row in reports])
             headers = [row[3].rpartition(" ") for row in reports if row[3]]
-            self._ranks.extend([self._origins[front][0] for front, _, _ in headers])
-            self._stages.extend([self._origins[front][1] for front, _, _ in headers])
+            self._ranks.extend([_header_origin(front)[0] for front, _, _ in headers])
+            self._stages.extend([_header_origin(front)[1] for front, _, _ in headers])
             self._steps.extend([int(step) for _, _, step in headers])
         for epoch, index, batch_ms, loss in BATCH.findall(text):
             self.batches.append(BatchTime(int(epoch), int(index), float(batch_ms) * MS, float(loss)))
@@ -232,16 +234,6 @@ class _LogScan:
 # per layer of its stage, but two ranks' prints are glued together, so that headers and records of several
 # reports mix. The signature of a stage is the sequence of (layer, ops) that it reports every step. It is
 # learnt from reports that are not mixed; a glued record then belongs to the oldest open report that expects it.
-
-
-@dataclass(frozen=True)
-class _Attribution:
-    """The report of each token (-1: none, or itself a header), and the doubtful records."""
-
-    report_of: IntArray
-    signatures: dict[int, tuple[int, ...]]
-    ambiguous: int
-    orphans: int
 
 
 @dataclass(slots=True)
@@ -302,20 +294,14 @@ def _attribute_glued(
     return ambiguous, orphans
 
 
-def _attribution_warnings(tokens: _LogTokens, attribution: _Attribution) -> list[str]:
-    """Describe what is missing or could not be attributed for certain."""
-    reports = len(tokens.ranks)
-    warnings = []
-    if attribution.orphans:
-        warnings.append(f"{attribution.orphans} layer records belong to no report and are left out")
-    if attribution.ambiguous:
-        warnings.append(f"{attribution.ambiguous} glued records could be of several ranks of one stage; taken in order")
+def _find_incomplete(tokens: _LogTokens, signatures: dict[int, tuple[int, ...]], report_of: IntArray) -> list[str]:
+    """Describe what reports lack, and which are missing or printed twice."""
+    reports, warnings = len(tokens.ranks), []
     if not reports:
-        return [*warnings, "no layer times are printed"]
-    counts = np.bincount(attribution.report_of[attribution.report_of >= 0], minlength=reports)
-    wanted = {stage: len(signature) for stage, signature in attribution.signatures.items()}
-    short = int((counts < np.array([wanted.get(stage, 1) for stage in tokens.stages.tolist()])).sum())
-    if short:
+        return ["no layer times are printed"]
+    counts = np.bincount(report_of[report_of >= 0], minlength=reports)
+    wanted = np.array([len(signatures.get(stage, (0,))) for stage in tokens.stages.tolist()])
+    if short := int((counts < wanted).sum()):
         warnings.append(f"{short} of {reports} reports lack a layer record")
     # Every rank that reports at all should do so every step.
     expected = len(set(tokens.ranks.tolist())) * len(set(tokens.steps.tolist()))

@@ -43,6 +43,7 @@ class StagePart(msgspec.Struct, frozen=True):
 class OptimusAnalysis(AnalysisResult, frozen=True, kw_only=True):
     """*breakdown_s* is that of the busiest stage and sums to the measured step, with what the model misses."""
 
+    view = "traces.optimus_view"
     kind: str
     source: str
     step_s: float
@@ -67,12 +68,6 @@ class OptimusAnalysis(AnalysisResult, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"OptimusAnalysis({len(self.stages)} stages, {format_seconds(self.step_s)} a step)"
-
-    def _repr_html_(self) -> str:
-        from stepcast.views.html import render_notebook
-        from stepcast.views.traces import optimus_view
-
-        return render_notebook(optimus_view(self.facts()), "analysis")
 
 
 def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants: Constants) -> OptimusAnalysis:

@@ -153,27 +153,27 @@ def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants:
     """Return the work of *stage*, layers in halves so that the GPU starts soon after the host does."""
     halves = round(2 * stage.layers)
     forward: list[PassWork] = []
-    backward: list[PassWork] = []
-    accumulating: list[PassWork] = []
+    backwards: list[list[PassWork]] = [[], []]  # the first of a step, and later ones, which accumulate gradients
     optimizer: list[PassWork] = []
     if halves:
         share, weights = stage.layers / halves, stage.weights / plan.layout.tp / halves
         costs = _LayerCosts(plan, machine, constants, stage.weights / stage.layers)
         forward = [costs.forward(share)] * halves
-        backward = [costs.backward(share, 0.0, weights)] * halves
-        accumulating = [costs.backward(share, weights, weights)] * halves
+        backwards = [[costs.backward(share, accumulated, weights)] * halves for accumulated in (0.0, weights)]
         optimizer = [costs.optimizer(share, weights)] * halves
     ends = _EndCosts(plan, machine, constants)
     if stage.embeds:
         forward.insert(0, ends.embedding())
-        backward.append(ends.embedding_backward(False))
-        accumulating.append(ends.embedding_backward(True))
     if stage.heads:
         forward.append(ends.head())
-        backward.insert(0, ends.head_backward(False))
-        accumulating.insert(0, ends.head_backward(True))
-    optimizer += [ends.optimizer()] * (stage.embeds + stage.heads)
-    return StageWork(tuple(forward), tuple(backward), tuple(accumulating), tuple(optimizer))
+    for accumulates, backward in enumerate(backwards):
+        if stage.embeds:
+            backward.append(ends.embedding_backward(bool(accumulates)))
+        if stage.heads:
+            backward.insert(0, ends.head_backward(bool(accumulates)))
+    optimizer += [ends.optimizer] * (stage.embeds + stage.heads)
+    first_backward, later_backward = map(tuple, backwards)
+    return StageWork(tuple(forward), first_backward, later_backward, tuple(optimizer))
 
 
 def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
@@ -238,10 +238,8 @@ class _EndCosts:
         self.plan, self.move_s, self.factor = plan, machine.move_s, constants.backward_factor
         self.weights, self.logits = plan.head_weights, plan.tokens * plan.model.vocab
         self.matmul_s = matmul_s(self.weights, plan.tokens, machine, constants.matmul_efficiency)
-        self.forward_host_s, self.backward_host_s, self.update_host_s = (
-            work * constants.host_op_s for work in END_WORK
-        )
-        self.update_s = _update_s(plan, machine, self.weights)
+        self.forward_host_s, self.backward_host_s, update_host_s = (work * constants.host_op_s for work in END_WORK)
+        self.optimizer = PassWork(update_host_s, {"optimizer": _update_s(plan, machine, self.weights)})
 
     def embedding(self) -> PassWork:
         parts = {"unhooked": self.move_s(5 * self.plan.tokens * self.plan.model.hidden)}
@@ -263,6 +261,3 @@ class _EndCosts:
         if accumulates:
             parts["accumulation"] = self.move_s(self.weights * ACCUMULATION_BYTES / FP32_BYTES)
         return PassWork(self.backward_host_s, parts, self.weights)
-
-    def optimizer(self) -> PassWork:
-        return PassWork(self.update_host_s, {"optimizer": self.update_s})

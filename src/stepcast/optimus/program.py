@@ -100,48 +100,35 @@ def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> list
 
 def _stage_segments(plan: OptimusPlan, machine: Machine, work: StageWork) -> list[Segment]:
     last = work.backward if plan.micro_batches > 1 else work.first_backward
-    passes = (
-        ("F", _ops(work.forward)),
-        ("B first", _ops(work.first_backward)),
-        ("B", _ops(work.backward)),
-        ("B last", _ops(last) if plan.layout.dp == 1 else _reducing_ops(plan, machine, last)),
-        ("end", _ops(work.optimizer)),
-    )
+    passes = {"F": work.forward, "B first": work.first_backward, "B": work.backward, "B last": last}
+    passes["end"] = work.optimizer
     assert len(passes) == STAGE_SEGMENTS
-    return [Segment.of(name, ops, lanes=3) for name, ops in passes]
+    return [
+        Segment.of(name, _ops(plan, machine, works, name == "B last" and plan.layout.dp > 1), lanes=3)
+        for name, works in passes.items()
+    ]
 
 
-def _ops(works: Sequence[PassWork]) -> list[TimedOp]:
-    """Return the ops of pieces that are launched, then run."""
-    ops: list[TimedOp] = []
-    for work in works:
-        _launch(work, ops)
-    return ops
-
-
-def _launch(work: PassWork, ops: list[TimedOp]) -> None:
-    ops.append(TimedOp("host", work.host_s, HOST))
-    launched = len(ops) - 1
-    for part in WORKING:
-        if part in work.device_s:
-            ops.append(TimedOp(part, work.device_s[part], DEVICE, after=(launched,)))
-
-
-def _reducing_ops(plan: OptimusPlan, machine: Machine, works: Sequence[PassWork]) -> list[TimedOp]:
-    """Return the ops with DistributedDataParallel's reductions.
+def _ops(plan: OptimusPlan, machine: Machine, works: Sequence[PassWork], reduces: bool = False) -> list[TimedOp]:
+    """Return the ops of pieces that are launched, then run; the last backward *reduces* gradients between replicas.
 
     The gradients of a piece are copied to a bucket that is reduced during the next pieces; all are copied back after
     the last one.
     """
     ops: list[TimedOp] = []
-    tp, dp = plan.layout.tp, plan.layout.dp
     for work in works:
-        _launch(work, ops)
-        seconds = machine.all_reduce_s(range(0, tp * dp, tp), work.gradients * FP32_BYTES)
-        ops.append(TimedOp("data", machine.move_s(BUCKET_PASSES * work.gradients), DEVICE))
-        ops.append(TimedOp("data", seconds, NETWORK, lanes=(DEVICE,)))
-    back_s = machine.move_s(BUCKET_PASSES * sum(work.gradients for work in works))
-    ops.append(TimedOp("data", back_s, DEVICE, lanes=(NETWORK,)))
+        ops.append(TimedOp("host", work.host_s, HOST))
+        launched = len(ops) - 1
+        parts = [part for part in WORKING if part in work.device_s]
+        ops += [TimedOp(part, work.device_s[part], DEVICE, after=(launched,)) for part in parts]
+        if reduces:
+            ranks = range(0, plan.layout.tp * plan.layout.dp, plan.layout.tp)
+            ops.append(TimedOp("data", machine.move_s(BUCKET_PASSES * work.gradients), DEVICE))
+            seconds = machine.all_reduce_s(ranks, work.gradients * FP32_BYTES)
+            ops.append(TimedOp("data", seconds, NETWORK, lanes=(DEVICE,)))
+    if reduces:
+        back_s = machine.move_s(BUCKET_PASSES * sum(work.gradients for work in works))
+        ops.append(TimedOp("data", back_s, DEVICE, lanes=(NETWORK,)))
     return ops
 
 
@@ -188,35 +175,32 @@ def _place(entry: StagePass, micro_batches: int) -> int:
 
 
 def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
-    """Yield the passes and messages of a stage in a step (Schedule1F1B of opt_prime/schedule.py, aicomp)."""
+    """Yield the passes of a stage in a step and its messages "f" and "b" with the stage before and after it.
+
+    Source: Schedule1F1B of opt_prime/schedule.py, aicomp.
+    """
     last = stages - 1
     if stages > 1 and stage in (0, last):
         yield StagePass("labels", 0, last - stage)
     warm_up = min(last - stage, micro_batches)
     steady = micro_batches - warm_up
 
-    def receive_forward(batch: int) -> list[StagePass]:
-        return [StagePass("f", batch, stage - 1)] if stage else []
+    def before(kind: str, batch: int) -> list[StagePass]:
+        return [StagePass(kind, batch, stage - 1)] if stage else []
 
-    def send_forward(batch: int) -> list[StagePass]:
-        return [StagePass("f", batch, stage + 1)] if stage < last else []
-
-    def receive_backward(batch: int) -> list[StagePass]:
-        return [StagePass("b", batch, stage + 1)] if stage < last else []
-
-    def send_backward(batch: int) -> list[StagePass]:
-        return [StagePass("b", batch, stage - 1)] if stage else []
+    def after(kind: str, batch: int) -> list[StagePass]:
+        return [StagePass(kind, batch, stage + 1)] if stage < last else []
 
     for batch in range(warm_up):
-        yield from (*receive_forward(batch), StagePass("F", batch), *send_forward(batch))
+        yield from (*before("f", batch), StagePass("F", batch), *after("f", batch))
     held: list[StagePass] = []
     for batch in range(steady):
-        yield from (*receive_forward(batch + warm_up), *held, StagePass("F", batch + warm_up))
-        yield from (*send_forward(batch + warm_up), *receive_backward(batch), StagePass("B", batch))
-        held = send_backward(batch)
+        yield from (*before("f", batch + warm_up), *held, StagePass("F", batch + warm_up))
+        yield from (*after("f", batch + warm_up), *after("b", batch), StagePass("B", batch))
+        held = before("b", batch)
     yield from held
     for batch in range(steady, micro_batches):
-        yield from (*receive_backward(batch), StagePass("B", batch), *send_backward(batch))
+        yield from (*after("b", batch), StagePass("B", batch), *before("b", batch))
     yield StagePass("E", 0)
 
 

@@ -66,6 +66,7 @@ class PathPart(msgspec.Struct, frozen=True):
 class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
     """A profiler trace; times are per step, mean over ranks."""
 
+    view = "traces.kineto_view"
     kind: str
     source: str
     gpus: int | None  # of the whole job, if its traces say
@@ -94,12 +95,6 @@ class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"KinetoAnalysis({len(self.ranks)} ranks, {format_seconds(self.step_s)} a step)"
-
-    def _repr_html_(self) -> str:
-        from stepcast.views.html import render_notebook
-        from stepcast.views.traces import kineto_view
-
-        return render_notebook(kineto_view(self.facts()), "analysis")
 
 
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:

@@ -59,6 +59,7 @@ class RankBreakdown(msgspec.Struct, frozen=True):
 class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     """A measured step; times without a rank are means over the ranks."""
 
+    view = "measured.megatron_view"
     kind: str
     step_s: float
     ranks: list[int]
@@ -101,11 +102,8 @@ class MegatronAnalysis:
         ranks, gpus = len(self.recording.ranks), self.recording.layout.gpus
         return f"MegatronAnalysis({ranks} of {gpus} ranks, {format_seconds(self.result.step_s)} a step)"
 
-    def _repr_html_(self) -> str:
-        from stepcast.views.html import render_notebook
-        from stepcast.views.measured import megatron_view
-
-        return render_notebook(megatron_view(self.facts()), "analysis")
+    def _repr_html_(self) -> str | None:
+        return self.result._repr_html_()
 
     def facts(self) -> FactDict:
         return self.result.facts()

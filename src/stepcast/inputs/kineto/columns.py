@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import IntEnum, auto
 from functools import cache
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -177,7 +178,7 @@ class Communicators:
 
     def communication(self, name: str, raw_args: bytes | msgspec.Raw | None) -> tuple[Work | None, Details]:
         """Return what a kernel or CPU op called *name* moves; no Work where the trace does not give its size."""
-        args = _decode_args(raw_args)
+        args = decode_args(DECODER, raw_args, CommArgs())
         listed = self.groups.get(str(args.group_name)) if args.group_name != "" else None
         description = args.group_description or (listed.pg_desc if listed else "")
         ranks = parse_ranks(args.group_ranks) or (listed.ranks if listed else ())
@@ -229,13 +230,15 @@ class Communicators:
         return Transfer(direction, size_bytes, group, offset)
 
 
-def _decode_args(raw_args: bytes | msgspec.Raw | None) -> CommArgs:
-    if not raw_args:
-        return CommArgs()
+Args = TypeVar("Args")
+
+
+def decode_args(decoder: "msgspec.json.Decoder[Args]", data: bytes | msgspec.Raw | None, default: Args) -> Args:
+    """Return the arguments of an event; *default* without any, or where they are not what the profiler writes."""
     try:
-        return DECODER.decode(raw_args)
+        return decoder.decode(data) if data else default
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return CommArgs()
+        return default
 
 
 def _first_input(args: CommArgs) -> tuple[int, DType | None]:

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
-from typing import TypeVar
 
 import msgspec
 
-from stepcast.inputs.kineto.columns import EventRole, dtype_named, role_of, role_of_kernel
+from stepcast.inputs.kineto.columns import EventRole, decode_args, dtype_named, role_of, role_of_kernel
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
@@ -50,7 +49,6 @@ class OperatorArgs(KernelArgs):
 KERNEL_ARGS = msgspec.json.Decoder(KernelArgs, strict=False)
 OPERATOR_ARGS = msgspec.json.Decoder(OperatorArgs, strict=False)
 NO_KERNEL_ARGS, NO_OPERATOR_ARGS = KernelArgs(), OperatorArgs()
-Args = TypeVar("Args")
 CALL = msgspec.json.Decoder(tuple[str, object, object, object])
 Shapes = Sequence[Sequence[int]]
 Words = Sequence[str]
@@ -121,14 +119,6 @@ OPERATORS: dict[str, Callable[[Shapes, DType, Words], Compute | None]] = {
 }
 
 
-def _decode(decoder: "msgspec.json.Decoder[Args]", data: bytes | msgspec.Raw, default: Args) -> Args:
-    """Return the arguments of an event; *default* where they are not what the profiler writes."""
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return default
-
-
 class _TracedOperators:
     """Kernel times and operators by the operator's id."""
 
@@ -153,7 +143,7 @@ class _TracedOperators:
             elif role is EventRole.HOST and event.name in OPERATORS:
                 self._add_operator(event)
             elif role is EventRole.CALL:
-                args = _decode(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
+                args = decode_args(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
                 if args.correlation is not None and args.operator is not None:
                     self._launched_by[args.correlation] = args.operator
 
@@ -162,7 +152,7 @@ class _TracedOperators:
         if duration is None or not duration > 0 or role_of_kernel(event.name) is not EventRole.KERNEL:
             return
         self.total_us += duration
-        args = _decode(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
+        args = decode_args(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
         on_tensor_cores = TF32_KERNEL.search(event.name) is not None
         if args.operator is not None:
             self._spend(args.operator, duration, on_tensor_cores)
@@ -179,7 +169,7 @@ class _TracedOperators:
         if b'"Input Dims"' not in raw:
             self.without_shapes += 1
             return
-        args = _decode(OPERATOR_ARGS, raw, NO_OPERATOR_ARGS)
+        args = decode_args(OPERATOR_ARGS, raw, NO_OPERATOR_ARGS)
         if args.operator is not None:
             call = msgspec.json.encode((event.name, args.shapes, args.types, args.values))
             self._call_of[args.operator] = self._calls.setdefault(call, len(self._calls))

@@ -312,9 +312,9 @@ class RankEvidence:
     rank: int
     stage: int
     path: str
-    transfer: tuple[int, int, int] | None  # sequence, micro-batch, hidden
-    tokens: tuple[int, int] | None  # micro-batch, sequence
-    word_embedding: tuple[int, int] | None  # this rank's rows of the vocabulary, hidden
+    transfer: tuple[int, ...] | None  # sequence, micro-batch, hidden
+    tokens: tuple[int, ...] | None  # micro-batch, sequence
+    word_embedding: tuple[int, ...] | None  # this rank's rows of the vocabulary, hidden
     hidden: int | None
     dtype: DType | None
     gradients: int | None

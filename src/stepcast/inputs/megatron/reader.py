@@ -20,6 +20,9 @@ from stepcast.ir.timeline import NONE, Timeline, TimelineBuilder
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MS
 
+# Tensors that show the sizes of a run, with their dimensions.
+DIMENSIONS = {"transfer": 3, "tokens": 2, "ep_allreduce": 2, "embedding_fwd": 3, "dp_allreduce": 1, BUCKET: 1}
+
 
 def read_run(sources: Sequence[Source]) -> Timeline:
     """Return all given ranks of one run as one Timeline."""
@@ -152,35 +155,24 @@ def _is_simulated(row: TraceRow) -> bool:
 
 def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_batches: int) -> RankEvidence:
     """Return what one rank's distinct rows show; each comes with its count and its count inside forward passes."""
-    transfer: tuple[int, int, int] | None = None
-    tokens: tuple[int, int] | None = None
-    embedding: tuple[int, int] | None = None
-    embedded: tuple[int, ...] | None = None
+    shapes: dict[str, tuple[int, ...]] = {}  # the last of each name
     dtype: DType | None = None
-    gradients: int | None = None
     buckets: dict[tuple[str | None, ...], int] = {}
-    forwards = 0
-    has_loss = is_simulated = False
-    for row, count, _ in rows:
-        shape = row.shape if row.shape and min(row.shape) > 0 else ()
-        if row.name in TRANSFERS and len(shape) == 3:
-            transfer, dtype = (shape[0], shape[1], shape[2]), dtype or row.dtype
-        elif row.name in ("tokens", "labels") and len(shape) == 2:
-            tokens = (shape[0], shape[1])
-        elif row.name == "ep_allreduce" and len(shape) == 2:
-            embedding = (shape[0], shape[1])
-        elif row.name == "embedding_fwd" and len(shape) == 3:
-            embedded, dtype = shape, dtype or row.dtype
-        elif row.name == "dp_allreduce" and len(shape) == 1:
-            gradients = shape[0]
-        elif row.name == BUCKET and len(shape) == 1:
-            numel = row.detail("bucket_numel_unpadded") or ""
-            key = tuple(row.detail(word) for word in ("buffer_id", "bucket_id", "bucket_offset"))
-            buckets[key] = int(numel) if numel.isdecimal() and len(numel) < 16 else shape[0]
-        forwards += count if row.is_operation and row.name == "forward_step" else 0
-        has_loss |= row.is_operation and row.name == "loss_func"
-        is_simulated |= _is_simulated(row)
-    hidden = transfer[2] if transfer else embedding[1] if embedding else embedded[2] if embedded else None
+    for row, _, _ in rows:
+        shape, name = row.shape or (), "transfer" if row.name in TRANSFERS else row.name
+        name = "tokens" if name == "labels" else name
+        if min(shape, default=0) > 0 and len(shape) == DIMENSIONS.get(name):
+            shapes[name] = shape
+            dtype = dtype or (row.dtype if name in ("transfer", "embedding_fwd") else None)
+            if name == BUCKET:
+                numel = row.detail("bucket_numel_unpadded") or ""
+                key = tuple(row.detail(word) for word in ("buffer_id", "bucket_id", "bucket_offset"))
+                buckets[key] = int(numel) if numel.isdecimal() and len(numel) < 16 else shape[0]
+    forwards = sum(count for row, count, _ in rows if row.is_operation and row.name == "forward_step")
+    transfer, tokens, embedding = (shapes.get(name) for name in ("transfer", "tokens", "ep_allreduce"))
+    wide = transfer or embedding or shapes.get("embedding_fwd")
+    hidden = wide[-1] if wide else None
+    is_simulated = any(_is_simulated(row) for row, _, _ in rows)
     reduces = sum(within for row, _, within in rows if _reduces_activations(row, hidden))
     if dtype is None:
         dtype = next((row.dtype for row, _, _ in rows if _reduces_activations(row, hidden)), None)
@@ -193,10 +185,10 @@ def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_b
         word_embedding=embedding,
         hidden=hidden,
         dtype=dtype,
-        gradients=sum(buckets.values()) if buckets else gradients,
+        gradients=sum(buckets.values()) if buckets else shapes.get("dp_allreduce", (None,))[0],
         forward_reduces=reduces // forwards if forwards and (reduces or not is_simulated) else None,
         micro_batches=micro_batches,
-        has_loss=has_loss,
+        has_loss=any(row.is_operation and row.name == "loss_func" for row, _, _ in rows),
     )
 
 
