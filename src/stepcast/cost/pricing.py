@@ -71,10 +71,10 @@ class Pricer:
     _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state with the prices that are known, but without the compute model, which is a function."""
-        prices = dict(self.known())
-        return {**self.__dict__, "compute": refuse_to_price, "_by_identity": {}, "_by_value": prices}
+    def __reduce__(self) -> tuple[Callable[..., "Pricer"], tuple[object, ...]]:
+        """Return a copy with the prices that are known, but without the compute model, which is a function."""
+        changed = {"compute": refuse_to_price, "_by_identity": {}, "_by_value": dict(self.known())}
+        return Pricer, tuple(changed.get(name, getattr(self, name)) for name in Pricer.__match_args__)
 
     def known(self) -> Iterator[tuple[Work, Price]]:
         """Yield the works that were priced, equal ones perhaps more than once."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 from math import prod
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import assign, dataclass
 from stepcast.ir.limits import Amount, Count, Portion, Positive, Ratio, Share, Whole
 from stepcast.units import US
 
@@ -284,7 +284,7 @@ class Communication:
 
     def __post_init__(self) -> None:
         if self.expert_share == 0:
-            object.__setattr__(self, "expert_share", self.exchange_share)
+            assign(self, "expert_share", self.exchange_share)
 
 
 @dataclass(frozen=True, slots=True)

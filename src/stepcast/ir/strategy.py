@@ -7,7 +7,7 @@ from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 
-from stepcast.ir.dataclass import Remembered, dataclass, replace, require, require_counts
+from stepcast.ir.dataclass import Remembered, assign, dataclass, replace, require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
 from stepcast.ir.layout import Layout
@@ -260,7 +260,7 @@ class Strategy:
     def __post_init__(self) -> None:
         for name, kind in WORDS.items():
             if type(getattr(self, name)) is str:  # a word from a user's program, checked here and not later
-                object.__setattr__(self, name, _word(kind, name, getattr(self, name)))
+                assign(self, name, _word(kind, name, getattr(self, name)))
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
         require_counts(self, 0, "lora_rank", "trained_layers", "further_tokens", "document", "longest")
         zeros = self.zero_gradients

@@ -32,9 +32,9 @@ class Prices:
     ahead: bool = False  # hosts go on to the next step without waiting for the end of one
     table: ListSeconds | None = None  # seconds of all works of a list, where that is faster than one by one
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state without the table, which cannot be pickled."""
-        return {**self.__dict__, "table": None}
+    def __reduce__(self) -> tuple[type["Prices"], tuple[object, ...]]:
+        """Return the arguments of a copy without the table, which cannot be pickled."""
+        return Prices, (self.seconds, self.issue_s, self.takes, self.slow_groups, self.ahead)
 
     def message_s(self, message: Cost) -> float:
         """Return the seconds of one message between stages."""

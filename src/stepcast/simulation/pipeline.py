@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, IntArray, distinct
-from stepcast.ir.dataclass import ByIdentity, dataclass
+from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
@@ -89,9 +89,10 @@ class PipelineTemplate(CallTable):
     before: tuple[RoundTemplate, ...] = ()
     after: tuple[RoundTemplate, ...] = ()
     is_uniform: bool = True  # all micro-batches run the same
-    _distinct: dict[tuple[tuple[int, ...], ...], tuple[list[PipelineCall], IntArray]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+
+    @cached_property
+    def _distinct(self) -> dict[tuple[tuple[int, ...], ...], tuple[list[PipelineCall], IntArray]]:
+        return {}
 
     def distinct_kinds(self, same: tuple[int, ...], turns: tuple[int, ...]) -> tuple[list[PipelineCall], IntArray]:
         """Return the kinds of calls that run something different, and for each kind its index among them.

@@ -6,7 +6,6 @@ and one program runs with any number of price lists. This module does not know w
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import field
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise, starmap
 from typing import TypeVar
@@ -109,7 +108,10 @@ class CallPlan:
     entries: NDArray[np.intp]  # entries x calls in *order*: the place of each entry time; below *rows* from the start
     segment: IntArray  # of the calls in *order*
     rows: int  # times that a call leaves behind
-    _periods: dict[int, tuple[int, int] | None] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _periods(self) -> dict[int, tuple[int, int] | None]:
+        return {}
 
     def find_period(self, size: int) -> tuple[int, int] | None:
         """Return the first and the last of the levels whose *size* calls repeat the *size* calls before, so that they
@@ -149,7 +151,10 @@ class CallTable:
     rank_names: tuple[str, ...] = ()
     micro_batches: IntArray | None = None  # calls x 2, for labels only: the micro-batches of a call, -1 for none
     names: tuple[str, ...] = ()  # of the segments
-    _plans: dict[tuple[int, int], CallPlan] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _plans(self) -> dict[tuple[int, int], CallPlan]:
+        return {}
 
     def __post_init__(self) -> None:
         bounds = self.rank_start

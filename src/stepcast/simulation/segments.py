@@ -8,7 +8,8 @@ free at 0. This module does not know what ops do.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import field, replace
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TypeAlias
@@ -16,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
-from stepcast.ir.dataclass import Remembered, cached_property, dataclass
+from stepcast.ir.dataclass import Remembered, assign, cached_property, dataclass
 
 Cost: TypeAlias = Hashable
 """Seconds as a plain number, or a key that a price list knows."""
@@ -183,8 +184,9 @@ class Piece:
 
     def with_source(self, source: int) -> "Piece":
         """Return the same ops with costs of another list."""
-        piece = object.__new__(Piece)  # the ops were checked
-        piece.__dict__.update(self.__dict__, has_delays=self.has_delays, source=source)
+        piece = copy(self)  # the ops were checked
+        assign(piece, "source", source)
+        piece.__dict__["has_delays"] = self.has_delays
         return piece
 
     @classmethod
@@ -212,18 +214,18 @@ class Segment:
 
     name: str
     chain: tuple[tuple[Piece, int], ...]
-    outputs: int = field(init=False)
 
     def __post_init__(self) -> None:
-        count = 0
         for index, (piece, repeat) in enumerate(self.chain):
             inputs, outputs = piece.shape.ports
-            count += outputs
             if repeat < 1 or (inputs and index) or (repeat > 1 and (inputs or outputs)):
                 raise ProgramError(
                     f"segment {self.name}: inputs belong to its first piece, and pieces with ports run once"
                 )
-        object.__setattr__(self, "outputs", count)
+
+    @cached_property
+    def outputs(self) -> int:
+        return sum(piece.shape.ports[1] for piece, _ in self.chain)
 
     @classmethod
     def of(

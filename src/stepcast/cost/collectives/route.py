@@ -11,7 +11,7 @@ from functools import lru_cache
 from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
 from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath, Place
-from stepcast.ir.dataclass import dataclass, replace
+from stepcast.ir.dataclass import assign, dataclass, replace
 from stepcast.ir.limits import Amount, convert_table
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.units import MIB
@@ -132,16 +132,16 @@ class Route:
 
     def __post_init__(self) -> None:
         if self.ranks_per_node == 0:
-            object.__setattr__(self, "ranks_per_node", -(-self.ranks // max(1, self.nodes)))
+            assign(self, "ranks_per_node", -(-self.ranks // max(1, self.nodes)))
         if self.fewest_per_node == 0:
-            object.__setattr__(self, "fewest_per_node", min(self.ranks_per_node, self.ranks // max(1, self.nodes)))
+            assign(self, "fewest_per_node", min(self.ranks_per_node, self.ranks // max(1, self.nodes)))
         if not 1 <= self.fewest_per_node <= self.ranks_per_node <= self.ranks:
             raise ValueError(
                 f"{self.ranks} ranks cannot be spread over {self.nodes} nodes, "
                 f"{self.fewest_per_node} to {self.ranks_per_node} on each"
             )
         if self.exchange_bytes_per_s == 0:
-            object.__setattr__(self, "exchange_bytes_per_s", self.inter_bytes_per_s / self.fewest_per_node)
+            assign(self, "exchange_bytes_per_s", self.inter_bytes_per_s / self.fewest_per_node)
         for name in ("nodes", "channels", "channels_per_rank", "ranks_per_thread"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")

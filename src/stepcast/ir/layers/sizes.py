@@ -4,11 +4,10 @@
 """
 
 from collections.abc import Callable
-from dataclasses import field
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture, Weight
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.model_parts import LayerParts
@@ -17,17 +16,17 @@ from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, St
 from stepcast.ir.workload import Layer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sizes:
     """Sizes on one rank of a stage; *plan* says how states are split, gathered and reduced."""
 
     model: Architecture
     strategy: Strategy
     framework: Framework = MEGATRON_CORE
-    plan: ShardingPlan = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "plan", plan_of(self.strategy, self.framework))
+    @cached_property
+    def plan(self) -> ShardingPlan:
+        return plan_of(self.strategy, self.framework)
 
     @property
     def tp(self) -> int:
