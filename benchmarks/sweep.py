@@ -22,8 +22,7 @@ from stepcast.questions.settle import settle
 from stepcast.sweep.engines import AnsweredChunk, Answers, PointChunk
 from stepcast.sweep.run import sweep
 from stepcast.sweep.spec import Words, read_spec
-from stepcast.sweep.store import Store
-from stepcast.sweep.summary import rows_of, status_facts
+from stepcast.sweep.store import Store, rows_of, status_facts
 
 SPEC = """
 where = "tp * pp * cp <= gpus"

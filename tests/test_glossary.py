@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.views.glossary import explain
+from stepcast.views.markup import explain
 from tests.shared import ROOT
 
 spec = importlib.util.spec_from_file_location("make_glossary", ROOT / "tools" / "make_glossary.py")

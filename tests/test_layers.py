@@ -84,7 +84,7 @@ MAY_OPEN_FILES = (
     "goodput/catalog.py",
     "rl/step.py",
     "views/document.py",
-    "views/glossary.py",
+    "views/markup.py",
     "views/view.py",
     "serve/app.py",
 )

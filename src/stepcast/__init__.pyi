@@ -7,8 +7,8 @@ from stepcast.analyze.replay import ReplayResult as ReplayResult
 from stepcast.analyze.result import AnalysisResult as AnalysisResult
 from stepcast.analyze.watch import WatchAlert as WatchAlert
 from stepcast.analyze.watch import WatchedStep as WatchedStep
-from stepcast.checking.check import check as check
 from stepcast.checking.run import RunCheck as RunCheck
+from stepcast.checking.run import check as check
 from stepcast.cost.calibration import Calibration as Calibration
 from stepcast.forecast.options import Options as Options
 from stepcast.forecast.prediction import Prediction as Prediction

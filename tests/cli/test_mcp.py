@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.cli.mcp_tools import TOOLS, command_line, describe_tools, shorten
+from stepcast.cli.mcp import TOOLS, command_line, describe_tools, shorten
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.sweep.store import Store
-from stepcast.sweep.summary import rows_of
+from stepcast.sweep.store import Store, rows_of
 from tests.faults.attacks import CONDITIONS, attacks
 from tests.fuzz.worker import run_command
 from tests.sweep import questions

@@ -11,8 +11,7 @@ from typing import Any
 from stepcast.sweep.engines import Answers
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import Words, read_spec
-from stepcast.sweep.store import RETRY, Store
-from stepcast.sweep.summary import rows_of
+from stepcast.sweep.store import RETRY, Store, rows_of
 
 SPEC = """
 [[axis]]

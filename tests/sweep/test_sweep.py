@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.sweep.store import LOCK, NAME, RETRY, Store
-from stepcast.sweep.summary import rows_of, status_facts
+from stepcast.sweep.store import LOCK, NAME, RETRY, Store, rows_of, status_facts
 from tests.shared import ROOT
 from tests.sweep import questions
 from tests.sweep.questions import table

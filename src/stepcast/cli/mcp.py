@@ -5,17 +5,23 @@ after the other in a second process, which reads one folder alone and ends when 
 """
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from functools import cache
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.main import VERBS, build_parser, main
+from stepcast.cli.output import WRITTEN
 from stepcast.ir.children import block_interrupts
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
@@ -83,8 +89,6 @@ class AgentServer:
         return None
 
     def _dispatch(self, number: object, method: str, params: FactDict) -> None:
-        from stepcast.cli.mcp_tools import describe_tools
-
         if method == "notifications/cancelled":
             if cancelled := self._waiting.get(_key(params.get("requestId"))):
                 cancelled.set()
@@ -111,8 +115,6 @@ class AgentServer:
             self._fail(number, UNKNOWN_METHOD, f"unknown method {method[:80]!r}")
 
     def _take_call(self, number: object, params: FactDict) -> None:
-        from stepcast.cli.mcp_tools import ToolError, command_line
-
         arguments, meta = params.get("arguments") or {}, params.get("_meta") or {}
         try:
             if not isinstance(arguments, dict) or not isinstance(meta, dict):
@@ -164,8 +166,6 @@ class AgentServer:
             return self._process[1]
         import multiprocessing
 
-        from stepcast.cli.mcp_tools import answer_calls
-
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=answer_calls, args=(theirs, self.folder, MOST_BYTES), daemon=True)
@@ -190,7 +190,7 @@ class AgentServer:
         self._send({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})
 
     def _send(self, message: Facts) -> None:
-        with self._lock, suppress(BrokenPipeError):
+        with self._lock, contextlib.suppress(BrokenPipeError):
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
 
@@ -202,3 +202,217 @@ def _key(number: object) -> str:
 def _result(worked: bool, text: str, facts: object = None) -> FactDict:
     result: FactDict = {"content": [{"type": "text", "text": text}], "isError": not worked}
     return {**result, "structuredContent": facts} if facts is not None else result
+
+
+# ---- tools: schemas from the options of verbs, answers in a process that reads one folder -------------------
+
+TOOLS = ("predict", "search", "plan", "analyze", "collective", "list")
+# Options that write files, print progress or start processes.
+LEFT_OUT = {*WRITTEN, "help", "json", "emit", "verbose", "gantt", "workers", "name", "run"}
+MOST_ROWS = 50  # of each list of an answer
+MOST_CHARACTERS = 400_000  # of an answer
+READABLE = ("/dev/null", "/dev/urandom", "/proc/cpuinfo", "/proc/meminfo", "/etc/localtime")
+REFUSED = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind")
+
+
+class ToolError(ValueError):
+    """Arguments that a tool does not take."""
+
+
+@cache
+def _actions(tool: str) -> Mapping[str, argparse.Action]:
+    """Return the options of a verb by their names in a schema."""
+    verb = next(verb for verb in VERBS if verb.name == tool)
+    parser = build_parser([verb])
+    groups = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    actions = groups.choices[tool]._actions
+    return {action.dest: action for action in actions if action.dest not in LEFT_OUT}
+
+
+def describe_tools() -> list[FactDict]:
+    """Return the tools as ``tools/list`` gives them."""
+    about = {verb.name: verb for verb in VERBS}
+    return [
+        {
+            "name": tool,
+            "description": about[tool].about,
+            "inputSchema": _schema(tool),
+            "annotations": {"readOnlyHint": True, "openWorldHint": False},
+        }
+        for tool in TOOLS
+    ]
+
+
+def _schema(tool: str) -> FactDict:
+    properties, required = {}, []
+    for name, action in _actions(tool).items():
+        words = (action.help or "").replace("%%", "%")
+        properties[name] = {"description": words, **_type(action)}
+        if action.required and action.nargs not in ("?", "*"):
+            required.append(name)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _type(action: argparse.Action) -> FactDict:
+    if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
+        return {"type": "boolean"}
+    if isinstance(action, argparse._AppendAction) or action.nargs == "+":
+        return {"type": "array", "items": {"type": "string"}}
+    if action.choices is not None:
+        return {"type": "string", "enum": [str(choice) for choice in action.choices]}
+    return {"type": "string"} if action.type in (None, str) else {"type": ["string", "number"]}
+
+
+def command_line(tool: str, arguments: Facts) -> list[str]:
+    """Return the words of the command that the *arguments* of a tool ask for."""
+    if tool not in TOOLS:
+        raise ToolError(f"unknown tool {tool!r}; choose from {', '.join(TOOLS)}")
+    actions = _actions(tool)
+    places: list[str] = []
+    options: list[str] = []
+    for name, value in arguments.items():
+        action = actions.get(name)
+        if action is None:
+            raise ToolError(f"{tool} has no argument {name!r}; see its schema")
+        kind = _type(action).get("type")
+        if value is None:
+            continue
+        values = value if isinstance(value, list) else [value]
+        if kind == "boolean":
+            if not isinstance(value, bool):
+                raise ToolError(f"{name} must be true or false, not {value!r}")
+            long = action.option_strings[0]
+            denied = next((option for option in action.option_strings if option.startswith("--no-")), None)
+            options += [long] if value else [denied] if denied else []
+        elif not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in values):
+            raise ToolError(f"{name} must be text or a number, not {json.dumps(value)[:80]}")
+        elif action.option_strings:
+            if kind != "array" and isinstance(value, list):
+                value = ",".join(map(str, value))
+                values = [value]
+            options += [f"{action.option_strings[-1]}={one}" for one in values]
+        else:
+            if any(str(one).startswith("-") for one in values):
+                raise ToolError(f"{name} must not begin with '-'")
+            places += map(str, values)
+    # A search in several processes could not be ended as one.
+    return [tool, *places, *options, *(["--workers=1"] if tool == "search" else []), "--json"]
+
+
+# ---- the process that answers -------------------------------------------------------------------------------
+
+
+def confine(folder: str | None) -> None:
+    """Let this process read *folder*, its own programs and nothing else; let it write nothing and reach nobody."""
+    import msgspec
+    import numpy
+    import yaml
+
+    package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    # Not sys.path: it names the folder in which the server was started.
+    installed = [os.path.dirname(os.path.dirname(str(module.__file__))) for module in (msgspec, numpy, yaml)]
+    own = os.path.realpath(folder) if folder else None
+    readable = [os.path.realpath(root) for root in (os.path.dirname(os.__file__), package, *installed)]
+    readable += [own] if own else []
+    sys.dont_write_bytecode = True
+    os.chdir(own or package)
+
+    def check(event: str, given: tuple[object, ...]) -> None:
+        if event in REFUSED:
+            raise PermissionError(f"{event} is not allowed in a tool")
+        if event not in ("open", "os.listdir", "os.scandir", "sqlite3.connect"):
+            return
+        path = given[0]
+        if not isinstance(path, str | bytes) or (event == "sqlite3.connect" and path == ":memory:"):
+            return
+        name = os.fsdecode(path)
+        if event == "sqlite3.connect":
+            name = name.removeprefix("file://").removeprefix("file:").partition("?")[0]
+        flags = given[2] if event == "open" else 0
+        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and name != os.devnull:
+            raise PermissionError(f"{name}: tools write no files")
+        real = os.path.realpath(name)
+        if real in READABLE or any(real == root or real.startswith(root + os.sep) for root in readable):
+            return
+        raise PermissionError(f"{name}: is outside of the folder that --folder allows")
+
+    sys.addaudithook(check)
+
+
+def answer_calls(pipe: "Connection", folder: str | None, most_bytes: int) -> None:
+    """Answer the calls that come through *pipe*, until it is closed."""
+    import gc
+
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    for tool in TOOLS:
+        _actions(tool)
+    confine(folder)
+    gc.enable()
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            pipe.send(_answer(pipe.recv()))
+
+
+def _answer(words: Sequence[str]) -> tuple[bool, str, object]:
+    """Return whether a command worked, its short text, and its JSON."""
+    out, err = io.StringIO(), io.StringIO()
+    status = 2
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
+            status = main(words)
+        facts = json.loads(out.getvalue()) if status in (0, 1) else None
+    except Exception as error:  # a mistake of ours is an answer too, and no end of the session
+        return False, f"{type(error).__name__}: {error}"[:2000], None
+    if facts is None:
+        return False, err.getvalue().removeprefix("stepcast: ").strip()[:2000], None
+    facts = shorten(facts if isinstance(facts, dict) else {"rows": facts})
+    return True, summarise(words[0], facts), facts
+
+
+def shorten(facts: FactDict) -> FactDict:
+    """Return the answer with its long lists cut, and the number of entries that were left out."""
+    left_out: dict[str, int] = {}
+
+    def cut(value: Any, place: str, most: int) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(item, f"{place}.{key}" if place else key, most) for key, item in value.items()}
+        if isinstance(value, list):
+            if len(value) > most:
+                left_out[place] = len(value) - most
+            return [cut(item, place, most) for item in value[:most]]
+        return value
+
+    most = MOST_ROWS
+    shorter = cut(facts, "", most)
+    while most > 1 and len(json.dumps(shorter)) > MOST_CHARACTERS:
+        most //= 2
+        left_out.clear()
+        shorter = cut(facts, "", most)
+    return {**shorter, "left_out": left_out} if left_out else shorter
+
+
+def summarise(tool: str, facts: Facts) -> str:
+    """Return the answer in a sentence or two."""
+    words: list[str] = []
+    if tool == "list":
+        words = [f"{len(rows)} {name}" for name, rows in facts.items() if isinstance(rows, list)]
+    elif tool == "search" and facts.get("rows"):
+        best = facts["rows"][0]
+        words = [f"rank 1: {format_seconds(best['step_s'])} per step", str(best.get("command"))]
+    elif tool == "plan" and "days" in facts:
+        words = [f"{facts['days']['median']:.1f} days", f"goodput {format_percent(facts['goodput'])}"]
+    elif "time_s" in facts:
+        words = [format_seconds(facts["time_s"]), f"bus bandwidth {format_rate(facts['busbw_bytes_per_s'])}"]
+    elif facts.get("step_s"):
+        words = [f"{format_seconds(facts['step_s'])} per step"]
+        if interval := facts.get("uncertainty"):
+            words.append(f"90 % interval {format_seconds(interval['low_s'])} to {format_seconds(interval['high_s'])}")
+        if isinstance(memory := facts.get("memory_bytes"), dict) and "total" in memory:
+            words.append(f"{format_bytes(memory['total'])} of memory: {memory.get('verdict', memory.get('fits'))}")
+        if facts.get("stragglers"):
+            words.append(f"straggler: rank {facts['stragglers'][0]['rank']}")
+    warnings = [f"warning: {text}" for text in facts.get("warnings", ())[:3]]
+    return "\n".join(["; ".join(words) or "answered", *warnings])

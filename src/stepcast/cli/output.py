@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, BinaryIO
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING, BinaryIO
 from stepcast.cli.streams import show_status, unpainted, waiting_notes
 from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.inputs.source import Progress, Source, read_most
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import PIPE
-from stepcast.outputs import files
-from stepcast.outputs.files import file_identity, unwritable
 from stepcast.questions.choices import option_of
 from stepcast.version import __version__
 from stepcast.views.text import UNSEEN, bullet, message, visible
 
 if TYPE_CHECKING:
+    from stepcast.forecast.prediction import Prediction
+    from stepcast.ir.facts import ChangeFacts
     from stepcast.ir.timeline import Timeline
     from stepcast.questions.choices import Question
     from stepcast.questions.emitting import EmittedConfig
@@ -84,6 +86,8 @@ def new_file(name: str) -> str:
     """Check the name of a file to write, as an argparse type, before the work is done."""
     if name in ("", "-"):
         raise argparse.ArgumentTypeError(f"expected the name of a file to write, not {name!r}")
+    from stepcast.outputs.files import unwritable
+
     if why := unwritable(name):
         raise argparse.ArgumentTypeError(f"{name}: {why}")
     return name
@@ -102,26 +106,29 @@ def check_files(args: argparse.Namespace) -> None:
 
     Files that are no arguments, such as one that another extends, are checked when they would be replaced.
     """
-    taken: dict[object, str] = {}
-    for name in READ:
-        for path in _paths(args, name):
-            if place := file_identity(0 if path == "-" else path):
-                taken[place] = "to read"
+    written = [(name, path) for name in WRITTEN for path in _paths(args, name)]
+    read = [path for name in READ for path in _paths(args, name) if path == "-" or os.path.exists(path)]
+    if not (written or read):
+        return
+    from stepcast.outputs.files import file_identity
+
+    taken: dict[object, str] = {
+        place: "to read" for path in read if (place := file_identity(0 if path == "-" else path))
+    }
     for stream in (1, 2):
         if taken.get(place := file_identity(stream)) == "to read":
             raise ValueError("standard output goes to a file that is read; use another one")
         if place:
             taken[place] = "into which this prints"
-    for name in WRITTEN:
-        for path in _paths(args, name):
-            place = file_identity(path)
-            if path == "-" or (place is None and os.path.exists(path)):
-                continue
-            where = place or os.path.realpath(path)
-            if where in taken:
-                raise ValueError(f"{path}: is the file {taken[where]}; use another name")
-            taken[where] = f"that --{name.replace('_', '-')} writes"
-    if any(getattr(args, name, None) for name in WRITTEN):
+    for name, path in written:
+        place = file_identity(path)
+        if path == "-" or (place is None and os.path.exists(path)):
+            continue
+        where = place or os.path.realpath(path)
+        if where in taken:
+            raise ValueError(f"{path}: is the file {taken[where]}; use another name")
+        taken[where] = f"that --{name.replace('_', '-')} writes"
+    if written:
         _watch_reads()
 
 
@@ -142,13 +149,15 @@ def write_file(path: str, data: bytes, resumes: bool = False) -> int:
 
 def write_files(given: Iterable[tuple[str, bytes]], resumes: bool = False) -> dict[str, int]:
     """Write several files, all or none; return the number of bytes of each."""
+    from stepcast.outputs import files
+
     names = []
 
     def check() -> Iterator[tuple[str, bytes]]:
         for name, data in given:
-            if why := unwritable(name):
+            if why := files.unwritable(name):
                 raise ValueError(f"{name}: {why}")
-            if not resumes and file_identity(name) in set(filter(None, map(file_identity, _opened))):
+            if not resumes and files.file_identity(name) in set(filter(None, map(files.file_identity, _opened))):
                 raise ValueError(f"{name}: is a file that is read; use another name")
             names.append(name)
             yield name, data
@@ -353,3 +362,72 @@ def _bar(path: str) -> Progress | None:
         return None
     size, bar = os.path.getsize(path), ProgressBar(os.path.basename(path)[:30], " MB")
     return lambda done: bar(done / 1e6, size / 1e6)
+
+
+# ---- output of verbs that simulate a step -------------------------------------------------------------------
+
+
+def show_prediction(
+    prediction: "Prediction",
+    args: argparse.Namespace,
+    asked: FactDict,
+    changes: "Callable[[], list[ChangeFacts]]" = list,
+    **extra_facts: object,
+) -> None:
+    """Print the report, and write or draw what was asked for; *extra_facts* are the verb's own.
+
+    *changes* are predictions with one choice changed.
+    """
+    from stepcast.views.step import step_view
+
+    found = {**asked, "command": args.command, "version": __version__, **prediction.report.facts()}
+    found |= {name: value for name, value in extra_facts.items() if value is not None}
+    if args.jitter is not None:
+        found["jitter"] = _jitter(prediction, args)
+    if args.critical_path:
+        found["critical_path"] = [
+            {"name": name, "count": count, "seconds": seconds} for name, count, seconds in _path_rows(prediction)
+        ]
+    if args.trace:
+        found["trace"] = args.trace
+        write_trace(prediction.timeline, args.trace)
+    explained, drawn = getattr(args, "explain_memory", False), []
+    if args.html:  # its page also has the timeline, the roofline and the changes to try
+        from stepcast.forecast.prediction import roofline
+
+        view = step_view(found, prediction.drawn, roofline(prediction), changes(), explained)
+    else:
+        view = step_view(found, explain_memory=explained)
+    if args.gantt and not args.json:
+        from stepcast.views.gantt import gantt
+
+        drawn.append(gantt(prediction.timeline, terminal_width()))
+    if args.trace:
+        drawn.append(f"wrote {visible(args.trace)}: open it at ui.perfetto.dev")
+    show_view(args, view, below=drawn)
+
+
+def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
+    """Return the critical path summed by name, longest first."""
+    path, program = prediction.critical_path, prediction.step.program.written_out
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):
+        entry = totals[program.segments[program.segment[call]].names[op]]
+        entry[0] += 1
+        entry[1] += seconds
+    rows = [(name, int(count), seconds) for name, (count, seconds) in totals.items() if seconds > 0]
+    return sorted(rows, key=lambda row: -row[2])[:20]
+
+
+def _jitter(prediction: "Prediction", args: argparse.Namespace) -> FactDict:
+    from stepcast.simulation.unfolded import simulate_jitter
+
+    spread = simulate_jitter(prediction.step, args.jitter, args.runs, args.seed)
+    return {
+        "deviation": args.jitter,
+        "runs": spread.runs,
+        "seed": args.seed,
+        "mean_s": spread.mean_s,
+        "deviation_s": spread.deviation_s,
+        "percentiles_s": {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()},
+    }

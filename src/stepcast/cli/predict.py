@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.options import check_applicable
-from stepcast.cli.output import print_notes, show_alternatives, show_emitted, write_file, write_files
-from stepcast.cli.results import show_prediction
+from stepcast.cli.output import print_notes, show_alternatives, show_emitted, show_prediction, write_file, write_files
 from stepcast.questions.choices import several_of
 from stepcast.units import format_change, format_seconds
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from stepcast.cli.documents import read_document
 from stepcast.cli.options import check_applicable, cluster_question, has_racks
-from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.results import show_prediction
+from stepcast.cli.output import print_json, print_warnings, show_prediction, terminal_width
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.prediction import Prediction

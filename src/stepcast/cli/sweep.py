@@ -15,8 +15,7 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import read_spec
-from stepcast.sweep.store import Store
-from stepcast.sweep.summary import page_facts, rows_of, status_facts
+from stepcast.sweep.store import Store, page_facts, rows_of, status_facts
 from stepcast.units import format_seconds
 from stepcast.views.sweep import counts_view, rows_view, sweep_view
 

@@ -25,8 +25,7 @@ from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.sweep.engines import Answers
 from stepcast.sweep.spec import Spec, Words
-from stepcast.sweep.store import RETRY
-from stepcast.sweep.summary import OUT_OF_TIME
+from stepcast.sweep.store import OUT_OF_TIME, RETRY
 from stepcast.units import DAY, format_seconds
 
 QUESTIONS: dict[str, type[Question]] = {"predict": PredictQuestion, "search": SearchQuestion, "plan": PlanQuestion}

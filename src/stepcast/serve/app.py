@@ -20,9 +20,8 @@ from starlette.routing import Route
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.serve.fields import COMPARE, DROPPED, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form
+from stepcast.serve.fields import COMPARE, DROPPED, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form, shell
 from stepcast.serve.guard import Guard, RefusedError
-from stepcast.serve.shell import shell
 from stepcast.views.document import Page, asset, body_of, plain_json, policy, render
 from stepcast.views.text import message
 

@@ -11,8 +11,7 @@ import msgspec
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
-from stepcast.views.glossary import explain
-from stepcast.views.markup import Child, Markup, join, tag, text
+from stepcast.views.markup import Child, Markup, explain, join, tag, text
 from stepcast.views.text import visible
 from stepcast.views.view import asked_pairs
 

@@ -8,8 +8,7 @@ from stepcast.version import __version__
 from stepcast.views import view as ui
 from stepcast.views.charts import BarPiece, BarRow, ChartFrame, axis_row, draw_bars, legend
 from stepcast.views.document import About, Page, Section, render
-from stepcast.views.glossary import explain
-from stepcast.views.markup import Child, Markup, join, tag
+from stepcast.views.markup import Child, Markup, explain, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
 
