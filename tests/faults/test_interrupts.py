@@ -136,13 +136,12 @@ class Nowhere(caching._CacheLocator):
     def from_function(cls, function, file):
         return None
 caching.CacheImpl._locator_classes = [Nowhere]
-from stepcast.simulation.program import compile_function
+from stepcast.simulation.kernels import compile_functions, find_kernel, find_levels
 from stepcast.simulation.unfolded import _longest_path
-kernel = compile_function(_longest_path)
-print(kernel is not None)
+print(*compile_functions((_longest_path,)), find_kernel(find_levels, 2**15 + 1), find_kernel(find_levels, 2**30) is None)
 """
     found = run_python(program, HOME=str(home), NUMBA_CACHE_DIR=str(home / "below"))
-    assert (found.stdout, found.stderr) == ("True\n", "")
+    assert (found.stdout, found.stderr) == ("_longest_path None False\n", "")
 
 
 FIRST_CHILD = """

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.simulation import engine
+from stepcast.simulation import kernels
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, Times
 from stepcast.simulation.timeline import critical_path
@@ -54,7 +54,9 @@ def test_compiled_kernels_and_numpy_agree_bit_for_bit(plan: Plan) -> None:
     runs = []
     for threshold in (0, 2**60):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "WORTH_COMPILING", threshold)
+            patch.setattr(kernels, "WORTH_LOADING", threshold)
+            patch.setattr(kernels, "WORTH_COMPILING", threshold)
+            patch.setattr(kernels, "_loaded", {})
             runs.append(simulate(plan.program()))
     assert runs[0].makespan_s == runs[1].makespan_s
     assert np.array_equal(runs[0].left_s, runs[1].left_s)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.simulation import engine
+from stepcast.simulation import kernels
 from stepcast.simulation.engine import extend_makespan_s, simulate
 from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import pipeline_program
@@ -92,7 +92,9 @@ def test_a_pipeline_whose_periods_are_repeated_ends_as_the_long_one_does(
     name: ScheduleKind, mode: Send, worth_compiling: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where stages drift apart, or waves pass through them again and again."""
-    monkeypatch.setattr(engine, "WORTH_COMPILING", worth_compiling)
+    for name_of_limit in ("WORTH_LOADING", "WORTH_COMPILING"):
+        monkeypatch.setattr(kernels, name_of_limit, worth_compiling)
+    monkeypatch.setattr(kernels, "_loaded", {})
     stages, chunks = 6, SCHEDULES[name].pieces(2)
     period = PERIODS[name](stages, 8 * stages)
     short, long = (make_schedule(name, stages, groups * stages, chunks) for groups in (5, 16))

@@ -11,9 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.simulation.program import Program, Times, compile_function
+from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
+from stepcast.simulation.program import Program, Times
 from stepcast.simulation.segments import Piece
 
 
@@ -60,24 +61,29 @@ class _Sweep:
 
     def __init__(self, program: Program, seconds: FloatArray, maps: FloatArray | None = None) -> None:
         _counted[0] += program.calls + PREPARING
-        is_worth_it = _counted[0] > WORTH_COMPILING
-        fold = compile_function(_fold_chains) if is_worth_it else None
-        self.kernel = compile_function(_run_calls) if is_worth_it else None
-        if maps is None and fold is not None:
-            outputs = max([segment.outputs for segment in program.segments], default=0)
-            maps = fold(*program.packed, seconds, len(program.lanes), program.inputs, outputs).transpose(2, 1, 0)
-        self.maps = program.fold.maps(seconds) if maps is None else maps  # rows x columns x chains
+        fold, self.kernel = (find_kernel(function, _counted[0]) for function in (fold_chains, run_calls))
+        if maps is None:
+            maps = _fold_compiled(program, seconds, fold) if fold else program.fold.maps(seconds)
+        self.maps = maps  # rows x columns x chains
         lanes = self.maps.shape[1] - program.inputs
         self.plan = program.table.plan(lanes, len(self.maps) - lanes)
         self.chain = program.call_chains[self.plan.order]
         self.values = np.zeros((program.calls + 1, len(self.maps)))
-        self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 1, 0) if self.kernel else (1, 2, 0)))
+        self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 0, 1) if self.kernel else (1, 2, 0)))
+
+    def _run_compiled(self, kernel: Kernel, calls: tuple[int, int, int], count: int) -> None:
+        """Run from the first to the last of *calls*, then *count* times more from the second."""
+        first, middle, end = calls
+        entries, rows = self.plan.entries, self.plan.rows
+        sizes = entries.shape[1], len(entries), rows
+        times_s, speeds = np.empty(len(entries)), np.zeros((end - middle) * rows)
+        kernel(first, middle, end, count, *sizes, entries, self.chain, self.by_chain, self.values, times_s, speeds)
 
     def run(self, first: int, last: int) -> None:
         """Run the levels from *first* to *last*."""
         bounds, entries = self.plan.bounds, self.plan.entries
         if self.kernel is not None:
-            self.kernel(bounds[first], 0, bounds[last], 0, entries, self.chain, self.by_chain, self.values)
+            self._run_compiled(self.kernel, (bounds[first], bounds[last], bounds[last]), 0)
             return
         take_map, take_value, latest = self.by_chain.take, self.values.reshape(-1).take, np.maximum.reduce
         done = self.values[1:]
@@ -95,7 +101,7 @@ class _Sweep:
         bounds, rows = self.plan.bounds, self.plan.rows
         middle, end = bounds[period[0]], bounds[period[1]]
         if self.kernel is not None:
-            self.kernel(0, middle, end, count, self.plan.entries, self.chain, self.by_chain, self.values)
+            self._run_compiled(self.kernel, (0, middle, end), count)
             return
         self.run(0, period[1])
         start, size = 2 * middle - end, end - middle
@@ -136,162 +142,21 @@ def extend_makespan_s(program: Program, seconds: FloatArray, size: int, count: i
     return float(sweep.values.max())
 
 
-WORTH_COMPILING, PREPARING = 2**16, 2**11
-"""Calls that numpy runs before the kernels are loaded: that takes 0.3 s, as long as numpy does for them and for
-preparing each program, which takes as long as so many calls."""
+PREPARING = 2**11
+"""Calls that numpy runs in the time that it takes to prepare a program."""
 _counted = [0]
 
 
-def _fold_chains(
-    sizes: IntArray,
-    shapes: IntArray,
-    lengths: IntArray,
-    parts: IntArray,
-    read: IntArray,
-    seconds: FloatArray,
-    lanes: int,
-    inputs: int,
-    outputs: int,
-) -> FloatArray:
-    """Return chains x columns x rows: what ``Fold.maps`` computes.
-
-    *sizes* are pieces x (touched lanes, inputs, outputs, ops), *shapes* their ``Shape.packed`` end to end, *lengths*
-    the number of pieces of each chain, *parts* those pieces with their repeats, and *read* the lanes of ``lanes_read``.
-    """
-
-    def multiply(two: FloatArray, one: FloatArray, size: int) -> None:
-        """Replace *one* by itself followed by *two*."""
-        product = np.full((size, size), -np.inf)
-        for row in range(size):
-            for middle in range(size):
-                if two[row, middle] > -np.inf:
-                    for column in range(size):
-                        product[row, column] = max(product[row, column], two[row, middle] + one[middle, column])
-        one[:size, :size] = product
-
-    width, most_nodes = 1, 1
-    for piece in range(len(sizes)):
-        width = max(width, sizes[piece, 0] + max(sizes[piece, 1], sizes[piece, 2]))
-        most_nodes = max(most_nodes, sizes[piece, 0] + sizes[piece, 1] + sizes[piece, 3])
-    matrices = np.full((len(sizes), width, width), -np.inf)
-    first_lane = np.zeros(len(sizes), np.int64)
-    values = np.zeros((most_nodes, width))
-    place, first_op = 0, 0
-    for piece in range(len(sizes)):
-        touched, entries, ops = sizes[piece, 0], sizes[piece, 0] + sizes[piece, 1], sizes[piece, 3]
-        first_lane[piece] = place
-        counts = place + touched
-        place = counts + ops
-        values[:entries, :entries] = -np.inf
-        for entry in range(entries):
-            values[entry, entry] = 0.0
-        for op in range(ops):
-            latest = values[entries + op]
-            latest[:entries] = -np.inf
-            for _ in range(shapes[counts + op]):
-                node = shapes[place]
-                place += 1
-                for entry in range(entries):
-                    latest[entry] = max(latest[entry], values[node, entry])
-            for entry in range(entries):
-                latest[entry] += seconds[first_op + op]
-        for row in range(touched + sizes[piece, 2]):
-            matrices[piece, row, :entries] = values[shapes[place], :entries]
-            place += 1
-        first_op += ops
-    columns = len(read) + inputs
-    maps = np.full((len(lengths), columns, len(read) + outputs), -np.inf)
-    state, after = np.zeros((lanes + inputs, columns)), np.zeros((width, columns))
-    power, result = np.zeros((width, width)), np.zeros((width, width))
-    start = 0
-    for chain in range(len(lengths)):
-        state[:] = -np.inf
-        for column in range(columns):
-            state[read[column] if column < len(read) else lanes + column - len(read), column] = 0.0
-        given = len(read)
-        for part in range(start, start + lengths[chain]):
-            piece, repeat = parts[part, 0], parts[part, 1]
-            touched, rows = sizes[piece, 0], sizes[piece, 0] + sizes[piece, 2]
-            matrix = matrices[piece]
-            if repeat > 1:
-                power[:] = matrix
-                matrix, has_begun = result, False
-                while repeat > 0:
-                    if repeat & 1 and has_begun:
-                        multiply(power, result, touched)
-                    elif repeat & 1:
-                        result[:], has_begun = power, True
-                    repeat >>= 1
-                    if repeat > 0:
-                        multiply(power, power, touched)
-            after[:rows] = -np.inf
-            for entry in range(touched + sizes[piece, 1]):
-                lane = shapes[first_lane[piece] + entry] if entry < touched else lanes + entry - touched
-                for row in range(rows):
-                    if matrix[row, entry] > -np.inf:
-                        for column in range(columns):
-                            after[row, column] = max(after[row, column], matrix[row, entry] + state[lane, column])
-            for row in range(rows):
-                if row < touched:
-                    state[shapes[first_lane[piece] + row]] = after[row]
-                else:
-                    maps[chain, :, given] = after[row]
-                    given += 1
-        for row in range(len(read)):
-            maps[chain, :, row] = state[read[row]]
-        start += lengths[chain]
-    return maps
-
-
-def _run_calls(
-    first: int,
-    middle: int,
-    end: int,
-    count: int,
-    entries: IntArray,
-    chain: IntArray,
-    maps: FloatArray,
-    values: FloatArray,
-) -> None:
-    """Fill *values* for the calls from *first* to *end*, then those from *middle* *count* times more, as
-    ``_Sweep.repeat`` does; *maps* are chains x columns x rows.
-    """
-    columns, rows = maps.shape[1], maps.shape[2]
-    flat = values.reshape(-1)
-    size = (end - middle) * rows
-    later = (1 + middle) * rows
-    earlier = later - size
-    speeds = np.zeros(size + 1)
-    while True:
-        for call in range(first, end):
-            matrix, left = maps[chain[call]], flat[(1 + call) * rows : (2 + call) * rows]
-            left[:] = -np.inf
-            for column in range(columns):
-                time = flat[entries[column, call]]
-                for row in range(rows):
-                    value = matrix[column, row] + time
-                    left[row] = value if value > left[row] else left[row]
-        leap = count
-        for place in range(size if count else 0):
-            speed = flat[later + place] - flat[earlier + place] if flat[later + place] > -np.inf else 0.0
-            if speed != speeds[place]:
-                speeds[place], leap = speed, 0
-        for call in range(middle, end if leap else 0):
-            for column in range(columns):
-                entry = entries[column, call]
-                speed = speeds[(entry - earlier) % size] if entry >= rows else 0.0
-                for row in range(rows):
-                    place = (1 + call) * rows + row
-                    gain = speed - speeds[place - later]
-                    if gain > 0 and maps[chain[call], column, row] > -np.inf:
-                        gap_s = flat[place] - (maps[chain[call], column, row] + flat[entry])
-                        leap = min(leap, int(gap_s // gain))
-        if leap:
-            flat[earlier : later + size] += leap * np.concatenate((speeds[:-1], speeds[:-1]))
-        if count == leap:
-            return
-        flat[earlier:later] = flat[later : later + size]
-        first, count = middle, count - leap - 1
+def _fold_compiled(program: Program, seconds: FloatArray, fold: Kernel) -> FloatArray:
+    """Return what ``program.fold.maps`` does."""
+    sizes, shapes, first, lengths, parts, read, limits = program.packed
+    outputs = max([segment.outputs for segment in program.segments], default=0)
+    lanes, inputs, (width, nodes) = len(program.lanes), program.inputs, limits.tolist()
+    counts, columns = (len(sizes), len(lengths), lanes, inputs, outputs, len(read), width, nodes), len(read) + inputs
+    size = (len(sizes) + 3) * width * width + nodes * width + (lanes + inputs + width) * columns
+    maps = np.full((len(lengths), len(read) + outputs, columns), -np.inf)
+    fold(*counts, sizes, shapes, first, lengths, parts, read, seconds, np.full(size, -np.inf), maps)
+    return maps.transpose(1, 2, 0)
 
 
 def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:

@@ -4,9 +4,8 @@ Structure comes first and seconds last: an op names its **cost**, which is a num
 and one program runs with any number of price lists. This module does not know what ops do.
 """
 
-import sys
-from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, chain, pairwise, starmap
 from typing import TypeVar
 
@@ -17,37 +16,15 @@ from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import TASKS
 from stepcast.simulation.fold import Chain, Fold, fold_of, lanes_read
+from stepcast.simulation.kernels import find_kernel, find_levels
 from stepcast.simulation.segments import NO_LANE, Cost, Piece, ProgramError, Segment, Shape
 
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and one of its outputs."""
 Number = TypeVar("Number", np.int64, np.float64)
-Result = TypeVar("Result")
 TICK_S = 2.0**-46
 """Prices are whole numbers of ticks of 14 femtoseconds. Sums of them are exact up to two minutes, so that work that is
 folded, unfolded or run event by event ends at the same bit."""
-
-
-@cache
-def compile_function(function: Callable[..., Result]) -> Callable[..., Result] | None:
-    """Return *function* compiled by numba, which is imported only here; None where it is not installed."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    uncached: Callable[..., Result] = numba.njit(function)
-    try:
-        cached: Callable[..., Result] = numba.njit(cache=True)(function)
-    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
-        return uncached
-
-    def kernel(*arguments: object) -> Result:
-        try:
-            return cached(*arguments)
-        except OSError:  # compiled but not cached, as on a full disk; it has not run yet
-            return uncached(*arguments)
-
-    return kernel
 
 
 class DeadlockError(ProgramError):
@@ -105,7 +82,7 @@ class CallPlan:
 
     order: IntArray
     bounds: list[int]  # of the levels in *order*
-    entries: NDArray[np.intp]  # entries x calls in *order*: the place of each entry time; below *rows* from the start
+    entries: IntArray  # entries x calls in *order*: the place of each entry time; below *rows* from the start
     segment: IntArray  # of the calls in *order*
     rows: int  # times that a call leaves behind
 
@@ -205,7 +182,7 @@ class CallTable:
             place = np.zeros(self.calls + 1, np.int64)
             place[1 + order] = np.arange(1, self.calls + 1)
             sources = self.source_call[order].T
-            entries = np.empty((lanes + len(sources), self.calls), np.intp)
+            entries = np.empty((lanes + len(sources), self.calls), np.int64)
             entries[:lanes] = place[self.previous[order]] * rows + np.arange(lanes)[:, None]
             ports = lanes + self.source_port[order].T
             entries[lanes:] = np.where(sources >= 0, place[1 + sources] * rows + ports, 0)
@@ -225,14 +202,16 @@ class CallTable:
 
         ProgramError if calls wait for each other in a circle.
         """
-        kernel = compile_function(_find_levels) if "numba" in sys.modules else None
-        level = np.full(self.calls, -1, np.int64)
+        kernel, level = find_kernel(find_levels), np.full(self.calls, -1, np.int64)
+        sizes, starts = (self.source_call.shape[1], self.ranks), self.rank_start
+        ready = np.arange(self.ranks)[::-1].copy()
+        tables = (self.source_call, starts, level, starts[:-1].copy(), ready, ready.copy(), level.copy())
         if kernel is not None:
-            kernel(self.source_call, self.rank_start, level)
+            kernel(*sizes, *tables)
         else:
-            levels = level.tolist()
-            _find_levels(self.source_call.tolist(), self.rank_start.tolist(), levels)
-            level = np.array(levels, np.int64)
+            lists = [table.reshape(-1).tolist() for table in tables]
+            find_levels(*sizes, *lists)  # type: ignore[arg-type]
+            level = np.array(lists[2], np.int64)
         waiting = np.flatnonzero(level < 0)
         if waiting.size:
             call = int(waiting[0])
@@ -246,40 +225,6 @@ class CallTable:
         name = self.rank_names[rank] if self.rank_names else f"rank {rank}"
         called = self.names[segment] if self.names else f"segment {segment}"
         return f"call {call - self.rank_start[rank]} of {name} ({called})"
-
-
-def _find_levels(sources: list[list[int]], starts: list[int], level: list[int]) -> None:
-    """Fill *level*, all -1 at first, for the calls that can begin. A rank that has to wait continues when the call that
-    it waits for has a level.
-    """
-    left = len(starts) - 1
-    position, ready, next_waiting = starts[:-1].copy(), starts.copy(), starts.copy()
-    first_waiting = level.copy()  # for each call; -1: none
-    for rank in range(left):
-        ready[rank] = left - 1 - rank
-    while left > 0:
-        left -= 1
-        rank = ready[left]
-        call, blocker = position[rank], -1
-        height = level[call - 1] if call > starts[rank] else -1
-        while call < starts[rank + 1]:
-            for source in sources[call]:
-                if source >= 0:
-                    height = max(height, level[source])
-                    if level[source] < 0:
-                        blocker = source
-            if blocker >= 0:
-                next_waiting[rank], first_waiting[blocker] = first_waiting[blocker], rank
-                break
-            height += 1
-            level[call] = height
-            waiting = first_waiting[call]
-            while waiting >= 0:
-                ready[left] = waiting
-                left += 1
-                waiting = next_waiting[waiting]
-            call += 1
-        position[rank] = call
 
 
 OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold", "packed")
@@ -396,14 +341,19 @@ class Program:
 
     @cached_property
     def packed(self) -> tuple[IntArray, ...]:
-        """The pieces and chains as arrays for the compiled engine: the sizes of the shapes, the shapes end to end, the
-        length of each chain, its pieces with their repeats, and the lanes that are read.
+        """The pieces and chains as arrays for the compiled engine: the sizes of the shapes, the shapes end to end and
+        their starts, the length of each chain, its pieces with their repeats, the lanes that are read, and the width of
+        the largest matrix with the most nodes of a shape.
         """
         sizes = np.array([shape.sizes for shape in self.shapes], np.int64).reshape(-1, 4)
         shapes = np.concatenate([np.zeros(0, np.int64), *[shape.packed for shape in self.shapes]])
+        first = np.array([0, *accumulate([len(shape.packed) for shape in self.shapes])], np.int64)
         lengths = np.array([len(chain) for chain in self.chains], np.int64)
         parts = np.array([*chain.from_iterable(self.chains)], np.int64).reshape(-1, 2)
-        return sizes, shapes, lengths, parts, lanes_read(len(self.lanes), self.shapes, self.chains, self.has_delays)
+        read = lanes_read(len(self.lanes), self.shapes, self.chains, self.has_delays)
+        width = (sizes[:, 0] + sizes[:, 1:3].max(axis=1)).max(initial=1)
+        nodes = (sizes[:, 0] + sizes[:, 1] + sizes[:, 3]).max(initial=1)
+        return sizes, shapes, first, lengths, parts, read, np.array([width, nodes])
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""

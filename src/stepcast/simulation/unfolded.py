@@ -13,8 +13,9 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import JITTERED
+from stepcast.simulation.kernels import compile_functions
 from stepcast.simulation.lanes import COMPUTE
-from stepcast.simulation.program import Program, Times, compile_function
+from stepcast.simulation.program import Program, Times
 from stepcast.simulation.segments import ProgramError
 from stepcast.simulation.step import Step
 
@@ -58,8 +59,8 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
         raise ProgramError(f"{program.tasks} tasks but {duration_s.size} durations")
     if duration_s is not None and not (np.isfinite(duration_s).all() and (duration_s >= 0).all()):
         raise ProgramError("a duration is negative or not finite")
-    kernel = compile_function(_longest_path) if compiled is not False else None
-    if compiled and kernel is None:
+    kernels = compile_functions((_longest_path,)) if compiled is not False else {}
+    if compiled and not kernels:
         raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
     tables = _make_tables(program, per_task=duration_s is not None)
     scratch = UnfoldedScratch(
@@ -72,8 +73,8 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
     if duration_s is None:
         duration_s = np.concatenate([np.zeros(0), *program.segment_seconds(program.price_costs())])
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
-    if kernel:
-        finished = kernel(tables, scratch, duration_s, start_s, end_s)
+    if kernels:
+        finished = kernels["_longest_path"](tables, scratch, duration_s, start_s, end_s)
     else:
         starts, ends = [0.0] * program.tasks, [0.0] * program.tasks
         finished = _longest_path(as_lists(tables), as_lists(scratch), duration_s.tolist(), starts, ends)

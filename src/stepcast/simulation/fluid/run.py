@@ -1,11 +1,9 @@
 """Tasks and flows as tables for the kernel, compiled where that pays; rates, transfers and runs of them."""
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
-from types import FunctionType, SimpleNamespace
-from typing import Any
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from stepcast.ir.flows import FlowError, FlowSet, Links
 from stepcast.simulation.fluid import kernel as codes
 from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK, Column, Live, Net, Scratch
 from stepcast.simulation.fluid.kernel import FluidWork, Log, State
+from stepcast.simulation.kernels import compile_functions
 from stepcast.simulation.segments import ProgramError
 from stepcast.simulation.unfolded import as_lists
 
@@ -22,9 +21,6 @@ COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
 MANY = 10_000
 """Flows beyond what the caches of a processor hold."""
 
-# The kernel, compiled by numba where it is installed, which is imported only here and only when used.
-
-Function = Callable[..., Any]
 PLAIN = SimpleNamespace(**{function.__name__: function for function in codes.FUNCTIONS}, compiled=False)
 
 
@@ -41,64 +37,9 @@ def load_kernel(compiled: bool | None = None) -> SimpleNamespace:
 
 @cache
 def _compile_kernel() -> SimpleNamespace | None:
-    try:
-        import numba
-        from numba.core.options import DefaultOptions
-    except ImportError:
-        return None
-    inlined = {function.__name__ for function in codes.INLINED}
     # The kernel makes no arrays, so none need be counted: that would take most of its time.
-    uncounted = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
-
-    def compile_one(function: FunctionType, **options: bool) -> Function:
-        inline = "always" if function.__name__ in inlined else "never"
-        njit: Function = numba.njit
-        compiled: Function = njit(function, error_model="numpy", inline=inline, **uncounted, **options)
-        return compiled
-
-    uncached: dict[str, Function] = {}
-    try:
-        cached = _bind_functions(codes.FUNCTIONS, partial(compile_one, cache=True))
-    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
-        cached = _bind_functions(codes.FUNCTIONS, compile_one)
-
-    def make_call(name: str) -> Function:
-        def call(*arguments: object) -> Any:
-            if not uncached:
-                try:
-                    return cached[name](*arguments)
-                except OSError:  # compiled but not cached, as on a full disk; it has not run yet
-                    uncached.update(_bind_functions(codes.FUNCTIONS, compile_one))
-            return uncached[name](*arguments)
-
-        return call
-
-    names = [function.__name__ for function in codes.FUNCTIONS]
-    return SimpleNamespace(**{name: make_call(name) for name in names}, compiled=True)
-
-
-def _bind_functions(
-    functions: Sequence[FunctionType], compile_one: Callable[[FunctionType], Function]
-) -> dict[str, Function]:
-    """Compile *functions*, each calling only those before it, by names that mean the compiled ones."""
-    names: dict[str, Any] = {}
-    for function in functions:
-        names.update(function.__globals__)
-    # Numba caches what it compiled until the file of a function changes. Each contains what it calls of other files, so
-    # all are declared to be of the file that changed last, including this one with its options.
-    newest = max({__file__, *(function.__code__.co_filename for function in functions)}, key=_change_time)
-    for function in functions:
-        again = FunctionType(function.__code__.replace(co_filename=newest), names, function.__name__)
-        again.__module__, again.__qualname__ = function.__module__, function.__qualname__
-        names[function.__name__] = compile_one(again)
-    return names
-
-
-def _change_time(file: str) -> tuple[int, str]:
-    try:
-        return os.stat(file).st_mtime_ns, file
-    except OSError:  # in an archive, where numba caches nothing
-        return 0, file
+    functions = compile_functions(codes.FUNCTIONS, codes.INLINED, counts=False)
+    return SimpleNamespace(**functions, compiled=True) if functions else None
 
 
 # Tables of flows.

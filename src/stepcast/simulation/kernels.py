@@ -1,0 +1,410 @@
+"""Loops of the folded engine over flat arrays, compiled by numba once and loaded from object code from then on.
+
+To import numba takes more than a second, in which numpy runs thousands of calls; llvmlite, a part of numba, loads
+object code in a tenth of that. The code is cached next to this file or in the user's cache folder, for one processor
+and one version of llvmlite. Kernels take integers and flat arrays, return nothing and allocate nothing.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from stepcast.ir.arrays import FloatArray, IntArray
+
+Kernel = Callable[..., None]
+Function = Callable[..., Any]
+WORTH_LOADING, WORTH_COMPILING = 2**15, 2**20
+"""Calls of segments that numpy runs in the time that loading and compiling take: 0.15 and 5 s."""
+_loaded: dict[Kernel, Kernel | None] = {}
+
+
+def find_kernel(function: Kernel, calls: int = 0) -> Kernel | None:
+    """Return *function* compiled, if it is loaded already or if loading or compiling it pays for so many *calls* of
+    segments; None where it does not pay or numba is not installed.
+    """
+    if function not in _loaded and (calls > WORTH_LOADING or any(_loaded.values())):
+        kernel = _load_cached(function)
+        if kernel is None and calls > WORTH_COMPILING:
+            kernel = _compile(function)
+        if kernel is not None or calls > WORTH_COMPILING:
+            _loaded[function] = kernel
+    return _loaded.get(function)
+
+
+def _list_files(function: Kernel) -> list[Path]:
+    """Return where the code of *function* may be: in numba's folder if one is set, next to this file, or in the user's
+    cache folder.
+    """
+    code, stated = function.__code__, os.environ.get("NUMBA_CACHE_DIR")
+    user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "stepcast"
+    folders = [Path(stated)] if stated else [Path(__file__).parent / "__pycache__", user]
+    version = crc32(repr((code.co_code, code.co_consts, code.co_names, code.co_varnames)).encode())
+    return [folder / f"{function.__name__}-{version:08x}.o" for folder in folders]
+
+
+@cache
+def _load_cached(function: Kernel) -> Kernel | None:
+    for file in _list_files(function):
+        try:
+            origin, name, code = file.read_bytes().split(b"\n", 2)
+            if origin == _describe_host():
+                return _link(function, name.decode(), code)
+        except (OSError, ValueError, RuntimeError):  # no such file, or something else
+            continue
+    return None
+
+
+def _compile(function: Kernel) -> Kernel | None:
+    """Compile *function*, as numba compiles functions that raise nothing and that Python does not call."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    core: Any = numba.core
+    types, target = core.types, core.registry.cpu_target
+    of_kind = {int: types.int64, IntArray: types.CPointer(types.int64), FloatArray: types.CPointer(types.float64)}
+    kinds = [of_kind[kind] for name, kind in function.__annotations__.items() if name != "return"]
+    flags = core.compiler.Flags()
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.nrt, flags.error_model = False, "numpy"
+    contexts = target.typing_context, target.target_context
+    compiled = core.compiler.compile_extra(*contexts, function, kinds, types.void, flags, {})
+    name, code = compiled.fndesc.mangled_name, compiled.library.serialize_using_object_code()[2][0]
+    for file in _list_files(function):
+        staged = file.with_suffix(f".{os.getpid()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_bytes(b"\n".join([_describe_host(), name.encode(), code]))
+            staged.replace(file)
+            break
+        except OSError:  # a folder that is read-only, or a full disk
+            continue
+    return _link(function, name, code)
+
+
+@cache
+def _describe_host() -> bytes:
+    """Return what object code depends on; nothing where llvmlite is not installed."""
+    try:
+        import llvmlite
+        from llvmlite import binding
+    except ImportError:
+        return b""
+    cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    return f"{llvmlite.__version__} {binding.get_process_triple()} {cpu} {features}".encode()
+
+
+_engines: list[Any] = []
+"""The engines that own the code, which ends with them."""
+
+
+def _link(function: Kernel, name: str, code: bytes) -> Kernel:
+    """Return a call of *name* in object *code*, whose first two arguments are numba's: results and errors."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine()
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    kinds = [kind for kind_name, kind in function.__annotations__.items() if kind_name != "return"]
+    passed = [ctypes.c_int64 if kind is int else ctypes.c_void_p for kind in kinds]
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *passed)(
+        engine.get_function_address(name)
+    )
+    unused = ctypes.byref(ctypes.c_void_p())
+
+    def kernel(*arguments: Any) -> None:
+        call(unused, unused, *[each if type(each) is int else each.ctypes.data for each in arguments])
+
+    return kernel
+
+
+@cache
+def compile_functions(
+    functions: tuple[FunctionType, ...], inlined: tuple[FunctionType, ...] = (), counts: bool = True
+) -> dict[str, Function]:
+    """Return *functions* by name, compiled and cached by numba itself, as those of the other engines are, which take
+    tuples of arrays. Each calls only those before it; those *inlined* become part of others. Nothing where numba is not
+    installed. *counts*: arrays that a function makes are counted.
+    """
+    try:
+        import numba
+        from numba.core.options import DefaultOptions
+    except ImportError:
+        return {}
+    njit: Function = numba.njit
+    uncounted = {"_nrt": False} if not counts and hasattr(DefaultOptions, "_nrt") else {}
+    # Numba caches what it compiled until the file of a function changes. Each contains what it calls of other files, so
+    # all are declared to be of the file that changed last, including this one with its options.
+    newest = max({__file__, *(function.__code__.co_filename for function in functions)}, key=_change_time)
+
+    def compile_all(**options: bool) -> dict[str, Function]:
+        names: dict[str, Any] = {}
+        for function in functions:
+            names.update(function.__globals__)
+        for function in functions:
+            again = FunctionType(function.__code__.replace(co_filename=newest), names, function.__name__)
+            again.__module__, again.__qualname__ = function.__module__, function.__qualname__
+            inline = "always" if function in inlined else "never"
+            names[function.__name__] = njit(again, error_model="numpy", inline=inline, **uncounted, **options)
+        return names
+
+    uncached: dict[str, Function] = {}
+    try:
+        cached = compile_all(cache=True)
+    except RuntimeError:  # no folder for the cache, as in a container whose folders are read-only
+        cached = compile_all()
+
+    def make_call(name: str) -> Function:
+        def call(*arguments: object) -> Any:
+            if not uncached:
+                try:
+                    return cached[name](*arguments)
+                except OSError:  # compiled but not cached, as on a full disk; it has not run yet
+                    uncached.update(compile_all())
+            return uncached[name](*arguments)
+
+        return call
+
+    return {function.__name__: make_call(function.__name__) for function in functions}
+
+
+def _change_time(file: str) -> tuple[int, str]:
+    try:
+        return os.stat(file).st_mtime_ns, file
+    except OSError:  # in an archive, where numba caches nothing
+        return 0, file
+
+
+# The kernels. Comments name the dimensions of flat arrays.
+
+
+def find_levels(
+    inputs: int,
+    ranks: int,
+    sources: IntArray,
+    starts: IntArray,
+    level: IntArray,
+    position: IntArray,
+    ready: IntArray,
+    next_waiting: IntArray,
+    first_waiting: IntArray,
+) -> None:
+    """Fill *level*, all -1 at first, for the calls that can begin. A rank that has to wait continues when the call that
+    it waits for has a level.
+
+    *sources* are calls x *inputs*; *position* holds the first call of each rank, *ready* all ranks, the last first, and
+    *first_waiting* -1 for each call.
+    """
+    left = ranks
+    while left > 0:
+        left -= 1
+        rank = ready[left]
+        call, blocker = position[rank], -1
+        height = level[call - 1] if call > starts[rank] else -1
+        while call < starts[rank + 1]:
+            for port in range(call * inputs, (call + 1) * inputs):
+                source = sources[port]
+                if source >= 0:
+                    height = max(height, level[source])
+                    if level[source] < 0:
+                        blocker = source
+            if blocker >= 0:
+                next_waiting[rank], first_waiting[blocker] = first_waiting[blocker], rank
+                break
+            height += 1
+            level[call] = height
+            waiting = first_waiting[call]
+            while waiting >= 0:
+                ready[left] = waiting
+                left += 1
+                waiting = next_waiting[waiting]
+            call += 1
+        position[rank] = call
+
+
+def fold_chains(
+    pieces: int,
+    chains: int,
+    lanes: int,
+    inputs: int,
+    outputs: int,
+    reads: int,
+    width: int,
+    nodes: int,
+    sizes: IntArray,
+    shapes: IntArray,
+    first: IntArray,
+    lengths: IntArray,
+    parts: IntArray,
+    read: IntArray,
+    seconds: FloatArray,
+    scratch: FloatArray,
+    maps: FloatArray,
+) -> None:
+    """Fill *maps*, chains x rows x columns: what ``Fold.maps`` computes. All of *maps* and *scratch* is -inf at first.
+
+    *sizes* are pieces x (touched lanes, inputs, outputs, ops), *shapes* their ``Shape.packed`` end to end from *first*
+    on, *lengths* the number of pieces of each chain, *parts* those pieces with their repeats, and *read* the lanes of
+    ``lanes_read``. A matrix of a piece is at most *width* x *width*; *nodes*: the most entries and ops of a piece.
+    """
+    columns, rows, square = reads + inputs, reads + outputs, width * width
+    values = pieces * square
+    state = values + nodes * width
+    after = state + (lanes + inputs) * columns
+    power = after + width * columns
+    result, product = power + square, power + 2 * square
+    first_op = 0
+    for piece in range(pieces):
+        touched, entries, ops = sizes[4 * piece], sizes[4 * piece] + sizes[4 * piece + 1], sizes[4 * piece + 3]
+        counts = first[piece] + touched
+        place = counts + ops
+        for entry in range(entries):
+            for column in range(entries):
+                scratch[values + entry * width + column] = 0.0 if entry == column else -np.inf
+        for op in range(ops):
+            latest = values + (entries + op) * width
+            for entry in range(entries):
+                scratch[latest + entry] = -np.inf
+            for _ in range(shapes[counts + op]):
+                node = values + shapes[place] * width
+                place += 1
+                for entry in range(entries):
+                    scratch[latest + entry] = max(scratch[latest + entry], scratch[node + entry])
+            for entry in range(entries):
+                scratch[latest + entry] += seconds[first_op + op]
+        for row in range(touched + sizes[4 * piece + 2]):
+            node = values + shapes[place] * width
+            place += 1
+            for entry in range(entries):
+                scratch[piece * square + row * width + entry] = scratch[node + entry]
+        first_op += ops
+    start = 0
+    for chain in range(chains):
+        for place in range((lanes + inputs) * columns):
+            scratch[state + place] = -np.inf
+        for column in range(columns):
+            lane = read[column] if column < reads else lanes + column - reads
+            scratch[state + lane * columns + column] = 0.0
+        given, left = reads, chain * columns * rows
+        for part in range(start, start + lengths[chain]):
+            piece, repeat = parts[2 * part], parts[2 * part + 1]
+            touched, exits, matrix = sizes[4 * piece], sizes[4 * piece] + sizes[4 * piece + 2], piece * square
+            if repeat > 1:
+                for place in range(square):
+                    scratch[power + place] = scratch[matrix + place]
+                matrix, begun = result, 0
+                while repeat > 0:
+                    if repeat % 2 and not begun:
+                        begun = 1
+                        for place in range(square):
+                            scratch[result + place] = scratch[power + place]
+                        repeat -= 1
+                    # The result followed by the power, or the power by itself.
+                    one = result if repeat % 2 else power
+                    for place in range(square if repeat > 0 else 0):
+                        scratch[product + place] = -np.inf
+                    for row in range(touched if repeat > 0 else 0):
+                        for middle in range(touched):
+                            seconds_s = scratch[power + row * width + middle]
+                            if seconds_s > -np.inf:
+                                for column in range(touched):
+                                    to, by = product + row * width + column, one + middle * width + column
+                                    scratch[to] = max(scratch[to], seconds_s + scratch[by])
+                    for row in range(touched if repeat > 0 else 0):
+                        for column in range(touched):
+                            scratch[one + row * width + column] = scratch[product + row * width + column]
+                    repeat = repeat - 1 if repeat % 2 else repeat // 2
+            for place in range(exits * columns):
+                scratch[after + place] = -np.inf
+            for entry in range(touched + sizes[4 * piece + 1]):
+                lane = shapes[first[piece] + entry] if entry < touched else lanes + entry - touched
+                for row in range(exits):
+                    added_s = scratch[matrix + row * width + entry]
+                    if added_s > -np.inf:
+                        for column in range(columns):
+                            to, by = after + row * columns + column, state + lane * columns + column
+                            scratch[to] = max(scratch[to], added_s + scratch[by])
+            for row in range(exits):
+                for column in range(columns):
+                    value = scratch[after + row * columns + column]
+                    if row < touched:
+                        scratch[state + shapes[first[piece] + row] * columns + column] = value
+                    else:
+                        maps[left + given * columns + column] = value
+                given += row >= touched
+        for row in range(reads):
+            for column in range(columns):
+                maps[left + row * columns + column] = scratch[state + read[row] * columns + column]
+        start += lengths[chain]
+
+
+def run_calls(
+    first: int,
+    middle: int,
+    end: int,
+    count: int,
+    calls: int,
+    columns: int,
+    rows: int,
+    entries: IntArray,
+    chain: IntArray,
+    maps: FloatArray,
+    values: FloatArray,
+    times_s: FloatArray,
+    speeds: FloatArray,
+) -> None:
+    """Fill *values* for the calls from *first* to *end*, then those from *middle* *count* times more, as
+    ``_Sweep.repeat`` does. *entries* are *columns* x *calls*, *maps* chains x *rows* x *columns*, *values* calls x
+    *rows* after those of the start; *times_s* has space for each column, *speeds* a 0 for each value of a period.
+    """
+    size = (end - middle) * rows
+    later = (1 + middle) * rows
+    earlier = later - size
+    while True:
+        for call in range(first, end):
+            for column in range(columns):
+                times_s[column] = values[entries[column * calls + call]]
+            for row in range(rows):
+                latest, matrix = -np.inf, (chain[call] * rows + row) * columns
+                for column in range(columns):
+                    value = maps[matrix + column] + times_s[column]
+                    latest = value if value > latest else latest
+                values[(1 + call) * rows + row] = latest
+        leap = count
+        for place in range(size if count else 0):
+            is_finite = values[later + place] > -np.inf
+            speed = values[later + place] - values[earlier + place] if is_finite else 0.0
+            if speed != speeds[place]:
+                speeds[place], leap = speed, 0
+        for call in range(middle, end if leap else 0):
+            for column in range(columns):
+                entry = entries[column * calls + call]
+                speed = speeds[(entry - earlier) % size] if entry >= rows else 0.0
+                for row in range(rows):
+                    place = (1 + call) * rows + row
+                    added_s = maps[(chain[call] * rows + row) * columns + column]
+                    gain = speed - speeds[place - later]
+                    if gain > 0 and added_s > -np.inf:
+                        gap_s = values[place] - (added_s + values[entry])
+                        if gap_s < leap * gain:
+                            leap = int(gap_s / gain)
+                            leap -= leap * gain > gap_s
+        for place in range(size if leap else 0):
+            values[earlier + place] += leap * speeds[place]
+            values[later + place] += leap * speeds[place]
+        if count == leap:
+            return
+        for place in range(size):
+            values[earlier + place] = values[later + place]
+        first, count = middle, count - leap - 1
