@@ -24,6 +24,8 @@ VALUES: Mapping[str, Callable[[Facts, float], str]] = {
 }
 # Objectives in the order in which one becomes the headline.
 HEADLINES = ("cost", "days", "throughput per GPU", "step time")
+# Columns that not every answer fills, and their keys.
+OPTIONAL = {"time": "days", "cost": "cost", "energy": "energy_mwh", "goodput": "goodput"}
 
 
 def alternatives_view(facts: Facts) -> ui.View:
@@ -76,24 +78,15 @@ def _fit_words(row: Facts) -> str:
 
 def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     """Return all figures of each alternative; columns that no row fills are left out."""
-    optional: dict[str, tuple[str, Callable[[Facts], str]]] = {
-        "time": ("days", lambda row: format_duration(row["days"] * DAY)),
-        "cost": ("cost", lambda row: format_money(row["cost"], row["currency"])),
-        "energy": ("energy_mwh", lambda row: format_energy(row["energy_mwh"])),
-        "goodput": ("goodput", lambda row: format_percent(row["goodput"])),
-    }
-    columns: dict[str, ui.Source] = {
-        "alternative": "name",
-        "step": "step_s",
-        **{
-            head: (key, _or_dash(key, show))
-            for head, (key, show) in optional.items()
-            if any(row[key] is not None for row in rows)
-        },
-        "tokens/s/GPU": ("tokens_per_s_per_gpu", lambda row: f"{row['tokens_per_s_per_gpu']:,.0f}"),
-        "MFU": "mfu",
-        "memory": ("memory_bytes", _fit_words),
-    }
+    columns = ui.columns(
+        "alternative=name step=step_s time=days:days cost energy=energy_mwh:mwh goodput "
+        "tokens/s/GPU=tokens_per_s_per_gpu:,.0f MFU=mfu memory",
+        cost=("cost", lambda row: "-" if row["cost"] is None else format_money(row["cost"], row["currency"])),
+        memory=("memory_bytes", _fit_words),
+    )
+    for head, key in OPTIONAL.items():
+        if all(row[key] is None for row in rows):
+            del columns[head]
     if shown is ui.Shown.PAGE:
         columns["90 % interval"] = (
             "high_s",
@@ -103,10 +96,6 @@ def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     if shown is ui.Shown.PAGE or len(set(map(strategy_words, rows))) > 1:
         columns["layout"] = strategy_words
     return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))
-
-
-def _or_dash(key: str, show: Callable[[Facts], str]) -> Callable[[Facts], str]:
-    return lambda row: "-" if row[key] is None else show(row)
 
 
 def _steps(rows: list[Facts]) -> ui.Bars:
@@ -119,15 +108,11 @@ def _break_even(facts: Facts) -> ui.Table | None:
     if not facts["break_even"]:
         return None
     currency = facts["rows"][0]["currency"]
-    cells = [
-        (
-            row["name"],
-            format_money(row["price"], currency),
-            format_money(row["break_even_price"], currency),
-            row["against"],
-        )
-        for row in facts["break_even"]
-    ]
-    heads = ("alternative", "price per GPU-hour", "break-even price", "against")
+    columns: dict[str, ui.Source] = {
+        "alternative": "name",
+        "price per GPU-hour": lambda row: format_money(row["price"], currency),
+        "break-even price": lambda row: format_money(row["break_even_price"], currency),
+        "against": "against",
+    }
     lead = "At its break-even price an alternative costs as much as the cheapest one."
-    return ui.plain_table("Break-even prices", heads, cells, lead=lead)
+    return ui.table_of("Break-even prices", facts["break_even"], columns, lead=lead)

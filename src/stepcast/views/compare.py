@@ -58,7 +58,7 @@ def _kernels(title: str, on: str, facts: FactDict) -> ui.Table | None:
         "runs": ("second_runs", lambda row: f"{row['first_runs']:.4g} -> {row['second_runs']:.4g}"),
         "first": "first_s",
         "second": "second_s",
-        "second - first": ("difference_s", lambda row: ui.signed_seconds(row["difference_s"])),
+        "second - first": "difference_s:+s",
     }
     shown = ui.Shown.ALWAYS if on == "gpu" else ui.Shown.PAGE
     return ui.table_of(title, rows, columns, most_lines=12, sortable=True, wide=True, shown=shown)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from stepcast.ir.facts import Facts
-from stepcast.units import TFLOPS, format_change, format_percent, format_rate, format_seconds
+from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 
 # ---- operators ----------------------------------------------------------------------------------------
@@ -216,10 +216,7 @@ def run_view(facts: Facts) -> ui.View:
         pairs["messages, estimated"] = format_seconds(facts["priced_collectives_s"])
     if facts["mean_abs_error"] is not None:
         pairs["mean error by kind"] = format_percent(facts["mean_abs_error"])
-    columns: dict[str, ui.Source] = {
-        **ui.columns("kind_of_op=kind ops measured=measured_s predicted=predicted_s"),
-        "error": ("error", lambda row: "" if row["error"] is None else format_change(row["error"])),
-    }
+    columns = ui.columns("kind_of_op=kind ops measured=measured_s predicted=predicted_s error=error:+%?")
     return ui.View(
         f"{step} measured, {predicted} predicted",
         ui.Headline.of_seconds(facts["step_s"], "per step, measured", (f"{len(ranks)} ranks on {facts['device']}",)),

@@ -260,15 +260,12 @@ def _framework(facts: Facts) -> Contents:
 
 
 def _calibration(facts: Facts) -> Contents:
-    classes = [
-        (name, f"{row['factor']:.3f}", format_seconds(row["least_s"]), format_percent(row["spread"]))
-        for name, row in facts["classes"].items()
-    ]
+    classes = [{"class": name, **row} for name, row in facts["classes"].items()]
+    columns = ui.columns("class measured_/_predicted=factor:.3f least_time=least_s 90_%_within=spread:%")
     constants = [(name, f"{value:.6g}") for name, value in facts["constants"].items()]
-    heads = ("class", "measured / predicted", "least time", "90 % within")
     return (
         [],
-        ui.plain_table("Classes", heads, classes, above=f"cost estimates of {facts['gpu']} corrected by measurements"),
+        ui.table_of("Classes", classes, columns, above=f"cost estimates of {facts['gpu']} corrected by measurements"),
         ui.plain_table("Constants", ("constant", "value"), constants, above=f"constants of runs on {facts['gpu']}"),
     )
 
@@ -289,13 +286,9 @@ def captured_search_view(facts: Facts) -> ui.View:
     headline = ui.Headline.of_seconds(best["step_s"], about, ())
     if not best["fits"]:
         headline = ui.Headline("does not fit", about, ())
-    rows = [
-        (place, *(row[name] for name in ("tp", "pp", "dp", "sharding")), format_seconds(row["step_s"]),
-         format_bytes(row["memory_bytes"]), "yes" if row["fits"] else "no")
-        for place, row in enumerate(facts["rows"], 1)
-    ]  # fmt: skip
-    heads = ("rank", "tp", "pp", "dp", "sharding", "step", "memory", "fits")
-    table = ui.plain_table(f"{facts['candidates']} layouts, {facts['fitting']} fit", heads, rows)
+    rows = [{"rank": rank, **row} for rank, row in enumerate(facts["rows"], 1)]
+    columns = ui.columns("rank tp pp dp sharding step=step_s memory=memory_bytes fits=fits:yes")
+    table = ui.table_of(f"{facts['candidates']} layouts, {facts['fitting']} fit", rows, columns)
     return ui.View(f"search {facts['model']}", headline, (), (table,), facts)
 
 
@@ -346,10 +339,6 @@ def _peak(*names: str) -> tuple[str, Callable[[Facts], str]]:
     return "matrix_flops", peak
 
 
-def _yes_no(name: str) -> ui.Source:
-    return name, lambda row: "yes" if row[name] else "no"
-
-
 def _hours(name: str) -> ui.Source:
     return name, lambda row: f"{row[name] / HOUR:,.0f}" if row[name] else "-"
 
@@ -365,9 +354,7 @@ def _short_evidence(text: str) -> str:
 
 
 CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
-    "formats": ui.columns(
-        "format holds read written what_it_is=title", read=_yes_no("read"), written=_yes_no("written")
-    ),
+    "formats": ui.columns("format holds read=read:yes written=written:yes what_it_is=title"),
     "gpus": {
         "gpu": "name",
         "architecture": "architecture",
@@ -378,14 +365,14 @@ CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
         "GiB": ("memory_bytes", lambda row: f"{row['memory_bytes'] / GIB:.0f}"),
         "TB/s": ("memory_bandwidth_bytes_per_s", lambda row: f"{row['memory_bandwidth_bytes_per_s'] / 1e12:.2f}"),
         "SMs": "sms",
-        "W": ("power_w", lambda row: f"{row['power_w']:.0f}"),
+        "W": "power_w:.0f",
         "products": lambda row: _short_evidence(row["costs"]["training products"]),
         "serving": lambda row: _short_evidence(row["costs"]["serving operators"]),
     },
     "clusters": {
         "cluster": "name",
         "node": lambda row: f"{row['gpus_per_node']} x {row['gpu']['name']}",
-        "fabric": lambda row: row["fabric"]["kind"],
+        "fabric": "fabric.kind",
         "GB/s": lambda row: f"{row['fabric']['bandwidth_bytes_per_s'] / GB:g}",
         "NICs": "nics_per_node",
         "Gb/s": lambda row: f"{row['nic']['bandwidth_bytes_per_s'] * 8 / GB:g}" if row["nic"] else "-",

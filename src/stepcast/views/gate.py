@@ -1,7 +1,7 @@
 """The view of a gate: the verdict, the measures against their baseline, and the trend of the step."""
 
 from stepcast.ir.facts import Facts
-from stepcast.units import format_bytes, format_change, format_percent, format_seconds
+from stepcast.units import format_bytes, format_change, format_seconds
 from stepcast.views import view as ui
 
 MOST_LINES = 12
@@ -25,10 +25,9 @@ def gate_view(facts: Facts) -> ui.View:
     rows = sorted(facts["measures"], key=lambda row: -abs(row["value"] - row["baseline"]))
     rows.sort(key=lambda row: row["name"] != "step")
     columns = ui.columns(
-        "measure=name run baseline change=change:+% noise status",
+        "measure=name run baseline change=change:+% noise=noise:% status",
         run=("value", lambda row: _show(row, "value")),
         baseline=("baseline", lambda row: _show(row, "baseline")),
-        noise=("noise", lambda row: format_percent(row["noise"])),
     )
     return ui.View(
         f"{facts['status']}: {facts['name']}",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import bottleneck_figures
 from stepcast.views.view import load_names
@@ -56,9 +56,9 @@ def step_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     if facts.get("run_s"):
         figures.append(ui.Figure("run", format_seconds(facts["run_s"])))
     figures += [ui.Figure("steps logged", str(facts["steps"])), ui.Figure("program", str(facts["program"]))]
-    rows = [(row["step"], format_seconds(row["seconds"]), f"{row['factor']:.2f}x") for row in facts["slow_steps"]]
-    heads = ("slow step", "took", "of the median")
-    return _view(facts, figures, [ui.plain_table("Slow steps", heads, rows[:MOST_LINES])], timeline)
+    columns = ui.columns("slow_step=step took=seconds:s of_the_median=factor:x")
+    slow = ui.table_of("Slow steps", facts["slow_steps"][:MOST_LINES], columns)
+    return _view(facts, figures, [slow], timeline)
 
 
 def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
@@ -93,11 +93,9 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.Vi
         ui.Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}")
         for row in mismatched
     ]
-    columns: dict[str, ui.Source] = {
-        **ui.columns("collective=kind group size=size_bytes calls"),
-        "median": lambda row: "" if row["median_s"] is None else format_seconds(row["median_s"]),
-        "bus bandwidth": lambda row: "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
-    }
+    columns = ui.columns(
+        "collective=kind group size=size_bytes calls median=median_s:? bus_bandwidth=busbw_bytes_per_s:?"
+    )
     parts = [
         ui.Remarks("Unfinished calls", stuck),
         ui.Remarks("Mismatched calls", different),
@@ -212,8 +210,8 @@ def watch_view(facts: Facts, steps: Sequence[tuple[int, float]]) -> ui.View:
         figures.append(ui.Figure("forecast", format_seconds(facts["forecast_s"])))
     of = f" of {facts['total_steps']:,}" if facts["total_steps"] else ""
     figures.append(ui.Figure("steps", f"{facts['steps']:,}", f"the last is {facts['last_step']}{of}"))
-    rows = [(row["step"], row["kind"], row["text"]) for row in alerts]
-    parts: list[ui.Part | None] = [ui.plain_table("Alerts", ("step", "alert", "what"), rows, uncut=(2,))]
+    columns = ui.columns("step alert=kind what=text")
+    parts: list[ui.Part | None] = [ui.table_of("Alerts", alerts, columns, uncut=(2,))]
     if len(steps) > 1:
         times_s = [seconds for _, seconds in steps]
         wrong = {row["step"]: row["text"] for row in alerts}

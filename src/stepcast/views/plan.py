@@ -1,5 +1,6 @@
 """The view of a planned run: how long, how much, and where the time goes."""
 
+from collections.abc import Mapping
 from itertools import accumulate
 from math import sqrt
 
@@ -109,17 +110,8 @@ def _memory(facts: Facts) -> ui.Figure:
 
 
 def _breakdown(facts: Facts) -> ui.Breakdown:
-    shares = [ui.Share(PART_COLOURS[part], PART_NAMES[part], seconds) for part, seconds in facts["split_s"].items()]
-    total_s = sum(facts["split_s"].values())
-    return ui.Breakdown(
-        "Time breakdown (mean run)",
-        shares,
-        total_s,
-        whole="run",
-        show=units.format_duration,
-        unit=_tick_unit(total_s),
-        lead="From the first step of the run to its last.",
-    )
+    lead = "From the first step of the run to its last."
+    return _split("Time breakdown (mean run)", facts["split_s"], "run", lead)
 
 
 def _lost(facts: Facts) -> ui.Breakdown | None:
@@ -128,20 +120,18 @@ def _lost(facts: Facts) -> ui.Breakdown | None:
     if not total_s:
         return None
     share = units.format_percent(1 - facts["goodput"])
-    return ui.Breakdown(
-        "What is lost",
-        [ui.Share(PART_COLOURS[part], PART_NAMES[part], seconds) for part, seconds in lost.items()],
-        total_s,
-        whole="lost time",
-        show=units.format_duration,
-        unit=_tick_unit(total_s),
-        lead=f"{units.format_duration(total_s)}, {share} of the run, is not spent in steps that count.",
-        shown=ui.Shown.PAGE,
-    )
+    lead = f"{units.format_duration(total_s)}, {share} of the run, is not spent in steps that count."
+    return _split("What is lost", lost, "lost time", lead, ui.Shown.PAGE)
 
 
-def _tick_unit(total_s: float) -> float:
-    return units.DAY if total_s > 2 * units.DAY else units.HOUR
+def _split(
+    title: str, parts_s: Mapping[str, float], whole: str, lead: str, shown: ui.Shown = ui.Shown.ALWAYS
+) -> ui.Breakdown:
+    shares = [ui.Share(PART_COLOURS[part], PART_NAMES[part], seconds) for part, seconds in parts_s.items()]
+    total_s = sum(parts_s.values())
+    unit = units.DAY if total_s > 2 * units.DAY else units.HOUR
+    show = units.format_duration
+    return ui.Breakdown(title, shares, total_s, whole=whole, show=show, unit=unit, lead=lead, shown=shown)
 
 
 def _progress(facts: Facts) -> ui.Scatter:
@@ -191,15 +181,14 @@ def _choices(facts: Facts) -> ui.Table | None:
     if not any(row["interval_s"] for row in facts["choices"]):
         return None
     rows = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
-    columns: dict[str, ui.Source] = {
-        "spare nodes": ("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
-        "checkpoint every": (
+    columns = ui.columns(
+        "spare_nodes checkpoint_every goodput days=days:.1f",
+        spare_nodes=("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
+        checkpoint_every=(
             "interval_s",
             lambda row: units.format_duration(row["interval_s"]) if row["interval_s"] else "-",
         ),
-        "goodput": "goodput",
-        "days": ("days", lambda row: "-" if row["days"] is None else f"{row['days']:.1f}"),
-    }
+    )
     return ui.table_of("Other intervals and spares", rows, columns, caption="In closed form", sortable=True)
 
 

@@ -222,19 +222,14 @@ def _remedies(facts: Facts) -> ui.Part | None:
     if not facts["remedies"]:
         ((_, why),) = remedy_pairs(facts)
         return ui.Remarks(title, [ui.Remark("Nothing tried is enough: ", why)], wide=True, shown=ui.Shown.PAGE)
-    rows = [
-        [
-            ui.Cell(remedy["options"], code=True),
-            ui.Cell(format_seconds(remedy["step_s"])),
-            ui.Cell(format_change(remedy["slower"])),
-            ui.Cell(format_bytes(remedy["memory_bytes"])),
-        ]
-        for remedy in facts["remedies"]
-    ]
-    return ui.Table(
+    columns = ui.columns(
+        "Change Step=step_s Slower=slower:+% Memory=memory_bytes",
+        Change=lambda remedy: ui.Cell(remedy["options"], code=True),
+    )
+    return ui.table_of(
         title,
-        ("Change", "Step", "Slower", "Memory"),
-        rows,
+        facts["remedies"],
+        columns,
         caption="Options to add, the fastest first",
         lead="Each row is a prediction that fits.",
         wide=True,
@@ -366,11 +361,11 @@ def _memory_table(memory: Facts) -> ui.Table:
 def _critical_path(facts: Facts) -> ui.Table | None:
     if "critical_path" not in facts:
         return None
-    rows = [
-        (row["name"], row["count"], format_seconds(row["seconds"]), format_percent(row["seconds"] / facts["step_s"]))
-        for row in facts["critical_path"]
-    ]
-    return ui.plain_table("Critical path", ("on the critical path", "count", "time", "share"), rows)
+    columns = ui.columns(
+        "on_the_critical_path=name count time=seconds:s share",
+        share=lambda row: format_percent(row["seconds"] / facts["step_s"]),
+    )
+    return ui.table_of("Critical path", facts["critical_path"], columns)
 
 
 def _source_pairs(facts: Facts) -> list[tuple[str, str]]:
@@ -494,19 +489,11 @@ def _operator_words(operator: OperatorFacts, total_s: float) -> str:
 
 def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:
     shown = facts["operators"][:MOST_OPERATORS]
-    rows = [
-        [
-            ui.Cell(operator["name"], operator["name"]),
-            ui.Cell(format_seconds(operator["seconds"]), operator["seconds"]),
-            ui.Cell(format_percent(operator["seconds"] / total_s), operator["seconds"]),
-            ui.Cell(f"{operator['count']:,.0f}", operator["count"]),
-            ui.Cell(
-                f"{operator['flops'] / operator['seconds'] / TFLOPS:,.1f}", operator["flops"] / operator["seconds"]
-            ),
-            ui.Cell(operator["bound"], operator["bound"]),
-        ]
-        for operator in shown
-    ]
+    rows = [{**operator, "reached_flops": operator["flops"] / operator["seconds"]} for operator in shown]
+    columns = ui.columns(
+        "operator=name time=seconds:s share count=count:,.0f TFLOP/s bound_by=bound",
+        share=("seconds", lambda row: format_percent(row["seconds"] / total_s)),
+        **{"TFLOP/s": ("reached_flops", lambda row: f"{row['reached_flops'] / TFLOPS:,.1f}")},
+    )
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
-    heads = ("operator", "time", "share", "count", "TFLOP/s", "bound by")
-    return ui.Table("Operators", heads, rows, caption=caption, sortable=True)
+    return ui.table_of("Operators", rows, columns, caption=caption, sortable=True)

@@ -18,8 +18,8 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _optional(name: str, show: Callable[[Facts], str]) -> ui.Source:
-    return name, lambda row: "-" if row[name] is None else show(row)
+def _cost(row: Facts) -> str:
+    return "-" if row["cost"] is None else format_money(row["cost"], row.get("currency"))
 
 
 # Columns of results; all other columns are words of the point, shown as they are.
@@ -30,10 +30,10 @@ RESULTS: Mapping[str, tuple[str, ui.Source]] = {
     "bubble": ("bubble", "bubble:%"),
     "exposed": ("exposed", "exposed:%"),
     "memory_bytes": ("memory", "memory_bytes"),
-    "fits": ("fits", _optional("fits", lambda row: "yes" if row["fits"] else "no")),
+    "fits": ("fits", "fits:yes"),
     "days": ("days", "days:,.1f"),
     "gpu_hours": ("GPU-hours", "gpu_hours,"),
-    "cost": ("cost", _optional("cost", lambda row: format_money(row["cost"], row.get("currency")))),
+    "cost": ("cost", ("cost", _cost)),
     "goodput": ("goodput", "goodput"),
     "state": ("state", "state"),
     "error": ("error", "error"),

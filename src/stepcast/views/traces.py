@@ -186,11 +186,11 @@ def _short_name(name: str) -> str:
 
 
 def _collectives(facts: Facts) -> ui.Table:
-    columns: dict[str, ui.Source] = {
-        **ui.columns("collective=kind group size=size_bytes runs=count, total=total_s one_transfer=transfer_s"),
-        "waits": ("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
-        "bus bandwidth": "busbw_bytes_per_s",
-    }
+    columns = ui.columns(
+        "collective=kind group size=size_bytes runs=count, total=total_s one_transfer=transfer_s waits "
+        "bus_bandwidth=busbw_bytes_per_s",
+        waits=("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
+    )
     return ui.table_of(
         "Collectives",
         facts["collectives"],
@@ -211,23 +211,13 @@ def _recorded_parts(recorded: Facts | None) -> list[ui.Part]:
         ("wall clock", f"{inside} a step in the window, {outside} outside"),
         ("clocks", f"{format_seconds(recorded['clock_spread_s'])} apart at most"),
     ]
+    columns = ui.columns(
+        "size=size_bytes calls=logged median=logged_s:? bus_bandwidth=busbw_bytes_per_s:? in_the_window=traced "
+        "mean=traced_s:?"
+    )
     tables = [
-        ui.plain_table(
-            f"Log of {log['program']}",
-            (log["program"], "size", "calls", "median", "bus bandwidth", "in the window", "mean"),
-            [
-                (
-                    row["kind"],
-                    format_bytes(row["size_bytes"]),
-                    row["logged"],
-                    _seconds(row["logged_s"]),
-                    "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
-                    row["traced"],
-                    _seconds(row["traced_s"]),
-                )
-                for row in log["collectives"][:MOST_LINES]
-            ],
-            wide=True,
+        ui.table_of(
+            f"Log of {log['program']}", log["collectives"][:MOST_LINES], {log["program"]: "kind", **columns}, wide=True
         )
         for log in recorded["logs"]
     ]

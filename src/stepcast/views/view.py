@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
 from stepcast.units import (
+    DAY,
     format_bytes,
     format_change,
     format_count,
+    format_duration,
+    format_energy,
     format_percent,
     format_rate,
     format_seconds,
@@ -173,9 +176,9 @@ class Table(Part):
 def columns(spec: str, **sources: Source) -> dict[str, Source]:
     """Return the columns of a table from words such as ``stage busy=busy_s slowdown=factor:.3f``.
 
-    A word is a head and the key of its values, or both in one, and the format of numbers where their name does not
-    decide it; a dot leads to a key within a value. Underscores in heads are blanks. *sources* are those of heads that
-    take a function.
+    A word is a head and the key of its values, or both in one, and the format where their name does not decide it, of
+    Python or of FORMS; a question mark leaves cells without a value blank. A dot leads to a key within a value.
+    Underscores in heads are blanks. *sources* are those of heads that take a function.
     """
     pairs = (word.partition("=") for word in spec.split())
     return {head.rstrip(",").replace("_", " "): sources.get(head) or key or head for head, _, key in pairs}
@@ -199,9 +202,12 @@ def cell_of(row: Facts, source: Source) -> Cell:
         value: Any = row
         for key in name.rstrip(",").split("."):
             value = value[key]
-        if form and value is not None:
-            return Cell(SHARES[form](value) if form in SHARES else format(value, form), value)
-        return Cell(format_by_name(name, value), value)
+        if value is None:
+            return Cell("" if form.endswith("?") else "-")
+        form = form.rstrip("?")
+        if not form:
+            return Cell(format_by_name(name, value), value)
+        return Cell(FORMS[form](value) if form in FORMS else format(value, form), value)
     name, show = source if isinstance(source, tuple) else ("", source)
     value = show(row)
     return value if isinstance(value, Cell) else Cell(str(value), row.get(name) if name else None)
@@ -456,8 +462,17 @@ def signed_seconds(seconds: float) -> str:
     return ("+" if seconds > 0 else "-" if seconds < 0 else "") + format_seconds(abs(seconds))
 
 
-SHARES: Mapping[str, Show] = {"%": format_percent, "+%": format_change}
-"""Formats of shares in columns, besides those of Python."""
+FORMS: Mapping[str, Callable[..., str]] = {
+    "%": format_percent,
+    "+%": format_change,
+    "s": format_seconds,
+    "+s": signed_seconds,
+    "x": "{:.2f}x".format,
+    "days": lambda days: format_duration(days * DAY),
+    "mwh": format_energy,
+    "yes": lambda value: "yes" if value else "no",
+}
+"""Formats in columns, besides those of Python."""
 
 
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
