@@ -34,7 +34,7 @@ def test_126_layers_run_on_128_pieces_with_embedding_and_loss_alone() -> None:
 
 def test_an_empty_end_piece_holds_the_embedding_or_the_loss() -> None:
     stages = memory(LARGE, strategy(tp=8, pp=16, vpp=8), H100.gpu)
-    layer = LARGE.parameters_of(range(1), tp=8)
+    layer = LARGE.shard_of(range(1), tp=8).total
     ends = LARGE.vocab * LARGE.hidden // 8
     assert stages[0].parameters == 2 * (7 * layer + ends)
     assert stages[1].parameters == 2 * 8 * layer

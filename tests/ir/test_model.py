@@ -45,15 +45,15 @@ LLAMA = Model("llama", 4, 256, 8, 2, 32, 512, 1000, 2048)
 def test_megatron_stage_counts_of_a_two_way_tensor_parallel_run() -> None:
     """The per-rank element counts that the traced 8-GPU Megatron run reports."""
     assert GPT.padded_vocab(tp=2) == 50432
-    assert GPT.parameters_of(range(10), tp=2, embedding=True) == 1_712_942_080
-    assert GPT.parameters_of(range(10, 20), tp=2) == 1_573_350_400
-    assert GPT.parameters_of(range(30, 40), tp=2, head=True) == 1_702_466_560
+    assert GPT.shard_of(range(10), tp=2, embedding=True).total == 1_712_942_080
+    assert GPT.shard_of(range(10, 20), tp=2).total == 1_573_350_400
+    assert GPT.shard_of(range(30, 40), tp=2, head=True).total == 1_702_466_560
 
 
 def test_a_stage_with_both_ends_holds_tied_weights_once() -> None:
     embedding = GPT.padded_vocab() * GPT.hidden
-    apart = GPT.parameters_of(range(20), embedding=True) + GPT.parameters_of(range(20, 40), head=True)
-    assert apart - GPT.parameters_of(range(40), embedding=True, head=True) == embedding
+    apart = GPT.shard_of(range(20), embedding=True).total + GPT.shard_of(range(20, 40), head=True).total
+    assert apart - GPT.shard_of(range(40), embedding=True, head=True).total == embedding
 
 
 def test_parts_of_a_dense_layer() -> None:
@@ -70,7 +70,7 @@ def test_parts_of_a_dense_layer() -> None:
 
 def test_key_and_value_projections_are_split_beyond_their_heads() -> None:
     """Megatron-Core splits the whole projection by columns and gathers its result."""
-    two, four = (LLAMA.parameters_of(range(1), tp=tp) for tp in (2, 4))
+    two, four = (LLAMA.shard_of(range(1), tp=tp).total for tp in (2, 4))
     query_output_mlp, kv, norms = 2 * 256 * 256 + 3 * 256 * 512, 2 * 256 * 64, 512
     assert two == query_output_mlp // 2 + kv // 2 + norms
     assert four == query_output_mlp // 4 + kv // 4 + norms
@@ -115,19 +115,19 @@ def test_hybrid_blocks() -> None:
 
 @given(tp=st.sampled_from([1, 2, 4, 8]), cut=st.integers(0, 40))
 def test_stages_add_up(tp: int, cut: int) -> None:
-    whole = GPT.parameters_of(range(40), tp=tp)
-    assert GPT.parameters_of(range(cut), tp=tp) + GPT.parameters_of(range(cut, 40), tp=tp) == whole
+    whole = GPT.shard_of(range(40), tp=tp).total
+    assert GPT.shard_of(range(cut), tp=tp).total + GPT.shard_of(range(cut, 40), tp=tp).total == whole
 
 
 @given(tp=st.sampled_from([2, 4, 8]))
 def test_tensor_parallel_ranks_hold_every_weight_and_the_replicated_ones_again(tp: int) -> None:
     replicated = 6 * GPT.hidden  # two norms with bias, two row-parallel biases
-    spread = tp * GPT.parameters_of(range(1), tp=tp)
-    assert spread - GPT.parameters_of(range(1)) == (tp - 1) * replicated
+    spread = tp * GPT.shard_of(range(1), tp=tp).total
+    assert spread - GPT.shard_of(range(1)).total == (tp - 1) * replicated
 
 
 def test_with_layers_and_with_max_seq() -> None:
-    assert GPT.with_layers(10).parameters_of(range(10)) == GPT.parameters_of(range(10))
+    assert GPT.with_layers(10).shard_of(range(10)).total == GPT.shard_of(range(10)).total
     longer = GPT.with_max_seq(4096)
     assert longer.parameters - GPT.parameters == 2048 * GPT.hidden
     assert LLAMA.with_max_seq(8192).parameters == LLAMA.parameters
@@ -167,4 +167,4 @@ def test_parts_refuse_nonsense() -> None:
     with pytest.raises(ValueError, match="unknown letters"):
         Hybrid("MX", 8, 64, 16, 2)
     with pytest.raises(ValueError, match="reach outside"):
-        LLAMA.parameters_of(range(2, 9))
+        LLAMA.shard_of(range(2, 9))

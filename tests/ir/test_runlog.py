@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepcast.ir.layout import Layout
-from stepcast.ir.measured import BatchTime, LayerTime, LayerTimes, RunLog
+from stepcast.ir.measured import BatchTime, LayerTimes, RunLog
 
 # rank, stage, step, layer, block, ops, seconds: two stages, three steps, four micro-batches.
 ROWS = [
@@ -41,8 +41,9 @@ def log(rows: list[tuple[int, int, int, int, int, int, float]], *batches: BatchT
 def test_layer_times_are_a_view_of_columns() -> None:
     times = columns(ROWS)
     assert len(times) == 8
-    assert times[4] == LayerTime(rank=1, stage=1, step=2, layer="head", total_s=7.0, ops=4)
-    assert list(times)[4] == times[4]
+    row = (times.rank_of[4], times.stage_of[4], times.step_of[4], times.total_s[4], times.ops_of[4])
+    assert row == (1, 1, 2, 7.0, 4)
+    assert times.layers[times.layer_of[4]] == "head"
 
 
 def test_stage_medians_sum_a_reports_layers_and_skip_the_first_step() -> None:

@@ -22,8 +22,8 @@ def check(model: Model, strategy: Strategy, gpus: int | None = None, framework: 
     for rule in RULES:
         if message := rule(model, strategy):
             raise StrategyError(message)
-    for with_software in (_ring, _autocast, _adapters, _offload, _eager_scans):
-        if message := with_software(strategy, framework):
+    for with_software in (_combination, _offload, _eager_scans):
+        if message := with_software(model, strategy, framework):
             raise StrategyError(message)
     if gpus is not None:
         _check_gpus(strategy, gpus)
@@ -156,13 +156,35 @@ def _context(model: Model, strategy: Strategy) -> str:
     return ""
 
 
-def _autocast(strategy: Strategy, framework: Framework) -> str:
+def _combination(model: Model, strategy: Strategy, framework: Framework) -> str:
+    """Check choices that do not go together: one condition each."""
+    layout, context, cp = strategy.layout, strategy.context, strategy.layout.cp
+    if strategy.lora_rank > model.hidden:
+        return f"lora rank {strategy.lora_rank} exceeds hidden {model.hidden}: use at most {model.hidden}"
+    if strategy.further_tokens and not model.next_token_layers:
+        return f"{model.name} has no multi-token prediction (MTP) module: leave --mtp-layers out"
+    if strategy.document and cp > 1 and context is not ContextKind.ALL_TO_ALL:  # rings and scans would need borders
+        return "packed documents are not modelled with context parallelism p2p or allgather; use --cp-comm a2a"
+    if strategy.trained_layers > model.layers:
+        return f"{model.name} has {model.layers} layers: train at most as many (--train-layers)"
+    # bitsandbytes makes 4-bit and 8-bit weights of linear layers, not of experts stored as one tensor.
+    quantised = strategy.base_weights is not BaseWeights.TRAINED
+    if quantised and model.experts is not None:
+        return f"experts of {model.name} in {strategy.base_weights} are not modelled; leave --base-weights out"
+    if quantised and layout.tp > 1:
+        return "quantised weights are not split over tensor-parallel ranks; use --tp 1"
+    if cp > 1 and context is ContextKind.RING and not framework.flash_attention:
+        return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
     if strategy.autocast and (framework.kernels is Kernels.FUSED or framework.gradient_dtype is not DType.FP32):
         return "autocast is plain PyTorch's: use plain or compiled kernels, gradients in fp32"
+    if strategy.dora and not framework.writes_out:
+        return "DoRA is modelled as peft computes it: use --framework peft"
+    if strategy.lora_rank and framework.optimizer.knows_matrices:
+        return f"adapters are not trained by {framework.optimizer.kind}; use adamw or sgd"
     return ""
 
 
-def _offload(strategy: Strategy, framework: Framework) -> str:
+def _offload(model: Model, strategy: Strategy, framework: Framework) -> str:
     """Check the offload: hosts update AdamW and SGD alone, states in fp32 or bf16 (Megatron-Core's
     HybridDeviceOptimizer, DeepSpeed's CPUAdam); FSDP's CPUOffload takes all of what ranks split.
     """
@@ -184,7 +206,7 @@ def _offload(strategy: Strategy, framework: Framework) -> str:
     return "" if share == 1 else f"{framework.name} offloads the optimizer as a whole, not {share:g} of it"
 
 
-def _eager_scans(strategy: Strategy, framework: Framework) -> str:
+def _eager_scans(model: Model, strategy: Strategy, framework: Framework) -> str:
     """Check eager scans: only transformers has a path without mamba-ssm; its heads and tokens are not split."""
     if framework.ssm_kernels is SsmKernels.FUSED:
         return ""
@@ -195,42 +217,6 @@ def _eager_scans(strategy: Strategy, framework: Framework) -> str:
         )
     split = strategy.layout.tp > 1 or strategy.layout.cp > 1
     return "ssm-kernels eager runs all heads and tokens on a rank: use tp 1 and cp 1" if split else ""
-
-
-def _packed(model: Model, strategy: Strategy) -> str:
-    """Check documents in packed sequences: context-parallel rings and scans would need their borders."""
-    if strategy.document and strategy.layout.cp > 1 and strategy.context is not ContextKind.ALL_TO_ALL:
-        return "packed documents are not modelled with context parallelism p2p or allgather; use --cp-comm a2a"
-    return ""
-
-
-def _frozen(model: Model, strategy: Strategy) -> str:
-    """Check 4-bit and 8-bit weights, which bitsandbytes makes of linear layers, not of experts stored as one tensor,
-    and that trained layers exist.
-    """
-    if strategy.trained_layers > model.layers:
-        return f"{model.name} has {model.layers} layers: train at most as many (--train-layers)"
-    if strategy.base_weights is BaseWeights.TRAINED:
-        return ""
-    if model.experts is not None:
-        return f"experts of {model.name} in {strategy.base_weights} are not modelled; leave --base-weights out"
-    layout = strategy.layout
-    return "quantised weights are not split over tensor-parallel ranks; use --tp 1" if layout.tp > 1 else ""
-
-
-def _adapters(strategy: Strategy, framework: Framework) -> str:
-    if strategy.dora and not framework.writes_out:
-        return "DoRA is modelled as peft computes it: use --framework peft"
-    if strategy.lora_rank and framework.optimizer.knows_matrices:
-        return f"adapters are not trained by {framework.optimizer.kind}; use adamw or sgd"
-    return ""
-
-
-def _ring(strategy: Strategy, framework: Framework) -> str:
-    ring = strategy.layout.cp > 1 and strategy.context is ContextKind.RING
-    if ring and not framework.flash_attention:
-        return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
-    return ""
 
 
 def _experts(model: Model, strategy: Strategy) -> str:
@@ -298,12 +284,6 @@ def _sharding(model: Model, strategy: Strategy) -> str:
     return ""
 
 
-def _training(model: Model, strategy: Strategy) -> str:
-    if strategy.lora_rank > model.hidden:
-        return f"lora rank {strategy.lora_rank} exceeds hidden {model.hidden}: use at most {model.hidden}"
-    return ""
-
-
 def _check_gpus(strategy: Strategy, gpus: int) -> None:
     layout = strategy.layout
     if layout.gpus == gpus:
@@ -323,13 +303,6 @@ def _multiple(number: int, step: int) -> int:
     return max(1, round(number / step)) * step
 
 
-def _further(model: Model, strategy: Strategy) -> str:
-    if strategy.further_tokens and not model.next_token_layers:
-        return f"{model.name} has no multi-token prediction (MTP) module: leave --mtp-layers out"
-    return ""
-
-
 RULES: tuple[Callable[[Model, Strategy], str], ...] = (
-    _tensor, _mamba, _recurrent, _sequence, _context, _experts,
-    _pipeline, _sharding, _training, _further, _packed, _frozen,
+    _tensor, _mamba, _recurrent, _sequence, _context, _experts, _pipeline, _sharding,
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Documents of other programs: measured steps, collectives, operators and OptimusPrime runs; the wiring of nodes."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -198,27 +198,17 @@ class OperatorTimes:
 
 # Printed times of a training job: totals per stage, layer and step, without start times.
 #
-# Long jobs print millions of layer times, so they are stored as columns; a LayerTime is a view of one row.
+# Long jobs print millions of layer times, so they are stored as columns.
 
 # The first step compiles, allocates and connects; it says nothing about the others.
 FIRST_WARM_STEP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTime:
-    """Forward time of one layer's modules on one rank, summed over a step's micro-batches."""
-
-    rank: int
-    stage: int
-    step: int
-    layer: str
-    total_s: float
-    ops: int
-
-
 @dataclass(frozen=True, eq=False)
 class LayerTimes:
-    """Columns of layer times; ``layer_of`` points into *layers*, ``block_of`` numbers the reports."""
+    """Forward times of layers on one rank each, summed over a step's micro-batches, in columns; ``layer_of`` points into
+    *layers*, ``block_of`` numbers the reports.
+    """
 
     layers: tuple[str, ...]
     rank_of: Int32Array
@@ -236,19 +226,6 @@ class LayerTimes:
 
     def __len__(self) -> int:
         return len(self.total_s)
-
-    def __getitem__(self, index: int) -> LayerTime:
-        return LayerTime(
-            rank=int(self.rank_of[index]),
-            stage=int(self.stage_of[index]),
-            step=int(self.step_of[index]),
-            layer=self.layers[self.layer_of[index]],
-            total_s=float(self.total_s[index]),
-            ops=int(self.ops_of[index]),
-        )
-
-    def __iter__(self) -> Iterator[LayerTime]:
-        return (self[index] for index in range(len(self)))
 
 
 @dataclass(frozen=True, slots=True)

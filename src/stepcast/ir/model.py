@@ -35,7 +35,7 @@ class Model(Architecture):
     @property
     def parameters(self) -> int:
         """All weights, tied ones once, without multi-token prediction modules."""
-        return self.parameters_of(range(self.layers), embedding=True, head=True)
+        return self.shard_of(range(self.layers), embedding=True, head=True).total
 
     @property
     def active_parameters(self) -> int:
@@ -75,19 +75,6 @@ class Model(Architecture):
     def block_weights(self, block: LayerParts) -> tuple[Weight, ...]:
         """Return the tensors of a layer of this kind."""
         return block_weights(self, block.mixer, block.feed_forward)
-
-    def parameters_of(
-        self,
-        layers: range,
-        *,
-        tp: int = 1,
-        ep: int = 1,
-        expert_tp: int | None = None,
-        embedding: bool = False,
-        head: bool = False,
-    ) -> int:
-        """Return the parameters one rank holds of a pipeline stage: see shard_of."""
-        return self.shard_of(layers, tp=tp, ep=ep, expert_tp=expert_tp, embedding=embedding, head=head).total
 
     def shard_of(
         self,

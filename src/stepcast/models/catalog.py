@@ -296,7 +296,7 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
         return nearest_first[0] if exact and abs(gpt.parameters / published - 1) > CERTAINLY_ANOTHER else gpt
     if published is None:
         raise UnknownModelError(f"model {name!r}: the row gives neither layers nor params_b")
-    layer = single.parameters_of(range(1))
+    layer = single.shard_of(range(1)).total
     return single.with_layers(max(round((published - single.parameters + layer) / layer), 1))
 
 
