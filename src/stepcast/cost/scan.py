@@ -10,6 +10,7 @@ not measured. A delta net's rule moves its bytes and then waits for its states, 
 a sequence by one kernel, as long as heads are too few to fill the GPU.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -49,12 +50,7 @@ def price_scan(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
 
 def scan_kind(work: Scanned) -> str:
     """Return the name under which *work* is fitted and calibrated."""
-    match work:
-        case DeltaRule():
-            return "delta"
-        case SelectiveScan():
-            return "selective"
-    return "scan"
+    return SCANS[type(work)][0]
 
 
 def scan_s(work: Scanned, peak_flops: Number, rates: Rates, fit: ScanFit) -> Number:
@@ -79,12 +75,7 @@ def chunk_steps(work: Scanned, sms: Number) -> Number:
 
 def scanned_bytes(work: Scanned) -> float:
     """Return the bytes that the kernels of one pass read and write."""
-    match work:
-        case DeltaRule():
-            return _delta_bytes(work)
-        case SelectiveScan():
-            return _selective_bytes(work)
-    return scan_bytes(work)
+    return SCANS[type(work)][1](work)
 
 
 def scan_bytes(work: Scan) -> float:
@@ -136,6 +127,11 @@ def _selective_bytes(work: SelectiveScan) -> float:
     """
     tensors = 8 if work.backward else 5
     return (tensors * work.inputs + (4 if work.backward else 2) * work.shared) * work.dtype.bytes
+
+
+SCANS: dict[type[Scanned], tuple[str, Callable[..., float]]] = {
+    Scan: ("scan", scan_bytes), DeltaRule: ("delta", _delta_bytes), SelectiveScan: ("selective", _selective_bytes),
+}  # fmt: skip
 
 
 def price_cells(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:

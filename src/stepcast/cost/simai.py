@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require_counts
 from stepcast.ir.layout import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload
@@ -67,9 +67,7 @@ class SimaiSystem:
         for name in ("nvlink_gib_per_s", "nic_gib_per_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and above zero, not {getattr(self, name)!r}")
-        for name in ("gpus_per_server", "nics_per_server"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}")
+        require_counts(self, 1, "gpus_per_server", "nics_per_server")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layers.kinds import block_weights
-from stepcast.ir.layers.operators import GATHER, QUANTISED_WEIGHTS, REDUCE, SCATTER, K, Ops, collective, make_layer
+from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
+from stepcast.ir.layers.ops import GATHER, REDUCE, SCATTER, K, Ops, collective, make_layer
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model import Matrices, Model

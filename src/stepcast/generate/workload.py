@@ -12,7 +12,7 @@ from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import LOOP_KERNELS_PER_ADAPTER, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, count_adapted
-from stepcast.ir.layers.operators import GATHER, collective, rename_ops
+from stepcast.ir.layers.ops import GATHER, collective, rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check

@@ -239,7 +239,7 @@ def _torus(topology: Topology, domains: Sequence[int]) -> Slowdown:
     as many links as its route is long.
     """
     shape = topology.shape
-    cells = [_cell(domain, shape) for domain in domains]
+    cells = [torus_cell(domain, shape) for domain in domains]
     spacings = [_spacing({cell[axis] for cell in cells}, size) for axis, size in enumerate(shape)]
     hops = max(spacings)
     unused = len(shape) / sum(spacing > 0 for spacing in spacings)
@@ -260,7 +260,8 @@ def _spacing(places: set[int], size: int) -> int:
     return gaps[-1] if len(places) == size else gaps[-2]
 
 
-def _cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def torus_cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the place of a domain along each dimension."""
     cell = []
     for size in shape:
         cell.append(index % size)

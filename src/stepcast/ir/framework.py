@@ -258,9 +258,7 @@ class Overhead:
     fitted: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("context", "communicator", "buffer", "step", "gradient"):
-            require(getattr(self, f"{name}_bytes") >= 0, f"memory overhead: {name}_bytes is below 0")
-        for name in ("fragmentation", "displaced", "exchanged_tensors"):
+        for name in self.__slots__:
             require(getattr(self, name) >= 0, f"memory overhead: {name} is below 0")
 
 

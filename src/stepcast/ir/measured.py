@@ -206,8 +206,8 @@ FIRST_WARM_STEP = 2
 
 @dataclass(frozen=True, eq=False)
 class LayerTimes:
-    """Forward times of layers on one rank each, summed over a step's micro-batches, in columns; ``layer_of`` points into
-    *layers*, ``block_of`` numbers the reports.
+    """Forward times of layers on one rank each, summed over a step's micro-batches, in columns; ``layer_of`` points
+    into *layers*, ``block_of`` numbers the reports.
     """
 
     layers: tuple[str, ...]

@@ -213,7 +213,7 @@ def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
     table = scoreboard.load_table("rows/collectives")
     own = next((name for start, name in table["machines"].items() if row.source.startswith(start)), None)
     if own is not None and own_entry:
-        return TableHardware(_loaded(own, ()), "")
+        return TableHardware(load_cluster(own), "")
     usual = table["gpus"].get(row.gpu)
     if usual is None:
         raise ValueError(f"no cluster of {row.gpu} is known")
@@ -229,12 +229,7 @@ def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
             overrides.append(f"node.nic.transport={stated}")
         if "SHARP" in row.network:
             overrides.append("network.in_network_reduction=true")
-    return TableHardware(_loaded(usual["cluster"], tuple(overrides)), transport)
-
-
-@lru_cache(maxsize=1024)
-def _loaded(name: str, overrides: tuple[str, ...]) -> Cluster:
-    return load_cluster(name, overrides)
+    return TableHardware(load_cluster(usual["cluster"], overrides), transport)
 
 
 @lru_cache(maxsize=4096)

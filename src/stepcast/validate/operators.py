@@ -293,29 +293,23 @@ def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOpera
     yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, f"{kind} of {ranks}", labels)
 
 
-class TableComparison(NamedTuple):
-    """The columns whose words the rows that are compared at once share, and the function that compares them."""
-
-    words: tuple[str, ...]
-    compare: Comparison
-
-
 ATTENTION_WORDS = ("attn_dtype", "mla_dtype", "kv_cache_dtype")
-COMPARISONS: dict[str, TableComparison] = {
-    "gemm": TableComparison(("dtype", "gemm_dtype"), compare_products),
-    "gemm_small": TableComparison(("dtype", "gemm_dtype"), compare_products),
-    "quantize_scale": TableComparison(("quant_dtype",), compare_quantisation),
-    "quantize_matrix": TableComparison(("quant_dtype",), compare_quantisation),
-    "attention_prefill": TableComparison(ATTENTION_WORDS, compare_attention),
-    "attention_decode": TableComparison(ATTENTION_WORDS, compare_attention),
-    "mla_prefill": TableComparison(ATTENTION_WORDS, compare_attention),
-    "mla_decode": TableComparison(ATTENTION_WORDS, compare_attention),
-    "mamba2": TableComparison(("phase",), compare_sequences),
-    "gated_delta_net": TableComparison(("phase",), compare_sequences),
-    "experts": TableComparison(("moe_dtype", "distribution"), compare_experts),
-    "experts_small": TableComparison(("moe_dtype", "distribution"), compare_experts),
-    "deepep": TableComparison((), compare_deepep),
-    "deepep_low_latency": TableComparison((), compare_deepep),
-    "nccl": TableComparison(("op_name", "nccl_dtype", "num_gpus", "lib_version"), compare_collectives),
-    "custom_allreduce": TableComparison(("allreduce_dtype", "num_gpus", "implementation"), compare_collectives),
+# By table: the columns whose words the rows that are compared at once share, and the function that compares them.
+COMPARISONS: dict[str, tuple[tuple[str, ...], Comparison]] = {
+    "gemm": (("dtype", "gemm_dtype"), compare_products),
+    "gemm_small": (("dtype", "gemm_dtype"), compare_products),
+    "quantize_scale": (("quant_dtype",), compare_quantisation),
+    "quantize_matrix": (("quant_dtype",), compare_quantisation),
+    "attention_prefill": (ATTENTION_WORDS, compare_attention),
+    "attention_decode": (ATTENTION_WORDS, compare_attention),
+    "mla_prefill": (ATTENTION_WORDS, compare_attention),
+    "mla_decode": (ATTENTION_WORDS, compare_attention),
+    "mamba2": (("phase",), compare_sequences),
+    "gated_delta_net": (("phase",), compare_sequences),
+    "experts": (("moe_dtype", "distribution"), compare_experts),
+    "experts_small": (("moe_dtype", "distribution"), compare_experts),
+    "deepep": ((), compare_deepep),
+    "deepep_low_latency": ((), compare_deepep),
+    "nccl": (("op_name", "nccl_dtype", "num_gpus", "lib_version"), compare_collectives),
+    "custom_allreduce": (("allreduce_dtype", "num_gpus", "implementation"), compare_collectives),
 }

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 
+from stepcast.generation.placement import GenerationLayout
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.configs.rl import read_rl_values
 from stepcast.ir.facts import FactDict, Facts
@@ -188,8 +189,6 @@ def measure_rl(folder: str) -> Measurements:
 
 def _sync_alone(row: Record) -> float:
     """Return the time of moving weights where nothing else was measured."""
-    from stepcast.generation.placement import GenerationLayout
-
     train, rollout = int(row["gpus_train"]), int(row["gpus_rollout"])
     place = RlPlacement(RlMode.ASYNC, train, GenerationLayout(tp=1, replicas=rollout))
     bulk = "checkpoint-engine" in row["notes"]

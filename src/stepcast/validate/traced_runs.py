@@ -107,14 +107,6 @@ def stage_peaks(log: RunLog, gpu: Gpu) -> list[Pair]:
     return [(max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total) for stage in stages]
 
 
-def peak_figures(peaks: Sequence[Pair]) -> Iterator[tuple[str, float]]:
-    """Yield the errors of the peak memory of stages."""
-    yield from error_figures("peak memory by stage", peaks, "mean_abs_error", "worst_abs_error", "mean_error")
-    if peaks:
-        within = sum(abs(predicted / measured - 1) <= WITHIN for measured, predicted in peaks)
-        yield f"stages whose peak memory is within {format_percent(WITHIN, 0)}", within / len(peaks)
-
-
 def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]:
     """Predict each run from constants that never saw it.
 
@@ -160,5 +152,9 @@ def measure_optimus(folder: str) -> Measurements:
     logs = read_logs(files, lambda path, reason: unread.update([reason]))
     rows, skipped = predict_runs(logs)
     notes = [f"{os.path.basename(log.source)}: {warning}" for log in logs for warning in log.warnings]
-    figures = dict(peak_figures(read_stage_peaks(logs)))
+    peaks, names = read_stage_peaks(logs), ("mean_abs_error", "worst_abs_error", "mean_error")
+    figures = dict(error_figures("peak memory by stage", peaks, *names))
+    if peaks:
+        within = np.mean([abs(predicted / measured - 1) <= WITHIN for measured, predicted in peaks])
+        figures[f"stages whose peak memory is within {format_percent(WITHIN, 0)}"] = float(within)
     return Measurements(columns_of(rows), unread + skipped, figures=figures, notes=tuple(notes))

@@ -61,18 +61,11 @@ def _label(row: ScoredRow, record: Record) -> ScoredRow:
     return ScoredRow(row.name, row.measured_s, row.predicted_s, {"cell": cell, **degrees, **tags}, row.ends)
 
 
-class CellRank(NamedTuple):
-    """The regret of our first choice in a cell, and the rank correlation of all its strategies."""
-
-    regret: float
-    correlation: float
-
-
-def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> CellRank:
-    """Return how well predictions rank the strategies of a cell."""
+def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> tuple[float, float]:
+    """Return the regret of our first choice in a cell, and the rank correlation of all its strategies."""
     regret = float(measured_s[np.argmin(predicted_s)] / np.min(measured_s) - 1.0)
     measured, predicted = (np.argsort(np.argsort(seconds)) for seconds in (measured_s, predicted_s))
-    return CellRank(regret, float(np.corrcoef(measured, predicted)[0, 1]))
+    return regret, float(np.corrcoef(measured, predicted)[0, 1])
 
 
 def rank_figures(rows: Iterable[ScoredRow]) -> Iterator[tuple[str, float]]:
@@ -87,13 +80,13 @@ def rank_figures(rows: Iterable[ScoredRow]) -> Iterator[tuple[str, float]]:
     }
     if not ranks:
         return
-    regrets = np.array([rank.regret for rank in ranks.values()])
+    regrets, correlations = np.array(list(ranks.values())).T
     yield "regret: median of cells", float(np.median(regrets))
     yield f"cells with a regret of at most {format_percent(WITHIN, 0)}", float(np.mean(regrets <= WITHIN))
-    yield "rank correlation: mean of cells", float(np.mean([rank.correlation for rank in ranks.values()]))
-    for cell, rank in ranks.items():
-        yield f"regret: {cell}", rank.regret
-        yield f"rank correlation: {cell}", rank.correlation
+    yield "rank correlation: mean of cells", float(np.mean(correlations))
+    for cell, (regret, correlation) in ranks.items():
+        yield f"regret: {cell}", regret
+        yield f"rank correlation: {cell}", correlation
 
 
 def verdict_figures(

@@ -14,6 +14,7 @@ from math import ceil, prod
 import numpy as np
 
 from stepcast.hardware.cluster import PAIRED, Cluster, FabricKind, NetworkKind, NetworkRouting, Topology
+from stepcast.hardware.path import torus_cell
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import Links
@@ -311,11 +312,7 @@ def _add_torus(blocks: LinkBlocks, cluster: Cluster) -> None:
     rate = node.nics * topology.scale_up_nodes * node.nic.effective_bytes_per_s / ways
 
     def name(cell: int, axis: int, way: int) -> str:
-        place = []
-        for size in shape:
-            place.append(str(cell % size))
-            cell //= size
         along = AXES[axis] if axes <= len(AXES) else f"axis {axis}"
-        return f"cell ({', '.join(place)}) along {'+-'[way]}{along}"
+        return f"cell ({', '.join(map(str, torus_cell(cell, shape)))}) along {'+-'[way]}{along}"
 
     blocks.add("torus", "torus", (prod(shape), axes, 2), rate, name)

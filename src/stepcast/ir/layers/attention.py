@@ -24,7 +24,20 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
+from stepcast.ir.layers.operators import Linear
+from stepcast.ir.layers.ops import (
+    FP32,
+    GATHER,
+    SCATTER,
+    K,
+    Ops,
+    PhaseOps,
+    cast_op,
+    collective,
+    make_layer,
+    stream_op,
+    wait_for,
+)
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
@@ -263,14 +276,14 @@ def _share_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     size = build.tensor_bytes(sizes, width)
     return (
         (
-            build.collective("qkv heads tp all-gather", GATHER, size, Group.TP),
+            collective("qkv heads tp all-gather", GATHER, size, Group.TP),
             stream_op("join heads", K.COPY, rows, width, 1, 1, dtype),
         ),
         (
             # What the rank took no part of has no gradient.
             stream_op("heads gradient fill", K.FILL, rows, width, 0, 1, dtype),
             stream_op("split heads gradient", K.COPY, rows, width, 1, 1, dtype),
-            build.collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP),
+            collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP),
         ),
     )
 
@@ -328,8 +341,8 @@ def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) ->
     if dtype is stored:
         return ops
     if gradient:
-        return (build.cast_op(f"{name}rotary gradient widen", tokens, width, stored, dtype), *ops)
-    return (*ops, build.cast_op(f"{name}rotary narrow", tokens, width, dtype, stored))
+        return (cast_op(f"{name}rotary gradient widen", tokens, width, stored, dtype), *ops)
+    return (*ops, cast_op(f"{name}rotary narrow", tokens, width, dtype, stored))
 
 
 def _rotation_steps(sizes: Sizes, width: int, gradient: bool) -> list[tuple[str, ElementwiseKind, int, int]]:
@@ -416,10 +429,7 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
         make_layer(
             Role.LATENT_DOWN,
             (*down_forward, *norms.norm_forward(sizes, "latent norm", outer, normed), *index.forward),
-            (
-                *build.wait_for(index.input_gradient + norm_ops, build.column_waits(sizes, Role.LATENT_UP)),
-                *down_gradient,
-            ),
+            (*wait_for(index.input_gradient + norm_ops, build.column_waits(sizes, Role.LATENT_UP)), *down_gradient),
             down_weights + index.weight_gradient,
         ),
         build.column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),
@@ -439,7 +449,7 @@ def _index_ops(sizes: Sizes, latent: Latent) -> PhaseOps:
     for group, ways in ((Group.TP, strategy.outer_ways), (Group.CP, sizes.cp)):
         if ways > 1:
             size = outer * ways * latent.index_dim * sizes.element
-            gathers += (build.collective(f"index keys {group} all-gather", GATHER, size, group),)
+            gathers += (collective(f"index keys {group} all-gather", GATHER, size, group),)
     keys = max(1, strategy.seq // 2)  # of all queries on average
 
     def score(backward: bool) -> Attention:

@@ -19,7 +19,7 @@ from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Ops, make_layer, stream_op
+from stepcast.ir.layers.ops import FP32, GATHER, SCATTER, K, Ops, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
@@ -161,14 +161,14 @@ def _all_to_all(sizes: Sizes, block: LayerParts) -> Layer:
     return make_layer(
         Role.CORE,
         (
-            build.collective("cp all-to-all qkv", kind, inside, Group.CP),
+            collective("cp all-to-all qkv", kind, inside, Group.CP),
             *core.forward(),
-            build.collective("cp all-to-all output", kind, outside, Group.CP),
+            collective("cp all-to-all output", kind, outside, Group.CP),
         ),
         (
-            build.collective("cp all-to-all output gradient", kind, outside, Group.CP),
+            collective("cp all-to-all output gradient", kind, outside, Group.CP),
             *core.backward(),
-            build.collective("cp all-to-all qkv gradient", kind, inside, Group.CP),
+            collective("cp all-to-all qkv gradient", kind, inside, Group.CP),
         ),
     )
 
@@ -185,11 +185,11 @@ def _all_gather(sizes: Sizes, block: LayerParts) -> Layer:
         size = size * sizes.heads // sizes.kv_heads
     return make_layer(
         Role.CORE,
-        (build.collective("cp all-gather", GATHER, size, Group.CP), *core.forward()),
+        (collective("cp all-gather", GATHER, size, Group.CP), *core.forward()),
         (
-            build.collective("cp all-gather again", GATHER, size, Group.CP),
+            collective("cp all-gather again", GATHER, size, Group.CP),
             *core.backward(),
-            build.collective("cp reduce-scatter", SCATTER, size, Group.CP),
+            collective("cp reduce-scatter", SCATTER, size, Group.CP),
         ),
     )
 
@@ -378,8 +378,8 @@ class _Core:
         softmax = stream_op(name, K.SOFTMAX, rows, columns, seen, 1, dtype, backward)
         if not sizes.casts_activations:
             return (softmax,)
-        widen = build.cast_op(f"{name} cast", rows, columns, sizes.stored, sizes.stream, sizes.stored)
-        narrow = build.cast_op(f"{name} cast back", rows, columns, sizes.stream, sizes.stored, sizes.stored)
+        widen = cast_op(f"{name} cast", rows, columns, sizes.stored, sizes.stream, sizes.stored)
+        narrow = cast_op(f"{name} cast back", rows, columns, sizes.stream, sizes.stored, sizes.stored)
         return (widen, softmax, narrow)
 
     def _join_heads(self, suffix: str) -> Ops:
@@ -469,9 +469,9 @@ class _Core:
             )
         elif widens_softmax(sizes.model) and self._dtype is not FP32:
             ops = (
-                build.cast_op("softmax widen", rows, columns, self._dtype, FP32, sizes.stored),
+                cast_op("softmax widen", rows, columns, self._dtype, FP32, sizes.stored),
                 stream_op("softmax", K.SOFTMAX, rows, columns, 1, 1, FP32),
-                build.cast_op("softmax cast", rows, columns, FP32, self._dtype, sizes.stored),
+                cast_op("softmax cast", rows, columns, FP32, self._dtype, sizes.stored),
             )
         else:
             ops = (self._score_op("softmax", K.SOFTMAX, 1),)
@@ -495,9 +495,9 @@ class _Core:
             )
         elif widens_softmax(sizes.model) and self._dtype is not FP32:
             ops = (
-                build.cast_op("softmax gradient cast", rows, columns, self._dtype, FP32, sizes.stored),
+                cast_op("softmax gradient cast", rows, columns, self._dtype, FP32, sizes.stored),
                 stream_op("softmax gradient", K.SOFTMAX, rows, columns, 2, 1, FP32, True),
-                build.cast_op("softmax gradient narrow", rows, columns, FP32, self._dtype, sizes.stored),
+                cast_op("softmax gradient narrow", rows, columns, FP32, self._dtype, sizes.stored),
             )
         if sizes.framework.dropout and sizes.model.drops_attention:
             ops = (build.dropout_op(sizes, "dropout gradient", rows, columns, gradient=True), *ops)
@@ -510,7 +510,7 @@ class _Core:
         if not self._fallen_back:
             return ()
         sizes, asked = self.sizes, self.sizes.unquantised
-        narrow = (build.cast_op("probabilities", self._rows, self.key_len, FP32, asked, sizes.stored),)
+        narrow = (cast_op("probabilities", self._rows, self.key_len, FP32, asked, sizes.stored),)
         return (
             self._score_op("rows of nothing", K.MUL, 1, 0.25),
             self._score_op("whole rows of nothing", K.ROW_SUM, 0.25, 0),

@@ -9,23 +9,13 @@ that code alone (``ir.legality``).
 """
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Elementwise, Matmul
-from stepcast.ir.work import ElementwiseKind as K
+from stepcast.ir.layers.ops import K, moved_op
+from stepcast.ir.work import Matmul
 from stepcast.ir.workload import Op
 
 # Bytes that the L2 cache of an NVIDIA GPU fetches for one access. Chosen by a traced step of Llama 3.2 1B on an H200:
 # with one sector of 32 bytes its GPU time was predicted 5 % too short, with two sectors it is predicted 3 % too long.
 FETCH_BYTES = 64
-
-
-def _pass(
-    name: str, kind: K, rows: int, columns: int, read_bytes: float, write_bytes: float, dtype: DType, kernels: int = 1
-) -> Op:
-    """Return an op that reads and writes so many bytes for each element."""
-    size = float(rows * columns)
-    return Op(
-        name, Elementwise(kind, rows, columns, read_bytes * size, write_bytes * size, False, dtype), kernels=kernels
-    )
 
 
 def weigh(name: str, inputs: int, outputs: int, rank: int, stored: DType, wide: DType) -> tuple[Op, ...]:
@@ -35,14 +25,14 @@ def weigh(name: str, inputs: int, outputs: int, rank: int, stored: DType, wide: 
     name, size, narrow = f"{name} dora", wide.bytes, stored.bytes
     casts = 0 if wide is stored else 2
     return (
-        _pass(f"{name} identity", K.COPY, inputs, inputs, size, 2 * size, wide, kernels=3),
+        moved_op(f"{name} identity", K.COPY, inputs, inputs, size, 2 * size, wide, kernels=3),
         Op(f"{name} down", Matmul(inputs, rank, inputs, 1, stored), kernels=2),
         Op(f"{name} up", Matmul(inputs, outputs, rank, 1, stored), kernels=2),
-        *(_pass(f"{name} widen", K.CAST, outputs, inputs, narrow, size, stored) for _ in range(casts)),
-        _pass(f"{name} scaled", K.MUL, outputs, inputs, size, size, wide),
+        *(moved_op(f"{name} widen", K.CAST, outputs, inputs, narrow, size, stored) for _ in range(casts)),
+        moved_op(f"{name} scaled", K.MUL, outputs, inputs, size, size, wide),
         # One input is transposed: each number of it is read with its neighbours in memory.
-        _pass(f"{name} total", K.STRIDED, outputs, inputs, size + FETCH_BYTES, size, wide),
-        _pass(f"{name} norms", K.MUL, outputs, inputs, size, 0, wide, kernels=4),
+        moved_op(f"{name} total", K.STRIDED, outputs, inputs, size + FETCH_BYTES, size, wide),
+        moved_op(f"{name} norms", K.MUL, outputs, inputs, size, 0, wide, kernels=4),
     )
 
 
@@ -51,12 +41,12 @@ def forward(name: str, rows: int, outputs: int, stored: DType, wide: DType) -> t
     name, shape, size, narrow = f"{name} dora", (rows, outputs), wide.bytes, stored.bytes
     product = K.MUL if wide is stored else K.CAST
     return (
-        _pass(f"{name} result", product, *shape, narrow, size, stored),
-        _pass(f"{name} adapters", product, *shape, narrow, size, stored),
-        _pass(f"{name} scale", K.MUL, *shape, size, size, wide),
-        _pass(f"{name} sum", K.ADD, *shape, 2 * size, size, wide),
-        _pass(f"{name} result sum", K.ADD, *shape, narrow + size, size, wide),
-        *([] if wide is stored else [_pass(f"{name} narrow", K.CAST, *shape, size, narrow, stored)]),
+        moved_op(f"{name} result", product, *shape, narrow, size, stored),
+        moved_op(f"{name} adapters", product, *shape, narrow, size, stored),
+        moved_op(f"{name} scale", K.MUL, *shape, size, size, wide),
+        moved_op(f"{name} sum", K.ADD, *shape, 2 * size, size, wide),
+        moved_op(f"{name} result sum", K.ADD, *shape, narrow + size, size, wide),
+        *([] if wide is stored else [moved_op(f"{name} narrow", K.CAST, *shape, size, narrow, stored)]),
     )
 
 
@@ -65,14 +55,17 @@ def backward(name: str, rows: int, outputs: int, stored: DType, wide: DType) -> 
     magnitudes, sums over tokens of products with what the forward multiplied.
     """
     name, shape, size, narrow = f"{name} dora", (rows, outputs), wide.bytes, stored.bytes
-    casts = [] if wide is stored else [_pass(f"{name} gradient narrow", K.CAST, *shape, size, narrow, stored)]
+    casts = [] if wide is stored else [moved_op(f"{name} gradient narrow", K.CAST, *shape, size, narrow, stored)]
     product = K.MUL if wide is stored else K.CAST
     return (
-        *(_pass(f"{name} gradient widen", K.CAST, *shape, narrow, size, stored) for _ in casts),
+        *(moved_op(f"{name} gradient widen", K.CAST, *shape, narrow, size, stored) for _ in casts),
         *(3 * casts),
-        *(_pass(f"{name} gradient {way}", K.MUL, *shape, size, size, wide) for way in ("scale", "result", "adapters")),
+        *(
+            moved_op(f"{name} gradient {way}", K.MUL, *shape, size, size, wide)
+            for way in ("scale", "result", "adapters")
+        ),
         # These read the gradient too, which takes less time than one element after the other.
-        *(_pass(f"{name} magnitude {way}", product, *shape, narrow, size, stored) for way in ("result", "adapters")),
-        _pass(f"{name} magnitude sums", K.MUL, *shape, 2 * size, 0, wide, kernels=6),
-        _pass(f"{name} gradient sum", K.ADD, *shape, 2 * narrow, narrow, stored),
+        *(moved_op(f"{name} magnitude {way}", product, *shape, narrow, size, stored) for way in ("result", "adapters")),
+        moved_op(f"{name} magnitude sums", K.MUL, *shape, 2 * size, 0, wide, kernels=6),
+        moved_op(f"{name} gradient sum", K.ADD, *shape, 2 * narrow, narrow, stored),
     )

@@ -13,7 +13,20 @@ from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kinds import count_adapted
-from stepcast.ir.layers.operators import FP32, GATHER, REDUCE, SCATTER, K, Linear, Ops, make_layer, stream_op
+from stepcast.ir.layers.operators import Linear
+from stepcast.ir.layers.ops import (
+    FP32,
+    GATHER,
+    REDUCE,
+    SCATTER,
+    K,
+    Ops,
+    cast_op,
+    collective,
+    make_layer,
+    rename_ops,
+    stream_op,
+)
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
@@ -75,10 +88,10 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if sizes.tp > 1:
         size = sizes.activation_bytes
         if sizes.strategy.sequence_parallel:
-            forward.append(build.collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
-            backward.append(build.collective("embedding tp all-gather", GATHER, size, Group.TP))
+            forward.append(collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
+            backward.append(collective("embedding tp all-gather", GATHER, size, Group.TP))
         else:
-            forward.append(build.collective("embedding tp all-reduce", REDUCE, size, Group.TP))
+            forward.append(collective("embedding tp all-reduce", REDUCE, size, Group.TP))
     if width != model.hidden:
         project = Linear("project in", sizes.outer_tokens, width, model.hidden, sizes.dtype, adapted=False)
         forward += project.forward(sizes)
@@ -160,11 +173,11 @@ def _chunked_loss_layer(sizes: Sizes, logits: Linear) -> Layer:
     part = replace(logits, rows=-(-tokens // parts))
     ops: list[Op] = []
     for number in range(parts):
-        ops += build.rename_ops(f"part {number}", part.forward(sizes))
+        ops += rename_ops(f"part {number}", part.forward(sizes))
         ops.append(stream_op(f"part {number} cross entropy", K.FUSED_LOSS, part.rows, vocab, 2, 1, stored, kernels=6))
-        ops += build.rename_ops(f"part {number}", part.input_gradient(sizes))
+        ops += rename_ops(f"part {number}", part.input_gradient(sizes))
         if sizes.strategy.trains_all_weights:
-            ops += build.rename_ops(f"part {number}", part.weight_gradient(sizes))
+            ops += rename_ops(f"part {number}", part.weight_gradient(sizes))
             ops.append(stream_op(f"part {number} sum", K.ADD, vocab, logits.inputs, 2, 1, stored))
     scaled = stream_op("loss gradient scale", K.MUL, tokens, logits.inputs, 1, 1, stored, kernels=2)
     return make_layer(Role.LOSS, tuple(ops), (scaled,))
@@ -187,7 +200,7 @@ def _loss_layer(sizes: Sizes) -> Layer:
         else:
             for name in ("metric", "perplexity"):
                 if stored is not FP32:
-                    forward.append(build.cast_op(f"{name} cast", tokens, vocab, stored, FP32, stored))
+                    forward.append(cast_op(f"{name} cast", tokens, vocab, stored, FP32, stored))
                 forward.append(stream_op(f"{name} cross entropy", K.CROSS_ENTROPY, tokens, vocab, 3, 1, FP32))
         return make_layer(Role.LOSS, tuple(forward), tuple(backward))
     forward, backward = [], []
@@ -200,16 +213,16 @@ def _loss_layer(sizes: Sizes) -> Layer:
         backward.append(stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, FP32))
     backward.append(stream_op("cross entropy gradient", kind, tokens, vocab, *gradient_passes, FP32, True))
     if stored is not FP32:
-        forward.append(build.cast_op("cast", tokens, vocab, stored, FP32, stored))
-        backward.append(build.cast_op("cast gradient", tokens, vocab, FP32, stored, stored))
+        forward.append(cast_op("cast", tokens, vocab, stored, FP32, stored))
+        backward.append(cast_op("cast gradient", tokens, vocab, FP32, stored, stored))
     if sizes.eager_modules and sizes.model.logit_softcap:
         cap, cap_gradient = build.softcap_ops("logits", tokens, vocab, stored)
         forward, backward = [*cap, *forward], [*backward, *cap_gradient]
     forward.append(stream_op("cross entropy", kind, tokens, vocab, *passes, FP32))
     if sizes.framework.loop_kernels and stored is not FP32:
         # The loop wants outputs in fp32 (accelerate, ConvertOutputsToFp32).
-        forward.append(build.cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
+        forward.append(cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
     if sizes.tp > 1:
         names = ("maximum", "target logit", "exponential sum")
-        forward += [build.collective(f"loss tp all-reduce {name}", REDUCE, 4 * tokens, Group.TP) for name in names]
+        forward += [collective(f"loss tp all-reduce {name}", REDUCE, 4 * tokens, Group.TP) for name in names]
     return make_layer(Role.LOSS, tuple(forward), tuple(backward))

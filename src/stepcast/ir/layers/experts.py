@@ -14,7 +14,8 @@ from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
-from stepcast.ir.layers.operators import FP32, GATHER, SCATTER, K, Linear, Ops, PhaseOps, make_layer, stream_op
+from stepcast.ir.layers.operators import Linear
+from stepcast.ir.layers.ops import FP32, GATHER, SCATTER, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes, no_mixing
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
@@ -183,8 +184,8 @@ def _fused_router(sizes: Sizes, scores: Linear) -> PhaseOps:
         return scores.phases(sizes)
     back = replace(scores, dtype=DType.TF32)
     shape = (scores.rows, scores.inputs)
-    widen = build.cast_op("router widen", *shape, sizes.stored, FP32, sizes.stored)
-    narrow = build.cast_op("router narrow", *shape, FP32, sizes.stored, sizes.stored)
+    widen = cast_op("router widen", *shape, sizes.stored, FP32, sizes.stored)
+    narrow = cast_op("router narrow", *shape, FP32, sizes.stored, sizes.stored)
     weight = back.weight_gradient(sizes)
     return PhaseOps(
         replace(scores, dtype=sizes.stored).forward(sizes),
@@ -207,24 +208,20 @@ def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
     if ep == 1:
         return ()
     if sizes.framework.dispatcher is not Dispatcher.ALL_GATHER:
-        return (build.collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
+        return (collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
     tokens = sizes.outer_tokens * ep
     kind = GATHER if gathers else SCATTER
-    exchange = build.collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
+    exchange = collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
     # Probabilities of all experts and the choice among them go with the tokens (MoEAllGatherTokenDispatcher).
     choice_bytes = tokens * _sizes_of(sizes.model).count * int(FP32_BYTES + 1)
-    return (
-        (exchange, build.collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP))
-        if gathers
-        else (exchange,)
-    )
+    return (exchange, collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP)) if gathers else (exchange,)
 
 
 def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
     ways = sizes.strategy.layout.expert_tp_size
     if ways == 1:
         return ()
-    return (build.collective(f"{name} {kind}", kind, _dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
+    return (collective(f"{name} {kind}", kind, _dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
 
 
 def _copy_rows(sizes: Sizes, name: str, passes: float = 1.0) -> Op:
@@ -453,7 +450,7 @@ def _grouped_masks(sizes: Sizes, rows: int, width: int, inner: int, wide: bool) 
         return stream_op(name, kind, rows, width, reads, writes, weighed)
 
     def cast(name: str, before: DType, after: DType, count: int) -> Ops:
-        return (build.cast_op(name, count, width, before, after),) if wide else ()
+        return (cast_op(name, count, width, before, after),) if wide else ()
 
     forward = (
         (op("mask input", K.MASK, width, 1),),

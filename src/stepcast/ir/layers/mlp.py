@@ -8,7 +8,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.operators import FP32, K, Linear, Ops, stream_op
+from stepcast.ir.layers.operators import Linear
+from stepcast.ir.layers.ops import FP32, K, Ops, cast_op, stream_op
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes, no_mixing
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
@@ -170,7 +171,7 @@ def _autocast_gelu(rows: int, inner: int, narrow: DType) -> tuple[Ops, Ops]:
     def op(reads: int, dtype: DType = FP32, kind: ElementwiseKind = K.MUL) -> Op:
         return stream_op("", kind, rows, inner, reads, 1, dtype)
 
-    widen, cut = build.cast_op("", rows, inner, narrow, FP32), build.cast_op("", rows, inner, FP32, narrow)
+    widen, cut = cast_op("", rows, inner, narrow, FP32), cast_op("", rows, inner, FP32, narrow)
     mixed = op(2, FP32, K.STRIDED)
     forward = (op(1, narrow), widen, op(1), op(1), mixed, op(1), op(1), op(1), mixed, cut)
     backward = (

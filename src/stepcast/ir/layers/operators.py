@@ -6,33 +6,35 @@ the second by rows; the forward all-reduces after the second, the backward after
 gathers the input of the first matmul again for its weight gradient.
 """
 
-import math
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import dora
+from stepcast.ir.layers.ops import (
+    EXCHANGE,
+    FP32,
+    GATHER,
+    MASK_BYTES,
+    REDUCE,
+    SCATTER,
+    K,
+    Ops,
+    PhaseOps,
+    cast_op,
+    collective,
+    make_layer,
+    moved_op,
+    stream_op,
+    wait_for,
+)
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import BaseWeights, TrainingKind
-from stepcast.ir.work import (
-    Collective,
-    CollectiveKind,
-    Elementwise,
-    ElementwiseKind,
-    GroupedMatmul,
-    Matmul,
-    elementwise,
-)
+from stepcast.ir.work import CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
-K = ElementwiseKind
-FP32 = DType.FP32
-Ops = tuple[Op, ...]
-GATHER, SCATTER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
-EXCHANGE = CollectiveKind.ALL_TO_ALL
 # Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
 # rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
 # magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
@@ -53,7 +55,6 @@ EXPERT_ACCUMULATE_EXPOSURE = 0.9
 # Parts into which Transformer Engine cuts a product whose result is summed at the same time (module/base.py,
 # initialize_ub: num_splits of the method "pipeline").
 OVERLAP_PARTS = 4
-MASK_BYTES = 1.0  # of one element in dropout's mask
 # Projections that one product makes, by the names that adapters have.
 FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
 # Kernels an eager host could issue for the dequantisation before a product of 4-bit weights: those of the scales, of
@@ -62,61 +63,6 @@ FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
 DEQUANTISE_KERNELS = 13
 ADAPTER_NODES, DROPOUT_NODES = 2, 7
 INT8_KERNELS = 24  # of bitsandbytes' Python around a product of LLM.int8, after the host has read that input's outliers
-
-
-class PhaseOps(NamedTuple):
-    """The ops of a forward, of its input gradient and of its weight gradient."""
-
-    forward: Ops = ()
-    input_gradient: Ops = ()
-    weight_gradient: Ops = ()
-
-
-def make_layer(role: Role, forward: Ops = (), input_gradient: Ops = (), weight_gradient: Ops = ()) -> Layer:
-    """Return the layer of that *role*, which is its name."""
-    return Layer(str(role), forward, input_gradient, weight_gradient, role=role)
-
-
-def collective(
-    name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True, times: int = 1
-) -> Op:
-    return Op(name, Collective(kind, size_bytes, group, times), blocking, kernels=times)
-
-
-def stream_op(
-    name: str,
-    kind: ElementwiseKind,
-    rows: int,
-    columns: int,
-    reads: float,
-    writes: float,
-    dtype: DType,
-    backward: bool = False,
-    *,
-    kernels: int = 1,
-    part: OpPart | None = None,
-) -> Op:
-    """Return an op that reads and writes *reads* and *writes* tensors of *rows* x *columns*."""
-    return Op(name, elementwise(kind, rows, columns, reads, writes, dtype, backward), kernels=kernels, part=part)
-
-
-def cast_op(name: str, rows: int, columns: int, before: DType, after: DType, counted_as: DType | None = None) -> Op:
-    """Return the cast of *rows* x *columns* elements from one format to another."""
-    elements = float(rows * columns)
-    read, write = before.bytes * elements, after.bytes * elements
-    return Op(name, Elementwise(K.CAST, rows, columns, read, write, False, counted_as or before))
-
-
-def wait_for(ops: Ops, names: tuple[str, ...]) -> Ops:
-    """Return *ops* of which the first waits for the non-blocking ops named."""
-    return (replace(ops[0], after=ops[0].after + names), *ops[1:]) if ops and names else ops
-
-
-def rename_ops(prefix: str, ops: Iterable[Op]) -> Ops:
-    """Return *ops* with *prefix* before their names and before the names that they wait for."""
-    return tuple(
-        replace(op, name=f"{prefix} {op.name}", after=tuple(f"{prefix} {name}" for name in op.after)) for op in ops
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +139,8 @@ class Linear:
             return ()
         rows = self.rows // ranks
         frozen = sizes.strategy.training is TrainingKind.LORA
-        read, write = (size * rows * width for size in (QUANTISED_ROWS if frozen else QUANTISED)[self.dtype])
-        work = Elementwise(K.CAST, rows, width, read, write, dtype=sizes.stored)
-        return (Op(f"{self.name} quantise {operand}", work),)
+        passes = (QUANTISED_ROWS if frozen else QUANTISED)[self.dtype]
+        return (moved_op(f"{self.name} quantise {operand}", K.CAST, rows, width, *passes, sizes.stored),)
 
     def _transpose_gathered(self, sizes: Sizes) -> Ops:
         """Transpose gathered fp8 operands, of which the weight gradient takes the columns: those of one scale
@@ -206,12 +151,9 @@ class Linear:
         own = self.gathered if self.quantises_input else 1
         operands = ("input", self.inputs, own), ("gradient", self.outputs, self.gathered_gradient)
         return tuple(
-            Op(
-                f"{self.name} turn gathered {operand}",
-                Elementwise(K.CAST, self.rows, width, elements, elements, dtype=sizes.stored),
-            )
+            moved_op(f"{self.name} turn gathered {operand}", K.CAST, self.rows, width, 1, 1, sizes.stored)
             for operand, width, ranks in operands
-            if ranks > 1 and (elements := float(self.rows * width))
+            if ranks > 1
         )
 
     def _cast_weights(self, sizes: Sizes, what: str, before: DType, after: DType) -> Ops:
@@ -243,10 +185,11 @@ class Linear:
             return (Op(f"{self.name} accumulate", added),)
         if sizes.fused and sizes.gradient > sizes.element:
             # DeepSpeed's BF16_Optimizer.update_hp_grads: a copy in the sum's format, then the addition.
-            narrow_bytes, wide_bytes = float(sizes.element * elements), float(sizes.gradient * elements)
-            widen = Elementwise(K.CAST, 1, elements, narrow_bytes, wide_bytes, dtype=sizes.stored)
-            added_op = stream_op(f"{self.name} accumulate", K.ADD, 1, elements, 2, 1, sizes.framework.gradient_dtype)
-            return (Op(f"{self.name} widen", widen), added_op)
+            wide = sizes.framework.gradient_dtype
+            return (
+                cast_op(f"{self.name} widen", 1, elements, sizes.stored, wide),
+                stream_op(f"{self.name} accumulate", K.ADD, 1, elements, 2, 1, wide),
+            )
         return (stream_op(f"{self.name} accumulate", K.ADD, 1, elements, 2, 1, sizes.strategy.weights),)
 
     def is_adapted(self, sizes: Sizes) -> bool:
@@ -261,24 +204,20 @@ class Linear:
         """Return the forward of LLM.int8: cast the input, look for outliers, which the host reads, quantise it by rows,
         multiply in int8 and turn the int32 sums back (bitsandbytes 0.50, autograd/_functions.py, MatMul8bitLt).
         """
-        stored, half, inputs = sizes.stored, float(DType.FP16.bytes), float(self.rows * self.inputs)
+        stored, half, shape = sizes.stored, DType.FP16.bytes, (self.rows, self.inputs)
+        product = Matmul(self.rows, self.outputs, self.inputs, 1, DType.INT8)
 
-        def pass_over(what: str, read: float, write: float, columns: int, elements: float) -> Op:
-            work = Elementwise(K.CAST, self.rows, columns, read * elements, write * elements, dtype=stored)
-            return Op(f"{self.name} {what}", work)
+        def convert(what: str, read: float, write: float, shape: tuple[int, int] = shape, kernels: int = 1) -> Op:
+            return moved_op(f"{self.name} {what}", K.CAST, *shape, read, write, stored, kernels=kernels)
 
-        outputs = float(self.rows * self.outputs)
-        seek = replace(
-            pass_over("find outliers", 2 * half + 2, half + 1, self.inputs, inputs), kernels=3, host_reads=True
-        )
-        product = Op(self.name, Matmul(self.rows, self.outputs, self.inputs, 1, DType.INT8), part=OpPart.PRODUCT)
+        sums, outliers = (self.rows, self.outputs), f"{self.name} find outliers"
         return (
-            pass_over("cast input", stored.bytes, half, self.inputs, inputs),
-            seek,
-            replace(pass_over("quantise input", half, 1, self.inputs, inputs), kernels=INT8_KERNELS),
-            replace(product, kernels=2),
-            pass_over("dequantise sums", FP32.bytes, half, self.outputs, outputs),
-            pass_over("cast output", half, stored.bytes, self.outputs, outputs),
+            convert("cast input", stored.bytes, half),
+            moved_op(outliers, K.CAST, *shape, 2 * half + 2, half + 1, stored, kernels=3, host_reads=True),
+            convert("quantise input", half, 1, kernels=INT8_KERNELS),
+            Op(self.name, product, kernels=2, part=OpPart.PRODUCT),
+            convert("dequantise sums", FP32.bytes, half, sums),
+            convert("cast output", half, stored.bytes, sums),
         )
 
     def _dequantise(self, sizes: Sizes, again: str) -> Ops:
@@ -286,10 +225,9 @@ class Linear:
         base = sizes.strategy.base_weights
         if base is BaseWeights.TRAINED or not self.adapted:
             return ()
-        elements = float(self.inputs * self.outputs)
-        read, write = base.bytes * elements, sizes.element * elements
-        work = Elementwise(K.DEQUANTISE, self.outputs, self.inputs, read, write, dtype=sizes.stored)
-        return (Op(f"{self.name} dequantise{again}", work, kernels=DEQUANTISE_KERNELS),)
+        moved = (self.outputs, self.inputs, base.bytes, sizes.element)
+        name = f"{self.name} dequantise{again}"
+        return (moved_op(name, K.DEQUANTISE, *moved, sizes.stored, kernels=DEQUANTISE_KERNELS),)
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
         """Multiply down to the rank and up again (Hu et al. 2021, section 4.1)."""
@@ -338,11 +276,7 @@ class Linear:
             if casts:
                 ops.append(cast_op(f"{name} widen", *inputs, stored, FP32))
             if drops:
-                elements = float(math.prod(inputs))
-                work = Elementwise(
-                    K.DROPOUT, *inputs, elements * wide.bytes, elements * (wide.bytes + MASK_BYTES), dtype=wide
-                )
-                ops.append(Op(f"{name} dropout", work))
+                ops.append(moved_op(f"{name} dropout", K.DROPOUT, *inputs, wide.bytes, wide.bytes + MASK_BYTES, wide))
             if casts:
                 ops.append(cast_op(f"{name} narrow", *inputs, FP32, stored))
             scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
@@ -419,22 +353,20 @@ def add_op(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None =
 def residual_op(sizes: Sizes) -> Op:
     """Add the branch to the stream; with dropout in the same kernel, which also writes its mask."""
     rows, width, stream = sizes.outer_tokens, sizes.model.hidden, sizes.stream
-    elements = rows * width
-    read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
+    read, write = stream.bytes + sizes.element, stream.bytes
     if not sizes.framework.dropout or sizes.eager_modules:
         # A branch of another format than the stream keeps PyTorch from reading several elements at once.
         kind = K.STRIDED if sizes.eager_modules and stream is not sizes.stored else K.ADD
     else:
-        kind, write = K.DROPOUT, write + elements * MASK_BYTES
-    return Op("residual", Elementwise(kind, rows, width, read, write, dtype=stream), part=OpPart.RESIDUAL)
+        kind, write = K.DROPOUT, write + MASK_BYTES
+    return moved_op("residual", kind, rows, width, read, write, stream, part=OpPart.RESIDUAL)
 
 
 def dropout_op(sizes: Sizes, name: str, rows: int, width: int, gradient: bool = False) -> Op:
     """Drop some of *rows* x *width* elements and write the mask of those left; or multiply their gradient by it."""
-    elements = float(rows * width)
-    values, with_mask = elements * sizes.element, elements * (sizes.element + MASK_BYTES)
+    values, with_mask = sizes.element, sizes.element + MASK_BYTES
     kind, read, write = (K.MUL, with_mask, values) if gradient else (K.DROPOUT, values, with_mask)
-    return Op(name, Elementwise(kind, rows, width, read, write, dtype=sizes.stored))
+    return moved_op(name, kind, rows, width, read, write, sizes.stored)
 
 
 def sum_input_gradients(sizes: Sizes, layer: Layer, products: int) -> Layer:
@@ -473,11 +405,6 @@ def _gathered_bytes(sizes: Sizes, linear: Linear, width: int | None = None, grad
     return round(size / sizes.element * linear.dtype.bytes * copies)
 
 
-def _overlaps_gradients(sizes: Sizes) -> bool:
-    """Return True if the backward's collectives overlap the gradients' matmuls, as in Megatron-LM."""
-    return sizes.strategy.overlap.tensor_gradients
-
-
 def column_layer(
     sizes: Sizes,
     role: Role,
@@ -494,7 +421,7 @@ def column_layer(
     forward, gradients, weights = join_phases(sizes, linears)
     if sizes.tp == 1:
         return make_layer(role, forward + then, then_gradient + gradients, weights)
-    size, overlaps_gradients = tensor_bytes(sizes, width), _overlaps_gradients(sizes)
+    size, overlaps_gradients = tensor_bytes(sizes, width), sizes.strategy.overlap.tensor_gradients
     if not sizes.strategy.sequence_parallel:
         reduce = collective(f"{role} tp all-reduce", REDUCE, size, Group.TP, blocking=not overlaps_gradients)
         return make_layer(role, forward + then, (*then_gradient, *gradients, reduce), weights)
@@ -516,7 +443,7 @@ def column_layer(
 
 def column_waits(sizes: Sizes, role: Role) -> tuple[str, ...]:
     """Return the names that the backward before a column layer waits for."""
-    if sizes.tp == 1 or not _overlaps_gradients(sizes):
+    if sizes.tp == 1 or not sizes.strategy.overlap.tensor_gradients:
         return ()
     return (f"{role} tp {'reduce-scatter' if sizes.strategy.sequence_parallel else 'all-reduce'}",)
 

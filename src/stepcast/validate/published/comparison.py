@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -11,12 +10,8 @@ from stepcast.cost.band import kind_of
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
-from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework
-from stepcast.ir.model import Model
-from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB
 from stepcast.validate import scoreboard
 from stepcast.validate.published import rows as published_rows
@@ -101,7 +96,7 @@ def records_of(*paths: str) -> list[published_rows.Record]:
 def compare_records(records: Iterable[published_rows.Record]) -> PublishedRows:
     """Compare rows with their predictions; rows with the same prediction share it."""
     memories: list[MemoryRow] = []
-    predicted: dict[tuple[Model, Strategy, Framework, Cluster], PublishedPrediction] = {}
+    predicted: dict[tuple[object, ...], tuple[float, tuple[float, float] | None]] = {}
     records = list(published_rows.correct_records(records, published_rows.load_corrections()))
 
     def compare(record: published_rows.Record) -> ScoredRow:
@@ -112,8 +107,8 @@ def compare_records(records: Iterable[published_rows.Record]) -> PublishedRows:
             raise published_rows.NotComparableError("ran out of memory: compared for memory alone")
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
-        step = predicted[key] = predicted.get(key) or predict_step(setup)
-        return ScoredRow(_label(setup), measured_s, step.step_s, _tags(setup), step.ends)
+        step_s, ends = predicted[key] = predicted.get(key) or predict_step(setup)
+        return ScoredRow(_label(setup), measured_s, step_s, _tags(setup), ends)
 
     times, skipped = scoreboard.compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == published_rows.LEFT_OUT for record in records)
@@ -144,18 +139,11 @@ def measure_step_s(setup: Setup) -> float:
     raise published_rows.NotComparableError("no time, tokens per second or FLOP/s is published")
 
 
-class PublishedPrediction(NamedTuple):
-    """Seconds of a step, and the ends of its 90 % interval."""
-
-    step_s: float
-    ends: tuple[float, float] | None
-
-
-def predict_step(setup: Setup) -> PublishedPrediction:
-    """Return the predicted step of a setup, scaled to the published batch."""
+def predict_step(setup: Setup) -> tuple[float, tuple[float, float] | None]:
+    """Return the seconds of a setup's step, scaled to the published batch, and the ends of their 90 % interval."""
     prediction = predict(setup.model, setup.cluster, setup.strategy, setup.framework)
     step_s = prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
-    return PublishedPrediction(step_s, prediction.band.around(step_s) if prediction.band else None)
+    return step_s, prediction.band.around(step_s) if prediction.band else None
 
 
 def memory_row(setup: Setup) -> MemoryRow:

@@ -81,15 +81,14 @@ def load_corrections() -> tuple[RowCorrection, ...]:
 
 def parse_corrections(text: str) -> tuple[RowCorrection, ...]:
     """Return the corrections of a TOML text."""
-    return tuple(_parse_correction(entry) for entry in parse_toml(text).get("correction", ()))
-
-
-def _parse_correction(entry: Mapping[str, object]) -> RowCorrection:
-    try:
-        return convert_table(entry, RowCorrection)
-    except TableError as error:
-        pairs = "; a change has two values, published and corrected" if "change" in error.path else ""
-        raise CorrectionError(f"a correction of {entry.get('source', '?')!r}: {error}{pairs}") from None
+    corrections = []
+    for entry in parse_toml(text).get("correction", ()):
+        try:
+            corrections.append(convert_table(entry, RowCorrection))
+        except TableError as error:
+            pairs = "; a change has two values, published and corrected" if "change" in error.path else ""
+            raise CorrectionError(f"a correction of {entry.get('source', '?')!r}: {error}{pairs}") from None
+    return tuple(corrections)
 
 
 def _is_same(held: str | None, stated: str) -> bool:

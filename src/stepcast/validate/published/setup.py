@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import lru_cache
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
@@ -70,11 +69,6 @@ def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     return name, tuple(changes)
 
 
-@lru_cache(maxsize=64)
-def _cluster(name: str, changes: tuple[str, ...]) -> Cluster:
-    return load_cluster(name, changes)
-
-
 def _nics(network: str) -> tuple[int, int] | None:
     """Return the training NICs of a node and Gb/s of each; None where the text does not say."""
     if match := OMNI_PATH.search(network):
@@ -99,12 +93,6 @@ def _is_omni_path(network: str) -> bool:
 # The profile that a published run's framework has, from the words of its row: data/rows/frameworks.toml.
 
 RELEASE = re.compile(r"(\d\d\.\d\d)[. ].*NeMo Container")
-
-
-def find_profile(record: Record) -> Profile:
-    """Return the profile of the first entry of the table that fits."""
-    entries = load_table("rows/frameworks")["row"]
-    return load_profile(next(entry["profile"] for entry in entries if _fits(entry, record)))
 
 
 def _fits(entry: Facts, record: Record) -> bool:
@@ -136,6 +124,7 @@ FLAGS = {
 }
 DEFERRED, BUCKET = "wgrad_deferral_limit=", "bucket_size="
 WITHIN = re.compile(r"within (\d+)")
+GRADIENTS = {"/PURE": DType.BF16, "fp32 grad": DType.FP32}
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
 LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
@@ -175,7 +164,8 @@ def _given(run: PublishedRun) -> FactDict:
         "sequence_parallel": run.sequence_parallel,
         "flash_attention": run.flash_attention,
         "kernels": Kernels.PLAIN if run.compiled is False else None,
-        "gradient_dtype": _gradient_dtype(run),
+        # Composer's PURE reduces in the training precision.
+        "gradient_dtype": next((kind for word, kind in GRADIENTS.items() if word in run.sharding), None),
         "further_tokens": 0 if run.further_tokens is False else None,
         "reshard": run.reshard,
     }
@@ -211,13 +201,6 @@ def _ends(run: PublishedRun, layers: int, pieces: int) -> tuple[int, ...]:
     if pieces == 1 or rest or not (first or last):
         return ()
     return (share - first, *(share,) * (pieces - 2), share - last)
-
-
-def _gradient_dtype(run: PublishedRun) -> DType | None:
-    """Return the format of gradients; Composer's PURE reduces in the training precision."""
-    if run.sharding.endswith("/PURE"):
-        return DType.BF16
-    return DType.FP32 if "fp32 grad" in run.sharding else None
 
 
 def _layout(run: PublishedRun) -> Layout:
@@ -357,7 +340,8 @@ def read_setup(record: Record) -> Setup:
     """Return the model, cluster and strategy of one row; a ValueError where it states too little."""
     run = read_run(record)
     model = model_of_columns(run.model, record)
-    cluster, profile = _cluster(*cluster_words(run)), find_profile(record)
+    cluster, entries = load_cluster(*cluster_words(run)), load_table("rows/frameworks")["row"]
+    profile = load_profile(next(entry["profile"] for entry in entries if _fits(entry, record)))
     strategy, framework = build_strategy(run, profile, model, cluster.gpu.name)
     if strategy.seq > model.max_seq:
         model = model.with_max_seq(strategy.seq)
