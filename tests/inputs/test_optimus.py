@@ -100,11 +100,18 @@ def test_seed_medians(seed: RunLog) -> None:
     assert (batch.first, batch.last, batch.count) == (2, 20, 19)
 
 
+def times_of_step_2(log: RunLog) -> dict[tuple[int, str], float]:
+    """Return the milliseconds of each rank and layer in step 2."""
+    times = log.layer_times
+    return {
+        (int(times.rank_of[row]), times.layers[times.layer_of[row]]): round(float(times.total_s[row]) * 1e3, 3)
+        for row in np.flatnonzero(times.step_of == 2)
+    }
+
+
 def test_glued_reports_of_the_seed_are_attributed(seed: RunLog) -> None:
     """Step 2 of ranks 0 and 3 is printed as one."""
-    glued = [time for time in seed.layer_times if time.step == 2 and time.rank in (0, 3)]
-    found = {(time.rank, time.layer): round(time.total_s * 1e3, 3) for time in glued}
-    assert found == {
+    assert {key: value for key, value in times_of_step_2(seed).items() if key[0] in (0, 3)} == {
         (0, "embed"): 0.739,
         (3, "5"): 10.070,
         (0, "0"): 40.903,
@@ -129,7 +136,7 @@ def test_any_gluing_gives_the_same() -> None:
     first = [header(0, 0, 2), record("embed", 1.0), record("0", 2.0), record("1", 3.0, 2)]
     second = [header(1, 1, 2), record("1", 4.0), record("lm_head", 5.0)]
     clean = "\n".join([header(0, 0, 1), *first[1:], header(1, 1, 1), *second[1:], ""])
-    expected = {("embed", 0): 1.0, ("0", 0): 2.0, ("1", 0): 3.0, ("1", 1): 4.0, ("lm_head", 1): 5.0}
+    expected = {(0, "embed"): 1.0, (0, "0"): 2.0, (0, "1"): 3.0, (1, "1"): 4.0, (1, "lm_head"): 5.0}
     mixed = 0
     for pattern in range(2 ** (len(first) + len(second))):
         if pattern.bit_count() != len(second):
@@ -137,8 +144,7 @@ def test_any_gluing_gives_the_same() -> None:
         mine, its = iter(first), iter(second)
         order = [next(its) if pattern >> bit & 1 else next(mine) for bit in range(len(first) + len(second))]
         log = read_text(SETTINGS + clean + "".join(order) + "\n\n")
-        found = {(time.layer, time.rank): round(time.total_s * 1e3, 6) for time in log.layer_times if time.step == 2}
-        assert found == expected
+        assert times_of_step_2(log) == expected
         assert log.warnings == ()
         mixed += 1
     assert mixed == 35
@@ -153,8 +159,7 @@ def test_ranks_of_one_stage_are_taken_in_order() -> None:
         [header(0, 0, 2), header(1, 0, 2), record("0", 1.0), record("0", 2.0), record("1", 3.0), record("1", 4.0)]
     )
     log = read_text(f"{SETTINGS}{clean}\n{glued}\n")
-    found = {(time.rank, time.layer): round(time.total_s * 1e3, 6) for time in log.layer_times if time.step == 2}
-    assert found == {(0, "0"): 1.0, (1, "0"): 2.0, (0, "1"): 3.0, (1, "1"): 4.0}
+    assert times_of_step_2(log) == {(0, "0"): 1.0, (1, "0"): 2.0, (0, "1"): 3.0, (1, "1"): 4.0}
     assert any("several ranks of one stage" in warning for warning in log.warnings)
 
 

@@ -72,4 +72,4 @@ def test_published_rows_are_what_their_commands_say(capsys: pytest.CaptureFixtur
     commands = [setup.command for setup in usable]
     assert all(command.startswith("stepcast predict ") for command in commands)
     for setup, command in list(zip(usable, commands, strict=True))[:: len(usable) // SAMPLED]:
-        assert typed_s(command, capsys) == pytest.approx(predict_step(setup).step_s, rel=1e-9), command
+        assert typed_s(command, capsys) == pytest.approx(predict_step(setup)[0], rel=1e-9), command
