@@ -18,8 +18,7 @@ from stepcast.questions.choices import option_of
 from stepcast.questions.question import CHOICES, PRECISIONS
 from stepcast.questions.search import OBJECTIVES, RECOMPUTES
 from stepcast.version import __version__
-from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag
-from stepcast.views.view import load_names
+from stepcast.views.markup import Markup, explain, fill_template, join, tag
 
 LONGEST_VALUE = 200
 DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
@@ -169,47 +168,16 @@ def form_command(verb: str, choices: FormChoices) -> str:
 
 # ---- the page of the app ------------------------------------------------------------------------------------
 
-VIEWS = (
-    *(("predict", "Predict"), ("search", "Search"), ("plan", "Plan"), ("alternatives", "Compare")),
-    *(("analyze", "Analyze"), ("saved", "Saved")),
-)
 MOST_POWER = 14
-HINTS = load_names("app_hints")
 
 
 @cache
 def shell(template: str) -> str:
     """Return the page without an answer, from the *template* in the assets."""
-    panels = (
-        _panel("predict", _form("predict", PREDICT)),
-        _panel("search", _form("search", SEARCH), _search_tools()),
-        _panel("plan", _form("plan", PLAN)),
-        _panel("alternatives", _form("alternatives", COMPARE)),
-        _panel("analyze", _drop()),
-        _panel(
-            "saved",
-            tag("ul", id="saved-list", class_="saved"),
-            tag("button", "Compare", type="button", id="compare", class_="quiet", disabled=True),
-        ),
-    )
-    tabs = [tag("button", words, type="button", class_="tab", data_view=key, aria_pressed="false")
-            for key, words in VIEWS]  # fmt: skip
-    page = fill_template(template, tabs=join(tabs), panels=join(panels), version=__version__)
-    return f"<!doctype html>\n{page}\n"
-
-
-def _panel(key: str, *inside: Child) -> Markup:
-    title = dict(VIEWS)[key]
-    return tag(
-        "section",
-        tag("h2", title),
-        tag("p", HINTS[key], class_="lead"),
-        inside,
-        class_="panel",
-        id=f"panel-{key}",
-        hidden=True,
-        aria_label=title,
-    )
+    forms = {"predict": PREDICT, "search": SEARCH, "plan": PLAN, "alternatives": COMPARE}
+    clusters = join(tag("option", name, value=name) for name in CLUSTER.choices)
+    parts = {name: _form(name, fields) for name, fields in forms.items()}
+    return f"<!doctype html>\n{fill_template(template, version=__version__, clusters=clusters, **parts)}\n"
 
 
 def _form(verb: str, fields: tuple[Field, ...]) -> Markup:
@@ -255,39 +223,3 @@ def _field(verb: str, field: Field) -> Markup:
             aria_label=f"{field.label}, by powers of two",
         )
     return tag("div", label, tag("div", slider, number, class_="number"), class_="field")
-
-
-def _search_tools() -> Markup:
-    return tag(
-        "div",
-        tag("button", "Search", type="button", id="search-go", class_="quiet strong"),
-        tag("button", "Stop", type="button", id="search-stop", class_="quiet", disabled=True),
-        tag("progress", id="search-bar", hidden=True, aria_label="Search"),
-        tag("p", "", id="search-told", aria_live="polite", class_="lead"),
-        class_="go",
-    )
-
-
-def _drop() -> Markup:
-    cluster = next(field for field in PREDICT if field.name == "cluster")
-    choices = cluster.choices
-    options = [tag("option", "not stated", value=""), *(tag("option", each, value=each) for each in choices)]
-    return tag(
-        "div",
-        tag(
-            "div",
-            tag("label", "Cluster it ran on", for_="analyze-cluster"),
-            tag("select", options, id="analyze-cluster"),
-            class_="field",
-        ),
-        tag(
-            "label",
-            tag("strong", "Drop files here"),
-            tag("span", "or choose them"),
-            tag("input", type="file", id="files", multiple=True),
-            class_="drop",
-            id="drop",
-        ),
-        tag("p", "", id="analyze-told", aria_live="polite", class_="lead"),
-        tag("button", "Stop", type="button", id="analyze-stop", class_="quiet", disabled=True),
-    )

@@ -11,7 +11,7 @@ import msgspec
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
-from stepcast.views.markup import Child, Markup, explain, join, tag, text
+from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag, text
 from stepcast.views.text import visible
 from stepcast.views.view import asked_pairs
 
@@ -60,30 +60,19 @@ class Page:
 
 def render(page: Page) -> bytes:
     """Return the file of a page."""
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy()),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("meta", name="generator", content=f"stepcast {page.about.version}"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"{page.title} · stepcast"),
-        Markup(f"<style>{asset('page.css')}</style>"),
+    document = fill_template(
+        asset("page.html"),
+        policy=text(policy(), 4000),
+        version=page.about.version,
+        title=page.title,
+        style=Markup(asset("page.css")),
+        verb=page.about.verb,
+        links=[tag("a", section.title, href=f"#{section.key}") for section in page.sections],
+        answer=body_of(page),
+        facts=data_block("facts", page.facts),
+        program=Markup(asset("page.js")),
     )
-    body = tag(
-        "body",
-        tag("a", "Skip to the answer", class_="skip", href="#answer"),
-        _bar(page),
-        tag("main", body_of(page), id="answer", tabindex="-1"),
-        tag(
-            "footer",
-            f"stepcast {page.about.version}. Forecasts are estimates with an interval. This file needs no network.",
-        ),
-        data_block("facts", page.facts),
-        Markup(f"<script>{asset('page.js')}</script>"),
-    )
-    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'.encode("utf-8", "backslashreplace")
+    return f"<!doctype html>\n{document}\n".encode("utf-8", "backslashreplace")
 
 
 def body_of(page: Page) -> Markup:
@@ -127,19 +116,6 @@ def plain_json(value: object) -> object:
     if isinstance(value, list | tuple):
         return [plain_json(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _bar(page: Page) -> Markup:
-    links = [tag("a", section.title, href=f"#{section.key}") for section in page.sections]
-    return tag(
-        "div",
-        tag("span", "stepcast", class_="mark"),
-        tag("span", page.about.verb, class_="verb"),
-        tag("nav", links, aria_label="Sections"),
-        tag("button", "Theme", type="button", id="theme", class_="quiet", title="light, dark or as the system"),
-        class_="bar",
-        role="banner",
-    )
 
 
 def _arrange(sections: Sequence[Section]) -> list[Markup]:

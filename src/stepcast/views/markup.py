@@ -68,12 +68,10 @@ def _attribute(key: str, value: object) -> str:
     return f' {name}="{text(value, 4000)}"'
 
 
-def fill_template(template: str, **parts: str) -> Markup:
+def fill_template(template: str, **parts: Child) -> Markup:
     """Return an HTML file of ours with *parts* in place of their names in braces; indented lines are joined."""
-    text = "".join(line.strip() for line in template.splitlines())
-    for name, part in parts.items():
-        text = text.replace(f"{{{name}}}", part)
-    return Markup(text)
+    joined = "".join(line.strip() for line in template.splitlines())
+    return Markup(re.sub(r"\{(\w+)\}", lambda match: _part(parts[match[1]]), joined))
 
 
 # ---- tooltips -----------------------------------------------------------------------------------------------
