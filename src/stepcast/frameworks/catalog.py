@@ -4,7 +4,7 @@ A profile may extend another; its own values win, and its presets come after tho
 names where its values are documented, as in the catalogue of clusters.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -37,6 +37,8 @@ AS_TRAINED = "as trained"
 MOST_PER_PARAMETER = 1000
 
 Read = Callable[[object], object]
+Keys = Mapping[str, tuple[str, Read]]
+"""Key of a profile -> the field it sets and how its value is read."""
 PLAIN = {bool: "true or false", int: "a whole number", str: "text"}
 
 
@@ -89,55 +91,40 @@ def _some_of(*kinds: type) -> Read:
     return lambda value: tuple(str(_kind(*kinds)(word)) for word in _words(value)) if value else ()
 
 
-def _software() -> dict[str, tuple[str, Read]]:
-    """Return a key for each field of a Framework, most of them read by the type of the field."""
-    kinds = get_type_hints(Framework)
-    special: dict[str, tuple[str, Read]] = {
+def _fields_of(kind: type, special: Mapping[str, tuple[str, Read]], left_out: Collection[str] = ()) -> Keys:
+    """Return a key for each field of *kind*, read by the type of the field, except the *special* ones."""
+    kinds = {name: hint for name, hint in get_type_hints(kind).items() if name not in left_out}
+    usual = {name: (name, _number if hint is float else _kind(hint)) for name, hint in kinds.items()}
+    return {key: (name, read) for name, (key, read) in {**usual, **special}.items()}
+
+
+SOFTWARE = _fields_of(
+    Framework,
+    {
         "gradient_dtype": ("gradients", _format),
         "bucket_bytes": ("bucket", lambda value: None if value == "by ranks" else round(_size(value))),
-    }
-    keys: dict[str, tuple[str, Read]] = {}
-    for name in kinds.keys() - {"name", "optimizer", "overhead"}:
-        plain = _kind(kinds[name])
-        key, read = special.get(name, (name, plain))
-        keys[key] = (name, read)
-    return dict(sorted(keys.items()))
-
-
-# Key -> the field it sets and how its value is read.
-SOFTWARE: Mapping[str, tuple[str, Read]] = _software()
-OPTIMIZER: Mapping[str, tuple[str, Read]] = {
-    "name": ("kind", _kind(OptimizerKind)),
-    "moment_format": ("moment_dtype", _format),
-    "master_weights": ("master_weights", _kind(bool)),
-    "fused": ("fused", _kind(bool)),
-    "clips": ("clips", _kind(bool)),
-}
-MEMORY: Mapping[str, tuple[str, Read]] = {
-    "context": ("context_bytes", _size),
-    "communicator": ("communicator_bytes", _size),
-    "fragmentation": ("fragmentation", _number),
-    "displaced": ("displaced", _number),
-    "expandable_segments": ("expandable_segments", _kind(bool)),
-    "buffers": ("buffer_bytes", _size),
-    "step_bytes_per_parameter": ("step_bytes", _number),
-    "gradient_bytes_per_parameter": ("gradient_bytes", _number),
-    "exchanged_tensors": ("exchanged_tensors", _number),
-    "whole_master": ("whole_master", _kind(bool)),
-    "fitted": ("fitted", _kind(bool)),
-}
-CHOICES: Mapping[str, tuple[str, Read]] = {
-    "precision": ("precision", _kind(DType)),
-    "sharding": ("sharding", _kind(Sharding)),
-    "sequence_parallel": ("sequence_parallel", _kind(bool)),
-    "recompute": ("recompute", lambda value: recompute_of(str(_kind(str)(value)))),
-    "overlap": ("overlap", lambda value: overlap_of(_words(value))),
-    "context": ("context", _kind(ContextKind)),
-    "seq": ("seq", _count),
-    "chunks": ("chunks", _count),
-}
+    },
+    ("name", "optimizer", "overhead"),
+)
+OPTIMIZER = _fields_of(Optimizer, {"kind": ("name", _kind(OptimizerKind)), "moment_dtype": ("moment_format", _format)})
+MEMORY = _fields_of(
+    Overhead,
+    {
+        **{f"{name}_bytes": (name, _size) for name in ("context", "communicator")},
+        "buffer_bytes": ("buffers", _size),
+        **{f"{name}_bytes": (f"{name}_bytes_per_parameter", _number) for name in ("step", "gradient")},
+    },
+)
+CHOICES = _fields_of(
+    Defaults,
+    {
+        "recompute": ("recompute", lambda value: recompute_of(str(_kind(str)(value)))),
+        "overlap": ("overlap", lambda value: overlap_of(_words(value))),
+        **{name: (name, _count) for name in ("seq", "chunks")},
+    },
+)
 # Settings of presets: decisions of the software, and choices that recipes make.
-SETTINGS: Mapping[str, tuple[str, Read]] = {
+SETTINGS: Keys = {
     **{key: entry for key, entry in SOFTWARE.items() if key not in ("gradients", "peak")},
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
     "overlap_experts": ("overlap_experts", _kind(bool)),
@@ -153,7 +140,7 @@ CONDITIONS: Mapping[str, Read] = {
     "pairable": _kind(bool),
 }
 # Features of the software; a run that uses others of the kind gets a warning.
-SUPPORTS: Mapping[str, tuple[str, Read]] = {
+SUPPORTS: Keys = {
     "schedules": ("schedules", _some_of(ScheduleKind)),
     "shardings": ("shardings", _some_of(Sharding)),
     "pipeline_shardings": ("pipeline_shardings", _some_of(Sharding)),
@@ -162,7 +149,7 @@ SUPPORTS: Mapping[str, tuple[str, Read]] = {
     "overlaps": ("overlaps", lambda value: overlap_words(overlap_of(_words(value))) if value else ()),
     "contexts": ("contexts", _some_of(ContextKind)),
 }
-TABLES: Mapping[str, Mapping[str, tuple[str, Read]]] = {
+TABLES: Mapping[str, Keys] = {
     "software": SOFTWARE,
     "optimizer": OPTIMIZER,
     "memory": MEMORY,
