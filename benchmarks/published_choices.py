@@ -18,8 +18,7 @@ import numpy as np
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import missing_features, settle
+from stepcast.frameworks.catalog import load_profile, missing_features, settle
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout

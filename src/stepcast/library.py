@@ -101,8 +101,7 @@ def _predict_strategy(
 ) -> "Prediction":
     from stepcast.forecast.options import DEFAULTS
     from stepcast.forecast.predict import predict as run
-    from stepcast.frameworks.catalog import DEFAULT, load_profile, profile_of
-    from stepcast.frameworks.profile import missing_features
+    from stepcast.frameworks.catalog import DEFAULT, load_profile, missing_features, profile_of
     from stepcast.questions.settle import load_calibration
 
     if model is None or cluster is None:

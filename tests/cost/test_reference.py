@@ -6,8 +6,7 @@ import pytest
 
 from stepcast.cost.calibration import Calibration, CalibrationError, Correction, calibration, reference
 from stepcast.forecast.predict import predict
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import settle
+from stepcast.frameworks.catalog import load_profile, settle
 from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.layout import Layout

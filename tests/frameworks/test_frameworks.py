@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 import stepcast
-from stepcast.frameworks.catalog import framework_names, load_framework, load_profile
-from stepcast.frameworks.profile import Defaults, missing_features, settle
+from stepcast.frameworks.catalog import (
+    Defaults,
+    framework_names,
+    load_framework,
+    load_profile,
+    missing_features,
+    settle,
+)
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout

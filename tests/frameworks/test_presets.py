@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import Settled, settle
+from stepcast.frameworks.catalog import Settled, load_profile, settle
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution
 from stepcast.ir.layout import Layout

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stepcast.forecast.predict import compute_pricer
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import settle
+from stepcast.frameworks.catalog import load_profile, settle
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import SsmKernels

@@ -10,8 +10,7 @@ pytest.importorskip("transformers", reason="needs the extra torch: pip install '
 
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured  # noqa: E402
 from stepcast.forecast.predict import predict  # noqa: E402
-from stepcast.frameworks.catalog import load_profile  # noqa: E402
-from stepcast.frameworks.profile import settle  # noqa: E402
+from stepcast.frameworks.catalog import load_profile, settle  # noqa: E402
 from stepcast.generate.workload import generate  # noqa: E402
 from stepcast.hardware import load_cluster  # noqa: E402
 from stepcast.inputs import captured as reader  # noqa: E402

@@ -9,8 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
 transformers = pytest.importorskip("transformers", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
-from stepcast.frameworks.catalog import load_profile  # noqa: E402
-from stepcast.frameworks.profile import settle  # noqa: E402
+from stepcast.frameworks.catalog import load_profile, settle  # noqa: E402
 from stepcast.generate.workload import generate  # noqa: E402
 from stepcast.inputs.huggingface.reader import read_config  # noqa: E402
 from stepcast.ir.layout import Layout  # noqa: E402

@@ -8,8 +8,7 @@ import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.cost.memory.stages import StageMemory
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import balanced_stages, settle
+from stepcast.frameworks.catalog import balanced_stages, load_profile, settle
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import StrategyError
 from stepcast.models.catalog import model_of_columns

@@ -37,8 +37,7 @@ def _gpus() -> list[FactDict]:
 
 
 def _frameworks() -> list[FactDict]:
-    from stepcast.frameworks.catalog import framework_names, load_profile
-    from stepcast.frameworks.profile import profile_facts
+    from stepcast.frameworks.catalog import framework_names, load_profile, profile_facts
 
     return [{"framework": name, **profile_facts(load_profile(name))} for name in framework_names()]
 

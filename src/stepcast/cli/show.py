@@ -155,7 +155,7 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     "Captured": load_lazily("cli.captured:captured_facts"),
     "Wiring": methodcaller("facts"),
     "Cluster": load_lazily("hardware.facts:cluster_facts"),
-    "Profile": load_lazily("frameworks.profile:profile_facts"),
+    "Profile": load_lazily("frameworks.catalog:profile_facts"),
     "Calibration": _calibration_facts,
 }
 

@@ -2,8 +2,7 @@
 
 from dataclasses import fields, replace
 
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import missing_features
+from stepcast.frameworks.catalog import load_profile, missing_features
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
 from stepcast.ir.dataclass import dataclass

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from stepcast.frameworks.profile import DECISIONS, Profile
-from stepcast.frameworks.profile import settle as settle_profile
+from stepcast.frameworks.catalog import DECISIONS, Profile
+from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts

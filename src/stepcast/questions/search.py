@@ -10,9 +10,8 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import Profile, missing_features
-from stepcast.frameworks.profile import settle as settle_profile
+from stepcast.frameworks.catalog import Profile, load_profile, missing_features
+from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dataclass import dataclass

@@ -10,9 +10,8 @@ import msgspec
 
 from stepcast.cost.calibration import Calibration, calibration
 from stepcast.forecast.options import Engine, Options
-from stepcast.frameworks.catalog import framework_names, load_profile, profile_of
-from stepcast.frameworks.profile import Profile, Settled, missing_features
-from stepcast.frameworks.profile import settle as settle_profile
+from stepcast.frameworks.catalog import Profile, Settled, framework_names, load_profile, missing_features, profile_of
+from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass

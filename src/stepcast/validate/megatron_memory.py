@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from stepcast.cost.memory import memory
 from stepcast.cost.memory.stages import EXPERT_STREAMS, engine_workspace_bytes
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import Profile, settle
+from stepcast.frameworks.catalog import Profile, load_profile, settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.configs import megatron
 from stepcast.inputs.configs.megatron import parse_layout

@@ -23,8 +23,7 @@ from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import settle
+from stepcast.frameworks.catalog import load_profile, settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent

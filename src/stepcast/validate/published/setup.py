@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import Profile, settle
+from stepcast.frameworks.catalog import Profile, load_profile, settle
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
