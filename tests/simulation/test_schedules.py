@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement, Pipeline, ScheduleKind
 from stepcast.simulation.engine import simulate
 from stepcast.simulation.schedule import ChunkPlace, Schedule, ScheduleError, Slot, SlotAction
-from stepcast.simulation.schedule_file import check_schedule, peak_in_flight
+from stepcast.simulation.schedule_file import check_schedule
 from stepcast.simulation.schedules import interleaved, make_schedule
 from tests.simulation.uniform import spans_s, uniform_program
 
@@ -113,7 +113,7 @@ def test_schedules_are_sound_and_hold_what_is_published(name: str, stages: int, 
     schedule = make_schedule(name, stages, batches, chunks)
     check_schedule(schedule)
     peaks = tuple(PEAKS[name](stages, batches, chunks, stage) for stage in range(stages))
-    assert peak_in_flight(schedule) == peaks
+    assert schedule.count_in_flight() == peaks
 
 
 @pytest.mark.parametrize("kind", ScheduleKind)
@@ -132,10 +132,10 @@ def test_orders_are_as_the_table_says(kind: ScheduleKind, stages: int, batches: 
             place = schedule.following(ChunkPlace(stage, chunk))
             assert place is None or along[place.stage][place.chunk] == piece + 1
     held = [facts.held(Pipeline(stages, chunks, batches), stage) for stage in range(stages)]
-    assert peak_in_flight(schedule) == tuple(sum(min(batches, one) for one in each) for each in held)
+    assert schedule.count_in_flight() == tuple(sum(min(batches, one) for one in each) for each in held)
     if facts.before_input_gradient is not None:
         held = [facts.before_input_gradient(Pipeline(stages, chunks, batches), at) for at in range(stages)]
-        assert peak_in_flight(schedule, SlotAction.INPUT) == tuple(min(batches, one) for (one,) in held)
+        assert schedule.count_in_flight(SlotAction.INPUT) == tuple(min(batches, one) for (one,) in held)
 
 
 @settings(max_examples=60, deadline=None)

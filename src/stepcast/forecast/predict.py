@@ -168,7 +168,7 @@ def _set_options(
         contention=not options.ideal_communication,
         issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework, strategy, cluster),
         ahead=framework.runs_ahead,
-        once_per_node=exchange_routing(model, strategy, framework) or options.once_per_node,
+        once_per_node=(model.experts and exchange_routing(model, strategy, framework)) or options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
 

@@ -28,7 +28,6 @@ from stepcast.simulation.engine import Run, makespans_s, simulate, task_times
 from stepcast.simulation.messages import Send
 from stepcast.simulation.program import Times, in_ticks
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.schedule_file import peak_in_flight
 from stepcast.simulation.schedules import pair_slots
 from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step, find_step_s
 from stepcast.simulation.step import Conditions, Step, build_step
@@ -151,7 +150,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     # Sums of floats in another order: let the largest part carry the last bit.
     largest = max(parts, key=lambda part: parts[part])
     parts[largest] += step_s - sum(parts.values())
-    in_flight = peak_in_flight(step.schedule)
+    in_flight = step.schedule.count_in_flight()
     for work in step.list_works():  # so that the pricer knows all sources; their seconds came from tables
         pricer.price(work)
     low_s, high_s = _find_interval(prediction, step_s, parts["other"])

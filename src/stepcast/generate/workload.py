@@ -207,7 +207,7 @@ def block_layers(
         # It knows no recurrent mixers, which save everything.
         known = layers if block.mixer is Mixer.NONE or MIXERS[block.mixer].alternates else feed_forward
         layers = (*layers[:-1], prepend_backward(layers[-1], alternate_matmuls(sizes, known)))
-    else:
+    elif strategy.recompute.selected:
         layers = recompute_modules(layers, strategy.recompute.selected)
     if framework.execution is Execution.PARTIAL_GRAPHS:
         layers = tuple(replace(layer, captured=layer.role not in UNCAPTURED) for layer in layers)

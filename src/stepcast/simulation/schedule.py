@@ -119,6 +119,17 @@ class Schedule:
         slots = [Slot(kinds[kind], batch, chunk, bool(pair)) for kind, batch, chunk, pair in self.slots.tolist()]
         return tuple([tuple(slots[first:end]) for first, end in pairwise(ends)])
 
+    def count_in_flight(self, until: SlotAction = SlotAction.WEIGHT) -> tuple[int, ...]:
+        """Return for each stage the most chunk activations held at once, from their forward to their backward.
+
+        A split backward releases them at its weight gradient, or at its input gradient with ``until=SlotAction.INPUT``.
+        """
+        action = self.slots[:, 0]
+        releases = (action == SlotAction.BACKWARD) | (action == until)
+        held = np.cumsum((action == SlotAction.FORWARD).astype(np.int64) - releases)
+        # A stage has released all of its own when the next one begins.
+        return tuple([int(part.max(initial=0)) for part in np.split(held, np.cumsum(self.counts)[:-1])])
+
     def previous(self, place: ChunkPlace) -> ChunkPlace | None:
         """Return where a micro-batch was before it came to *place*; None at the start of the model."""
         return self._step(place, -1)

@@ -15,8 +15,6 @@ and the chunk: ``F3.1``. ``F3+B1`` are two slots that run interleaved. A stage m
 
 import re
 
-import numpy as np
-
 from stepcast.ir.limits import CHUNKS, MICRO_BATCHES
 from stepcast.ir.schedules import PiecePlacement
 from stepcast.simulation.messages import Send
@@ -35,19 +33,6 @@ def check_schedule(schedule: Schedule) -> None:
         _check_complete(schedule, stage)
         _check_order(schedule, stage)
     _check_deadlock(schedule)
-
-
-def peak_in_flight(schedule: Schedule, until: SlotAction = W) -> tuple[int, ...]:
-    """Return for each stage the most chunk activations held at once, from their forward to the end of their backward.
-
-    A split backward releases them at its weight gradient, or at its input gradient with ``until=SlotAction.INPUT``.
-    """
-    if until not in (I, W):
-        raise ValueError(f"a split backward releases at its input or weight gradient, not at {until.letter}")
-    action = schedule.slots[:, 0]
-    held = np.cumsum((action == F).astype(np.int64) - (action == B) - (action == until))
-    # A stage has released all of its own when the next one begins.
-    return tuple([int(part.max(initial=0)) for part in np.split(held, np.cumsum(schedule.counts)[:-1])])
 
 
 def _check_complete(schedule: Schedule, stage: int) -> None:
