@@ -54,9 +54,8 @@ def test_packed_samples_attend_to_themselves_alone() -> None:
     assert packed.step_s < alone.step_s
 
 
-def test_frozen_weights_need_adapters() -> None:
-    with pytest.raises(StrategyError, match="--lora 16"):
-        predict(framework="trainer", base_weights="nf4")
+def test_frozen_weights_have_adapters() -> None:
+    assert predict(framework="trainer", base_weights="nf4") == predict(framework="trainer", base_weights="nf4", lora=8)
 
 
 def test_flash_attention_takes_a_window_without_a_mask() -> None:

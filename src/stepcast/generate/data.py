@@ -15,9 +15,10 @@ from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
+from stepcast.ir.layers.ends import STEP_KERNELS, count_visits
 from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
-from stepcast.ir.layers.ops import GATHER, REDUCE, SCATTER, K, Ops, collective, make_layer
+from stepcast.ir.layers.ops import GATHER, REDUCE, SCATTER, K, Ops, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model import Matrices, Model
@@ -229,9 +230,11 @@ def _gradient_norm(sizes: Sizes, own: int) -> Ops:
     if not sizes.framework.optimizer.clips:
         return ()
     read = float(own * sizes.gradient)
-    reads = sizes.framework.loop_kernels > 0  # the loss, after the backward and before clipping
-    norm = Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32), host_reads=reads)
-    return (norm, NORM_SUM) if sizes.strategy.layout.gpus > 1 else (norm,)
+    loops = sizes.framework.loop_kernels > 0  # reads the loss after the backward, then visits all modules and clips
+    norm = Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32), host_reads=loops)
+    ops = (norm, NORM_SUM) if sizes.strategy.layout.gpus > 1 else (norm,)
+    kernels = STEP_KERNELS + round(count_visits(sizes))
+    return (*ops, stream_op("visits", K.OTHER, 1, 1, 1, 1, DType.FP32, kernels=kernels)) if loops else ops
 
 
 NORM_SUM = collective("gradient norm all-reduce", REDUCE, 4, Group.WORLD)

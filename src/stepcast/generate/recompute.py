@@ -22,11 +22,10 @@ SPANS: dict[RecomputeModule, tuple[Role, ...]] = {
     ),
 }
 # Kernels an eager host could issue while Python handles the saved tensors of a checkpointed block (hooks of
-# torch.utils.checkpoint without reentrance), for each kernel of its forward; and while it sets generators back before
-# the block runs again: 0.4 and 1.6 ms in the forward and backward of a layer, 0.8 and 2.6 ms of one with adapters,
-# Llama 3.2 1B on an H200; gpt2-large agrees.
-HOOK_SHARE, HOOK_BACKWARD_SHARE = 0.5, 1.2
-CHECKPOINT_BACKWARD_KERNELS = 60
+# torch.utils.checkpoint without reentrance), in its forward and in the backward, where generators are set back before
+# it runs again: of a layer, and for each kernel of its forward. 42 steps under Trainer on an H200 whose forwards and
+# backwards the host decides, over the pace measured next to each (tools/measure_tuning.py).
+HOOK_KERNELS, HOOK_SHARE = (26, 30), (0.45, 1.55)
 CHECKPOINT_KERNELS = 17  # the forward's where a checkpoint is reentrant: 0.7 ms, gpt2-large
 
 
@@ -58,11 +57,13 @@ def recompute_block(layers: tuple[Layer, ...], stops_early: bool, hooks: bool) -
         ops = ops[: needed + (not isinstance(ops[needed].work, Matmul | GroupedMatmul))]
     index = next(index for index, layer in enumerate(layers) if layer.forward)
     first, *rest = layers[index].forward
-    kernels = sum(op.kernels for op in ops)
-    entering = replace(first, kernels=(round(HOOK_SHARE * kernels) if hooks else CHECKPOINT_KERNELS) + first.kernels)
-    entered = replace(layers[index], forward=(entering, *rest))
+    # Bitsandbytes' Python around a dequantisation saves nothing more.
+    kernels = sum(1 if op.name.endswith("dequantise") else op.kernels for op in ops)
+    entering, leaving = CHECKPOINT_KERNELS, 0
+    if hooks:
+        entering, leaving = (own + round(share * kernels) for own, share in zip(HOOK_KERNELS, HOOK_SHARE, strict=True))
+    entered = replace(layers[index], forward=(replace(first, kernels=entering + first.kernels), *rest))
     layers = (*layers[:index], entered, *layers[index + 1 :])
-    leaving = CHECKPOINT_BACKWARD_KERNELS + round(HOOK_BACKWARD_SHARE * kernels) if hooks else 0
     ops[0] = replace(ops[0], kernels=leaving + ops[0].kernels)
     return (*layers[:-1], prepend_backward(layers[-1], rename_ops("recompute", ops)))
 

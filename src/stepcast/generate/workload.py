@@ -10,7 +10,7 @@ from stepcast.generate.recompute import alternate_matmuls, prepend_backward, rec
 from stepcast.ir.architecture import NOTHING, Shard, WeightPart
 from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
-from stepcast.ir.layers.ends import LOOP_KERNELS_PER_ADAPTER, embedding_layers, head_layers, next_token_layers
+from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, count_adapted
 from stepcast.ir.layers.ops import GATHER, collective, rename_ops
 from stepcast.ir.layers.sizes import Sizes
@@ -90,7 +90,7 @@ class StageMaker:
         units = [known[id(unit)] for unit in units]
         if piece.embedding and self.strategy.lora_rank and self.sizes.eager_modules:
             # Adapters are switched off before the reference runs, and on again after it.
-            visits = LOOP_KERNELS_PER_ADAPTER * count_adapted(self.model, self.strategy.lora_targets)
+            visits = SWITCH_KERNELS * count_adapted(self.model, self.strategy.lora_targets)
             first, *layers = units[0].layers
             *ops, last = first.forward
             switched = replace(first, forward=(*ops, replace(last, kernels=last.kernels + visits)))

@@ -57,11 +57,12 @@ EXPERT_ACCUMULATE_EXPOSURE = 0.9
 OVERLAP_PARTS = 4
 # Projections that one product makes, by the names that adapters have.
 FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
-# Kernels an eager host could issue for the dequantisation before a product of 4-bit weights: those of the scales, of
-# their offset and of the weights, and bitsandbytes' own Python: 0.2 ms, layers of Llama 3.2 1B with and without it, on
-# an H200, as are the two below: autograd's nodes of a pair of adapters beyond their kernels, and those of its dropout.
-DEQUANTISE_KERNELS = 13
-ADAPTER_NODES, DROPOUT_NODES = 2, 7
+# Kernels an eager host could issue for the dequantisation before a product of 4-bit weights, forward and backward
+# (kernels of the scales, of their offset and of the weights, and bitsandbytes' own Python: 0.28 and 0.16 ms); for
+# peft's Python around a pair of adapters, autograd's nodes of it beyond their kernels, and those of its dropout. From
+# the steps of HOOK_KERNELS in stepcast.generate.recompute.
+DEQUANTISE_KERNELS = {"": 16, " again": 11}
+ADAPTER_CODE, ADAPTER_NODES, DROPOUT_NODES = 1, 5, 7
 INT8_KERNELS = 24  # of bitsandbytes' Python around a product of LLM.int8, after the host has read that input's outliers
 
 
@@ -227,7 +228,7 @@ class Linear:
             return ()
         moved = (self.outputs, self.inputs, base.bytes, sizes.element)
         name = f"{self.name} dequantise{again}"
-        return (moved_op(name, K.DEQUANTISE, *moved, sizes.stored, kernels=DEQUANTISE_KERNELS),)
+        return (moved_op(name, K.DEQUANTISE, *moved, sizes.stored, kernels=DEQUANTISE_KERNELS[again]),)
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
         """Multiply down to the rank and up again (Hu et al. 2021, section 4.1)."""
@@ -281,7 +282,7 @@ class Linear:
                 ops.append(cast_op(f"{name} narrow", *inputs, FP32, stored))
             scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
             total = stream_op(f"{name} sum", K.ADD, *outputs, 2, 1, stored)
-            products = (replace(down, kernels=1 + small), up)
+            products = (replace(down, kernels=1 + ADAPTER_CODE + small), up)
             if strategy.dora:
                 weighed = dora.weigh(self.name, self.inputs, self.outputs, strategy.lora_rank, stored, wide)
                 return (*ops, *weighed, *products, *dora.forward(self.name, *outputs, stored, wide))
