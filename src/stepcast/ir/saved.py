@@ -91,10 +91,16 @@ def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor
 
 def _transient(sizes: Sizes, kind: LayerKind, block: LayerParts) -> float:
     """Return the bytes that a half's backward needs for a moment: of 4-bit weights also the largest, dequantised."""
-    largest = 0.0
+    linears, stored, dequantised, weighed = kind.adapters(sizes.model), sizes.stored.bytes, 0.0, 0.0
     if sizes.strategy.base_weights is not BaseWeights.TRAINED:
-        largest = max((float(linear.inputs * linear.outputs) for linear in kind.adapters(sizes.model)), default=0.0)
-    return kind.transient(sizes, block) + largest * sizes.stored.bytes
+        dequantised = stored * max((float(linear.inputs * linear.outputs) for linear in linears), default=0.0)
+    if sizes.strategy.dora:
+        # The identity by which peft multiplies, in fp32 and cast, and its product: in the forward that runs again.
+        weighed = max(
+            (linear.inputs * ((FP32_BYTES + stored) * linear.inputs + stored * linear.outputs) for linear in linears),
+            default=0.0,
+        )
+    return max(kind.transient(sizes, block) + dequantised, weighed)
 
 
 def _saved_by_adapters(sizes: Sizes, kind: LayerKind) -> list[SavedTensor]:
