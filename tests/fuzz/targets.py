@@ -308,7 +308,7 @@ def _shown_file(path: str) -> Any:
 def _steps(path: str) -> Any:
     from stepcast.inputs.recorded import read_steps
 
-    return [rank.facts() for rank in read_steps(os.path.dirname(path))]
+    return read_steps(os.path.dirname(path))
 
 
 def _asked(data: bytes) -> Any:

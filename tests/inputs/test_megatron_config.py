@@ -136,7 +136,7 @@ def test_whole_run_knows_every_stage() -> None:
         for tensor in (0, 1)
     ]
     config = infer(ranks)
-    assert config.warnings == ()
+    assert config.warnings == []
     assert config.layout.gpus == 8
     assert config.facts["parameters"] == {0: 1712942080, 1: 1573350400, 2: 1573350400, 3: 1702466560}
     assert config.basis["layers"] == "solved: parameters of every stage"

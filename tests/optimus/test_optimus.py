@@ -11,15 +11,16 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.measured import RunLog
 from stepcast.models.catalog import load_model
 from stepcast.optimus.analysis import analyze_optimus
-from stepcast.optimus.calibration import FITTED, Observation, fit, observe, shuffled_length
+from stepcast.optimus.calibration import FITTED, Observation, fit, observed, shuffled_length
 from stepcast.optimus.cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
-from stepcast.optimus.plan import OptimusPlan, plan, plan_of_log
+from stepcast.optimus.plan import OptimusPlan, module_weights, plan, plan_of_log
 from stepcast.optimus.program import PARTS, predict_step, step_s
 from stepcast.views.terminal import render_text
 from stepcast.views.traces import optimus_view
 from tests.shared import ROOT
 
 MODEL = load_model("llama-3.2-1b")
+LAYER_WEIGHTS = sum(module_weights(MODEL).values())
 LENGTHS = (88, 109, 109, 120, 124, 116, 108, 95, 122, 122, 121, 121, 108, 94, 120, 120, 104, 106, 101, 117, 102)
 MACHINE = Machine(
     name="test",
@@ -52,9 +53,9 @@ def test_stages_are_cut_where_the_log_says(log: RunLog) -> None:
     assert [stage.layers for stage in made(2, 4, 1).stages] == [4, 5, 5, 2]
     assert [stage.layers for stage in made(4, 2, 1).stages] == [9, 7]
     for one in (printed, made(2, 4, 1), made(8, 1, 1)):
-        assert sum(stage.weights for stage in one.stages) == 16 * one.layer_weights
+        assert sum(stage.weights for stage in one.stages) == 16 * LAYER_WEIGHTS
         norms = (2 * MODEL.layers + 1) * MODEL.hidden
-        assert 16 * one.layer_weights + one.head_weights + norms == MODEL.parameters
+        assert 16 * LAYER_WEIGHTS + one.head_weights + norms == MODEL.parameters
 
 
 def test_message_counts() -> None:
@@ -112,7 +113,7 @@ def test_gradients_are_reduced_in_the_last_backward_alone() -> None:
     for micro_batches in (1, 2, 16):
         alone, shared = (plan(MODEL, Layout(dp=dp), 1, micro_batches, 110.0) for dp in (1, 4))
         extra_s.append(step_s(shared, MACHINE, free) - step_s(alone, MACHINE, free))
-    moved_s = 1.5 * 4 * (16 * alone.layer_weights + 2 * alone.head_weights) / 20e9
+    moved_s = 1.5 * 4 * (16 * LAYER_WEIGHTS + 2 * alone.head_weights) / 20e9
     assert 0.7 * moved_s < extra_s[0] < 1.2 * moved_s
     assert extra_s[0] == pytest.approx(extra_s[1], rel=0.1), "adding to a gradient hides a little of it"
     assert extra_s[1] == pytest.approx(extra_s[2], rel=1e-6)
@@ -121,7 +122,7 @@ def test_gradients_are_reduced_in_the_last_backward_alone() -> None:
 def test_reduced_gradients_are_copied_to_buckets_and_back() -> None:
     free, fast = replace(CONSTANTS, host_op_s=1e-12), replace(MACHINE, all_reduce_s=lambda ranks, size: 0.0)
     alone, shared = (plan(MODEL, Layout(dp=dp), 1, 4, 110.0) for dp in (1, 2))
-    copied_s = MACHINE.move_s(4 * (16 * alone.layer_weights + 2 * alone.head_weights))
+    copied_s = MACHINE.move_s(4 * (16 * LAYER_WEIGHTS + 2 * alone.head_weights))
     extra_s = step_s(shared, fast, free) - step_s(alone, fast, free)
     assert extra_s == pytest.approx(copied_s, rel=1e-6)
     explained = predict_step(shared, fast, free).stages[0].parts_s
@@ -184,8 +185,7 @@ def test_a_fit_finds_the_constants_that_made_the_times() -> None:
 
 
 def test_one_run_cannot_tell_the_constants_apart(log: RunLog) -> None:
-    one = plan_of_log(log, MODEL, LENGTHS)
-    fitted = fit([observe(log, one, MACHINE)], MACHINE)
+    fitted = fit([observed(log, MACHINE, LENGTHS, MODEL)], MACHINE)
     assert abs(fitted.errors[0]) < 0.01, "one run can always be explained"
     assert fitted.warnings[0].startswith("1 run cannot split message latency from fixed step overhead")
     assert any("host time per operator is not identified" in warning for warning in fitted.warnings)

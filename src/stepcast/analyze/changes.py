@@ -1,5 +1,6 @@
 """Changes of a Recording: each function returns a changed copy with its assumptions."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
@@ -347,23 +348,20 @@ class _MeanMessages:
 
     def __init__(self, recording: Recording) -> None:
         stage_of = {record.rank: record.stage for record in recording.ranks}
-        times: dict[tuple[str, int], list[float]] = {}
+        times: dict[tuple[str, int], list[float]] = defaultdict(list)
         for meeting in recording.meetings:
             if meeting.kind == "message":
-                source = min(stage_of[rank] for rank in meeting.members)
-                times.setdefault((meeting.name, source), []).append(meeting.transfer_s)
-        self.transfer_s = {key: mean(listed) for key, listed in times.items()}
-        gaps: dict[int, list[float]] = {}
-        tails: dict[int, list[float]] = {}
+                times[meeting.name, min(stage_of[rank] for rank in meeting.members)].append(meeting.transfer_s)
+        gaps: dict[int, list[float]] = defaultdict(list)
+        tails: dict[int, list[float]] = defaultdict(list)
         for record in recording.ranks:
-            for block in record.blocks:
-                if block.kind is not BlockKind.MESSAGE:
-                    continue
-                for piece in block.pieces:
-                    if isinstance(piece, Join):
-                        tails.setdefault(record.rank, []).append(piece.tail_s)
-                    elif piece.part is TimePart.HOST:
-                        gaps.setdefault(record.rank, []).append(piece.duration_s)
+            messages = (block for block in record.blocks if block.kind is BlockKind.MESSAGE)
+            for piece in (piece for block in messages for piece in block.pieces):
+                if isinstance(piece, Join):
+                    tails[record.rank].append(piece.tail_s)
+                elif piece.part is TimePart.HOST:
+                    gaps[record.rank].append(piece.duration_s)
+        self.transfer_s = {key: mean(listed) for key, listed in times.items()}
         self.gap_s = {rank: mean(listed) for rank, listed in gaps.items()}
         self.tail_s = {rank: mean(listed) for rank, listed in tails.items()}
 
@@ -454,16 +452,11 @@ class _ScheduleBuilder:
         """Return the messages between two slots: the output of *before* and the input of *after*."""
         sent = None if before is None else self._message(record, before, outbound=True)
         needed = None if after is None else self._message(record, after, outbound=False)
+        both = [message for message in (sent, needed) if message is not None]
         if self.blocking:
-            both = [message for message in (sent, needed) if message is not None]
             numbers = tuple(number for number, _ in both)
             return [self._joins(record, both[-1][1], numbers, numbers)] if both else []
-        blocks = []
-        if sent is not None:
-            blocks.append(self._joins(record, sent[1], (sent[0],), ()))
-        if needed is not None:
-            blocks.append(self._joins(record, needed[1], (needed[0],), (needed[0],)))
-        return blocks
+        return [self._joins(record, way, (number,), () if (number, way) == sent else (number,)) for number, way in both]
 
     def _joins(self, record: RankRecord, way: str, numbers: tuple[int, ...], waits: tuple[int, ...]) -> RecordedBlock:
         name = f"{way} message"

@@ -11,7 +11,7 @@ import numpy as np
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, median_of_known
 from stepcast.ir.facts import FactDict
-from stepcast.ir.measured import CollectiveLog, LoggedCollective, LoggedStep, StepLog
+from stepcast.ir.measured import CollectiveLog, LoggedCollective, StepLog
 from stepcast.ir.timeline import SpanKind, Timeline
 
 WARM_UP_STEPS = 2  # at the start of a log: they compile and connect
@@ -65,6 +65,11 @@ def analyze_step_log(log: StepLog) -> StepLogResult:
     warm = steps[WARM_UP_STEPS:] if len(steps) > 2 * WARM_UP_STEPS else steps
     timed = [step.seconds for step in warm if step.seconds is not None]
     usual_s = median(timed) if timed else None
+    warnings = [*log.warnings]
+    if not timed:
+        warnings.append("no line states how long a step took")
+    elif len(steps) <= 2 * WARM_UP_STEPS:
+        warnings.append(f"{len(steps)} steps are too few to leave out the first ones")
     slow_steps = [
         SlowStep(step.step, step.seconds, step.seconds / usual_s)
         for step in warm
@@ -84,14 +89,8 @@ def analyze_step_log(log: StepLog) -> StepLogResult:
         slow_steps=slow_steps[:MOST_ROWS],
         lost_s=sum(max(0.0, seconds - usual_s) for seconds in timed) if usual_s else 0.0,
         program_facts=dict(log.facts),
-        warnings=[*log.warnings, *_step_warnings(steps, timed)],
+        warnings=warnings,
     )
-
-
-def _step_warnings(steps: Sequence[LoggedStep], timed: Sequence[float]) -> list[str]:
-    if not timed:
-        return ["no line states how long a step took"]
-    return [f"{len(steps)} steps are too few to leave out the first ones"] if len(steps) <= 2 * WARM_UP_STEPS else []
 
 
 class LoggedKind(msgspec.Struct, frozen=True):
@@ -273,12 +272,8 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
     for row in np.flatnonzero(timeline.kind_of == SpanKind.HOST).tolist():
         ranges[NUMBERS.sub("*", timeline.names[timeline.name_of[row]])].append(row)
     steps = _marked_ranges(timeline, ranges)
-    operations_s = {
-        "compute": sum(device.compute_s for device in devices) / count,
-        "exposed": sum(device.exposed_s for device in devices) / count,
-        "copy": sum(device.copy_s for device in devices) / count,
-        "idle": sum(device.idle_s for device in devices) / count,
-    }
+    parts = ("compute", "exposed", "copy", "idle")
+    operations_s = {part: sum(getattr(device, f"{part}_s") for device in devices) / count for part in parts}
     named = [NamedRuns(name, len(rows), float(timeline.duration_s[rows].sum())) for name, rows in ranges.items()]
     compute_s = {device.device: device.compute_s for device in devices}
     return StreamsResult(

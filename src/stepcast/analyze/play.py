@@ -30,7 +30,7 @@ WITHIN_STAGE = (Group.TP, Group.CP, Group.EP, Group.DP, Group.EXPERT_DP)
 
 @dataclass(frozen=True, eq=False)
 class PlayedStep:
-    """The start and end of every piece of every rank, and of every meeting.
+    """The start and end of every piece of every rank, and the start of every meeting.
 
     ``start_s`` and ``end_s`` hold one array per rank, in the order of the recording. A Join starts at its arrival.
     """
@@ -39,7 +39,6 @@ class PlayedStep:
     start_s: tuple[FloatArray, ...]
     end_s: tuple[FloatArray, ...]
     meeting_start_s: FloatArray
-    meeting_end_s: FloatArray
     step_s: float
 
     def timed_pieces(self, number: int) -> Iterator[tuple[Piece, float, float]]:
@@ -63,7 +62,6 @@ def measured(recording: Recording) -> PlayedStep:
         tuple(np.array([piece.start_s - origin_s for piece in listed]) for listed in pieces),
         tuple(np.array([piece.end_s - origin_s for piece in listed]) for listed in pieces),
         np.array([meeting.start_s - origin_s for meeting in recording.meetings]),
-        np.array([meeting.end_s - origin_s for meeting in recording.meetings]),
         recording.measured_step_s,
     )
 
@@ -178,12 +176,9 @@ def place_times(script: ReplayScript, times: Times) -> PlayedStep:
         starts.append(start_s)
         ends.append(end_s)
     meeting_start_s = np.zeros(len(recording.meetings))
-    meeting_end_s = np.zeros(len(recording.meetings))
     tasks = np.flatnonzero(rank_of_task >= script.real_ranks)
-    held = np.array(script.meeting_of_rank, np.int64)
-    meeting_start_s[held] = times.start_s[tasks]
-    meeting_end_s[held] = times.end_s[tasks]
-    return PlayedStep(recording, tuple(starts), tuple(ends), meeting_start_s, meeting_end_s, times.makespan_s)
+    meeting_start_s[np.array(script.meeting_of_rank, np.int64)] = times.start_s[tasks]
+    return PlayedStep(recording, tuple(starts), tuple(ends), meeting_start_s, times.makespan_s)
 
 
 class CriticalStep(msgspec.Struct, frozen=True):

@@ -157,21 +157,13 @@ class Recording:
         return layers // self.layout.pp if isinstance(layers, int) else None
 
     def record_of(self, rank: int) -> RankRecord:
-        for record in self.ranks:
-            if record.rank == rank:
-                return record
-        raise ValueError(
-            f"rank {rank} is not in this run; it has {', '.join(str(record.rank) for record in self.ranks)}"
-        )
+        records = {record.rank: record for record in self.ranks}
+        if rank not in records:
+            raise ValueError(f"rank {rank} is not in this run; it has {', '.join(map(str, records))}")
+        return records[rank]
 
     def compute_s(self, record: RankRecord, kind: BlockKind) -> float:
         """Return the compute time of *record* in its blocks of *kind*, with overlapped work."""
-        total_s = 0.0
-        for block in record.blocks:
-            if block.kind is kind:
-                for piece in block.pieces:
-                    if isinstance(piece, Join):
-                        total_s += piece.own_s
-                    elif piece.part is TimePart.COMPUTE:
-                        total_s += piece.duration_s
-        return total_s
+        pieces = [piece for block in record.blocks if block.kind is kind for piece in block.pieces]
+        computed = [piece for piece in pieces if isinstance(piece, Join) or piece.part is TimePart.COMPUTE]
+        return sum((piece.own_s if isinstance(piece, Join) else piece.duration_s for piece in computed), 0.0)

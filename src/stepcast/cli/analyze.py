@@ -116,7 +116,7 @@ def _read_recorded(paths: Sequence[str], facts: FactDict) -> "RecordedResult | N
     ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
     if not ranks:
         return None
-    return join_recorded([rank.facts() for rank in ranks], read_logs(paths[0]), facts["collectives"])
+    return join_recorded(ranks, read_logs(paths[0]), facts["collectives"])
 
 
 def read_measured(paths: Sequence[str], format_name: str | None) -> tuple[Format, Any]:

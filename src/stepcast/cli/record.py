@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     found = {
         "folder": args.output_folder,
         "status": status,
-        "ranks": [rank.facts() for rank in ranks],
+        "ranks": ranks,
         "traces": traces,
         "warnings": [*warnings, *taken],
     }

@@ -1,7 +1,7 @@
 """The operation of a run: failures, checkpoints, restarts, stragglers and power; failure profiles by name."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -146,34 +146,31 @@ DATA = Path(__file__).parents[1] / "data" / "failures"
 NONE = "none"
 
 
-def _read_share(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{value!r} is not a share from 0 to 1")
-    return float(value)
+# Keys of a profile and the fields that they set.
+FAILURE_KEYS = {
+    "description": "description",
+    "between.gpu": "gpu_s",
+    "between.node": "node_s",
+    "between.link": "link_s",
+    "repair.share": "broken_share",
+    "repair.takes": "repair_s",
+}
+RESTART_KEYS = {"restart.detect": "detect_s", "restart.reschedule": "reschedule_s", "restart.warm_up": "warm_up_s"}
 
 
-def _read_duration_s(value: object) -> float:
-    if not isinstance(value, str):
-        raise ValueError(f'{value!r} has no unit; write it like "500 h"')
-    return parse_duration_s(value.replace("_", ""))
-
-
-def _read_text(value: object) -> str:
+def _read_value(name: str, value: object) -> object:
+    """Return the value of a field: a duration with its unit, a share, or text."""
+    if name.endswith("_s"):
+        if not isinstance(value, str):
+            raise ValueError(f'{value!r} has no unit; write it like "500 h"')
+        return parse_duration_s(value.replace("_", ""))
+    if name == "broken_share":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(f"{value!r} is not a share from 0 to 1")
+        return float(value)
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not text")
     return value
-
-
-# Keys of a profile: the field that each sets, and the function that reads its value.
-FAILURE_KEYS: Mapping[str, tuple[str, Callable[[object], object]]] = {
-    "description": ("description", _read_text),
-    "between.gpu": ("gpu_s", _read_duration_s),
-    "between.node": ("node_s", _read_duration_s),
-    "between.link": ("link_s", _read_duration_s),
-    "repair.share": ("broken_share", _read_share),
-    "repair.takes": ("repair_s", _read_duration_s),
-}
-RESTART_KEYS = {"restart.detect": "detect_s", "restart.reschedule": "reschedule_s", "restart.warm_up": "warm_up_s"}
 
 
 def failure_names() -> tuple[str, ...]:
@@ -200,20 +197,15 @@ def _read_profile(path: Path, file: str) -> tuple[Failures, Restart]:
         raise CatalogError(file, "", error.message) from None
     values = flat(described.table)
     described.check_keys(values, [*FAILURE_KEYS, *RESTART_KEYS])
-    fields: FactDict = {}
-    restart: dict[str, float] = {}
+    fields, restart = FactDict(), FactDict()
     for key, value in values.items():
+        own, keys = (restart, RESTART_KEYS) if key in RESTART_KEYS else (fields, FAILURE_KEYS)
         try:
-            if key in RESTART_KEYS:
-                restart[RESTART_KEYS[key]] = _read_duration_s(value)
-            else:
-                name, read = FAILURE_KEYS[key]
-                fields[name] = read(value)
+            own[keys[key]] = _read_value(keys[key], value)
         except ValueError as error:
             raise described.error(key, str(error)) from None
     sources = {key: str(value) for key, value in described.sources.items()}
     try:
-        failures = replace(NO_FAILURES, name=path.stem, sources=sources, **fields)
+        return replace(NO_FAILURES, name=path.stem, sources=sources, **fields), Restart(**restart)
     except ValueError as error:
         raise CatalogError(file, "", str(error)) from None
-    return failures, Restart(**restart)

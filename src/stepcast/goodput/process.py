@@ -100,9 +100,6 @@ class TimeSplit:
     def total_s(self) -> float:
         return self.work_s + self.checkpoints_s + self.lost_s + self.restarts_s + self.waiting_s + self.shrunk_s
 
-    def __add__(self, other: "TimeSplit") -> "TimeSplit":
-        return TimeSplit(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
-
 
 HOPELESS = 20.0  # expected failures of one attempt: e^20 attempts are five hundred million
 EXHAUSTED = 300  # intervals tried one by one: the length of the last one makes their times uneven

@@ -185,17 +185,7 @@ def run_log_facts(log: RunLog) -> FactDict:
 
 def sweep_facts(sweep: CollectiveSweep) -> FactDict:
     """Return the sizes of a sweep with their times and bandwidths."""
-    rows = []
-    for row in sweep.rows:
-        time_s = row.out_of_place_s if row.out_of_place_s is not None else row.in_place_s
-        rows.append(
-            {
-                "size_bytes": row.size_bytes,
-                "out_of_place_s": row.out_of_place_s,
-                "in_place_s": row.in_place_s,
-                "algbw_bytes_per_s": row.size_bytes / time_s if time_s else 0.0,
-            }
-        )
+    times_s = [row.in_place_s if row.out_of_place_s is None else row.out_of_place_s for row in sweep.rows]
     return {
         "kind": "sweep",
         "collective": sweep.kind,
@@ -203,8 +193,16 @@ def sweep_facts(sweep: CollectiveSweep) -> FactDict:
         "nodes": sweep.nodes,
         "device": sweep.device,
         "dtype": sweep.dtype,
-        "sizes": len(rows),
-        "rows": rows,
+        "sizes": len(sweep.rows),
+        "rows": [
+            {
+                "size_bytes": row.size_bytes,
+                "out_of_place_s": row.out_of_place_s,
+                "in_place_s": row.in_place_s,
+                "algbw_bytes_per_s": row.size_bytes / time_s if time_s else 0.0,
+            }
+            for row, time_s in zip(sweep.rows, times_s, strict=True)
+        ],
     }
 
 

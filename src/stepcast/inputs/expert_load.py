@@ -18,25 +18,19 @@ EXPECTED = "expected tokens per expert: one number per line, a JSON list, or an 
 
 def read_expert_load(path: str | os.PathLike[str]) -> list[float]:
     """Return the tokens of each expert (or rank) in their order."""
-    data = Source(os.fspath(path)).data(CONFIG)
+    path = os.fspath(path)
+    data = Source(path).data(CONFIG)
     try:
         values = msgspec.json.decode(data) if data.lstrip()[:1] in (b"[", b"{") else data.decode().split()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{EXPECTED} ({error})", os.fspath(path)) from None
+        raise FormatError(f"{EXPECTED} ({error})", path) from None
     if isinstance(values, dict):
-        values = _find_tokens(values)
-    return _read_numbers(values, os.fspath(path))
-
-
-def _find_tokens(table: dict[str, object]) -> object:
-    groups = table.get("expert_imbalance")
-    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
-        tokens = groups[0].get("tokens")
-        return list(tokens.values()) if isinstance(tokens, dict) else tokens
-    return table.get("tokens_per_expert")
-
-
-def _read_numbers(values: object, path: str) -> list[float]:
+        groups = values.get("expert_imbalance")
+        if isinstance(groups, list) and groups and isinstance(groups[0], dict):
+            values = groups[0].get("tokens")
+            values = list(values.values()) if isinstance(values, dict) else values
+        else:
+            values = values.get("tokens_per_expert")
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) < 2:
         raise FormatError(EXPECTED, path)
     numbers = []

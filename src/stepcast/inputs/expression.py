@@ -56,7 +56,11 @@ class Filter:
             constant = node.value
             return lambda words: constant
         if isinstance(node, ast.Name):
-            return self._name(node.id)
+            if self._names is not None and node.id not in self._names:
+                known = ", ".join(self._names)
+                raise FormatError(f"where = {self.text!r}: no point has {node.id!r}; points have {known}")
+            name = node.id
+            return lambda words: words.get(name)
         if isinstance(node, ast.Tuple | ast.List):
             several = [self._read(each) for each in node.elts]
             return lambda words: [each(words) for each in several]
@@ -80,12 +84,6 @@ class Filter:
             return value
         kind = type(node).__name__.lower()
         raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
-
-    def _name(self, name: str) -> Value:
-        if self._names is not None and name not in self._names:
-            known = ", ".join(self._names)
-            raise FormatError(f"where = {self.text!r}: no point has {name!r}; points have {known}")
-        return lambda words: words.get(name)
 
     def _read_binary(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
         two = _TWO[kind]

@@ -78,7 +78,7 @@ def read_works(row: Row, line: int | None = None) -> tuple[Compute, ...]:
             return (Attention(batch, seq, seq, heads, kv_heads, dim, dim, True, backward, dtype),)
     if op not in PASSES and op not in CASTS:
         raise UnknownOperatorError(f"operator {shorten(op)} is not known")
-    rows, columns = sizes.rows_and_columns()
+    rows, columns = (sizes.optional("rows"), sizes["cols"]) if row.get("cols") else (1, sizes["numel"])
     if op in PASSES:
         return tuple(elementwise(kind, rows, columns, reads, writes, dtype) for kind, reads, writes in PASSES[op])
     converted = cast(rows, columns, dtype, CASTS[op])
@@ -101,8 +101,3 @@ class _RowSizes:
 
     def optional(self, name: str, default: int = 1) -> int:
         return self[name] if self._row.get(name) else default
-
-    def rows_and_columns(self) -> tuple[int, int]:
-        if self._row.get("cols"):
-            return self.optional("rows"), self["cols"]
-        return 1, self["numel"]

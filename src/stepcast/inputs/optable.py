@@ -7,7 +7,7 @@ and comes before it, so that the backward, which walks the rows in reverse, meet
 import re
 from collections.abc import Sequence
 
-from stepcast.inputs.simai import KINDS, SUFFIXES
+from stepcast.inputs.simai import parse_collective
 from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Group
@@ -85,11 +85,10 @@ def _messages(word: str, elements: int, phase: int, line: int) -> tuple[Op, ...]
     size_bytes = elements * int(ELEMENT.bytes)
     if stem == "SENDRECV":
         return (Op(Direction.SEND, Transfer(Direction.SEND, size_bytes), blocking),)
-    kind, _, suffix = stem.partition("_")
-    if kind not in KINDS or (suffix and suffix not in SUFFIXES):
+    collective = parse_collective(stem, size_bytes, Group.TP if blocking and phase < 2 else Group.DP)
+    if collective is None:
         raise FormatError(f"unknown communication {shorten(word)}; expected one of {WORDS}", line=line)
-    group = SUFFIXES.get(suffix, Group.TP if blocking and phase < 2 else Group.DP)
-    return (Op(KINDS[kind], Collective(KINDS[kind], size_bytes, group), blocking),)
+    return (Op(collective.kind, collective, blocking),)
 
 
 def _find_layer(names: Sequence[str]) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 
 from stepcast.inputs.source import Source, prefix_errors
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
 from stepcast.ir.measured import CollectiveLog
 
@@ -33,49 +33,10 @@ class _RecordedFile(msgspec.Struct):
     collectives: list[_RecordedMessage] = []
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRank:
-    """One process of a recorded job."""
-
-    rank: int
-    host: str
-    steps_s: tuple[float, ...]  # each step from the second on, by the wall clock
-    window: range  # the steps that the profiler saw
-    ahead_s: float
-    peak_bytes: int
-    collectives: int
-
-    @property
-    def outside_s(self) -> float:
-        """Return the median step outside of the window, without those that start and warm up the profiler."""
-        near = range(self.window.start - 2, self.window.stop + 1)
-        plain = [step_s for index, step_s in enumerate(self.steps_s) if index not in near]
-        return statistics.median(plain or self.steps_s or [0.0])
-
-    @property
-    def window_s(self) -> float | None:
-        inside = [step_s for index, step_s in enumerate(self.steps_s) if index in self.window]
-        return statistics.mean(inside) if inside else None
-
-    def facts(self) -> dict[str, object]:
-        window_s, outside_s = self.window_s, self.outside_s
-        return {
-            "rank": self.rank,
-            "host": self.host,
-            "steps": len(self.steps_s) + 1,
-            "step_s": outside_s,
-            "window_step_s": window_s,
-            "overhead": window_s / outside_s - 1 if window_s and outside_s else None,
-            "ahead_s": self.ahead_s,
-            "peak_bytes": self.peak_bytes,
-            "collectives": self.collectives,
-        }
-
-
-def read_steps(folder: str) -> list[RecordedRank]:
-    """Return the ranks in *folder*, in order; none where there is no such folder."""
+def read_steps(folder: str) -> list[FactDict]:
+    """Return the facts of the ranks in *folder*, in order; none where there is no such folder."""
     names = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if os.path.isdir(folder) else []
-    return sorted((_read_rank(os.path.join(folder, name)) for name in names), key=lambda recorded: recorded.rank)
+    return sorted((_read_rank(os.path.join(folder, name)) for name in names), key=lambda recorded: recorded["rank"])
 
 
 def read_logs(folder: str) -> list[CollectiveLog]:
@@ -90,17 +51,25 @@ def read_logs(folder: str) -> list[CollectiveLog]:
     return logs
 
 
-def _read_rank(path: str) -> RecordedRank:
+def _read_rank(path: str) -> FactDict:
     with prefix_errors("no steps of a recorded job", path, (msgspec.DecodeError, UnicodeDecodeError)):
         file = msgspec.json.decode(Source(path).data(RESULT), type=_RecordedFile)
     skip, steps = file.window
-    return RecordedRank(
-        rank=file.rank,
-        host=file.host,
-        steps_s=tuple(after - before for before, after in pairwise(file.step_ends_s)),
-        # Step number skip + 1 warms the profiler up; differences begin with step 2.
-        window=range(skip, skip + steps),
-        ahead_s=file.ahead_s,
-        peak_bytes=file.peak_bytes,
-        collectives=len(file.collectives),
-    )
+    # Times by the wall clock, from the second step on. Step number skip + 1 warms the profiler up.
+    steps_s = [after - before for before, after in pairwise(file.step_ends_s)]
+    inside = [step_s for index, step_s in enumerate(steps_s) if index in range(skip, skip + steps)]
+    near = range(skip - 2, skip + steps + 1)  # with those that start and warm up the profiler
+    outside = [step_s for index, step_s in enumerate(steps_s) if index not in near]
+    window_s = statistics.mean(inside) if inside else None
+    outside_s = statistics.median(outside or steps_s or [0.0])
+    return {
+        "rank": file.rank,
+        "host": file.host,
+        "steps": len(steps_s) + 1,
+        "step_s": outside_s,
+        "window_step_s": window_s,
+        "overhead": window_s / outside_s - 1 if window_s and outside_s else None,
+        "ahead_s": file.ahead_s,
+        "peak_bytes": file.peak_bytes,
+        "collectives": len(file.collectives),
+    }

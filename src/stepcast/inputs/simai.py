@@ -200,12 +200,19 @@ def _parse_ops(compute: str, word: str, size: str, bare_group: Group, *, line: i
     size_bytes = parse_count(size, f"{column} size", line)
     if word == "NONE":
         return (computed,)
-    kind, _, suffix = word.partition("_")
-    if kind not in KINDS or (suffix and suffix not in SUFFIXES):
+    collective = parse_collective(word, size_bytes, bare_group)
+    if collective is None:
         expected = f"NONE, {', '.join(KINDS)}, bare or with _EP or _DP_EP"
         raise FormatError(f"unknown collective {shorten(word)}; expected {expected}", line=line)
-    collective = Collective(KINDS[kind], size_bytes, SUFFIXES.get(suffix, bare_group))
     return (computed, Op(collective.kind, collective))
+
+
+def parse_collective(word: str, size_bytes: int, bare_group: Group) -> Collective | None:
+    """Return the collective of a word such as ALLGATHER_DP_EP, over *bare_group* without an ending; None if unknown."""
+    kind, _, suffix = word.partition("_")
+    if kind not in KINDS or (suffix and suffix not in SUFFIXES):
+        return None
+    return Collective(KINDS[kind], size_bytes, SUFFIXES.get(suffix, bare_group))
 
 
 def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: str) -> Workload:
@@ -217,7 +224,11 @@ def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: 
         end -= 1
     warnings = [f"header key {key!r} is not known and was left out" for key in header.unknown_keys]
     declared = header.micro_batches or 1
-    folded = _fold_body(layers[start:end], declared)
+    body = layers[start:end]
+    starts = sum(layer.name == MICRO_BATCH_START for layer in body)
+    counts = [count for count in (declared, starts) if count > 1]  # as many as declared, or as many as begin
+    tried = (fold_micro_batches(body, count) for count in counts)
+    folded = next(filter(None, tried), MicroBatches(body, 1, ()))
     written = folded.copies
     if written not in (1, declared):
         warnings.append(
@@ -257,15 +268,6 @@ class MicroBatches(NamedTuple):
     base: Sequence[Layer]
     copies: int
     variations: tuple[Variation, ...]
-
-
-def _fold_body(body: Sequence[Layer], declared: int) -> MicroBatches:
-    """Return the micro-batches the body spells out: as many as declared, or as many as begin."""
-    starts = sum(layer.name == MICRO_BATCH_START for layer in body)
-    for count in (declared, starts):
-        if count > 1 and (folded := fold_micro_batches(body, count)):
-            return folded
-    return MicroBatches(body, 1, ())
 
 
 # Repeats in a written-out list of layers are stored once with their count. This is the longest run of layers

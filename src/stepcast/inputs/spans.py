@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from stepcast.inputs.chakra.protobuf import fields
+from stepcast.inputs.chakra.protobuf import bytes_in, fields
 from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
 from stepcast.inputs.source import FormatError, Source, csv_columns, prefix_errors
 from stepcast.ir.facts import Facts
@@ -108,26 +108,21 @@ def _attributes(owner: Facts) -> dict[str, object]:
 
 
 def _protobuf_spans(data: bytes) -> Spans:
-    for resource in _inner(data, 1):
-        shared = dict(_pair(pair) for owner in _inner(resource, 1) for pair in _inner(owner, 1))
-        for scope in _inner(resource, 2):
-            for span in _inner(scope, 2):
+    for resource in bytes_in(data, 1):
+        shared = dict(_pair(pair) for owner in bytes_in(resource, 1) for pair in bytes_in(owner, 1))
+        for scope in bytes_in(resource, 2):
+            for span in bytes_in(scope, 2):
                 # Times are fixed64: eight bytes.
-                start, end = (int.from_bytes(next(_inner(span, number), b""), "little") for number in (7, 8))
-                own = dict(_pair(pair) for pair in _inner(span, 9))
-                name = next(_inner(span, 5), b"").decode(errors="replace")
+                start, end = (int.from_bytes(next(bytes_in(span, number), b""), "little") for number in (7, 8))
+                own = dict(_pair(pair) for pair in bytes_in(span, 9))
+                name = next(bytes_in(span, 5), b"").decode(errors="replace")
                 yield {**shared, **own}, name, start, end
 
 
 def _pair(data: bytes) -> tuple[str, object]:
     """Return a KeyValue: text and whole numbers; other values are None."""
     value: object = None
-    for number, _, content in fields(next(_inner(data, 2), b"")):
+    for number, _, content in fields(next(bytes_in(data, 2), b"")):
         if number in (1, 3):
             value = content.decode(errors="replace") if isinstance(content, bytes) else content
-    return next(_inner(data, 1), b"").decode(errors="replace"), value
-
-
-def _inner(data: bytes, wanted: int) -> Iterator[bytes]:
-    """Yield the messages, texts or fixed numbers in the field *wanted*."""
-    return (content for number, _, content in fields(data) if number == wanted and isinstance(content, bytes))
+    return next(bytes_in(data, 1), b"").decode(errors="replace"), value

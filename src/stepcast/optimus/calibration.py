@@ -7,7 +7,7 @@ is reported.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from statistics import fmean, median, pstdev
@@ -90,74 +90,53 @@ class ConstantsFit:
         return sum(map(abs, self.errors)) / len(self.errors)
 
 
-def observe(log: RunLog, plan: OptimusPlan, machine: Machine) -> Observation:
-    """Return the measurements of *log*, which ran *plan*."""
-    efficiency = None
-    if HEAD in log.layer_times.layers:
-        heads = log.layer_forward(HEAD)
-        seconds = median(head.seconds for head in heads.values())
-        efficiency = efficiency_of(seconds, plan.head_weights, plan.tokens, machine)
-    return Observation(plan, batch_s(log), efficiency, log.source)
-
-
 def fit(observations: Sequence[Observation], machine: Machine) -> ConstantsFit:
     """Return the constants that explain *observations* best."""
     if not observations:
         raise ValueError("no runs to calibrate on")
     known = [each.efficiency for each in observations if each.efficiency is not None]
     efficiency = median(known) if known else GUESS.matmul_efficiency
-    problem = _FitProblem(observations, machine, efficiency)
-    logs, jacobian = _least_squares(problem)
+
+    def constants_of(logs: FloatArray) -> Constants:
+        """Return the constants whose logarithms relative to their guesses are *logs*."""
+        values = {name: getattr(GUESS, name) * math.exp(log) for name, log in zip(FITTED, logs, strict=True)}
+        return Constants(matmul_efficiency=efficiency, **values)
+
+    def ratios(constants: Constants) -> list[float]:
+        return [step_s(each.plan, machine, constants) / each.measured_s for each in observations]
+
+    def residuals(logs: FloatArray) -> FloatArray:
+        errors = [math.log(ratio) / RUN_SCATTER for ratio in ratios(constants_of(logs))]
+        return np.concatenate([errors, logs / GUESS_SPREAD])
+
+    logs, jacobian = _least_squares(residuals)
     spread, correlated = _find_spread(jacobian)
     warnings = [] if known else ["no run times its output projection: the matmul efficiency is a guess"]
     warnings += _warnings(spread, correlated, len(observations))
-    constants = problem.constants(logs)
-    errors = tuple(step_s(each.plan, machine, constants) / each.measured_s - 1 for each in observations)
-    return ConstantsFit(constants, errors, spread, tuple(warnings))
+    constants = constants_of(logs)
+    return ConstantsFit(constants, tuple(ratio - 1 for ratio in ratios(constants)), spread, tuple(warnings))
 
 
-class _FitProblem:
-    """Residuals as a function of the logarithms of the constants relative to their guesses."""
-
-    def __init__(self, observations: Sequence[Observation], machine: Machine, efficiency: float) -> None:
-        self.observations, self.machine, self.efficiency = observations, machine, efficiency
-
-    def constants(self, logs: FloatArray) -> Constants:
-        values = {name: getattr(GUESS, name) * math.exp(log) for name, log in zip(FITTED, logs, strict=True)}
-        return Constants(matmul_efficiency=self.efficiency, **values)
-
-    def residuals(self, logs: FloatArray) -> FloatArray:
-        constants = self.constants(logs)
-        errors = [
-            math.log(step_s(each.plan, self.machine, constants) / each.measured_s) / RUN_SCATTER
-            for each in self.observations
-        ]
-        return np.concatenate([errors, logs / GUESS_SPREAD])
-
-    def jacobian(self, logs: FloatArray, here: FloatArray) -> FloatArray:
-        columns = []
-        for index in range(len(FITTED)):
-            moved = logs.copy()
-            moved[index] += NUDGE
-            columns.append((self.residuals(moved) - here) / NUDGE)
-        return np.stack(columns, axis=1)
-
-
-def _least_squares(problem: _FitProblem) -> tuple[FloatArray, FloatArray]:
+def _least_squares(residuals: Callable[[FloatArray], FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Minimise by Levenberg and Marquardt's method; the step time is only piecewise smooth, so moves are short."""
+
+    def differentiate(logs: FloatArray, here: FloatArray) -> FloatArray:
+        moved = logs + NUDGE * np.eye(len(FITTED))
+        return np.stack([(residuals(row) - here) / NUDGE for row in moved], axis=1)
+
     logs = np.zeros(len(FITTED))
-    here = problem.residuals(logs)
-    jacobian = problem.jacobian(logs, here)
+    here = residuals(logs)
+    jacobian = differentiate(logs, here)
     damping = 0.1
     for _ in range(STEPS):
         normal = jacobian.T @ jacobian
         move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ here)
         tried = logs + np.clip(move, -0.5, 0.5)
-        there = problem.residuals(tried)
+        there = residuals(tried)
         if there @ there < here @ here:
             gain = 1 - (there @ there) / (here @ here)
             logs, here, damping = tried, there, damping / 5
-            jacobian = problem.jacobian(logs, here)
+            jacobian = differentiate(logs, here)
             if gain < 1e-5:
                 break
         else:
@@ -277,4 +256,8 @@ def planned(log: RunLog, lengths: Sequence[float] = (), model: Model | None = No
 
 def observed(log: RunLog, machine: Machine, lengths: Sequence[float] = (), model: Model | None = None) -> Observation:
     """Return the measurements of *log* with its plan."""
-    return observe(log, planned(log, lengths, model), machine)
+    plan, efficiency = planned(log, lengths, model), None
+    if HEAD in log.layer_times.layers:
+        seconds = median(head.seconds for head in log.layer_forward(HEAD).values())
+        efficiency = efficiency_of(seconds, plan.head_weights, plan.tokens, machine)
+    return Observation(plan, batch_s(log), efficiency, log.source)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
+from typing import NamedTuple
 
 from stepcast.cost.memory import StageMemory
 from stepcast.cost.memory.allocator import CachingAllocator
@@ -240,8 +241,7 @@ def _shape(plan: OptimusPlan, stage: int, parts: Sequence[tuple[BlockPart, ...]]
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _StepMemory:
+class _StepMemory(NamedTuple):
     """The memory at the end of a step, when it is highest."""
 
     reserved: int

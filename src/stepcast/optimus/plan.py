@@ -58,10 +58,6 @@ class OptimusPlan:
         """The weights of the embedding or the output projection, which tensor parallelism does not shard."""
         return self.model.vocab * self.model.hidden
 
-    @property
-    def layer_weights(self) -> int:
-        return sum(module_weights(self.model).values())
-
     def tuples(self) -> tuple[int, int]:
         """Return the tensors that stage 0 and every other stage send; stage 0 adds mask and rotary tables."""
         own = 3 if self.inside else 2

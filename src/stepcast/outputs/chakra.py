@@ -26,6 +26,7 @@ from stepcast.ir.work import (
     GATHERS,
     Attention,
     Collective,
+    Compute,
     Convolution,
     Direction,
     Elementwise,
@@ -223,30 +224,25 @@ class NodeChain:
             else:
                 self._last_of_name[op.name] = self._next_id - 1
 
-    def receive(self, direction: int, source: int, size_bytes: int, tag: int) -> SharedNode:
-        """Receive what *source* sends, which all that follows waits for; after our own sends, which it may need."""
-        waits = self._waits(f"receive {SENDS[direction]}", {self._last_of_lane.get(lane, 0) for lane in SENDS})
-        node = self._message("receive", direction, size_bytes, tag, waits)
-        self._last_blocking = self._next_id - 1
-        return SharedNode(node, NodePeers(Group.PP, source - self._coordinate, receives=True))
+    def message(self, direction: int, peer: int, size_bytes: int, tag: int, receives: bool) -> SharedNode:
+        """Return the exchange with the stage *peer*: all that follows waits for what is received, and not for a send.
 
-    def send(self, direction: int, target: int, size_bytes: int, tag: int) -> SharedNode:
-        """Send to *target* while all that follows runs."""
-        waits = self._waits(SENDS[direction], set())
-        node = self._message("send", direction, size_bytes, tag, waits)
-        return SharedNode(node, NodePeers(Group.PP, target - self._coordinate))
+        A receive comes after our own sends, which the peer may need.
+        """
+        verb, kind, lane = "send", NodeType.COMM_SEND, SENDS[direction]
+        if receives:
+            verb, kind, lane = "receive", NodeType.COMM_RECV, f"receive {lane}"
+        waits = self._waits(lane, {self._last_of_lane.get(own, 0) for own in SENDS} if receives else set())
+        head = bytes_field(2, f"{verb} {SENDS[direction]}".encode()) + number_field(3, kind)
+        attributes = [ON_DEVICE, _message_size(size_bytes), attribute("comm_tag", AttributeKind.INT32, tag)]
+        node = self._number(head, waits, _attribute_fields(attributes), lane)
+        if receives:
+            self._last_blocking = self._next_id - 1
+        return SharedNode(node, NodePeers(Group.PP, peer - self._coordinate, receives))
 
     def finish(self) -> None:
         """Let the next node wait for all communication."""
         self._finishing = True
-
-    def _message(self, verb: str, direction: int, size_bytes: int, tag: int, waits: bytes) -> bytes:
-        lane, kind = SENDS[direction], NodeType.COMM_SEND
-        if verb == "receive":
-            lane, kind = f"receive {lane}", NodeType.COMM_RECV
-        head = bytes_field(2, f"{verb} {SENDS[direction]}".encode()) + number_field(3, kind)
-        attributes = [ON_DEVICE, _message_size(size_bytes), attribute("comm_tag", AttributeKind.INT32, tag)]
-        return self._number(head, waits, _attribute_fields(attributes), lane)
 
     def _mirror(self, work: Transfer, tag: bytes, lane: str) -> SharedNode:
         """Return the receive of what the peer on the other side sends at the same time."""
@@ -348,23 +344,11 @@ def _message_size(size_bytes: int) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _amounts(
-    work: (
-        Matmul
-        | GroupedMatmul
-        | Convolution
-        | Attention
-        | Scan
-        | DeltaRule
-        | SelectiveScan
-        | RecurrentCells
-        | Elementwise
-    ),
-) -> tuple[int, int]:
+def _amounts(work: Compute) -> tuple[int, int]:
     """Return the FLOPs and bytes that an op must at least move, for other programs' rooflines."""
+    assert not isinstance(work, Recorded)
     if isinstance(work, Elementwise):
         return work.elements, round(work.read_bytes + work.write_bytes)
-    passes = 1
     match work:
         case Matmul():
             touched = work.batch * (work.m * work.k + work.k * work.n + work.m * work.n)
@@ -378,17 +362,14 @@ def _amounts(
         case Attention():
             lengths = work.query_len * work.heads + work.key_len * work.kv_heads
             touched = work.batch * lengths * (work.head_dim + work.value_dim)
-            passes += work.backward
         case Scan():
             # Input, gate and output, B and C; backward the gradients of all and the forward's result.
             touched = 3 * work.inputs + 2 * work.shared
-            passes += work.backward
         case DeltaRule():
             touched = 2 * work.keys + 2 * work.inputs
-            passes += work.backward
         case SelectiveScan():
             touched = 4 * work.inputs + 2 * work.shared
-            passes += work.backward
+    passes = 2 if isinstance(work, Attention | Scan | DeltaRule | SelectiveScan) and work.backward else 1
     return round(work.flops), round(touched * work.dtype.bytes * passes)
 
 
@@ -444,11 +425,11 @@ class StageNodes:
         exchanges = slot.kind is not SlotAction.WEIGHT
         if exchanges and source is not None and source.stage != self._coordinate:
             tag = self._tag(slot, source, direction)
-            yield self._chain.receive(direction, source.stage, self._size_bytes, tag)
+            yield self._chain.message(direction, source.stage, self._size_bytes, tag, receives=True)
         yield from self._ops(slot, place)
         if exchanges and target is not None and target.stage != self._coordinate:
             tag = self._tag(slot, place, direction)
-            yield self._chain.send(direction, target.stage, self._size_bytes, tag)
+            yield self._chain.message(direction, target.stage, self._size_bytes, tag, receives=False)
 
     def _ops(self, slot: Slot, place: ChunkPlace) -> Iterator[SharedNode]:
         index, start, stop = self._pieces[place]

@@ -1,10 +1,9 @@
 """A cluster description (TOML) from a file that describes how nodes or their network are wired."""
 
-from collections.abc import Mapping
-
 from stepcast.hardware import Cluster, FabricKind, NetworkKind, load_cluster
 from stepcast.hardware.catalog import clusters_of
 from stepcast.ir.measured import Wiring
+from stepcast.outputs.plain import toml_rows
 from stepcast.units import GB
 
 BARE = "pcie-node"  # GPUs of which the catalogue has no cluster
@@ -47,9 +46,9 @@ def write(wiring: Wiring) -> bytes:
     network["pod_nodes"] = wiring.pod_nodes
     if wiring.leaf_nodes is not None and known.topology.kind is NetworkKind.TORUS:
         network["kind"] = str(NetworkKind.FAT_TREE)
-    given = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
-    given["sources"] = {name: wiring.told_by for name, table in given.items() if name and table}
-    return _write_toml(given).encode()
+    texts = {name: toml_rows(table) for name, table in tables.items()}
+    texts["sources"] = toml_rows({name: wiring.told_by for name, text in texts.items() if name and text})
+    return "".join(f"\n[{name}]\n{text}" if name else text for name, text in texts.items() if text).encode()
 
 
 def _describe_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, object]]) -> None:
@@ -74,15 +73,3 @@ def _describe_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str,
 
 def _rate(bytes_per_s: float | None) -> str | None:
     return None if bytes_per_s is None else f"{bytes_per_s / GB:.9g} GB/s"
-
-
-def _write_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
-    lines: list[str] = []
-    for name, table in tables.items():
-        if table and name:
-            lines += ["", f"[{name}]"]
-        for key, value in table.items():
-            quoted = f'"{key}"' if "." in key else key
-            text = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else value
-            lines.append(f"{quoted} = {text}")
-    return "\n".join(lines) + "\n"

@@ -17,6 +17,7 @@ from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, Los
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.model_parts import Activation, NormKind, PositionKind, QkNorm
 from stepcast.ir.strategy import ContextKind, RecomputeKind, Sharding, Strategy
+from stepcast.outputs.plain import toml_rows
 
 Value = str | int | float | bool | None
 Table = dict[str, "Value | Table"]
@@ -266,6 +267,7 @@ def write_torchtitan(run: EmittedRun) -> str:
     split = (layout.shard or shards) // (layout.cp if shards > 1 else 1)
     name, flavour = _titan_model(run.model.name)
     schedules = {ours: theirs for theirs, ours in read_words("configs")["torchtitan_schedules"].items()}
+    rotation = "allgather" if strategy.context is ContextKind.ALL_GATHER else "alltoall"
     fp8 = {DType.FP8: ["float8"], DType.MXFP8: ["mx"]}.get(strategy.precision, [])
     tables: Table = {
         "job": {"description": run.title},
@@ -288,21 +290,15 @@ def write_torchtitan(run: EmittedRun) -> str:
             "context_parallel_degree": layout.cp,
             "expert_parallel_degree": layout.ep if run.model.experts else None,
             "enable_async_tensor_parallel": True if strategy.overlap.tensor and layout.tp > 1 else None,
+            "pipeline_parallel_schedule": schedules.get(str(strategy.schedule), "1F1B") if layout.pp > 1 else None,
+            "pipeline_parallel_microbatch_size": strategy.micro_batch if layout.pp > 1 else None,
+            "fsdp_reshard_after_forward": {True: "always", False: "never", None: None}[strategy.reshard],
+            "context_parallel_rotate_method": rotation if layout.cp > 1 else None,
         },
         "activation_checkpoint": {"mode": str(strategy.recompute.kind)},
         "compile": {"enable": run.framework.kernels is Kernels.COMPILED},
     }
-    parallelism = tables["parallelism"]
-    assert isinstance(parallelism, dict)
-    if layout.pp > 1:
-        parallelism["pipeline_parallel_schedule"] = schedules.get(str(strategy.schedule), "1F1B")
-        parallelism["pipeline_parallel_microbatch_size"] = strategy.micro_batch
-    if strategy.reshard is not None:
-        parallelism["fsdp_reshard_after_forward"] = "always" if strategy.reshard else "never"
-    if layout.cp > 1:
-        gathers = strategy.context is ContextKind.ALL_GATHER
-        parallelism["context_parallel_rotate_method"] = "allgather" if gathers else "alltoall"
-    return "\n".join(f"[{title}]\n{_write_toml(table)}" for title, table in tables.items() if isinstance(table, dict))
+    return "\n".join(f"[{title}]\n{toml_rows(table)}" for title, table in tables.items() if isinstance(table, dict))
 
 
 def _titan_model(name: str) -> tuple[str, str]:
@@ -315,14 +311,6 @@ def _titan_model(name: str) -> tuple[str, str]:
             return family, name.removeprefix(start).upper()
     raise ValueError(
         f"torchtitan has no model {name}; it has {', '.join(sorted({*FLAVOURS.values(), *FAMILIES.values()}))}"
-    )
-
-
-def _write_toml(table: Table) -> str:
-    rows = {name: value for name, value in table.items() if value is not None}
-    return "".join(
-        f"{name} = {value if isinstance(value, str) and value.startswith('[') else json.dumps(value)}\n"
-        for name, value in rows.items()
     )
 
 

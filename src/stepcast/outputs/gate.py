@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
@@ -21,9 +22,10 @@ MARKS = {"regression": ":x:", "suspected": ":warning:", "improved": ":rocket:"} 
 @contextmanager
 def open_history(path: str) -> Iterator[sqlite3.Connection]:
     """Open the history at *path*, with a lock that keeps other gates out until it is closed."""
-    with _explain_errors(path):
+    explain = partial(prefix_errors, f"{path}: cannot be used as a history", kinds=(sqlite3.Error,))
+    with explain():
         base = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
-    with closing(base), _explain_errors(path):
+    with closing(base), explain():
         tables = base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and base.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
             raise ValueError(f"{path}: is not a history of the gate; use another file")
@@ -33,12 +35,6 @@ def open_history(path: str) -> Iterator[sqlite3.Connection]:
         columns = "name TEXT, number INTEGER, at REAL, run TEXT, PRIMARY KEY (name, number)"
         base.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns})")
         yield base
-
-
-@contextmanager
-def _explain_errors(path: str) -> Iterator[None]:
-    with prefix_errors(f"{path}: cannot be used as a history", kinds=(sqlite3.Error,)):
-        yield
 
 
 def read_runs(base: sqlite3.Connection, name: str) -> list[bytes]:

@@ -4,16 +4,19 @@ from stepcast.inputs.optable import COLUMNS, ELEMENT
 from stepcast.inputs.source import FormatError
 from stepcast.ir.layout import Group
 from stepcast.ir.work import Collective, Transfer
-from stepcast.ir.workload import LAYER_BLOCK, Layer, Phase, Stage, Workload
+from stepcast.ir.workload import LAYER_BLOCK, Layer, Phase, Workload
 from stepcast.outputs.simai import GROUP_SUFFIXES, KIND_WORDS, split_ops
 from stepcast.units import MS
 
 
 def write(workload: Workload) -> bytes:
     """Return tab-separated rows in the order a reader expects."""
-    rows = ["\t".join(COLUMNS)]
+    rows, marked = ["\t".join(COLUMNS)], workload.note(LAYER_BLOCK)
     for stage in workload.stages:
-        for layer in [*stage.prologue, *_body_rows(workload, stage), *stage.epilogue]:
+        # A table that marks its one model layer has that layer once.
+        times = [1 if marked == str(index) else block.repeat for index, block in enumerate(stage.body)]
+        body = [layer for block, count in zip(stage.body, times, strict=True) for layer in [*block.layers] * count]
+        for layer in (*stage.prologue, *body, *stage.epilogue):
             cells = [layer.name]
             for phase in Phase:
                 cells += _phase_cells(layer, phase)
@@ -33,15 +36,6 @@ def losses(workload: Workload) -> tuple[str, ...]:
     if any(stage.prologue or stage.epilogue for stage in workload.stages):
         lost.append("what runs once per step: its rows are among those of the micro-batch")
     return tuple(lost)
-
-
-def _body_rows(workload: Workload, stage: Stage) -> list[Layer]:
-    """Return the layers of a micro-batch; a table that marks its one model layer has that layer once."""
-    marked = workload.note(LAYER_BLOCK)
-    rows: list[Layer] = []
-    for index, block in enumerate(stage.body):
-        rows += [*block.layers] * (1 if marked == str(index) else block.repeat)
-    return rows
 
 
 def _phase_cells(layer: Layer, phase: Phase) -> list[str]:

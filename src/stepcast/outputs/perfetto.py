@@ -103,18 +103,10 @@ def _slices(layout: _TraceLayout, encode: Callable[[object], bytes]) -> Iterator
     categories = [encode(CATEGORIES[kind]) for kind in SpanKind]
     arguments: dict[tuple[int, int, int], bytes] = {}
     order = np.lexsort((-layout.end_ns, layout.start_ns))
-    columns = zip(
-        timeline.name_of[order].tolist(),
-        layout.thread_of[order].tolist(),
-        timeline.kind_of[order].tolist(),
-        timeline.work_of[order].tolist(),
-        timeline.detail_of[order].tolist(),
-        timeline.micro_batch_of[order].tolist(),
-        layout.start_ns[order].tolist(),
-        (layout.end_ns - layout.start_ns)[order].tolist(),
-        strict=True,
-    )
-    for name, thread, kind, work, detail, micro_batch, start_ns, duration_ns in columns:
+    columns = (timeline.name_of, layout.thread_of, timeline.kind_of, timeline.work_of, timeline.detail_of)
+    numbers = (timeline.micro_batch_of, layout.start_ns, layout.end_ns - layout.start_ns)
+    rows = zip(*(column[order].tolist() for column in (*columns, *numbers)), strict=True)
+    for name, thread, kind, work, detail, micro_batch, start_ns, duration_ns in rows:
         key = (work, detail, micro_batch)
         args = arguments.get(key)
         if args is None:
@@ -122,14 +114,8 @@ def _slices(layout: _TraceLayout, encode: Callable[[object], bytes]) -> Iterator
             values |= {} if detail < 0 else timeline.details[detail]
             values |= {} if work < 0 else works[work]
             args = arguments[key] = b',"args":' + encode(values) if values else b""
-        yield b'{"ph":"X","name":%b,"cat":%b,%b,"ts":%b,"dur":%b%b}' % (
-            names[name],
-            categories[kind],
-            places[thread],
-            _us(start_ns),
-            _us(duration_ns),
-            args,
-        )
+        head = b'"name":%b,"cat":%b,%b' % (names[name], categories[kind], places[thread])
+        yield b'{"ph":"X",%b,"ts":%b,"dur":%b%b}' % (head, _us(start_ns), _us(duration_ns), args)
 
 
 def _us(nanoseconds: int) -> bytes:

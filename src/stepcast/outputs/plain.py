@@ -44,6 +44,18 @@ def write_captured(captured: Captured) -> bytes:
     return msgspec.json.encode(record | own) + b"\n"
 
 
+def toml_rows(table: Mapping[str, object]) -> str:
+    """Return a line for each value of a TOML table; None is left out, text in brackets is a list as it is."""
+    import json
+
+    return "".join(
+        f"{json.dumps(name) if '.' in name else name} = "
+        f"{value if isinstance(value, str) and value.startswith('[') else json.dumps(value)}\n"
+        for name, value in table.items()
+        if value is not None
+    )
+
+
 def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[object]]) -> bytes:
     """Return a line of *names*, then one for each row; None is blank."""
     import csv

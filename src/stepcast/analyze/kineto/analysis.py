@@ -7,7 +7,7 @@ import numpy as np
 
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait, match_collectives
-from stepcast.analyze.kineto.rank import GroupTime, RankLanes, RankTime, class_times, marked_steps, rank_time
+from stepcast.analyze.kineto.rank import RankLanes, RankTime, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_percent, format_seconds
@@ -153,14 +153,14 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     )
 
 
-def _mean_groups(times: list[tuple[RankTime, dict[str, GroupTime]]]) -> dict[str, dict[str, float]]:
+def _mean_groups(times: list[tuple[RankTime, dict[str, tuple[float, float]]]]) -> dict[str, dict[str, float]]:
     """Return total and exposed communication by group, per step, mean over the ranks that take part."""
     means = {}
     for name in sorted({name for _, groups in times for name in groups}):
         parts = [(rank, groups[name]) for rank, groups in times if name in groups]
         means[name] = {
-            "total": sum(rank.per_step(part.total_s) for rank, part in parts) / len(parts),
-            "exposed": sum(rank.per_step(part.exposed_s) for rank, part in parts) / len(parts),
+            word: sum(rank.per_step(part[place]) for rank, part in parts) / len(parts)
+            for place, word in enumerate(("total", "exposed"))
         }
     return means
 
@@ -169,14 +169,18 @@ def _class_seconds(
     timeline: Timeline, lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives
 ) -> dict[str, float]:
     """Return the time by class of kernel, per rank and step."""
-    by_name = tuple(map(kernels.kernel_class, timeline.names))
-    labels = tuple(dict.fromkeys(by_name))
-    numbers = {name: index for index, name in enumerate(labels)}
-    class_of = [numbers[name] for name in by_name]
-    per_step = np.zeros(len(labels))
+    numbers: dict[str, int] = {}
+    class_of = np.array([numbers.setdefault(kernels.kernel_class(name), len(numbers)) for name in timeline.names])
+    per_step = np.zeros(len(numbers))
     for rank in ranks:
-        per_step += class_times(lanes, rank.rank, class_of, len(labels)) / max(rank.steps, 1) / len(ranks)
-    classes_s = {name: float(seconds) for name, seconds in zip(labels, per_step, strict=True) if seconds > 0}
+        total_s = np.zeros(len(numbers))
+        for lane in lanes.streams(rank.rank):
+            rows = lanes.rows[lane]
+            rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]
+            seconds, classes = timeline.duration_s[rows], class_of[timeline.name_of[rows]]
+            total_s += np.bincount(classes, weights=seconds, minlength=len(numbers))
+        per_step += total_s / max(rank.steps, 1) / len(ranks)
+    classes_s = {name: float(seconds) for name, seconds in zip(numbers, per_step, strict=True) if seconds > 0}
     count = sum(max(rank.steps, 1) for rank in ranks)
     for row in matching.rows:
         name = f"{kernels.COMMUNICATION}: {row.kind}"

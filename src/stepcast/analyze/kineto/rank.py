@@ -5,14 +5,13 @@ which it was launched, and a step lasts until the last of its kernels has ended.
 without marks the time from the first work on the GPU to the last.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
-from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
@@ -183,13 +182,6 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
         return seconds / max(self.steps, 1)
 
 
-class GroupTime(NamedTuple):
-    """Communication of one kind of group (tp, dp, ...), in seconds."""
-
-    total_s: float
-    exposed_s: float
-
-
 class RankLanes:
     """The rows of each lane, sorted once for all ranks."""
 
@@ -216,8 +208,8 @@ class RankLanes:
 
 def rank_time(
     lanes: RankLanes, rank: int, steps: MarkedSteps | None, wait_s: float | None = None, transfer_s: float | None = None
-) -> tuple[RankTime, dict[str, GroupTime]] | None:
-    """Return the times of a rank and of its communication by group; None for a rank without any work."""
+) -> tuple[RankTime, dict[str, tuple[float, float]]] | None:
+    """Return the times of a rank, and by group all and the exposed seconds of communication; None without any work."""
     timeline = lanes.timeline
     streams = lanes.streams(rank)
     working = streams or lanes.threads(rank)
@@ -297,14 +289,14 @@ def _stream_time(lanes: RankLanes, lane: int, rank_compute: Intervals, window: t
 
 def _group_times(
     lanes: RankLanes, rows: IntArray, compute: Intervals, window: tuple[float, float]
-) -> dict[str, GroupTime]:
+) -> dict[str, tuple[float, float]]:
     """Return the communication by group, as far as the trace names groups."""
     group_of = lanes.group_of_work[lanes.timeline.work_of[rows]]
     times = {}
     for number, name in enumerate(lanes.groups):
         covered = _covered(lanes.timeline, rows[group_of == number], window)
         if name and len(covered):
-            times[name] = GroupTime(covered.length_s, covered.without(compute).length_s)
+            times[name] = covered.length_s, covered.without(compute).length_s
     return times
 
 
@@ -322,15 +314,3 @@ def _idle_times(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> tu
     causes = (starved, ~starved & short, ~starved & ~short)
     host_s, queue_s, dependency_s = (float(lengths[cause].sum()) for cause in causes)
     return host_s, queue_s, dependency_s
-
-
-def class_times(lanes: RankLanes, rank: int, class_of: Sequence[int], classes: int) -> FloatArray:
-    """Return the summed kernel time of each class on one rank; *class_of* is by name."""
-    timeline = lanes.timeline
-    table: Int32Array = np.asarray(class_of, dtype=np.int32)
-    total: FloatArray = np.zeros(classes)
-    for lane in lanes.streams(rank):
-        rows = lanes.rows[lane]
-        rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]
-        total += np.bincount(table[timeline.name_of[rows]], weights=timeline.duration_s[rows], minlength=classes)
-    return total

@@ -123,6 +123,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     rank_times = [_rank_breakdown(rank, operations[rank.rank]) for rank in parts]
     stages = playing.stage_rows(parts)
     compute_s = [stage[f"{TimePart.COMPUTE}_s"] for stage in stages]
+    totals_s = _sum_operations([operation for listed in operations.values() for operation in listed])
     result = MegatronResult(
         kind="megatron run",
         step_s=step_s,
@@ -134,7 +135,9 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         gpus=layout.gpus,
         configuration=recording.configuration,
         configuration_basis=recording.facts.get("basis", {}),
-        operations_s=_mean_operations(operations),
+        operations_s={
+            name: total_s / len(operations) for name, total_s in sorted(totals_s.items(), key=lambda pair: -pair[1])
+        },
         gaps_s=mean(rank.gaps_s for rank in rank_times),
         bubble_s=bubble_s,
         bubble_share=bubble_s / step_s if step_s else 0.0,
@@ -155,13 +158,6 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         warnings=_warnings(recording, alone),
     )
     return MegatronAnalysis(recording, result)
-
-
-def _mean_operations(operations: Mapping[int, list[TraceOperation]]) -> dict[str, float]:
-    """Return the mean over the given ranks, so that operations and gaps sum to the mean span of a rank."""
-    totals = _sum_operations([operation for listed in operations.values() for operation in listed])
-    ordered = sorted(totals.items(), key=lambda pair: -pair[1])
-    return {name: total_s / len(operations) for name, total_s in ordered}
 
 
 def _sum_operations(operations: Sequence[TraceOperation]) -> dict[str, float]:

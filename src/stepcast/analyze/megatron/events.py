@@ -86,11 +86,9 @@ def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[TraceOpe
     operation_at: dict[int, TraceOperation] = {}
     seen: dict[Key, int] = {}
     for row, parent in enumerate(parents):
-        if parent != NONE:
-            continue
+        if parent != NONE or not on_lane[row]:
+            continue  # a part, or a gradient bucket, which overlaps the operations
         rank, batch = ranks[row], batches[row]
-        if not on_lane[row]:
-            continue  # a gradient bucket, which overlaps the operations
         if "fused_with" in _details(timeline, row) and operations[rank]:
             operation = operations[rank][-1]
         else:
@@ -142,8 +140,7 @@ def _operation_event(timeline: Timeline, row: int, name: str, layout: Layout, se
     if name in SENDS or name in RECEIVES:
         way = SENDS.get(name) or RECEIVES[name]
         source = rank if name in SENDS else neighbour(rank, -way, layout)
-        number = _count(seen, rank, (name, batch))
-        key: Key = ("message", source, way, batch, number)
+        key: Key = ("message", source, way, batch, _count(seen, rank, (name, batch)))
         return RankEvent(rank, name, Group.PP, "message", size_bytes, start_s, end_s, key, name in SENDS)
     if name == OPTIMIZER:
         key = (MODEL, members(rank, MODEL, layout), name, _count(seen, rank, (name,)))
@@ -152,8 +149,7 @@ def _operation_event(timeline: Timeline, row: int, name: str, layout: Layout, se
     if group is None:
         return None
     kind = work.kind if isinstance(work, Collective) else CollectiveKind.ALL_REDUCE
-    together = members(rank, group, layout)
-    key = (group, together, name, batch, _count(seen, rank, (name, batch)))
+    key = (group, members(rank, group, layout), name, batch, _count(seen, rank, (name, batch)))
     return RankEvent(rank, name, group, kind, size_bytes, start_s, end_s, key)
 
 

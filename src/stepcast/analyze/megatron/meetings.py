@@ -38,9 +38,16 @@ class MeetingTable:
         self.meetings: list[Meeting] = []
         self.impossible = 0
         self._member: dict[int, MeetingMember] = {}
-        shortest_s = _shortest_transfers(matched_events)
-        alone_s = _overlapped(matched_events, shortest_s)
-        own_s = _own_work_s(matched_events, alone_s)
+        calls: dict[
+            CallSite, list[list[RankEvent]]
+        ] = {}  # within operations: one that is a collective overlaps no work
+        for events in matched_events.values():
+            if len(events[0].key) == PART_KEY_LENGTH:
+                calls.setdefault(_call_site(events[0]), []).append(events)
+        alone_s = _overlapped(calls)
+        own_s: dict[int, float] = {}
+        for site, transfer_s in alone_s.items():
+            own_s |= _own_work_s(calls[site], transfer_s)
         for events in sorted(matched_events.values(), key=lambda events: max(event.start_s for event in events)):
             if not _is_possible(events):
                 self.impossible += events[0].kind != "sync"
@@ -85,68 +92,51 @@ def _span(events: Sequence[RankEvent]) -> tuple[float, float]:
     return start_s, max([start_s, min(ends_s, default=start_s)])
 
 
-def _is_part(event: RankEvent) -> bool:
-    """Return True if the event is within an operation; an operation that is a collective overlaps no work."""
-    return len(event.key) == PART_KEY_LENGTH
-
-
-def _shortest_transfers(matched_events: Mapping[Key, list[RankEvent]]) -> dict[CallSite, float]:
-    """Return the shortest time of each call within operations."""
-    shortest_s: dict[CallSite, float] = {}
-    for events in matched_events.values():
-        start_s, end_s = _span(events)
-        # A transfer without any time is noise of two clocks.
-        if _is_part(events[0]) and end_s > start_s:
-            site = _call_site(events[0])
-            shortest_s[site] = min(shortest_s.get(site, end_s - start_s), end_s - start_s)
-    return shortest_s
-
-
-def _overlapped(
-    matched_events: Mapping[Key, list[RankEvent]], shortest_s: Mapping[CallSite, float]
-) -> dict[CallSite, float]:
+def _overlapped(calls: Mapping[CallSite, Sequence[Sequence[RankEvent]]]) -> dict[CallSite, float]:
     """Return the calls that overlap computation (launched, then awaited after other work) with the transfer alone.
 
     That is the shortest time of the same size elsewhere.
     """
-    spans_s: dict[CallSite, list[float]] = {}
-    for events in matched_events.values():
-        if _is_part(events[0]):
-            start_s = max(event.start_s for event in events)
-            spans_s.setdefault(_call_site(events[0]), []).append(median(event.end_s - start_s for event in events))
+    shortest_s: dict[CallSite, float] = {}
+    for site, meetings in calls.items():
+        # A transfer without any time is noise of two clocks.
+        times_s = [end_s - start_s for start_s, end_s in map(_span, meetings) if end_s > start_s]
+        if times_s:
+            shortest_s[site] = min(times_s)
     overlapped: dict[CallSite, float] = {}
-    for site, times_s in spans_s.items():
+    for site, meetings in calls.items():
+        starts_s = [max(event.start_s for event in events) for events in meetings]
+        spans_s = [
+            median(event.end_s - start_s for event in events)
+            for start_s, events in zip(starts_s, meetings, strict=True)
+        ]
         same = [other_s for other, other_s in shortest_s.items() if other.size == site.size]
         alone_s = min(same, default=0.0)
-        slow = median(times_s) > OVERLAP_FACTOR * alone_s + NOISE_S and len(same) > 1
+        slow = median(spans_s) > OVERLAP_FACTOR * alone_s + NOISE_S and len(same) > 1
         if slow or site.name.endswith("_async"):
             overlapped[site] = alone_s
     return overlapped
 
 
-def _own_work_s(matched_events: Mapping[Key, list[RankEvent]], alone_s: Mapping[CallSite, float]) -> dict[int, float]:
-    """Return the overlapped work of each event.
+def _own_work_s(meetings: Sequence[Sequence[RankEvent]], alone_s: float) -> dict[int, float]:
+    """Return the overlapped work of each event of one call, whose transfer takes *alone_s*.
 
     It shows if a rank comes last and still leaves after the transfer; elsewhere its typical time is assumed, but
     not longer than the rank was there.
     """
-    overlapping = [events for events in matched_events.values() if _call_site(events[0]) in alone_s]
-    seen_s: dict[CallSite, dict[int, list[float]]] = {}
+    seen_s: dict[int, list[float]] = {}
     own_s: dict[int, float] = {}
-    for events in overlapping:
+    for events in meetings:
         last_s = max(event.start_s for event in events)
         for event in events:
-            there_s = event.duration_s
-            came_last = last_s - event.start_s <= LAST_SHARE * there_s
-            if came_last and event.end_s > last_s + alone_s[_call_site(event)]:
-                own_s[id(event)] = there_s
-                seen_s.setdefault(_call_site(event), {}).setdefault(event.rank, []).append(there_s)
-    for events in overlapping:
-        for event in events:
-            by_rank = seen_s.get(_call_site(event), {})
-            times_s = by_rank.get(event.rank) or [median(times) for times in by_rank.values()]
-            there_s = event.duration_s
-            own_s.setdefault(id(event), min(median(times_s) if times_s else there_s, there_s))
+            came_last = last_s - event.start_s <= LAST_SHARE * event.duration_s
+            if came_last and event.end_s > last_s + alone_s:
+                own_s[id(event)] = event.duration_s
+                seen_s.setdefault(event.rank, []).append(event.duration_s)
+    for event in (event for events in meetings for event in events):
+        times_s = seen_s.get(event.rank) or [median(times) for times in seen_s.values()]
+        there_s = event.duration_s
+        own_s.setdefault(id(event), min(median(times_s) if times_s else there_s, there_s))
     return own_s
 
 
@@ -223,19 +213,18 @@ def align_clocks(meetings: Sequence[Sequence[RankEvent]], ranks: Sequence[int]) 
 
 
 def _pairs(meetings: Sequence[Sequence[RankEvent]]) -> dict[tuple[int, int], _ClockPair]:
-    """Return bounds between the lowest rank of each meeting and every other."""
+    """Return bounds between the lowest rank of each meeting and every other, in both directions."""
     pairs: dict[tuple[int, int], _ClockPair] = {}
     for meeting in meetings:
         first = min(meeting, key=lambda event: event.rank)
-        for other in meeting:
-            if other is first:
-                continue
-            pair = pairs.setdefault((first.rank, other.rank), _ClockPair())
-            if not first.is_source:
-                pair.high_s = min(pair.high_s, first.end_s - other.start_s)
-            if not other.is_source:
-                pair.low_s = max(pair.low_s, first.start_s - other.end_s)
-            pair.ends_s.append(first.end_s - other.end_s)
+        others = [event for event in meeting if event is not first]
+        for one, two in [*((first, other) for other in others), *((other, first) for other in others)]:
+            pair = pairs.setdefault((one.rank, two.rank), _ClockPair())
+            if not one.is_source:
+                pair.high_s = min(pair.high_s, one.end_s - two.start_s)
+            if not two.is_source:
+                pair.low_s = max(pair.low_s, one.start_s - two.end_s)
+            pair.ends_s.append(one.end_s - two.end_s)
     return pairs
 
 
@@ -266,17 +255,10 @@ def _next_clock(
         low_s, high_s = float("-inf"), float("inf")
         ends_s: list[float] = []
         for (one, two), pair in pairs.items():
-            a, b = clock_of[one], clock_of[two]
-            if b == clock and a in offset_s:
-                sign, base_s = 1, offset_s[a]
-                bounds = pair.low_s, pair.high_s
-            elif a == clock and b in offset_s:
-                sign, base_s = -1, offset_s[b]
-                bounds = -pair.high_s, -pair.low_s
-            else:
-                continue
-            low_s, high_s = max(low_s, base_s + bounds[0]), min(high_s, base_s + bounds[1])
-            ends_s += [base_s + sign * end_s for end_s in pair.ends_s]
+            if clock_of[two] == clock and clock_of[one] in offset_s:
+                base_s = offset_s[clock_of[one]]
+                low_s, high_s = max(low_s, base_s + pair.low_s), min(high_s, base_s + pair.high_s)
+                ends_s += [base_s + end_s for end_s in pair.ends_s]
         if ends_s:
             # Noise may make the bounds cross; then only the ends count.
             guess_s = median(ends_s)

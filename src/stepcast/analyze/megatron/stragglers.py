@@ -4,9 +4,10 @@ Stragglers are found by the work that ranks do alone: pieces of the same role ar
 for experts, whose work depends on the tokens that they receive.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
+from typing import NamedTuple
 
 import msgspec
 
@@ -195,29 +196,26 @@ def _sum_operations(works: Sequence[_RoleWork]) -> dict[str, ComparedWork]:
     return totals
 
 
-@dataclass(slots=True)
-class _RoleTime:
-    """The number and duration of a rank's computations in one role, and their tokens."""
+class _RoleTime(NamedTuple):
+    """The computations of a rank in one role: how many, their seconds, and the mean of their tokens."""
 
-    count: int = 0
-    total_s: float = 0.0
-    tokens: int = 0
+    runs: int
+    total_s: float
+    tokens: float
 
 
 def _role_times(record: RankRecord) -> dict[tuple[str, str], _RoleTime]:
     """Return the computation of a rank by (operation, role)."""
-    times: dict[tuple[str, str], _RoleTime] = {}
+    ran: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for piece in record.pieces():
-        tokens = 0
         if isinstance(piece, Local) and piece.part in (TimePart.COMPUTE, TimePart.OPTIMIZER):
-            seconds, tokens = piece.duration_s, piece.tokens or 0
+            ran[piece.operation, piece.role].append((piece.duration_s, piece.tokens or 0))
         elif isinstance(piece, Join) and piece.own_s and piece.waits:
-            seconds = piece.own_s
-        else:
-            continue
-        time = times.setdefault((piece.operation, piece.role), _RoleTime())
-        time.count, time.total_s, time.tokens = time.count + 1, time.total_s + seconds, time.tokens + tokens
-    return times
+            ran[piece.operation, piece.role].append((piece.own_s, 0))
+    return {
+        role: _RoleTime(len(times), sum(seconds for seconds, _ in times), mean(tokens for _, tokens in times))
+        for role, times in ran.items()
+    }
 
 
 def _compare_roles(
@@ -236,12 +234,11 @@ def _compare_roles(
             for other, times in by_rank.items()
             if other != rank and (operation, role) in times
         }
-        tokens, slope_s = own.tokens / own.count, slopes_s.get(role, 0.0)
         each_s = [
-            scale_to_tokens(time.total_s / time.count, time.tokens / time.count, tokens, slope_s)
+            scale_to_tokens(time.total_s / time.runs, time.tokens, own.tokens, slopes_s.get(role, 0.0))
             for time in others.values()
         ]
-        reference_s = own.count * median(each_s) if others else 0
+        reference_s = own.runs * median(each_s) if others else 0
         if reference_s:
             elsewhere = any(stage_of[other] != stage_of[rank] for other in others)
             works.append(_RoleWork(operation, own.total_s, reference_s, elsewhere))

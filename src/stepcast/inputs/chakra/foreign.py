@@ -58,18 +58,6 @@ class KnownRanks:
     def size(self, name: Value) -> int:
         return self.sizes.get(str(name)) or self.layout.size(self.group(name))
 
-    def transfer_group(self, name: Value) -> Group:
-        """Return the group of a transfer: one with peers, else the pipeline, else all ranks."""
-        group = self.group(name)
-        if group in (Group.WORLD, Group.PP) or self.layout.size(group) == 1:
-            return Group.PP if self.layout.pp > 1 else Group.WORLD
-        return group
-
-    def stage_offset(self, ranks: int) -> int:
-        """Return how many stages away a rank is that is *ranks* ranks away."""
-        stages = abs(ranks) // (self.layout.gpus // self.layout.pp) or 1
-        return stages if ranks > 0 else -stages
-
 
 def find_ranks(
     traces: Sequence[Nodes], listed: Mapping[str, tuple[int, ...]], files: Sequence[int | None]
@@ -168,10 +156,11 @@ def join_workloads(workloads: Mapping[str, Workload], ranks: Sequence[int | None
     chosen: dict[int, str] = {}
     shortest: dict[int, float] = {}
     structures: dict[int, list[tuple[str, Work | None]]] = {}
-    seconds = {path: _recorded_s(workload) for path, workload in workloads.items()}
+    seconds: dict[str, float] = {}
     for path, rank in zip(paths, ranks, strict=True):
         stage = (rank or 0) // per_stage
-        best, structure = chosen.setdefault(stage, path), _structure(workloads[path])
+        best = chosen.setdefault(stage, path)
+        structure, seconds[path] = _structure(workloads[path])
         if structures.setdefault(stage, structure) != structure:
             raise FormatError(
                 f"runs other ops than {best}, and neither is a stage of its own; expected ranks that do the "
@@ -205,23 +194,12 @@ def join_workloads(workloads: Mapping[str, Workload], ranks: Sequence[int | None
     )
 
 
-def _layers(workload: Workload) -> tuple[Layer, ...]:
+def _structure(workload: Workload) -> tuple[list[tuple[str, Work | None]], float]:
+    """Return what a rank runs, whatever time its computation takes, and that time."""
     stage = workload.stages[0]
-    return (*stage.prologue, *stage.body_layers())
-
-
-def _structure(workload: Workload) -> list[tuple[str, Work | None]]:
-    """Return what a rank runs, whatever time its computation takes."""
-    return [
-        (layer.name, None if isinstance(op.work, Recorded) else op.work)
-        for layer in _layers(workload)
-        for op in layer.forward
-    ]
-
-
-def _recorded_s(workload: Workload) -> float:
-    works = (op.work for layer in _layers(workload) for op in layer.forward)
-    return sum(work.duration_s for work in works if isinstance(work, Recorded))
+    ran = [(layer.name, op.work) for layer in (*stage.prologue, *stage.body_layers()) for op in layer.forward]
+    recorded_s = sum(work.duration_s for _, work in ran if isinstance(work, Recorded))
+    return [(name, None if isinstance(work, Recorded) else work) for name, work in ran], recorded_s
 
 
 IDLE_TYPES = (NodeType.INVALID, NodeType.METADATA)
@@ -230,6 +208,8 @@ IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
 # Noted with the layer, as the trace has them.
 NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
 USED = (*NOTED, "comm_type", "comm_size", "comm_src", "comm_dst")
+# The communication that the next op waits for (blocking), and the nodes that wait for others by name.
+NodeWaits = tuple[bytearray, dict[int, tuple[int, ...]]]
 
 
 def read_workload(
@@ -281,18 +261,13 @@ def _find_running(nodes: Nodes, warnings: list[str]) -> BoolArray:
     return works
 
 
-@dataclass(slots=True)
-class _NodeWaits:
-    """The communication that the next op waits for (blocking), and the nodes that wait for others by name."""
+def _find_waits(nodes: Nodes, dependencies: IntArray, order: IntArray, runs: BoolArray) -> NodeWaits:
+    """Return the waits of nodes.
 
-    blocking: bytearray
-    after: dict[int, tuple[int, ...]]
-
-
-def _find_waits(nodes: Nodes, dependencies: IntArray, order: IntArray, runs: BoolArray) -> _NodeWaits:
-    """Computation runs in order; so what one computation has waited for, no later one need wait for."""
+    Computation runs in order; so what one computation has waited for, no later one need wait for.
+    """
     kinds = np.where(runs, np.where(np.isin(nodes.types, COMM_TYPES), COMMUNICATES, COMPUTES), IDLE)
-    waits = _NodeWaits(bytearray(len(nodes)), {})
+    blocking, after = bytearray(len(nodes)), dict[int, tuple[int, ...]]()
     is_done = bytearray(len(nodes))
     # Communication that a node which is left out waits for.
     behind: dict[int, set[int]] = {}
@@ -323,11 +298,11 @@ def _find_waits(nodes: Nodes, dependencies: IntArray, order: IntArray, runs: Boo
                 is_done[node] = 1
             last = int(before[index])
             if last in pending:
-                waits.blocking[last] = 1
+                blocking[last] = 1
                 pending.discard(last)
         if pending:
-            waits.after[index] = tuple(sorted(pending))
-    return waits
+            after[index] = tuple(sorted(pending))
+    return blocking, after
 
 
 class _LayerReader:
@@ -339,10 +314,10 @@ class _LayerReader:
         self._path = path
         self._noted = [(name, nodes.attributes[name]) for name in NOTED if name in nodes.attributes]
 
-    def layers(self, order: IntArray, waits: _NodeWaits) -> tuple[Layer, ...]:
+    def layers(self, order: IntArray, waits: NodeWaits) -> tuple[Layer, ...]:
         """Return a layer for each node of *order*; those that wait, or are waited for, by name are their own."""
-        nodes = self._nodes
-        blocking = np.frombuffer(waits.blocking, dtype=np.uint8)
+        nodes, after_of = self._nodes, waits[1]
+        blocking = np.frombuffer(waits[0], dtype=np.uint8)
         columns: list[npt.NDArray[np.generic]] = [nodes.name_of, nodes.types, nodes.durations_us, blocking]
         columns += [nodes.attributes[name].of for name in USED if name in nodes.attributes]
         known: dict[tuple[object, ...], Layer] = {}
@@ -351,14 +326,14 @@ class _LayerReader:
             if (row := tuple(key)) not in known:
                 known[row] = self._layer(index, bool(blocking[index]))
             layers.append(known[row])
-        if waits.after:
-            awaited = {node for pending in waits.after.values() for node in pending}
+        if after_of:
+            awaited = {node for pending in after_of.values() for node in pending}
             position_of = {node: position for position, node in enumerate(order.tolist())}
-            for node in awaited | waits.after.keys():
+            for node in awaited | after_of.keys():
                 position = position_of[node]
                 (op,) = layers[position].forward
                 name = f"node {nodes.ids[node]}" if node in awaited else op.name
-                after = tuple(f"node {nodes.ids[other]}" for other in waits.after.get(node, ()))
+                after = tuple(f"node {nodes.ids[other]}" for other in after_of.get(node, ()))
                 layers[position] = replace(layers[position], forward=(replace(op, name=name, after=after),))
         return tuple(layers)
 
@@ -401,9 +376,12 @@ class _LayerReader:
         offset = 1 if direction is Direction.SEND else -1
         if type(source) is int and type(destination) is int and source != destination:
             offset *= destination - source
-        group = self._known.transfer_group(self._value("pg_name", node))
+        group, layout = self._known.group(self._value("pg_name", node)), self._known.layout
+        if group in (Group.WORLD, Group.PP) or layout.size(group) == 1:  # no group with peers
+            group = Group.PP if layout.pp > 1 else Group.WORLD
         if group is Group.PP:
-            offset = self._known.stage_offset(offset)
+            stages = abs(offset) // (layout.gpus // layout.pp) or 1
+            offset = stages if offset > 0 else -stages
         return Transfer(direction, self._size_bytes(node), group, offset)
 
     def _size_bytes(self, node: int) -> int:

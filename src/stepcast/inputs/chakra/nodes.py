@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
+from stepcast.inputs.chakra.protobuf import Value, WireError, bytes_in, fields, read_attribute, read_varint, text
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import Int32Array, IntArray, UIntArray
 from stepcast.ir.dataclass import dataclass
@@ -84,26 +84,10 @@ class ChakraTrace:
     nodes: Nodes
 
 
-def read_inputs(message: bytes) -> str:
-    """Return the values of a node's inputs."""
-    for number, _, content in fields(message):
-        if number == 8 and isinstance(content, bytes):
-            for inner, _, value in fields(content):
-                if inner == 1 and isinstance(value, bytes):
-                    return text(value)
-    return ""
-
-
 def read_metadata(message: bytes) -> tuple[str, dict[str, Value]]:
     """Return version and attributes of a GlobalMetadata message."""
-    version, attributes = "", {}
-    for number, _, content in fields(message):
-        if number == 1 and isinstance(content, bytes):
-            version = text(content)
-        elif number == 2 and isinstance(content, bytes):
-            name, value = read_attribute(content)
-            attributes[name] = value
-    return version, attributes
+    versions = [text(content) for content in bytes_in(message, 1)]
+    return "".join(versions[-1:]), dict(map(read_attribute, bytes_in(message, 2)))
 
 
 def _node_error(message: int, position: int, reason: object, path: str) -> FormatError:
@@ -186,10 +170,8 @@ def execution_order(nodes: Nodes, dependencies: IntArray, path: str) -> IntArray
     return np.array(order, dtype=np.int64)
 
 
-VARINTS, TEXTS = (
-    (1, 3, 7),
-    (2, 8, 9, 10),
-)  # fields of a node: its id, type and duration; name, inputs, outputs, attributes
+# Fields of a node: its id, type and duration; name, inputs, outputs and attributes.
+VARINTS, TEXTS = (1, 3, 7), (2, 8, 9, 10)
 
 
 class _NodeColumns:
@@ -239,7 +221,8 @@ class _NodeColumns:
             rows.append(row)
             of.append(index)
         if numbers[3] == NodeType.METADATA:
-            self.inputs[row] = read_inputs(message)
+            values = (value for inputs in bytes_in(message, 8) for value in bytes_in(inputs, 1))
+            self.inputs[row] = text(next(values, b""))
 
     def _learn(self, content: bytes) -> tuple[str, int]:
         name, value = read_attribute(content)

@@ -127,6 +127,11 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         position += length
 
 
+def bytes_in(data: bytes, wanted: int) -> Iterator[bytes]:
+    """Yield the messages, texts or fixed numbers in the field *wanted*."""
+    return (content for number, _, content in fields(data) if number == wanted and isinstance(content, bytes))
+
+
 def attribute(name: str, kind: AttributeKind, value: Scalar | Sequence[Scalar]) -> bytes:
     """Return an AttributeProto message."""
     head = bytes_field(1, name.encode())

@@ -59,10 +59,9 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
 
 def _own_defaults(keys: Keys, options: Options) -> Options:
     """Return what Megatron-LM does where its arguments do not ask for more (training/arguments.py)."""
-    shares = [keys.share(name) for name in ("attention-dropout", "hidden-dropout")]
     defaults: Options = {"execution": options.get("execution", "eager")}
     if "hidden-size" in keys:  # the arguments of the model are here, not in a file of their own
-        defaults["dropout"] = any(share is None or share > 0 for share in shares)
+        defaults["dropout"] = any(share is None or share > 0 for share in _dropouts(keys))
     if _is_parallel(options, "tp"):
         defaults["sequence-parallel"] = options.get("sequence-parallel", False)
     if "precision" not in options:
@@ -77,6 +76,10 @@ def _own_defaults(keys: Keys, options: Options) -> Options:
         defaults["accumulation"] = 1
         keys.assume("no --global-batch-size: one micro-batch for each replica, as Megatron-LM does")
     return defaults
+
+
+def _dropouts(keys: Keys) -> list[float | None]:
+    return [keys.share(name) for name in ("attention-dropout", "hidden-dropout")]
 
 
 def _is_parallel(options: Options, degree: str) -> bool:
@@ -127,6 +130,7 @@ def read_options(keys: Keys, sizes: Mapping[str, int]) -> Options:
     """Return the options of ``predict`` that the arguments stand for."""
     tp, pp, cp = (keys.number(f"{axis}-parallel-size") for axis in ("tensor-model", "pipeline-model", "context"))
     layers, has_experts = sizes.get("layers", 0), "moe_experts" in sizes
+    dropouts = [share for share in _dropouts(keys) if share is not None]
     is_sequence_parallel, precision = keys.flag("sequence-parallel"), _precision(keys)
     gathers_fp8 = keys.flag("fp8-param-gather", "fp8-param")
     nodes, per_node = keys.number(*NODES), keys.number(*PER_NODE)
@@ -155,7 +159,7 @@ def read_options(keys: Keys, sizes: Mapping[str, int]) -> Options:
         recompute=_recompute(keys),
         overlap=_overlap(keys, tp or 1, pp or 1),
         gradients=_gradients(keys),
-        dropout=_dropout(keys),
+        dropout=any(dropouts) if dropouts else None,
         dispatcher=_dispatcher(keys, has_experts),
         loss=_loss(keys),
         wide_layers=_wide_layers(keys),
@@ -355,12 +359,6 @@ def _format(text: str) -> str:
     return word if word in FORMATS else ""
 
 
-def _dropout(keys: Keys) -> bool | None:
-    shares = [keys.share(name) for name in ("attention-dropout", "hidden-dropout")]
-    given = [share for share in shares if share is not None]
-    return any(given) if given else None
-
-
 def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
     """Return how tokens reach their experts: the flex dispatcher (DeepEP) sends them once for each node."""
     kind = keys.word("moe-token-dispatcher-type")
@@ -484,18 +482,15 @@ def read_nemo(table: Mapping[str, object]) -> RunConfig:
     if keys.number("trainer.gradient_clip_val") == 0:
         options["clipping"] = False
     if is_bridge:  # a file that overrides a recipe leaves the rest to it
-        if not _states_sharding(keys):
+        named = ("use-distributed-optimizer", "data-parallel-sharding-strategy")
+        switches = ("use-megatron-fsdp", "use-torch-fsdp2", "fsdp")
+        if not any(name in keys for name in named) and not any(keys.flag(name) for name in switches):
             options.pop("sharding", None)
         overlaps = ("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap", "overlap-grad-sync")
         if not any(name in keys for name in overlaps):
             options.pop("overlap", None)
     tool = "megatron-bridge" if is_bridge else "nemo"
     return keys.config(tool, tool, options, sizes if sizes.get("layers") else {}, keys.text(*MODEL_NAMES))
-
-
-def _states_sharding(keys: Keys) -> bool:
-    is_named = any(name in keys for name in ("use-distributed-optimizer", "data-parallel-sharding-strategy"))
-    return is_named or any(keys.flag(name) for name in ("use-megatron-fsdp", "use-torch-fsdp2", "fsdp"))
 
 
 class _NestedKeys(Keys):

@@ -110,15 +110,13 @@ class _Script:
             self._branches[-1] = (not self._branches[-1][1], True)
         elif word in ("if", "elif"):
             end = next((n for n in range(index, len(words)) if words[n] == "then"), len(words))
-            holds = self._holds(words[index + 1 : end])
+            # What cannot be worked out does not hold.
+            parts = split_words(words[index + 1 : end], "||")
+            holds = any(all(map(self._is_true, split_words(part, "&&"))) for part in parts)
             ran = self._branches.pop()[1] if word == "elif" and self._branches else False
             self._branches.append((holds and not ran, holds or ran))
             return end
         return index + 1
-
-    def _holds(self, words: Sequence[str]) -> bool:
-        """Return whether a test of known variables holds; what cannot be worked out does not."""
-        return any(all(map(self._is_true, split_words(part, "&&"))) for part in split_words(words, "||"))
 
     def _is_true(self, words: Sequence[str]) -> bool:
         plain = [word for word in words if word not in ("[", "]", "[[", "]]", ";", "test")]

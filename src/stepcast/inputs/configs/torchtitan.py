@@ -43,7 +43,8 @@ def read(table: Mapping[str, object]) -> RunConfig:
     batch = batch or 8
     sharding = "none" if shard == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
     overlaps_tp = keys.flag(*_places("enable_async_tensor_parallel", "parallelism", "experimental")) and tp > 1
-    optimizer = keys.word("optimizer.name")
+    optimizer, compiled = keys.word("optimizer.name"), keys.raw("compile.components")
+    compiles_model = not isinstance(compiled, list) or "model" in compiled  # not the loss alone
     options = given_options(
         gpus=copies * shard * tp * pp * cp if shard is not None and shard > 0 else None,
         tp=tp,
@@ -60,7 +61,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         recompute=_recompute(keys),
         precision=_precision(keys),
         schedule=_schedule(keys, pp),
-        kernels="compiled" if _is_compiled(keys) else "plain",
+        kernels="compiled" if keys.flag("compile.enable", "training.compile") and compiles_model else "plain",
         reshard=RESHARDS.get(keys.word("parallelism.fsdp_reshard_after_forward")),
         overlap="gradients,parameters,tensor,transfers" if overlaps_tp else None,
         context=_context(keys, cp),
@@ -96,12 +97,6 @@ def _report_loss(keys: Keys, tp: int) -> None:
         keys.report_without_effect(*off, *on)
     elif is_gathered:
         keys.report("the loss is predicted on logits split over tensor parallel ranks", *off, *on)
-
-
-def _is_compiled(keys: Keys) -> bool:
-    """Return whether the model is compiled, not its loss alone."""
-    parts = keys.raw("compile.components")
-    return bool(keys.flag("compile.enable", "training.compile")) and (not isinstance(parts, list) or "model" in parts)
 
 
 def _model_name(keys: Keys) -> str:

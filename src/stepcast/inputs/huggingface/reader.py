@@ -49,21 +49,16 @@ def read_config(data: bytes | str, name: str) -> Model:
         table = as_hugging_face(table) or table
         keys = _text_keys(ConfigTable(table, ""))
         model = build_model(name or keys.kind, read_fields(keys))
-        if model.position.kind is PositionKind.ROTARY and model.latent is None and _is_yarn(keys):
+        scaling = keys.find("rope_scaling", "rope_parameters")[1]
+        is_yarn = isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type"))
+        if model.position.kind is PositionKind.ROTARY and model.latent is None and is_yarn:
+            # YaRN multiplies cosine and sine by a factor above 1.
             model = replace(model, position=replace(model.position, scaled=True))
         return model
     except FormatError:
         raise
     except ValueError as error:  # a check of the Model or one of its parts
         raise FormatError(str(error)) from None
-
-
-def _is_yarn(keys: ConfigTable) -> bool:
-    """Return True if the rotation is stretched by YaRN, which multiplies cosine and sine by a factor above 1."""
-    value = keys.find("rope_scaling", "rope_parameters")[1]
-    if not isinstance(value, dict):
-        return False
-    return "yarn" in (value.get("rope_type"), value.get("type"))
 
 
 def _decode(data: bytes) -> object:

@@ -51,7 +51,10 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         base_ns = own_base_ns if base_ns is None else base_ns
         columns.add_to(builder, communicators, (own_base_ns - base_ns) * NS)
         where = f"{source.path}: " if len(sources) > 1 else ""
-        warnings += [where + warning for warning in stream.warnings + _odd_events(stream, columns)]
+        odd = {"events without a usable start and duration were left out": stream.skipped + columns.skipped}
+        odd["begin and end events were left out; only complete ones are read"] = columns.unpaired
+        warnings += [where + warning for warning in stream.warnings]
+        warnings += [f"{where}{count} {words}" for words, count in odd.items() if count]
         steps = max(steps, columns.steps)
         world_size = communicators.world_size or world_size
         devices |= dict.fromkeys(stream.device_names())
@@ -107,15 +110,6 @@ def _run_facts(metadata: Mapping[str, object], communicators: Communicators) -> 
     if groups:
         facts["process_groups"] = groups
     return facts
-
-
-def _odd_events(stream: EventStream, columns: RankColumns) -> list[str]:
-    warnings = []
-    if skipped := stream.skipped + columns.skipped:
-        warnings.append(f"{skipped} events without a usable start and duration were left out")
-    if columns.unpaired:
-        warnings.append(f"{columns.unpaired} begin and end events were left out; only complete ones are read")
-    return warnings
 
 
 def _count(value: object) -> int | None:

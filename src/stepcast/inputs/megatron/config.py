@@ -206,12 +206,13 @@ TENSOR_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass
-class Findings:
+class InferredConfig:
     """Facts as they are found; *basis* states how each is known."""
 
     facts: dict[str, object] = field(default_factory=dict)
     basis: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    layout: Layout = Layout()
 
     def learn(self, word: str, value: object, basis: str) -> None:
         self.facts[word] = value
@@ -222,19 +223,11 @@ class Findings:
         return value if isinstance(value, int) else None
 
 
-class InferredConfig(NamedTuple):
-    layout: Layout
-    stage_of_rank: Mapping[int, int]
-    facts: Mapping[str, object]
-    basis: Mapping[str, str]  # of each fact
-    warnings: tuple[str, ...]
-
-
 def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
     """Return the run that *ranks* belong to; FormatError where they cannot be of one run."""
     check_same_run(ranks)
     hints = common_hints(ranks)
-    findings = Findings()
+    findings = InferredConfig()
     _learn_sizes(ranks, findings)
     pp = _learn_pipeline(ranks, hints, findings)
     blocks = _ranks_per_stage(ranks, pp)
@@ -250,7 +243,7 @@ def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
         findings.warnings.append(UNKNOWN_EP)
     # Where the replicas alone cannot form the group, the tensor ranks take part and experts are not split.
     expert_tp = 1 if block // tp % (ep or 1) else 0
-    layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep or 1, expert_tp=expert_tp)
+    layout = findings.layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep or 1, expert_tp=expert_tp)
     # The content wins over the file name.
     known = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, **findings.facts}
     for word, hint in hints.items():
@@ -263,8 +256,7 @@ def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
             "cannot be distinguished"
         )
     findings.facts["basis"] = findings.basis
-    stages = {rank.rank: rank.stage for rank in ranks}
-    return InferredConfig(layout, stages, findings.facts, findings.basis, tuple(findings.warnings))
+    return findings
 
 
 T = TypeVar("T")
@@ -274,7 +266,7 @@ def _first(values: Iterable[T | None]) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _learn_sizes(ranks: Sequence[RankEvidence], findings: Findings) -> None:
+def _learn_sizes(ranks: Sequence[RankEvidence], findings: InferredConfig) -> None:
     transfer = _first(rank.transfer for rank in ranks)
     tokens = _first(rank.tokens for rank in ranks)
     embedding = _first(rank.word_embedding for rank in ranks)
@@ -299,7 +291,7 @@ def _learn_sizes(ranks: Sequence[RankEvidence], findings: Findings) -> None:
         findings.learn("micro_batches", micro_batches, "read: batch_id of forward_step")
 
 
-def _learn_pipeline(ranks: Sequence[RankEvidence], hints: Mapping[str, int], findings: Findings) -> int:
+def _learn_pipeline(ranks: Sequence[RankEvidence], hints: Mapping[str, int], findings: InferredConfig) -> int:
     last = next((rank for rank in ranks if rank.is_last), None)
     if last is not None:
         findings.basis["pp"] = f"read: stage {last.stage} of rank {last.rank} is the last (loss or tied embedding)"
@@ -343,7 +335,7 @@ def _multiples(blocks: range | None, tp: int) -> range:
 
 
 def _solve_model(
-    ranks: Sequence[RankEvidence], pp: int, blocks: range | None, findings: Findings
+    ranks: Sequence[RankEvidence], pp: int, blocks: range | None, findings: InferredConfig
 ) -> list[ModelSolution]:
     counts = {
         rank.stage: StageCount(
@@ -373,7 +365,7 @@ def _learn_tensor(
     blocks: range | None,
     solutions: Sequence[ModelSolution],
     hints: Mapping[str, int],
-    findings: Findings,
+    findings: InferredConfig,
 ) -> int:
     reduces = [rank.forward_reduces for rank in ranks if rank.forward_reduces is not None]
     splits = any(reduces)
@@ -401,7 +393,12 @@ def _learn_tensor(
 
 
 def _learn_block(
-    ranks: Sequence[RankEvidence], blocks: range | None, tp: int, pp: int, hints: Mapping[str, int], findings: Findings
+    ranks: Sequence[RankEvidence],
+    blocks: range | None,
+    tp: int,
+    pp: int,
+    hints: Mapping[str, int],
+    findings: InferredConfig,
 ) -> int:
     """Return the ranks on one stage, a multiple of *tp*."""
     fitting = _multiples(blocks, tp)
@@ -431,7 +428,7 @@ def _learn_model(
     solutions: Sequence[ModelSolution],
     pp: int,
     hints: Mapping[str, int],
-    findings: Findings,
+    findings: InferredConfig,
 ) -> None:
     gradients = {rank.stage: rank.gradients for rank in ranks if rank.gradients is not None}
     chosen = _choose_solution(solutions, pp, hints, findings)
@@ -459,7 +456,7 @@ def _learn_model(
 
 
 def _choose_solution(
-    solutions: Sequence[ModelSolution], pp: int, hints: Mapping[str, int], findings: Findings
+    solutions: Sequence[ModelSolution], pp: int, hints: Mapping[str, int], findings: InferredConfig
 ) -> ModelSolution | None:
     by_layers: dict[int, ModelSolution] = {}
     for solution in solutions:
@@ -472,7 +469,7 @@ def _choose_solution(
     return solutions[0] if solutions else None
 
 
-def _learn_unexplained(gradients: Mapping[int, int], findings: Findings) -> None:
+def _learn_unexplained(gradients: Mapping[int, int], findings: InferredConfig) -> None:
     """Note gradients that are no dense stage: complete expert matrices only, or something unknown."""
     hidden = findings.size("hidden")
     if hidden and all(count % (2 * hidden * hidden) == 0 for count in gradients.values()):

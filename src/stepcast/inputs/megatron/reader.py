@@ -36,7 +36,8 @@ def read_run(sources: Sequence[Source]) -> Timeline:
     lines = trace.lines
     warnings = list(_place_untimed(lines))
     _mark_fused(lines)
-    config = infer(_evidence(trace))
+    evidence = _evidence(trace)
+    config = infer(evidence)
     warnings += [*_doubt_clocks(lines), *_doubt_words([line.row for line in lines])]
     builder, origin_ms = TimelineBuilder(), min(line.start_ms for line in lines)
     for line in lines:
@@ -56,7 +57,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         measured=True,
         source=", ".join(source.path for source in sources[:3]),
         layout=config.layout,
-        stage_of_rank=config.stage_of_rank,
+        stage_of_rank={rank.rank: rank.stage for rank in evidence},
         facts=config.facts,
         warnings=(*config.warnings, *warnings),
         rebase=False,
