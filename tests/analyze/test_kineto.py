@@ -242,6 +242,9 @@ def test_facts_and_text_of_eight_ranks(eight: KinetoAnalysis) -> None:
     wanted = {"step_s", "operations_s", "bubble_s", "exposed_comm_s", "stragglers", "critical_path", "warnings"}
     assert wanted <= set(facts)
     assert facts["critical_path"][0]["rank"] == SLOW_RANK
+    slow = next(rank for rank in facts["ranks"] if rank["rank"] == SLOW_RANK)
+    path_s = sum(part["seconds"] for part in facts["critical_path"])
+    assert path_s == pytest.approx(slow["window_s"] / max(slow["steps"], 1))
     assert list(facts["operations_s"])[:2] == ["matmul", "communication: all-reduce"]
     assert facts["stragglers"][0]["rank"] == SLOW_RANK
     text = render_text(kineto_view(facts), 120)

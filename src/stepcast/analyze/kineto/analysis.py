@@ -115,8 +115,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
 
     # The rank that waits least for others sets the pace of the step.
     slowest = max(ranks, key=lambda rank: rank.compute_s + rank.host_idle_s)
-    path = [(part, slowest.per_step(seconds)) for part, seconds in slowest.breakdown_s.items() if seconds > 0]
-    path.sort(key=lambda part: -part[1])
+    path = sorted(slowest.breakdown_s.items(), key=lambda part: -part[1])
     step_s = max(rank.step_s for rank in ranks)
     stragglers = _find_stragglers(ranks, matching)
     classes_s, groups_s = _class_seconds(timeline, lanes, ranks, matching), _mean_groups(times)
