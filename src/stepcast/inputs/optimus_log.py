@@ -78,36 +78,35 @@ LONGEST_REPORT = 4096
 
 def read(source: Source) -> RunLog:
     scan = _LogScan(source.slabs(errors="replace"))
-    tokens = scan.tokens()
-    if not len(tokens.ranks) and not scan.batches:
+    if not len(scan.ranks) and not scan.batches:
         raise FormatError(
             "holds no usable record; expected '[rank:R stage:S] transformer-block(module) forward time' with "
             "layer[...] records, or '| epoch ... | ms/batch ...' lines",
             source.path,
         )
-    headers = np.flatnonzero(tokens.sign < 0)
+    headers = np.flatnonzero(scan.sign < 0)
     # After another header, records may be the other's.
     is_separate: BoolArray = np.diff(headers, prepend=-2) > 1
-    signatures = _learn_signatures(tokens, headers, is_separate)
-    report_of = np.full(len(tokens.sign), NO_REPORT, dtype=np.int64)
-    taken = np.zeros(len(tokens.sign), dtype=bool)
+    signatures = _learn_signatures(scan, headers, is_separate)
+    report_of = np.full(len(scan.sign), NO_REPORT, dtype=np.int64)
+    taken = np.zeros(len(scan.sign), dtype=bool)
     for stage, signature in signatures.items():
-        starts = headers[is_separate & (tokens.stages == stage)]
-        starts = starts[starts + len(signature) < len(tokens.sign)]
+        starts = headers[is_separate & (scan.stages == stage)]
+        starts = starts[starts + len(signature) < len(scan.sign)]
         places = starts[:, None] + 1 + np.arange(len(signature))
-        complete = (tokens.sign[places] == np.array(signature)).all(axis=1)
+        complete = (scan.sign[places] == np.array(signature)).all(axis=1)
         starts, places = starts[complete], places[complete]
-        report_of[places] = tokens.header_of[starts][:, None]
+        report_of[places] = scan.header_of[starts][:, None]
         taken[places] = True
         taken[starts] = True
     warnings = [f"{count} damaged {name} left out" for name, count in scan.damaged().items()]
-    ambiguous, orphans = _attribute_glued(tokens, signatures, report_of, np.flatnonzero(~taken))
+    ambiguous, orphans = _attribute_glued(scan, signatures, report_of, np.flatnonzero(~taken))
     if orphans:
         warnings.append(f"{orphans} layer records belong to no report and are left out")
     if ambiguous:
         warnings.append(f"{ambiguous} glued records could be of several ranks of one stage; taken in order")
-    warnings += _find_incomplete(tokens, signatures, report_of)
-    layout, sizes = _read_settings(scan.once, tokens, warnings)
+    warnings += _find_incomplete(scan, signatures, report_of)
+    layout, sizes = _read_settings(scan, warnings)
     if "parameters" not in scan.once:
         warnings.append("the number of parameters is not printed")
     ends = {int(stage): name for stage, name in STAGE_END.findall(scan.once.get("stage_ends", ""))}
@@ -117,28 +116,14 @@ def read(source: Source) -> RunLog:
         micro_batches=sizes["micro_batches"],
         global_batch=sizes["global_batch"],
         parameters=int(scan.once.get("parameters", "0").replace(",", "")),
-        layer_times=scan.layer_times(tokens, report_of),
+        layer_times=scan.layer_times(report_of),
         batches=tuple(scan.batches),
-        blocks=len(tokens.ranks),
+        blocks=len(scan.ranks),
         stage_ends=tuple(ends[stage] for stage in sorted(ends)),
         source=source.path,
         facts=scan.facts(),
         warnings=tuple(warnings),
     )
-
-
-@dataclass(frozen=True)
-class _LogTokens:
-    """Headers and records in the order of the log; ``sign`` numbers a record's (layer, ops), -1: a header.
-
-    *header_of* numbers each token's header if it is one; *ranks*, *stages* and *steps* are by header.
-    """
-
-    sign: IntArray
-    header_of: IntArray
-    ranks: IntArray
-    stages: IntArray
-    steps: IntArray
 
 
 class _RecordSigns(dict[tuple[str, str], int]):
@@ -166,7 +151,11 @@ def _header_origin(text: str) -> tuple[int, int]:
 
 
 class _LogScan:
-    """All prints of a log, in order."""
+    """All prints of a log, in order; headers and layer records are scan.
+
+    ``sign`` numbers a record's (layer, ops), -1: a header; *header_of* numbers each token's header if it is one;
+    *ranks*, *stages* and *steps* are by header.
+    """
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self.batches: list[BatchTime] = []
@@ -178,6 +167,9 @@ class _LogScan:
         self._ranks, self._stages, self._steps = array("q"), array("q"), array("q")
         for piece in pieces:
             self._add(piece)
+        columns = (self._sign, self._ranks, self._stages, self._steps)
+        self.sign, self.ranks, self.stages, self.steps = (np.array(values, dtype=np.int64) for values in columns)
+        self.header_of = np.cumsum(self.sign < 0) - 1
 
     def _add(self, text: str) -> None:
         if reports := REPORT.findall(text):
@@ -196,27 +188,21 @@ class _LogScan:
         for name, mark in BEGINNINGS.items():
             self._begun[name] += text.count(mark)
 
-    def tokens(self) -> _LogTokens:
-        sign, ranks, stages, steps = (
-            np.array(values, dtype=np.int64) for values in (self._sign, self._ranks, self._stages, self._steps)
-        )
-        return _LogTokens(sign, np.cumsum(sign < 0) - 1, ranks, stages, steps)
-
     def damaged(self) -> dict[str, int]:
         """Count the prints that were begun but are incomplete."""
         records = len(self._sign) - len(self._ranks)
         complete = {"reports": len(self._ranks), "layer records": records, "batch lines": len(self.batches)}
         return {name: lost for name, count in self._begun.items() if (lost := count - complete[name]) > 0}
 
-    def layer_times(self, tokens: _LogTokens, report_of: IntArray) -> LayerTimes:
+    def layer_times(self, report_of: IntArray) -> LayerTimes:
         used = np.flatnonzero(report_of != NO_REPORT)
-        report_of, sign = report_of[used], tokens.sign[used]
+        report_of, sign = report_of[used], self.sign[used]
         total_ms: FloatArray = np.array(self._total_ms, dtype=np.float64)
         return LayerTimes(
             layers=tuple(self._signs.layers),
-            rank_of=tokens.ranks[report_of].astype(np.int32),
-            stage_of=tokens.stages[report_of].astype(np.int32),
-            step_of=tokens.steps[report_of].astype(np.int32),
+            rank_of=self.ranks[report_of].astype(np.int32),
+            stage_of=self.stages[report_of].astype(np.int32),
+            step_of=self.steps[report_of].astype(np.int32),
             layer_of=np.array(self._signs.layer_of, dtype=np.int32)[sign],
             block_of=report_of.astype(np.int32),
             ops_of=np.array(self._signs.ops_of, dtype=np.int32)[sign],
@@ -244,18 +230,18 @@ class _OpenReport:
     next: int = 0
 
 
-def _learn_signatures(tokens: _LogTokens, headers: IntArray, is_separate: BoolArray) -> dict[int, tuple[int, ...]]:
+def _learn_signatures(scan: _LogScan, headers: IntArray, is_separate: BoolArray) -> dict[int, tuple[int, ...]]:
     """Return the commonest sequence of records between two headers of each stage."""
     if not len(headers):
         return {}
-    ends = np.append(headers[1:], len(tokens.sign))
+    ends = np.append(headers[1:], len(scan.sign))
     signatures = {}
-    for stage in np.unique(tokens.stages).tolist():
+    for stage in np.unique(scan.stages).tolist():
         sequences: Counter[tuple[int, ...]] = Counter()
-        rows = np.flatnonzero(is_separate & (ends - headers > 1) & (tokens.stages == stage))[:MOST_LEARNT_FROM]
+        rows = np.flatnonzero(is_separate & (ends - headers > 1) & (scan.stages == stage))[:MOST_LEARNT_FROM]
         for start, end in zip(headers[rows].tolist(), ends[rows].tolist(), strict=True):
             if end - start <= LONGEST_REPORT:
-                sequences[tuple(tokens.sign[start + 1 : end].tolist())] += 1
+                sequences[tuple(scan.sign[start + 1 : end].tolist())] += 1
         if sequences:
             # Of equally common ones the first.
             signatures[stage] = max(sequences, key=sequences.__getitem__)
@@ -263,18 +249,18 @@ def _learn_signatures(tokens: _LogTokens, headers: IntArray, is_separate: BoolAr
 
 
 def _attribute_glued(
-    tokens: _LogTokens, signatures: dict[int, tuple[int, ...]], report_of: IntArray, rest: IntArray
+    scan: _LogScan, signatures: dict[int, tuple[int, ...]], report_of: IntArray, rest: IntArray
 ) -> tuple[int, int]:
     """Attribute the *rest* one by one; return how many were ambiguous, and how many belong to no report."""
     ambiguous = orphans = 0
     open_reports: list[_OpenReport] = []
-    for place, sign in zip(rest.tolist(), tokens.sign[rest].tolist(), strict=True):
+    for place, sign in zip(rest.tolist(), scan.sign[rest].tolist(), strict=True):
         if sign < 0:
-            number = int(tokens.header_of[place])
-            rank = int(tokens.ranks[number])
+            number = int(scan.header_of[place])
+            rank = int(scan.ranks[number])
             # A rank prints one report at a time.
             open_reports = [report for report in open_reports if report.rank != rank][-MOST_OPEN:]
-            open_reports.append(_OpenReport(number, rank, signatures.get(int(tokens.stages[number]), ())))
+            open_reports.append(_OpenReport(number, rank, signatures.get(int(scan.stages[number]), ())))
             continue
         waiting = [r for r in open_reports if r.next < len(r.expected) and r.expected[r.next] == sign]
         if not waiting:
@@ -294,18 +280,18 @@ def _attribute_glued(
     return ambiguous, orphans
 
 
-def _find_incomplete(tokens: _LogTokens, signatures: dict[int, tuple[int, ...]], report_of: IntArray) -> list[str]:
+def _find_incomplete(scan: _LogScan, signatures: dict[int, tuple[int, ...]], report_of: IntArray) -> list[str]:
     """Describe what reports lack, and which are missing or printed twice."""
-    reports, warnings = len(tokens.ranks), []
+    reports, warnings = len(scan.ranks), []
     if not reports:
         return ["no layer times are printed"]
     counts = np.bincount(report_of[report_of >= 0], minlength=reports)
-    wanted = np.array([len(signatures.get(stage, (0,))) for stage in tokens.stages.tolist()])
+    wanted = np.array([len(signatures.get(stage, (0,))) for stage in scan.stages.tolist()])
     if short := int((counts < wanted).sum()):
         warnings.append(f"{short} of {reports} reports lack a layer record")
     # Every rank that reports at all should do so every step.
-    expected = len(set(tokens.ranks.tolist())) * len(set(tokens.steps.tolist()))
-    distinct = len(set((tokens.ranks * 10**9 + tokens.steps).tolist()))
+    expected = len(set(scan.ranks.tolist())) * len(set(scan.steps.tolist()))
+    distinct = len(set((scan.ranks * 10**9 + scan.steps).tolist()))
     if distinct < expected:
         warnings.append(f"{expected - distinct} of {expected} reports (rank and step) are missing")
     if reports > distinct:
@@ -313,9 +299,9 @@ def _find_incomplete(tokens: _LogTokens, signatures: dict[int, tuple[int, ...]],
     return warnings
 
 
-def _read_settings(once: dict[str, str], tokens: _LogTokens, warnings: list[str]) -> tuple[Layout, dict[str, int]]:
+def _read_settings(scan: _LogScan, warnings: list[str]) -> tuple[Layout, dict[str, int]]:
     """Return layout and batch sizes as printed; what is missing follows from the rest, with a warning."""
-    stages = int(tokens.stages.max()) + 1 if len(tokens.stages) else 1
+    once, stages = scan.once, int(scan.stages.max()) + 1 if len(scan.stages) else 1
     names = ("world", "tp", "dp", "pp", "mbs", "gbs", "gas")
     printed = {name: int(once[name]) for name in names if int(once.get(name, "0")) > 0}
     tp, dp, pp = printed.get("tp", 1), printed.get("dp", 1), printed.get("pp", stages)

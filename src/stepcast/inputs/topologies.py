@@ -238,6 +238,7 @@ def _count_sockets(gpus: list[str], nics: list[str], rows: dict[str, dict[str, s
 # its end continues a line (https://slurm.schedmd.com/topology.conf.html).
 
 WORD = re.compile(r"([A-Za-z]{1,32})\s*=\s*([^\s=]{1,1048576})")
+HOSTS = re.compile(r"(?:[^,\[]+|\[[^\]]*\]?)+")  # between commas outside of brackets
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -294,7 +295,7 @@ def _slurm_lines(source: Source) -> Iterator[tuple[int, str]]:
 def expand_hostlist(expression: str, line: int | None = None) -> list[str]:
     """Return the names of a hostlist expression."""
     names: list[str] = []
-    for part in _split_hostlist(expression, line):
+    for part in HOSTS.findall(expression):
         heads = [""]
         for piece in re.split(r"(\[[^\[\]]*\])", part):
             if piece.startswith("["):
@@ -307,20 +308,6 @@ def expand_hostlist(expression: str, line: int | None = None) -> list[str]:
                 heads = [head + piece for head in heads]
         names += heads
     return names
-
-
-def _split_hostlist(expression: str, line: int | None) -> Iterator[str]:
-    """Cut at commas outside of brackets."""
-    depth, start = 0, 0
-    for index, letter in enumerate(expression):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            yield expression[start:index]
-            start = index + 1
-    if depth:
-        raise FormatError(f"{expression[:40]!r} has a bracket without its other", line=line)
-    if expression[start:]:
-        yield expression[start:]
 
 
 def _range_numbers(ranges: str, line: int | None) -> Iterator[str]:

@@ -29,23 +29,15 @@ BlockPart = tuple[str, int]  # "attention", "up" (norm, gate and up projection) 
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """The part of one tensor rank in a stage; *inside* means that stages end behind an up projection."""
+    """The part of one tensor rank in a stage."""
 
+    plan: OptimusPlan
     stage: int
-    stages: int
     parts: tuple[BlockPart, ...]
-    tp: int
-    micro_batch: int
-    micro_batches: int
-    hidden: int
-    query: int
-    key: int
-    ffn: int
-    heads: int
-    head_dim: int
-    vocab: int
-    inside: bool
-    updates: bool  # whether the optimizer has states
+
+    @property
+    def tp(self) -> int:
+        return self.plan.layout.tp
 
     @property
     def first(self) -> bool:
@@ -53,29 +45,36 @@ class StageShape:
 
     @property
     def last(self) -> bool:
-        return self.stage == self.stages - 1
+        return self.stage == len(self.plan.stages) - 1
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Columns of queries, of keys and of the MLP on one rank."""
+        model = self.plan.model
+        return model.heads * model.head_dim // self.tp, model.kv_heads * model.head_dim // self.tp, model.ffn // self.tp
 
     def weights(self) -> Iterable[tuple[object, int, str]]:
         """Yield the name, the unsharded bytes, and how they are split: by "rows", by "columns" or not at all."""
-        wide = FLOAT * self.hidden * self.tp
+        vocab, norm = self.plan.model.vocab, FLOAT * self.plan.model.hidden
+        query, key, ffn = (norm * self.tp * width for width in self.widths)
         if self.first:
-            yield ("embedding", -1), FLOAT * self.vocab * self.hidden, ""
+            yield ("embedding", -1), vocab * norm, ""
         for kind, layer in self.parts:
             if kind == "attention":
-                yield ("q", layer), wide * self.query, "rows"
-                yield ("k", layer), wide * self.key, "rows"
-                yield ("v", layer), wide * self.key, "rows"
-                yield ("o", layer), wide * self.query, "columns"
-                yield (kind, layer), FLOAT * self.hidden, ""
+                yield ("q", layer), query, "rows"
+                yield ("k", layer), key, "rows"
+                yield ("v", layer), key, "rows"
+                yield ("o", layer), query, "columns"
+                yield (kind, layer), norm, ""
             elif kind == "up":
-                yield ("gate", layer), wide * self.ffn, "rows"
-                yield ("up_proj", layer), wide * self.ffn, "rows"
-                yield (kind, layer), FLOAT * self.hidden, ""
+                yield ("gate", layer), ffn, "rows"
+                yield ("up_proj", layer), ffn, "rows"
+                yield (kind, layer), norm, ""
             else:
-                yield ("down_proj", layer), wide * self.ffn, "columns"
+                yield ("down_proj", layer), ffn, "columns"
         if self.last:
-            yield ("norm", -1), FLOAT * self.hidden, ""
-            yield ("head", -1), FLOAT * self.vocab * self.hidden, ""
+            yield ("norm", -1), norm, ""
+            yield ("head", -1), vocab * norm, ""
 
 
 class StageTensors:
@@ -112,28 +111,30 @@ class StageTensors:
 
     def begin(self, seq: int) -> None:
         """Begin a step of sequences padded to *seq* tokens."""
-        shape = self.shape
+        shape, plan, model = self.shape, self.shape.plan, self.shape.plan.model
         self.drop(*self.gradients.values())
         self.gradients = {}
         self.seq = seq
-        unit = shape.micro_batch * seq * FLOAT  # one value per token
-        mask = shape.micro_batch * seq * (-(-seq // 8) * 8) * FLOAT
-        query, key, inner = unit * shape.query, unit * shape.key, unit * shape.ffn
-        self.size = {"unit": unit, "wide": unit * shape.hidden, "inner": inner, "logits": unit * shape.vocab}
+        unit = plan.micro_batch * seq * FLOAT  # one value per token
+        mask = plan.micro_batch * seq * (-(-seq // 8) * 8) * FLOAT
+        heads = model.heads // shape.tp
+        query, key, inner = (unit * width for width in shape.widths)
+        self.size = {"unit": unit, "wide": unit * model.hidden, "inner": inner, "logits": unit * model.vocab}
         self.size |= {"query": query, "key": key, "half-query": query // 2, "half-key": key // 2}
-        self.size |= {"mask": mask, "scores": shape.heads * mask}
-        self.size["sums"] = shape.micro_batch * shape.heads * (-(-seq // 32) * 32) * 4
+        self.size |= {"mask": mask, "scores": heads * mask}
+        self.size["sums"] = plan.micro_batch * heads * (-(-seq // 32) * 32) * 4
         self.conditions = {"first": shape.first, "later": not shape.first, "odd": seq % 8 > 0, "tp": shape.tp > 1}
         wide, unsharded = self.size["wide"], inner * shape.tp
-        self.sent = (wide, unsharded, unsharded) if shape.inside else (wide, wide)
-        table = seq * shape.head_dim * FLOAT
-        self.side = (shape.micro_batch * seq * seq * FLOAT, table, table)
+        self.sent = (wide, unsharded, unsharded) if plan.inside else (wide, wide)
+        table = seq * model.head_dim * FLOAT
+        self.side = (plan.micro_batch * seq * seq * FLOAT, table, table)
 
     def end(self) -> None:
         """End a step: empty the cache, then run the optimizer weight by weight."""
         self._collect()
         self.memory.empty_cache()
-        if not self.shape.updates:
+        if self.shape.tp > 1:
+            # The losses of the sweep do not fall then, and moments would not fit its middle stages.
             return
         fresh = not self.states
         for size in self.sizes.values():
@@ -208,7 +209,7 @@ def optimus_memory(plan: OptimusPlan, gpu: Gpu, sequences: Sequence[int] = ()) -
         raise ValueError(f"{model.name} is not a Llama: OptimusPrime's memory is known only for those")
     lengths = tuple(sequences) or (round(plan.sequence),) * STEPS
     parts = _stage_parts(plan)
-    return tuple(_stage_memory(_shape(plan, stage, parts), gpu, lengths) for stage in range(len(parts)))
+    return tuple(_stage_memory(StageShape(plan, stage, own), gpu, lengths) for stage, own in enumerate(parts))
 
 
 def _stage_parts(plan: OptimusPlan) -> list[tuple[BlockPart, ...]]:
@@ -217,28 +218,6 @@ def _stage_parts(plan: OptimusPlan) -> list[tuple[BlockPart, ...]]:
     layers = [stage.layers for stage in plan.stages]
     cuts = [3 * ceil(sum(layers[:stage])) - plan.inside for stage in range(1, len(layers))]
     return [tuple(parts[start:stop]) for start, stop in pairwise([0, *cuts, len(parts)])]
-
-
-def _shape(plan: OptimusPlan, stage: int, parts: Sequence[tuple[BlockPart, ...]]) -> StageShape:
-    model, tp = plan.model, plan.layout.tp
-    return StageShape(
-        stage=stage,
-        stages=len(parts),
-        parts=parts[stage],
-        tp=tp,
-        micro_batch=plan.micro_batch,
-        micro_batches=plan.micro_batches,
-        hidden=model.hidden,
-        query=model.heads * model.head_dim // tp,
-        key=model.kv_heads * model.head_dim // tp,
-        ffn=model.ffn // tp,
-        heads=model.heads // tp,
-        head_dim=model.head_dim,
-        vocab=model.vocab,
-        inside=plan.inside,
-        # With tensor parallelism the losses of the sweep do not fall, and moments would not fit its middle stages.
-        updates=tp == 1,
-    )
 
 
 class _StepMemory(NamedTuple):
@@ -270,7 +249,7 @@ def _stage_memory(shape: StageShape, gpu: Gpu, lengths: Sequence[int]) -> StageM
         activations=usual.peak - states,
         temporary=0.0,
         fragmentation=reserved - usual.peak,
-        communication=tensor + (MESSAGE_BYTES if shape.stages > 1 else 0),
+        communication=tensor + (MESSAGE_BYTES if len(shape.plan.stages) > 1 else 0),
         framework=CONTEXT_BYTES,
         capacity=gpu.memory_bytes,
     )
@@ -278,16 +257,16 @@ def _stage_memory(shape: StageShape, gpu: Gpu, lengths: Sequence[int]) -> StageM
 
 def _step(stage: StageTensors, seq: int) -> _StepMemory:
     """Run one step in OptimusPrime's 1F1B (Schedule1F1B of opt_prime/schedule.py)."""
-    shape, memory = stage.shape, stage.memory
+    shape, memory, micro_batches = stage.shape, stage.memory, stage.shape.plan.micro_batches
     memory.peak_reserved, memory.peak_allocated = memory.reserved, memory.allocated
     stage.begin(seq)
     messages: list[int] = []
     saved: dict[int, SavedBlocks] = {}
-    ahead = min(shape.stages - 1 - shape.stage, shape.micro_batches)
+    ahead = min(len(shape.plan.stages) - 1 - shape.stage, micro_batches)
     for batch in range(ahead):
         saved[batch] = _forward(stage, messages)
-    for batch in range(shape.micro_batches):
-        if batch + ahead < shape.micro_batches:
+    for batch in range(micro_batches):
+        if batch + ahead < micro_batches:
             saved[batch + ahead] = _forward(stage, messages)
         _backward(stage, saved.pop(batch), messages)
     result = _StepMemory(
@@ -314,7 +293,7 @@ def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
         others = stage.side if shape.stage == 1 else (*stage.sent, *stage.side)
         messages += [stage.new(size) for size in others]
     residual, factors = inputs[0], dict(zip(("activated", "up"), inputs[1:], strict=False))
-    if not shape.first and not shape.inside:
+    if not shape.first and not shape.plan.inside:
         residual = stage.new(wide)  # the sum of both tensors
     for part in shape.parts:
         blocks = saved[part] = dict(factors) if part[0] == "down" else {"input": residual}
@@ -367,7 +346,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
         stage.weight_gradient(("embedding", -1))
         stage.drop(gradient)
     else:
-        if not shape.inside:
+        if not shape.plan.inside:
             messages += [gradient, stage.new(wide)]
         messages += [stage.new(size) for size in stage.side]
     if "output" in saved[shape.parts[-1]]:
