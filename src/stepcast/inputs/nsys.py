@@ -1,11 +1,12 @@
 """SQLite exports of Nsight Systems (``nsys export --type sqlite``): kernels, copies and NVTX ranges."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from stepcast.inputs.kineto.columns import kind_of_kernel
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.limits import GPUS, MIB, NSYS_DEVICES, NSYS_ROWS, PIPE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
@@ -15,7 +16,6 @@ KERNELS, COPIES, RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEM
 LONGEST_NAME = 256 * 1024  # bytes of a kernel's name; templates have up to some ten thousand
 LONGEST_DEFAULT = 100  # characters; every row that lacks the column would have it
 MOST_TEXT_BYTES, MOST_TEXT_TIMES = 64 * MIB, 20
-COMMUNICATION = ("nccl", "rccl", "nvshmem", "deep_ep", "mscclpp")
 
 
 def read(source: Source) -> Timeline:
@@ -66,7 +66,11 @@ class _ExportReader:
         rows = int(self.database.execute(f"SELECT COUNT(*) FROM {KERNELS}").fetchone()[0])
         NSYS_ROWS.check(rows)
         names = dict(self.select("StringIds", "id", "value")) if "StringIds" in tables else {}
-        self.read_kernels(names)
+        columns = ("deviceId", "streamId", "demangledName", "shortName")
+        for start, end, device, stream, long, short in self.spans(KERNELS, *columns):
+            number = short if long is None else long
+            name = str(names.get(number, number))
+            self.add(name, device, f"stream {stream or 0}", start, end, kind_of_kernel(name))
         if COPIES in tables:
             for start, end, device, stream, size in self.spans(COPIES, "deviceId", "streamId", "bytes"):
                 self.add(f"copy of {size} bytes", device, f"stream {stream}", start, end, SpanKind.COPY)
@@ -77,18 +81,6 @@ class _ExportReader:
         if not len(self.builder):
             raise FormatError("holds no kernel", self.path)
         return self.builder.build(measured=True, source=self.path, facts={"format": "nsys", "kernels": rows})
-
-    def read_kernels(self, names: Mapping[object, object]) -> None:
-        kinds: dict[str, SpanKind] = {}
-        columns = ("deviceId", "streamId", "demangledName", "shortName")
-        for start, end, device, stream, long, short in self.spans(KERNELS, *columns):
-            number = short if long is None else long
-            name = str(names.get(number, number))
-            kind = kinds.get(name)
-            if kind is None:
-                is_message = name.lower().startswith(COMMUNICATION)
-                kind = kinds[name] = SpanKind.COMMUNICATION if is_message else SpanKind.COMPUTE
-            self.add(name, device, f"stream {stream or 0}", start, end, kind)
 
     def add(self, name: str, device: object, lane: str, start: object, end: object, kind: SpanKind) -> None:
         device = 0 if device is None else device

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from stepcast.inputs.chakra.protobuf import bytes_in, fields
-from stepcast.inputs.kineto.columns import EventRole, role_of_kernel
+from stepcast.inputs.kineto.columns import kind_of_kernel
 from stepcast.inputs.source import FormatError, Source, csv_columns, prefix_errors
 from stepcast.ir.facts import Facts
 from stepcast.ir.limits import RESULT, TRACE
@@ -17,7 +17,6 @@ from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.units import NS
 
 ROCPROF = ("Kind", "Agent_Id", "Queue_Id", "Kernel_Name", "Start_Timestamp", "End_Timestamp")
-ROLES = {EventRole.COMMUNICATION: SpanKind.COMMUNICATION, EventRole.COPY: SpanKind.COPY}
 DAMAGED = (msgspec.DecodeError, KeyError, TypeError)
 RANK_KEYS = ("dl.rank", "rl.rank", "rank", "process.rank", "torch.rank")
 
@@ -40,8 +39,7 @@ def read_rocprof(source: Source) -> Timeline:
         if duration_s < 0 or not 0 <= start_s < 1e12:
             raise FormatError("a kernel must end after it starts", source.path, line)
         lane = builder.lane(agents.setdefault(agent, len(agents)), f"stream {queue}")
-        kind = ROLES.get(role_of_kernel(name), SpanKind.COMPUTE)
-        builder.add(name, lane, start_s, duration_s, kind=kind)
+        builder.add(name, lane, start_s, duration_s, kind=kind_of_kernel(name))
     if not len(builder):
         raise FormatError("holds no kernel", source.path)
     return builder.build(measured=True, source=source.path, facts={"agents": list(agents)})

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, ChakraTrace, Nodes, NodeType, owners
 from stepcast.inputs.chakra.protobuf import Value
-from stepcast.inputs.kineto.columns import group_named
+from stepcast.inputs.kineto.columns import ProcessGroup, group_named
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.dataclass import dataclass
@@ -24,12 +24,9 @@ TRANSFERS = (NodeType.COMM_SEND, NodeType.COMM_RECV)
 MOST_RANK = 2**24
 
 
-class ChakraProcessGroup(msgspec.Struct, frozen=True):
+class ChakraProcessGroup(ProcessGroup, frozen=True):
     """An entry of the list that PyTorch puts into its process_group:init node."""
 
-    pg_name: str | int = ""
-    pg_desc: str = ""
-    ranks: tuple[int, ...] = ()
     pg_size: int = 0
     group_size: int = 0
 

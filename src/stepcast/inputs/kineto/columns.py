@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import IntEnum, auto
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -128,6 +128,15 @@ def role_of_kernel(name: str) -> EventRole:
     if COMM_KERNEL.search(name):
         return EventRole.COMMUNICATION
     return EventRole.COPY if COPY_NAME.match(name) else EventRole.KERNEL
+
+
+KIND_OF_ROLE = {EventRole.COPY: SpanKind.COPY, EventRole.COMMUNICATION: SpanKind.COMMUNICATION}
+
+
+@lru_cache(maxsize=100_000)
+def kind_of_kernel(name: str) -> SpanKind:
+    """Return the kind of a device's work by its name."""
+    return KIND_OF_ROLE.get(role_of_kernel(name), SpanKind.COMPUTE)
 
 
 # Communication: the arguments that PyTorch attaches to NCCL kernels, as Work and details. Their names are those
@@ -266,7 +275,6 @@ XLA_COLLECTIVE = re.compile(
 )
 CPU_COMM = re.compile(r"(?:gloo|mpi|ucc):")
 CORRELATION = re.compile(rb'"correlation"\s*:\s*(\d{1,18})(?!\d)')
-KIND_OF_ROLE = {EventRole.COPY: SpanKind.COPY, EventRole.COMMUNICATION: SpanKind.COMMUNICATION}
 
 LaneKey = tuple[str, int | str | None, int | str | None]
 
@@ -326,9 +334,8 @@ class RankColumns:
             index = names.get(name)
             if index is None:
                 index = names[name] = len(names)
-                on_device = KIND_OF_ROLE.get(role_of_kernel(name), SpanKind.COMPUTE)
                 on_host = SpanKind.COMMUNICATION if CPU_COMM.match(name) else SpanKind.HOST
-                kinds.append((SpanKind.STEP if name.startswith(STEP_PREFIX) else on_host, on_device))
+                kinds.append((SpanKind.STEP if name.startswith(STEP_PREFIX) else on_host, kind_of_kernel(name)))
             if role in ON_HOST:
                 kind = kinds[index][0]
                 if kind is SpanKind.STEP:
