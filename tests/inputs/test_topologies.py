@@ -218,3 +218,7 @@ def test_a_system_without_processors_is_no_topology() -> None:
     assert not matches(Source("file", b'<system version="1"><gpu/></system>'))
     assert not matches(Source("file", b'<system name="1"><cpu/></system>'))
     assert matches(Source("file", b'<system version="1"><cpu/></system>'))
+
+
+def test_empty_lines_after_a_head_are_no_topology() -> None:
+    assert not format_named("simai-topology").matches(Source("file", b"9 8 1 0 9 H100" + b"\n" * 65_000))
