@@ -18,7 +18,7 @@ from stepcast.ir.framework import Execution
 from stepcast.ir.layers.ends import STEP_KERNELS, count_visits
 from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
-from stepcast.ir.layers.ops import GATHER, REDUCE, SCATTER, K, Ops, collective, make_layer, stream_op
+from stepcast.ir.layers.ops import C, K, Ops, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model import Matrices, Model
@@ -44,10 +44,10 @@ def reduce_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
         size = each.total * sizes.gradient
         if part.ways > 1:
             called = f"{part.within} reduce-scatter {name}"
-            ops.append(collective(called, SCATTER, size, part.within, blocking, times))
+            ops.append(collective(called, C.REDUCE_SCATTER, size, part.within, blocking, times))
         if part.copies > 1:
             called, size = f"{part.between} all-reduce {name}", size // part.ways
-            ops.append(collective(called, REDUCE, size, part.between, blocking, times))
+            ops.append(collective(called, C.ALL_REDUCE, size, part.between, blocking, times))
         if once and sizes.plan.mirrored:
             summed = mirror_ops(sizes, name, Buckets(each, times), blocking)
             ops += [replace(op, after=tuple(other.name for other in ops[-1:])) for op in summed]
@@ -65,7 +65,7 @@ def mirror_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
     return tuple(
         collective(
             f"mirror all-reduce {'experts ' if each.experts else ''}{name}",
-            REDUCE,
+            C.ALL_REDUCE,
             each.total * sizes.gradient // part.ways,
             Group.MIRROR,
             blocking,
@@ -86,7 +86,7 @@ def gather_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
         if part.ways > 1:
             size = -(-gathered_bytes(strategy, each) // tensors)
             gather = collective(
-                f"{part.within} all-gather {name}", GATHER, size, part.within, blocking, times * tensors
+                f"{part.within} all-gather {name}", C.ALL_GATHER, size, part.within, blocking, times * tensors
             )
             if sizes.framework.listed_gathers:
                 gather = replace(gather, kernels=times * tensors * part.ways, host_reads=True)
@@ -195,10 +195,10 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
         sums += mirror_ops(sizes, "gradients", Buckets(end.trained), blocking=True)
     if sizes.strategy.sequence_parallel and end.norms:
         size = end.norms * sizes.gradient
-        sums.append(collective("norm gradients tp all-reduce", REDUCE, size, Group.TP))
+        sums.append(collective("norm gradients tp all-reduce", C.ALL_REDUCE, size, Group.TP))
     if end.tied_embedding:
         size = end.tied_embedding * sizes.gradient
-        sums.append(collective("embedding all-reduce", REDUCE, size, Group.EMBEDDING))
+        sums.append(collective("embedding all-reduce", C.ALL_REDUCE, size, Group.EMBEDDING))
     if sums:
         layers.append(make_layer(Role.GRADIENTS, tuple(sums)))
     own = own_parameters(sizes, end.trained)
@@ -237,4 +237,4 @@ def _gradient_norm(sizes: Sizes, own: int) -> Ops:
     return (*ops, stream_op("visits", K.OTHER, 1, 1, 1, 1, DType.FP32, kernels=kernels)) if loops else ops
 
 
-NORM_SUM = collective("gradient norm all-reduce", REDUCE, 4, Group.WORLD)
+NORM_SUM = collective("gradient norm all-reduce", C.ALL_REDUCE, 4, Group.WORLD)

@@ -12,7 +12,8 @@ from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, count_adapted
-from stepcast.ir.layers.ops import GATHER, collective, rename_ops
+from stepcast.ir.layers.operators import rename_ops
+from stepcast.ir.layers.ops import C, collective
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
@@ -258,12 +259,12 @@ def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list
         return units
     if not piece.embedding:
         layers = units[0].layers
-        gather = collective("arriving tp all-gather", GATHER, size, Group.TP)
+        gather = collective("arriving tp all-gather", C.ALL_GATHER, size, Group.TP)
         first = replace(layers[0], forward=(gather, *layers[0].forward))
         units = [replace(units[0], layers=(first, *layers[1:])), *units[1:]]
     if not piece.head:
         layers = units[-1].layers
-        gather = collective("arriving gradient tp all-gather", GATHER, size, Group.TP)
+        gather = collective("arriving gradient tp all-gather", C.ALL_GATHER, size, Group.TP)
         units = [*units[:-1], replace(units[-1], layers=(*layers[:-1], prepend_backward(layers[-1], (gather,))))]
     return units
 

@@ -298,14 +298,7 @@ class Weight:
 
 
 def linear(
-    name: str,
-    part: WeightPart,
-    inputs: int,
-    outputs: int,
-    bias: bool,
-    split: Split = Split.NONE,
-    *,
-    by_rows: bool = False,
+    name: str, part: WeightPart, inputs: int, outputs: int, bias: bool, split: Split = Split.NONE, by_rows: bool = False
 ) -> list[Weight]:
     """Return a matrix and, where asked, its bias, which is split only along with the columns."""
     weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, inputs_split=by_rows)]

@@ -77,26 +77,19 @@ class Model(Architecture):
         return block_weights(self, block.mixer, block.feed_forward)
 
     def shard_of(
-        self,
-        layers: range,
-        *,
-        tp: int = 1,
-        ep: int = 1,
-        expert_tp: int | None = None,
-        embedding: bool = False,
-        head: bool = False,
+        self, layers: range, tp: int = 1, ep: int = 1, expert_tp: int = 0, embedding: bool = False, head: bool = False
     ) -> Shard:
         """Return the shard of one rank of *layers*, with the *embedding* and with final norm and *head* if asked.
 
         A stage that has the head but not the embedding holds its own copy of tied weights, as Megatron
-        does. *expert_tp* splits each expert; it is *tp* unless given.
+        does. *expert_tp* splits each expert; 0: as *tp*.
         """
         require(layers.step == 1, "a stage holds consecutive layers")
         inside = 0 <= layers.start <= layers.stop <= self.layers
         require(inside, f"layers {layers.start}..{layers.stop} reach outside the model's {self.layers}")
-        for name, value in (("tp", tp), ("ep", ep), ("expert_tp", 1 if expert_tp is None else expert_tp)):
+        for name, value in (("tp", tp), ("ep", ep), ("expert_tp", expert_tp or tp)):
             require(type(value) is int and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
-        return range_shard(self, layers, tp, ep, tp if expert_tp is None else expert_tp, embedding, head)
+        return range_shard(self, layers, tp, ep, expert_tp or tp, embedding, head)
 
 
 def next_token_weights(model: Architecture) -> list[Weight]:

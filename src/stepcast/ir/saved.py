@@ -13,8 +13,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
 from stepcast.ir.layers.mlp import mlp_transient
-from stepcast.ir.layers.ops import MASK_BYTES
-from stepcast.ir.layers.sizes import LayerKind, SavedTensor, Sizes
+from stepcast.ir.layers.sizes import MASK_BYTES, LayerKind, SavedTensor, Sizes
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind
 from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
 

@@ -25,19 +25,7 @@ from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import (
-    FP32,
-    GATHER,
-    SCATTER,
-    K,
-    Ops,
-    PhaseOps,
-    cast_op,
-    collective,
-    make_layer,
-    stream_op,
-    wait_for,
-)
+from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
@@ -276,14 +264,14 @@ def _share_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     size = build.tensor_bytes(sizes, width)
     return (
         (
-            collective("qkv heads tp all-gather", GATHER, size, Group.TP),
+            collective("qkv heads tp all-gather", C.ALL_GATHER, size, Group.TP),
             stream_op("join heads", K.COPY, rows, width, 1, 1, dtype),
         ),
         (
             # What the rank took no part of has no gradient.
             stream_op("heads gradient fill", K.FILL, rows, width, 0, 1, dtype),
             stream_op("split heads gradient", K.COPY, rows, width, 1, 1, dtype),
-            collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP),
+            collective("qkv heads tp reduce-scatter", C.REDUCE_SCATTER, size, Group.TP),
         ),
     )
 
@@ -416,7 +404,7 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
         normed += latent.query_rank
     else:
         up.insert(0, Linear("query", sizes.tokens, hidden, sizes.query_width, dtype))
-    rotated = (sizes.heads + 1) * latent.rope_dim
+    rotated, waits = (sizes.heads + 1) * latent.rope_dim, build.column_waits(sizes, Role.LATENT_UP)
     forward, backward = _rotate(sizes, rotated), _rotate(sizes, rotated, gradient=True)
     if sizes.eager_modules:
         joined, parted = _eager_latent_heads(sizes)
@@ -429,7 +417,7 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
         make_layer(
             Role.LATENT_DOWN,
             (*down_forward, *norms.norm_forward(sizes, "latent norm", outer, normed), *index.forward),
-            (*wait_for(index.input_gradient + norm_ops, build.column_waits(sizes, Role.LATENT_UP)), *down_gradient),
+            (*build.wait_for(index.input_gradient + norm_ops, waits), *down_gradient),
             down_weights + index.weight_gradient,
         ),
         build.column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),
@@ -449,7 +437,7 @@ def _index_ops(sizes: Sizes, latent: Latent) -> PhaseOps:
     for group, ways in ((Group.TP, strategy.outer_ways), (Group.CP, sizes.cp)):
         if ways > 1:
             size = outer * ways * latent.index_dim * sizes.element
-            gathers += (collective(f"index keys {group} all-gather", GATHER, size, group),)
+            gathers += (collective(f"index keys {group} all-gather", C.ALL_GATHER, size, group),)
     keys = max(1, strategy.seq // 2)  # of all queries on average
 
     def score(backward: bool) -> Attention:

@@ -19,7 +19,7 @@ from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.ops import FP32, GATHER, SCATTER, K, Ops, cast_op, collective, make_layer, stream_op
+from stepcast.ir.layers.ops import FP32, C, K, Ops, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
@@ -185,11 +185,11 @@ def _all_gather(sizes: Sizes, block: LayerParts) -> Layer:
         size = size * sizes.heads // sizes.kv_heads
     return make_layer(
         Role.CORE,
-        (collective("cp all-gather", GATHER, size, Group.CP), *core.forward()),
+        (collective("cp all-gather", C.ALL_GATHER, size, Group.CP), *core.forward()),
         (
-            collective("cp all-gather again", GATHER, size, Group.CP),
+            collective("cp all-gather again", C.ALL_GATHER, size, Group.CP),
             *core.backward(),
-            collective("cp reduce-scatter", SCATTER, size, Group.CP),
+            collective("cp reduce-scatter", C.REDUCE_SCATTER, size, Group.CP),
         ),
     )
 

@@ -14,19 +14,7 @@ from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import (
-    FP32,
-    GATHER,
-    REDUCE,
-    SCATTER,
-    K,
-    Ops,
-    cast_op,
-    collective,
-    make_layer,
-    rename_ops,
-    stream_op,
-)
+from stepcast.ir.layers.ops import FP32, C, K, Ops, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
@@ -95,10 +83,10 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if sizes.tp > 1:
         size = sizes.activation_bytes
         if sizes.strategy.sequence_parallel:
-            forward.append(collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
-            backward.append(collective("embedding tp all-gather", GATHER, size, Group.TP))
+            forward.append(collective("embedding tp reduce-scatter", C.REDUCE_SCATTER, size, Group.TP))
+            backward.append(collective("embedding tp all-gather", C.ALL_GATHER, size, Group.TP))
         else:
-            forward.append(collective("embedding tp all-reduce", REDUCE, size, Group.TP))
+            forward.append(collective("embedding tp all-reduce", C.ALL_REDUCE, size, Group.TP))
     if width != model.hidden:
         project = Linear("project in", sizes.outer_tokens, width, model.hidden, sizes.dtype, adapted=False)
         forward += project.forward(sizes)
@@ -180,11 +168,11 @@ def _chunked_loss_layer(sizes: Sizes, logits: Linear) -> Layer:
     part = replace(logits, rows=-(-tokens // parts))
     ops: list[Op] = []
     for number in range(parts):
-        ops += rename_ops(f"part {number}", part.forward(sizes))
+        ops += build.rename_ops(f"part {number}", part.forward(sizes))
         ops.append(stream_op(f"part {number} cross entropy", K.FUSED_LOSS, part.rows, vocab, 2, 1, stored, kernels=6))
-        ops += rename_ops(f"part {number}", part.input_gradient(sizes))
+        ops += build.rename_ops(f"part {number}", part.input_gradient(sizes))
         if sizes.strategy.trains_all_weights:
-            ops += rename_ops(f"part {number}", part.weight_gradient(sizes))
+            ops += build.rename_ops(f"part {number}", part.weight_gradient(sizes))
             ops.append(stream_op(f"part {number} sum", K.ADD, vocab, logits.inputs, 2, 1, stored))
     scaled = stream_op("loss gradient scale", K.MUL, tokens, logits.inputs, 1, 1, stored, kernels=2)
     return make_layer(Role.LOSS, tuple(ops), (scaled,))
@@ -231,5 +219,5 @@ def _loss_layer(sizes: Sizes) -> Layer:
         forward.append(cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
     if sizes.tp > 1:
         names = ("maximum", "target logit", "exponential sum")
-        forward += [collective(f"loss tp all-reduce {name}", REDUCE, 4 * tokens, Group.TP) for name in names]
+        forward += [collective(f"loss tp all-reduce {name}", C.ALL_REDUCE, 4 * tokens, Group.TP) for name in names]
     return make_layer(Role.LOSS, tuple(forward), tuple(backward))

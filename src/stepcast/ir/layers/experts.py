@@ -15,7 +15,7 @@ from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, GATHER, SCATTER, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
+from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes, no_mixing
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
@@ -210,7 +210,7 @@ def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
     if sizes.framework.dispatcher is not Dispatcher.ALL_GATHER:
         return (collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
     tokens = sizes.outer_tokens * ep
-    kind = GATHER if gathers else SCATTER
+    kind = C.ALL_GATHER if gathers else C.REDUCE_SCATTER
     exchange = collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
     # Probabilities of all experts and the choice among them go with the tokens (MoEAllGatherTokenDispatcher).
     choice_bytes = tokens * _sizes_of(sizes.model).count * int(FP32_BYTES + 1)
@@ -286,12 +286,12 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
         (
             *((_permute(sizes, "permute"), *_weigh(sizes)) if first else ()),
             *_exchange(sizes, "dispatch"),
-            *_split_experts(sizes, "dispatch expert-tp", GATHER),
+            *_split_experts(sizes, "dispatch expert-tp", C.ALL_GATHER),
             *_sort(sizes, experts, "sort"),
         ),
         (
             *_sort(sizes, experts, "sort gradient"),
-            *_split_experts(sizes, "dispatch gradient expert-tp", SCATTER),
+            *_split_experts(sizes, "dispatch gradient expert-tp", C.REDUCE_SCATTER),
             *_exchange(sizes, "dispatch gradient", gathers=False),
             *((*_weigh(sizes, backward=True), *_permute_gradient(sizes)) if first else ()),
         ),
@@ -309,7 +309,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
         Role.COMBINE,
         (
             *_sort(sizes, experts, "unsort"),
-            *_split_experts(sizes, "combine expert-tp", SCATTER),
+            *_split_experts(sizes, "combine expert-tp", C.REDUCE_SCATTER),
             *_exchange(sizes, "combine", gathers=False),
             *((_scatter_add(sizes, "unpermute"),) if last else ()),
             *latent.forward,
@@ -319,7 +319,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
             *latent.input_gradient,
             *((_permute(sizes, "unpermute gradient"),) if last else ()),
             *_exchange(sizes, "combine gradient"),
-            *_split_experts(sizes, "combine gradient expert-tp", GATHER),
+            *_split_experts(sizes, "combine gradient expert-tp", C.ALL_GATHER),
             *_sort(sizes, experts, "unsort gradient"),
         ),
         latent.weight_gradient,

@@ -2,7 +2,7 @@
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.ops import FP32, K, Ops, cast_op, make_layer, stream_op, wait_for
+from stepcast.ir.layers.ops import FP32, K, Ops, cast_op, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.work import ElementwiseKind
@@ -36,7 +36,7 @@ def norm_layer(
         gradient = widen + gradient
     if branches:
         gradient += (build.add_op(sizes, "residual gradient", rows, width),)
-    return make_layer(role, forward, wait_for(gradient, after))
+    return make_layer(role, forward, build.wait_for(gradient, after))
 
 
 def surround_with_norms(

@@ -12,24 +12,8 @@ from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import dora
-from stepcast.ir.layers.ops import (
-    EXCHANGE,
-    FP32,
-    GATHER,
-    MASK_BYTES,
-    REDUCE,
-    SCATTER,
-    K,
-    Ops,
-    PhaseOps,
-    cast_op,
-    collective,
-    make_layer,
-    moved_op,
-    stream_op,
-    wait_for,
-)
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, moved_op, stream_op
+from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import BaseWeights, TrainingKind
 from stepcast.ir.work import CollectiveKind, Elementwise, GroupedMatmul, Matmul
@@ -64,6 +48,18 @@ FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
 DEQUANTISE_KERNELS = {"": 16, " again": 11}
 ADAPTER_CODE, ADAPTER_NODES, DROPOUT_NODES = 1, 5, 7
 INT8_KERNELS = 24  # of bitsandbytes' Python around a product of LLM.int8, after the host has read that input's outliers
+
+
+def wait_for(ops: Ops, names: tuple[str, ...]) -> Ops:
+    """Return *ops* of which the first waits for the non-blocking ops named."""
+    return (replace(ops[0], after=ops[0].after + names), *ops[1:]) if ops and names else ops
+
+
+def rename_ops(prefix: str, ops: Iterable[Op]) -> Ops:
+    """Return *ops* with *prefix* before their names and before the names that they wait for."""
+    return tuple(
+        replace(op, name=f"{prefix} {op.name}", after=tuple(f"{prefix} {name}" for name in op.after)) for op in ops
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +207,10 @@ class Linear:
         def convert(what: str, read: float, write: float, shape: tuple[int, int] = shape, kernels: int = 1) -> Op:
             return moved_op(f"{self.name} {what}", K.CAST, *shape, read, write, stored, kernels=kernels)
 
-        sums, outliers = (self.rows, self.outputs), f"{self.name} find outliers"
+        sums, outliers = (self.rows, self.outputs), convert("find outliers", 2 * half + 2, half + 1, kernels=3)
         return (
             convert("cast input", stored.bytes, half),
-            moved_op(outliers, K.CAST, *shape, 2 * half + 2, half + 1, stored, kernels=3, host_reads=True),
+            replace(outliers, host_reads=True),
             convert("quantise input", half, 1, kernels=INT8_KERNELS),
             Op(self.name, product, kernels=2, part=OpPart.PRODUCT),
             convert("dequantise sums", FP32.bytes, half, sums),
@@ -360,7 +356,7 @@ def residual_op(sizes: Sizes) -> Op:
         kind = K.STRIDED if sizes.eager_modules and stream is not sizes.stored else K.ADD
     else:
         kind, write = K.DROPOUT, write + MASK_BYTES
-    return moved_op("residual", kind, rows, width, read, write, stream, part=OpPart.RESIDUAL)
+    return replace(moved_op("residual", kind, rows, width, read, write, stream), part=OpPart.RESIDUAL)
 
 
 def dropout_op(sizes: Sizes, name: str, rows: int, width: int, gradient: bool = False) -> Op:
@@ -424,16 +420,16 @@ def column_layer(
         return make_layer(role, forward + then, then_gradient + gradients, weights)
     size, overlaps_gradients = tensor_bytes(sizes, width), sizes.strategy.overlap.tensor_gradients
     if not sizes.strategy.sequence_parallel:
-        reduce = collective(f"{role} tp all-reduce", REDUCE, size, Group.TP, blocking=not overlaps_gradients)
+        reduce = collective(f"{role} tp all-reduce", C.ALL_REDUCE, size, Group.TP, blocking=not overlaps_gradients)
         return make_layer(role, forward + then, (*then_gradient, *gradients, reduce), weights)
     # Not where adapters take the input too, whose norm returns it (Transformer Engine, module/layernorm_linear.py).
     overlap = sizes.strategy.overlap.tensor and not any(linear.is_adapted(sizes) for linear in linears)
     gathered = _gathered_bytes(sizes, linears[0], width)
-    gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not overlap)
-    again = collective(f"{role} tp all-gather again", GATHER, gathered, Group.TP, blocking=not overlaps_gradients)
+    gather = collective(f"{role} tp all-gather", C.ALL_GATHER, gathered, Group.TP, blocking=not overlap)
+    again = collective(f"{role} tp all-gather again", C.ALL_GATHER, gathered, Group.TP, blocking=not overlaps_gradients)
     # Frozen weights without adapters have no gradient that needs the input.
     repeats: Ops = (again,) if weights else ()
-    scatter = collective(f"{role} tp reduce-scatter", SCATTER, size, Group.TP, blocking=not overlaps_gradients)
+    scatter = collective(f"{role} tp reduce-scatter", C.REDUCE_SCATTER, size, Group.TP, blocking=not overlaps_gradients)
     return make_layer(
         role,
         (gather, *forward, *wait_for(then, (gather.name,) if overlap else ())),
@@ -477,10 +473,10 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
         return make_layer(role, forward + tail, gradient, weight)
     size, overlap = tensor_bytes(sizes), sizes.strategy.overlap.tensor
     if spread:
-        made = (EXCHANGE, size // sizes.tp) if sizes.framework.exchanges_adapters else (GATHER, size)
+        made = (C.ALL_TO_ALL, size // sizes.tp) if sizes.framework.exchanges_adapters else (C.ALL_GATHER, size)
         turn = collective(f"{role} adapters tp {made[0]}", *made, Group.TP)
         forward, gradient = (*forward, turn), (turn, *gradient)
-    kind, word = (SCATTER, "reduce-scatter") if sequence else (REDUCE, "all-reduce")
+    kind, word = (C.REDUCE_SCATTER, "reduce-scatter") if sequence else (C.ALL_REDUCE, "all-reduce")
     name = f"{role} tp {word}"
     if overlap:
         # The sum of one part runs during the matmul of the next, so it is issued with the matmul; that of the
@@ -492,7 +488,7 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
         forward = (*forward, collective(name, kind, size, Group.TP))
     if sequence:
         gathered = _gathered_bytes(sizes, linear, gradient=True)
-        gather = collective(f"{role} tp all-gather", GATHER, gathered, Group.TP, blocking=not overlap)
+        gather = collective(f"{role} tp all-gather", C.ALL_GATHER, gathered, Group.TP, blocking=not overlap)
         gradient = (gather, *gradient)
         weight = wait_for(weight, (gather.name,) if overlap else ())
     return make_layer(role, forward + tail, gradient, weight)

@@ -1,20 +1,16 @@
 """Layers and ops as all kinds of layers build them: memory-bound kernels, casts and collectives."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepcast.ir.dataclass import replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Group
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, elementwise
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
 K = ElementwiseKind
+C = CollectiveKind
 FP32 = DType.FP32
 Ops = tuple[Op, ...]
-GATHER, SCATTER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
-EXCHANGE = CollectiveKind.ALL_TO_ALL
-MASK_BYTES = 1.0  # of one element in dropout's mask
 
 
 class PhaseOps(NamedTuple):
@@ -54,36 +50,13 @@ def stream_op(
 
 
 def moved_op(
-    name: str,
-    kind: ElementwiseKind,
-    rows: int,
-    columns: int,
-    read_bytes: float,
-    write_bytes: float,
-    dtype: DType,
-    *,
-    kernels: int = 1,
-    host_reads: bool = False,
-    part: OpPart | None = None,
+    name: str, kind: K, rows: int, columns: int, read: float, write: float, dtype: DType, kernels: int = 1
 ) -> Op:
     """Return an op that reads and writes so many bytes for each of *rows* x *columns* elements."""
     elements = float(rows * columns)
-    work = Elementwise(kind, rows, columns, read_bytes * elements, write_bytes * elements, dtype=dtype)
-    return Op(name, work, kernels=kernels, host_reads=host_reads, part=part)
+    return Op(name, Elementwise(kind, rows, columns, read * elements, write * elements, dtype=dtype), kernels=kernels)
 
 
 def cast_op(name: str, rows: int, columns: int, before: DType, after: DType, counted_as: DType | None = None) -> Op:
     """Return the cast of *rows* x *columns* elements from one format to another."""
     return moved_op(name, K.CAST, rows, columns, before.bytes, after.bytes, counted_as or before)
-
-
-def wait_for(ops: Ops, names: tuple[str, ...]) -> Ops:
-    """Return *ops* of which the first waits for the non-blocking ops named."""
-    return (replace(ops[0], after=ops[0].after + names), *ops[1:]) if ops and names else ops
-
-
-def rename_ops(prefix: str, ops: Iterable[Op]) -> Ops:
-    """Return *ops* with *prefix* before their names and before the names that they wait for."""
-    return tuple(
-        replace(op, name=f"{prefix} {op.name}", after=tuple(f"{prefix} {name}" for name in op.after)) for op in ops
-    )

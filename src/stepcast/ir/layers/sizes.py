@@ -15,6 +15,8 @@ from stepcast.ir.sharding import ShardingPlan, plan_of
 from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, Strategy
 from stepcast.ir.workload import Layer
 
+MASK_BYTES = 1.0  # of one element in dropout's mask
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -87,7 +89,7 @@ class Sizes:
     @property
     def mask_bytes(self) -> float:
         """Bytes of an element of dropout's mask; 0 without dropout."""
-        return 1.0 if self.framework.dropout else 0.0
+        return MASK_BYTES if self.framework.dropout else 0.0
 
     @property
     def gradient(self) -> int:

@@ -53,6 +53,10 @@ class ShardedModules(NamedTuple):
     is_flat: bool = False  # parameters are one tensor (FSDP 1)
 
 
+def _answer(value: object) -> Callable[..., object]:
+    return lambda *args, **kwargs: value
+
+
 @dataclass
 class PretendMachine:
     """The GPUs that a script is shown, and what it asked of them."""
@@ -328,17 +332,8 @@ class _Handle:
     def __enter__(self) -> "_Handle":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def elapsed_time(self, other: object) -> float:
-        return 1.0
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
+    __exit__, query, is_capturing = _answer(None), _answer(True), _answer(False)
+    elapsed_time = _answer(1.0)
 
     def __getattr__(self, name: str) -> Callable[..., "_Handle"]:
         if name.startswith("__"):
@@ -356,18 +351,10 @@ class _WrappedModule(nn.Module):  # type: ignore[misc]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    join = no_sync
+    no_sync = join = state_dict_type = staticmethod(_answer(contextlib.nullcontext()))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def state_dict_type(*args: object, **kwargs: object) -> Iterator[None]:
-        yield
 
 
 class _ShardedMethods:
@@ -411,10 +398,6 @@ def _cast_in_forward(module: nn.Module, dtype: torch.dtype | None) -> None:
 
     module.register_forward_pre_hook(enter, with_kwargs=True)
     module.register_forward_hook(leave, always_call=True)
-
-
-def _answer(value: object) -> Callable[..., object]:
-    return lambda *args, **kwargs: value
 
 
 def _gather_object(objects: list[object], own: object, group: object = None) -> None:

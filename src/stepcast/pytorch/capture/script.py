@@ -273,17 +273,11 @@ class ScriptGpu(EmulatedGpu):
             return result.requires_grad_(own.requires_grad and own.is_leaf)
         return own.to(META, non_blocking=bool(kwargs.get("non_blocking")))
 
-    def read_list(self, own: Tensor, *_: object) -> object:
-        """Return the values of a tensor as lists; unknown ones are equal."""
-        return self._values(own).tolist()
-
-    def read_array(self, own: Tensor, *_: object) -> object:
-        return self._values(own).numpy()
-
     def read_text(self, own: Tensor, form: str = "") -> str:
-        return format(self._values(own).item(), form) if own.dim() == 0 else f"tensor(shape={tuple(own.shape)})"
+        return format(self.read_values(own).item(), form) if own.dim() == 0 else f"tensor(shape={tuple(own.shape)})"
 
-    def _values(self, own: Tensor) -> Tensor:
+    def read_values(self, own: Tensor) -> Tensor:
+        """Return the values of a tensor; unknown ones are equal."""
         known = getattr(own, VALUES, None)
         if known is not None:
             return known
@@ -291,22 +285,17 @@ class ScriptGpu(EmulatedGpu):
         return torch.full(own.shape, self._tracer.read_unknown([own]), dtype=dtype, device="cpu")
 
 
-def _device_seen(_: ScriptGpu, own: Tensor, *rest: object) -> torch.device:
-    return torch.device("cpu") if hasattr(own, HOST) else GPU_0
-
-
 DATA_SET = T.data.__set__
 # Questions about a tensor without data, as one with data would answer them.
 ANSWERS: dict[Any, Any] = {
-    T.device.__get__: _device_seen,
+    T.device.__get__: lambda _, own, *rest: torch.device("cpu") if hasattr(own, HOST) else GPU_0,
     T.is_cuda.__get__: lambda _, own, *rest: not hasattr(own, HOST),
     T.is_cpu.__get__: lambda _, own, *rest: hasattr(own, HOST),
     T.is_meta.__get__: lambda *rest: False,
     T.get_device: lambda *rest: 0,
     T.is_pinned: lambda *rest: False,
-    T.tolist: ScriptGpu.read_list,
-    T.numpy: ScriptGpu.read_array,
-    T.__array__: ScriptGpu.read_array,
+    T.tolist: lambda gpu, own, *rest: gpu.read_values(own).tolist(),
+    **dict.fromkeys((T.numpy, T.__array__), lambda gpu, own, *rest: gpu.read_values(own).numpy()),
     T.__format__: ScriptGpu.read_text,
     T.__repr__: ScriptGpu.read_text,
 }
