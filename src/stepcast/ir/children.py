@@ -33,10 +33,10 @@ def follow_parent(parent: int, ignores_interrupts: bool = True) -> None:
     """
     if ignores_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_EVERY_S)
+        os._exit(1)
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(LOOK_EVERY_S)
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -11,9 +11,10 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework
+from stepcast.ir.layers.kind import LayerKind, SavedTensor
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
 from stepcast.ir.layers.mlp import mlp_transient
-from stepcast.ir.layers.sizes import MASK_BYTES, LayerKind, SavedTensor, Sizes
+from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind
 from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
 

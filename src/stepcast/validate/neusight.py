@@ -6,6 +6,7 @@ report holds the kernel and what their measuring adds, and never falls below a l
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from stepcast.cost.memory_bound import softmax_key, stream_seconds
 from stepcast.cost.power import Load
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
-from stepcast.inputs.source import Source, csv_rows, prefix_errors
+from stepcast.inputs.operator_tables import OperatorTable, read_operator_table
+from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -213,7 +215,6 @@ def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
 FILES = {"ops": "ops_fp32.csv", "models": "models_fp32.csv"}
 CALIBRATING_POINTS = 20
 Skipped = Counter[str]
-Table = Mapping[str, Sequence[str]]
 
 
 def measure_neusight(folder: str) -> scoreboard.Measurements:
@@ -222,12 +223,12 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
     pieces: list[scoreboard.MeasuredColumns] = []
     figures: dict[str, float] = {}
     for file in _files(Path(folder)):
-        table = _read(file)
-        if "op" in table:
+        table = read_operator_table(str(file))
+        if "op" in table.columns:
             cells = list(_compare_operators(table, skipped, file.name))
             figures |= _cell_figures(cells)
             pieces += cells
-        elif "model" in table:
+        elif "model" in table.columns:
             pieces.append(_compare_models(table, skipped, file.name, figures))
         else:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
@@ -254,14 +255,6 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read(file: Path) -> Table:
-    """Return the columns of a csv file."""
-    lines = csv_rows(Source(file))
-    names = next(lines, [])
-    rows = [row for row in lines if len(row) == len(names)]
-    return dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
-
-
 @lru_cache(maxsize=64)
 def _gpu(device: str) -> Gpu | None:
     try:
@@ -274,30 +267,21 @@ def _fold(gpu: Gpu) -> GpuFold:
     return load_folds().gpus.get(gpu.name) or GpuFold(*neusight_fit())
 
 
-def _compare_operators(table: Table, skipped: Skipped, file: str) -> Iterator[scoreboard.MeasuredColumns]:
+def _compare_operators(table: OperatorTable, skipped: Skipped, file: str) -> Iterator[scoreboard.MeasuredColumns]:
     """Yield the rows of each operator on each GPU."""
-    ops, devices = np.array(table["op"]), np.array(table["device"])
     # A blank counts as 1: a linear has no batch.
-    numbers = {
-        name: np.array([value or "1" for value in table[name]], dtype=np.float64)
-        for name in ("ms", "b", "m", "n", "k", "h")
-    }
-    timed = numbers["ms"] > 0
-    for device in np.unique(devices):
-        on_device = devices == device
-        gpu = _gpu(str(device))
-        if gpu is None:
-            skipped[f"{file}: unknown GPU {device}"] += int(np.sum(on_device))
+    sizes = {name: np.where(table.columns[name] == "", "1", table.columns[name]) for name in ("ms", *"bmnkh")}
+    for rows in replace(table, columns={**table.columns, **sizes}).split(("device", "op")):
+        op, gpu = rows.word("op"), _gpu(rows.word("device"))
+        if gpu is None or op not in OPERATORS:
+            unknown = f"unknown operator {op}" if gpu else f"unknown GPU {rows.word('device')}"
+            skipped[f"{file}: {unknown}"] += len(rows)
             continue
-        for op in np.unique(ops[on_device]):
-            chosen = on_device & (ops == op)
-            if op not in OPERATORS:
-                skipped[f"{file}: unknown operator {op}"] += int(np.sum(chosen))
-                continue
-            if untimed := int(np.sum(chosen & ~timed)):
-                skipped[f"{file}: no measured time"] += untimed
-            if np.any(chosen & timed):
-                yield _compare_cell(str(op), gpu, {name: column[chosen & timed] for name, column in numbers.items()})
+        timed = rows.numbers("ms") > 0
+        if not timed.all():
+            skipped[f"{file}: no measured time"] += int(np.sum(~timed))
+        if timed.any():
+            yield _compare_cell(op, gpu, {name: rows.numbers(name)[timed] for name in sizes})
 
 
 def _compare_cell(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> scoreboard.MeasuredColumns:
@@ -345,7 +329,9 @@ def _cell_figures(cells: Sequence[scoreboard.MeasuredColumns]) -> dict[str, floa
     }
 
 
-def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str, float]) -> scoreboard.MeasuredColumns:
+def _compare_models(
+    table: OperatorTable, skipped: Skipped, file: str, figures: dict[str, float]
+) -> scoreboard.MeasuredColumns:
     """Return the models; *figures* gains errors with the GPU left out of the fit, and of NeuSight's own predictions."""
     unseen: list[float] = []
     theirs: list[tuple[float, float]] = []
@@ -373,7 +359,8 @@ def _compare_models(table: Table, skipped: Skipped, file: str, figures: dict[str
             theirs.append((abs(row.error), abs(float(record["neusight_ms"]) * 1e-3 / measured_s - 1.0)))
         return row
 
-    records = (dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True))
+    columns = table.columns
+    records = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
     rows, left_out = scoreboard.compare_each(enumerate(records, start=2), compare)
     skipped.update(left_out)
     if unseen:

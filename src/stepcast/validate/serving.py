@@ -12,14 +12,9 @@ from itertools import combinations
 
 import numpy as np
 
+from stepcast.generation import placement
 from stepcast.generation.forecast import SteadyServing, split_serving, steady_serving
-from stepcast.generation.placement import (
-    GenerationFormats,
-    GenerationLayout,
-    GenerationMemory,
-    generation_memory,
-    load_engine,
-)
+from stepcast.generation.placement import GenerationFormats, GenerationLayout, GenerationMemory
 from stepcast.generation.steps import NO_SPECULATION, Speculation, step_times
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType
@@ -77,7 +72,11 @@ def _cluster(system: str) -> Cluster:
 def predict_group(rows: Sequence[Record]) -> SteadyServing:
     """Return the prediction of rows that differ in their concurrency alone."""
     row = rows[0]
-    model, cluster, engine = load_model(row["model_path"]), _cluster(row["system"]), load_engine(row["backend"])
+    model, cluster, engine = (
+        load_model(row["model_path"]),
+        _cluster(row["system"]),
+        placement.load_engine(row["backend"]),
+    )
     dense, experts = (FORMATS[row[f"{part}_quant_mode"]] for part in ("gemm", "moe"))
     formats = GenerationFormats(dense, experts, DType.BF16 if dense is DType.BF16 else DType.FP8)
     prompt, output = float(row["isl"]), float(row["osl"])
@@ -88,11 +87,11 @@ def predict_group(rows: Sequence[Record]) -> SteadyServing:
     context = prompt + output / 2.0
 
     def memory_of(layout: GenerationLayout) -> GenerationMemory:
-        memory = generation_memory(model, layout, formats, cluster.gpu, engine)
+        memory = placement.generation_memory(model, layout, formats, cluster.gpu, engine)
         if memory.sequences_that_fit(context) >= 1.0:
             return memory
         # The run was measured, so its engine was given more.
-        return generation_memory(model, layout, formats, cluster.gpu, engine, MOST_MEMORY)
+        return placement.generation_memory(model, layout, formats, cluster.gpu, engine, MOST_MEMORY)
 
     apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
     if apart != layout and (model.heads % layout.tp or clients.max() > memory_of(layout).sequences_that_fit(context)):

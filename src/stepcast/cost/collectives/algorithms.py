@@ -296,15 +296,11 @@ def nvls_tree_curves(route: Route) -> Iterator[Curve]:
     latency_s = _nvls_start_s(route) + 2 * levels * hop_s
     between = (1 if route.nodes == 2 else 2) / route.inter_bytes_per_s
     per_byte = _nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.within())
-    for chunk_bytes in NVLS_CHUNK_BYTES:
-        if chunk_bytes <= _largest_tree_chunk(route):
-            yield _chunked_curve(route, latency_s, per_byte, chunk_bytes, levels, between)
-
-
-def _largest_tree_chunk(route: Route) -> int:
-    """Return the bytes of the largest chunk of an NVLS tree, by NCCL's limits (src/transport/nvls.cc)."""
+    # NCCL's limits of chunks (src/transport/nvls.cc).
     small = not route.in_network_reduction and (route.ranks_per_node >= 16 or route.nodes >= 4)
-    return (64 if small else 128) * KIB
+    for chunk_bytes in NVLS_CHUNK_BYTES:
+        if chunk_bytes <= (64 if small else 128) * KIB:
+            yield _chunked_curve(route, latency_s, per_byte, chunk_bytes, levels, between)
 
 
 def _nvls_start_s(route: Route) -> float:

@@ -24,9 +24,10 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
-from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M

@@ -10,8 +10,8 @@ from importlib import import_module
 from stepcast.ir.architecture import Architecture, Shard, Weight, norm_weight
 from stepcast.ir.layers.attention import ATTENTION
 from stepcast.ir.layers.experts import EXPERTS
+from stepcast.ir.layers.kind import LayerKind
 from stepcast.ir.layers.mlp import MLP
-from stepcast.ir.layers.sizes import LayerKind
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 
 # Mixers of some models alone: the module that declares each.

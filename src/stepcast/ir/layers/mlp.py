@@ -8,9 +8,10 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, no_mixing
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.ops import FP32, K, Ops, cast_op, stream_op
-from stepcast.ir.layers.sizes import AdaptedLinear, LayerKind, SavedTensor, Sizes, no_mixing
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.work import ElementwiseKind

@@ -1,19 +1,11 @@
-"""Sizes that one rank sees of a model under a strategy: tokens, heads and widths after every split.
+"""Sizes that one rank sees of a model under a strategy: tokens, heads and widths after every split."""
 
-``LayerKind`` declares a kind of layer by functions of these sizes.
-"""
-
-from collections.abc import Callable
-from typing import NamedTuple
-
-from stepcast.ir.architecture import Architecture, Weight
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
-from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.sharding import ShardingPlan, plan_of
-from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, Strategy
-from stepcast.ir.workload import Layer
+from stepcast.ir.strategy import BaseWeights, RecomputeKind, Strategy
 
 MASK_BYTES = 1.0  # of one element in dropout's mask
 
@@ -228,56 +220,3 @@ class Sizes:
         """Return True if what arrives from another stage is gathered from the tensor ranks."""
         scattered = self.framework.boundary_scattered and not self.strategy.sequence_parallel
         return scattered and self.tp > 1 and self.strategy.layout.pp > 1
-
-
-class SavedTensor(NamedTuple):
-    """A tensor saved for the backward; recomputing any of the modules in *freed_by* frees it."""
-
-    name: str
-    size_bytes: float
-    freed_by: tuple[RecomputeModule, ...] = ()
-
-
-def no_mixing(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
-    """Return the FLOPs of a half whose only products are those with its weights."""
-    return 0.0
-
-
-class AdaptedLinear(NamedTuple):
-    """A linear layer that LoRA can adapt; those with one *pair* share their input, and fused one pair of matrices.
-
-    Tensor-parallel ranks split its outputs, its inputs (*by_rows*) or neither. *experts* of them exist, if any.
-    """
-
-    name: str
-    pair: str
-    inputs: int
-    outputs: int
-    by_rows: bool = False
-    split: bool = True
-    experts: int = 0
-
-
-def no_adapters(model: Architecture) -> list[AdaptedLinear]:
-    """Return the linear layers of a half that LoRA leaves alone."""
-    return []
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """A kind of layer half, a token mixer or a feed-forward, declared once.
-
-    *weights* are its tensors without the norms around it; parameters, optimizer states and the FLOPs of
-    products with weights are sums over them. *mixing_flops* are the forward's other products. *operators* are
-    its layers in the order of the forward, norms included. *saved* are the tensors it saves for the backward
-    without those norms, *transient* the bytes that its backward needs on top for a moment. *adapters* are the
-    linear layers LoRA can adapt. *alternates*: torchtitan's selective recomputation knows its matmuls.
-    """
-
-    weights: Callable[[Architecture], list[Weight]]
-    mixing_flops: Callable[[Architecture, LayerParts, int, int, bool], float]
-    operators: Callable[[Sizes, LayerParts], tuple[Layer, ...]]
-    saved: Callable[[Sizes, LayerParts], list[SavedTensor]]
-    transient: Callable[[Sizes, LayerParts], float]
-    adapters: Callable[[Architecture], list[AdaptedLinear]]
-    alternates: bool = True

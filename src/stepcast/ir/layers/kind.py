@@ -1,0 +1,64 @@
+"""The declaration of a kind of layer: its weights, operators, saved tensors, FLOPs and adapters."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stepcast.ir.architecture import Architecture, Weight
+from stepcast.ir.dataclass import dataclass
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.model_parts import LayerParts
+from stepcast.ir.strategy import RecomputeModule
+from stepcast.ir.workload import Layer
+
+
+class SavedTensor(NamedTuple):
+    """A tensor saved for the backward; recomputing any of the modules in *freed_by* frees it."""
+
+    name: str
+    size_bytes: float
+    freed_by: tuple[RecomputeModule, ...] = ()
+
+
+def no_mixing(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+    """Return the FLOPs of a half whose only products are those with its weights."""
+    return 0.0
+
+
+class AdaptedLinear(NamedTuple):
+    """A linear layer that LoRA can adapt; those with one *pair* share their input, and fused one pair of matrices.
+
+    Tensor-parallel ranks split its outputs, its inputs (*by_rows*) or neither. *experts* of them exist, if any.
+    """
+
+    name: str
+    pair: str
+    inputs: int
+    outputs: int
+    by_rows: bool = False
+    split: bool = True
+    experts: int = 0
+
+
+def no_adapters(model: Architecture) -> list[AdaptedLinear]:
+    """Return the linear layers of a half that LoRA leaves alone."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A kind of layer half, a token mixer or a feed-forward, declared once.
+
+    *weights* are its tensors without the norms around it; parameters, optimizer states and the FLOPs of
+    products with weights are sums over them. *mixing_flops* are the forward's other products. *operators* are
+    its layers in the order of the forward, norms included. *saved* are the tensors it saves for the backward
+    without those norms, *transient* the bytes that its backward needs on top for a moment. *adapters* are the
+    linear layers LoRA can adapt. *alternates*: torchtitan's selective recomputation knows its matmuls.
+    """
+
+    weights: Callable[[Architecture], list[Weight]]
+    mixing_flops: Callable[[Architecture, LayerParts, int, int, bool], float]
+    operators: Callable[[Sizes, LayerParts], tuple[Layer, ...]]
+    saved: Callable[[Sizes, LayerParts], list[SavedTensor]]
+    transient: Callable[[Sizes, LayerParts], float]
+    adapters: Callable[[Architecture], list[AdaptedLinear]]
+    alternates: bool = True
