@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
 from stepcast.ir.dataclass import ByIdentity, dataclass
-from stepcast.ir.layout import Copies, RankGrid
+from stepcast.ir.layout import Copies, Layout, RankGrid
 
 # The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks
 # follow each other in a domain and from one domain to the next; a placement says where they move on.
@@ -142,6 +142,12 @@ def place_ranks(place: Place, cluster: Cluster, ranks: int, together: tuple[int,
             share, more = divmod(count, used)
             return Placement(tuple(unit * (share + (domain < more)) for domain in range(used)))
     return FILLED
+
+
+def place_job(place: Place, cluster: Cluster, layout: Layout) -> Placement:
+    """Place the ranks of *layout*, tensor-parallel ones together, then experts, then context-parallel ones."""
+    together = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
+    return place_ranks(place, cluster, layout.gpus, together)
 
 
 # The slowdown of a network's links relative to its NICs, for groups that all use them at once: (hops, near, far), the
@@ -358,9 +364,7 @@ def neighbour_path(
 def _slowest_path(
     cluster: Cluster, grid: RankGrid, list_groups: Callable[[int], Iterable[Copies]], place: Place, active: int | None
 ) -> GroupPath:
-    layout = grid.layout
-    together = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
-    placement = place_ranks(place, cluster, layout.gpus, together)
+    placement = place_job(place, cluster, grid.layout)
     paths = [
         _RESOLVED.get((cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement)
         for ranks in _distinct(list_groups, cluster, placement)

@@ -134,12 +134,13 @@ def _wave(kind: ElementwiseKind, rows: int, columns: int, inputs: int = 1, backw
     return Elementwise(kind, rows, columns, inputs * size, size, backward, FP32)
 
 
-def _norm(shape: NeusightShape, tokens: int) -> Iterator[Kernel]:
-    if shape.norm_kernels == 1:
-        yield _wave(K.LAYER_NORM, tokens, shape.hidden)
-        return
+def _end_branch(shape: NeusightShape, tokens: int, training: bool) -> Iterator[Kernel]:
+    """Add a branch to the stream, with dropout in training, and norm the sum."""
+    if training:
+        yield _wave(K.DROPOUT, tokens, shape.hidden)
+    yield _wave(K.ADD, tokens, shape.hidden, 2)
     for _ in range(shape.norm_kernels):
-        yield _wave(K.ADD, tokens, shape.hidden)
+        yield _wave(K.LAYER_NORM if shape.norm_kernels == 1 else K.ADD, tokens, shape.hidden)
 
 
 def _attention(shape: NeusightShape, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
@@ -161,10 +162,7 @@ def _attention(shape: NeusightShape, seq: int, batch: int, training: bool) -> It
     yield Matmul(seq, width // heads, seq, batch * heads, FP32)
     yield _wave(K.COPY, tokens, width)  # merge heads
     yield Matmul(tokens, shape.hidden, width, 1, FP32)
-    if training:
-        yield _wave(K.DROPOUT, tokens, shape.hidden)
-    yield _wave(K.ADD, tokens, shape.hidden, 2)
-    yield from _norm(shape, tokens)
+    yield from _end_branch(shape, tokens, training)
 
 
 def _mlp(shape: NeusightShape, tokens: int, training: bool) -> Iterator[Kernel]:
@@ -172,10 +170,7 @@ def _mlp(shape: NeusightShape, tokens: int, training: bool) -> Iterator[Kernel]:
     for index in range(shape.activation_kernels):
         yield _wave(K.ADD, tokens, shape.ffn, 2 if index >= 6 else 1)
     yield Matmul(tokens, shape.hidden, shape.ffn, 1, FP32)
-    if training:
-        yield _wave(K.DROPOUT, tokens, shape.hidden)
-    yield _wave(K.ADD, tokens, shape.hidden, 2)
-    yield from _norm(shape, tokens)
+    yield from _end_branch(shape, tokens, training)
 
 
 def _model(shape: NeusightShape, seq: int, batch: int, training: bool) -> Iterator[Kernel]:

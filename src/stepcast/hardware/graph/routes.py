@@ -7,7 +7,7 @@ import numpy as np
 
 from stepcast.hardware.cluster import PAIRED, Cluster, FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.path import Place, place_ranks
+from stepcast.hardware.path import Place, place_job
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.layout import Layout
 
@@ -57,8 +57,7 @@ def sum_shares(
 
 def seats_of(cluster: Cluster, layout: Layout, place: Place = Place.EVEN) -> IntArray:
     """Return the GPU of each rank of a job that has the cluster from its first node on."""
-    together = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
-    placement = place_ranks(place, cluster, layout.gpus, together)
+    placement = place_job(place, cluster, layout)
     ranks, size = np.arange(layout.gpus), cluster.domain_gpus
     seats = np.empty_like(ranks)
     for region in placement.regions(size):

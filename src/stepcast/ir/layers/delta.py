@@ -109,8 +109,8 @@ def _rule_layer(sizes: Sizes, delta: Delta) -> Layer:
     strategy, ways, dtype = sizes.strategy, sizes.tp * sizes.cp, sizes.stored
     rows, channels, heads = build.sequence_tokens(sizes), delta.channels // ways, max(1, delta.value_heads // ways)
     rule = partial(delta_rule_of, delta, strategy.micro_batch, strategy.seq, ways, dtype=sizes.unquantised)
-    arrange = partial(build.exchange_in, sizes, delta.projected // sizes.tp)
-    back = partial(build.exchange_out, sizes, delta.values // sizes.tp)
+    arrange = partial(build.exchange_sequence, sizes, delta.projected // sizes.tp)
+    back = partial(build.exchange_sequence, sizes, delta.values // sizes.tp, back=True)
     return make_layer(
         Role.DELTA_RULE,
         (

@@ -206,10 +206,8 @@ MAMBA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_ad
 def _core(own: MambaSizes) -> Layer:
     """Return the convolution with its activation, and the scan."""
     rows, columns, dtype = build.sequence_tokens(own.sizes), own.channels, own.sizes.stored
-    arrange, back = (
-        partial(build.exchange_in, own.sizes, own.exchanged),
-        partial(build.exchange_out, own.sizes, own.inner),
-    )
+    arrange = partial(build.exchange_sequence, own.sizes, own.exchanged)
+    back = partial(build.exchange_sequence, own.sizes, own.inner, back=True)
     convolution = stream_op("convolution", K.CONVOLUTION, rows, columns, 1, 1, dtype)
     return make_layer(
         Role.MAMBA_SCAN,

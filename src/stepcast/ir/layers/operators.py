@@ -16,7 +16,7 @@ from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collectiv
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import BaseWeights, TrainingKind
-from stepcast.ir.work import CollectiveKind, Elementwise, GroupedMatmul, Matmul
+from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
 # Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
@@ -499,31 +499,20 @@ def sequence_tokens(sizes: Sizes) -> int:
     return sizes.tokens * sizes.cp
 
 
-def exchange_in(sizes: Sizes, width: int, phase: str) -> Ops:
+def exchange_sequence(sizes: Sizes, width: int, phase: str, back: bool = False) -> Ops:
     """Bring a projection of *width* into the order of kernels that run along the whole sequence: exchange it
     with the context-parallel ranks (Megatron-LM, core/ssm/mamba_context_parallel.py), put their slices in the
-    order of the sequence, and turn tokens by sequences into sequences by tokens.
+    order of the sequence, and turn tokens by sequences into sequences by tokens; or the kernels' result *back*.
     """
-    ops: Ops = ()
+    ops: list[Op] = []
+    end, word = (f" back{phase}", "scanned") if back else (phase, "scan")
     if sizes.cp > 1:
         size = sizes.tokens * width * sizes.element
-        exchange = collective(f"cp all-to-all scan{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
-        ops = (exchange, _copy_sequence(sizes, f"reorder{phase}", width))
+        ops.append(collective(f"cp all-to-all {word}{phase}", C.ALL_TO_ALL, size, Group.CP))
+        ops.append(_copy_sequence(sizes, f"reorder{end}", width))
     if sizes.strategy.micro_batch > 1:
-        ops = (*ops, _copy_sequence(sizes, f"transpose{phase}", width))
-    return ops
-
-
-def exchange_out(sizes: Sizes, width: int, phase: str) -> Ops:
-    """Bring the kernels' result back, *width* wide after the exchange."""
-    ops: Ops = ()
-    if sizes.strategy.micro_batch > 1:
-        ops = (_copy_sequence(sizes, f"transpose back{phase}", width),)
-    if sizes.cp > 1:
-        size = sizes.tokens * width * sizes.element
-        exchange = collective(f"cp all-to-all scanned{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
-        ops = (*ops, _copy_sequence(sizes, f"reorder back{phase}", width), exchange)
-    return ops
+        ops.append(_copy_sequence(sizes, f"transpose{end}", width))
+    return tuple(reversed(ops) if back else ops)
 
 
 def _copy_sequence(sizes: Sizes, name: str, width: int) -> Op:
