@@ -433,7 +433,7 @@ def rows(*answers: object) -> list[FactDict]:
 def _load_model(model: "Model | str") -> "Model":
     from stepcast.models.catalog import load_model
 
-    return load_model(model) if isinstance(model, str) else model
+    return load_model(model)
 
 
 def _load_cluster(cluster: "Cluster | str") -> "Cluster":

@@ -34,8 +34,8 @@ def gpu_of(name: str | None, devices: Iterable[str], where: str) -> "Gpu":
         return load_gpu(device)
     except ValueError:
         raise ValueError(
-            f"{where}: ran on {device}, which is not in the catalogue; name a GPU or a TOML file that "
-            "describes it (docs/clusters.md) with --gpu"
+            f"{where}: {device} is not in the catalogue; name a GPU or a TOML file that describes it "
+            "(docs/clusters.md) with --gpu"
         ) from None
 
 

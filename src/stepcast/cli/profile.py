@@ -18,7 +18,6 @@ from stepcast.units import format_bytes, format_percent, format_rate, format_sec
 from stepcast.views.text import facts, table
 
 if TYPE_CHECKING:
-    from stepcast.hardware import Gpu
     from stepcast.pytorch.profile.backend import TorchBackend
     from stepcast.pytorch.profile.corrections import FittedClass
     from stepcast.pytorch.profile.measure import Document, MeasuringProgress
@@ -32,6 +31,7 @@ LOOK_EVERY = 5  # operators, between two measurements of the CPU
 def run(args: argparse.Namespace) -> int:
     if vars(args)["import"]:
         return _import_tables(args)
+    from stepcast.calibrate.classes import gpu_of
     from stepcast.cost.calibration import Calibration
     from stepcast.cost.fits import default_fit
     from stepcast.pytorch.load import load_torch_with_gpu
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     torch = load_torch_with_gpu()
     backend = TorchBackend(torch)
-    gpu = _gpu(args.gpu, backend.device)
+    gpu = gpu_of(args.gpu, [backend.device], "this machine")
     known = _known(Path(args.output), backend)
     cases = gpu_cases(gpu, default_fit(), backend.formats, args.quick)
     document = known or Document(gpu.name, backend.device, backend.software, MeasuredPoints())
@@ -97,19 +97,6 @@ def _import_tables(args: argparse.Namespace) -> int:
     _show(args, document, fitted)
     print_warnings(f"{count:,} rows were not taken: {why}" for why, count in rows.skipped.items())
     return 0
-
-
-def _gpu(name: str | None, device: str) -> "Gpu":
-    from stepcast.hardware import load_gpu
-
-    if name is not None:
-        return load_gpu(name)
-    try:
-        return load_gpu(device)
-    except ValueError:
-        raise ValueError(
-            f"{device} is not in the catalogue; describe it in a TOML file (docs/clusters.md) and name that with --gpu"
-        ) from None
 
 
 def _known(path: Path, backend: "TorchBackend") -> "Document | None":

@@ -45,6 +45,7 @@ from stepcast.views.document import About
 from stepcast.views.html import page_of
 from stepcast.views.plan import plan_view
 from stepcast.views.step import layout_words, step_view, subject
+from stepcast.views.view import View
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -86,16 +87,14 @@ class Verbs:
         found = compare(*sides).facts()
         commands = "\n".join(side["command"] for side in sides)
         view = compare_view(found, (names[0], names[1]))
-        page = page_of(view, About("compare", commands, __version__))
-        return Answer(page, {"title": page.title, "words": "", "step_s": found["step_s"]})
+        return _answer(view, "compare", commands, found["step_s"])
 
     def plan(self, choices: FormChoices) -> Answer:
         given = {name: value for name, value in choices if name != "currency" or dict(choices).get("price")}
         settled = settle_plan(build_question(PlanQuestion, {**given, "allow_oom": True}))
         command = form_command("plan", tuple(given.items()))
         facts = {**plan_facts(settled, settled.answer()), "command": command, "version": __version__}
-        page = page_of(plan_view(facts), About("plan", command, __version__))
-        return Answer(page, {"title": page.title, "words": "", "step_s": None})
+        return _answer(plan_view(facts), "plan", command)
 
     def alternatives(self, choices: FormChoices) -> Answer:
         given = join_others(choices)
@@ -105,14 +104,18 @@ class Verbs:
             raise ValueError("choose a second cluster or framework to compare")
         command = form_command(verb, tuple(given.items()))
         facts = {**answer_alternatives(question).facts(), "command": command, "version": __version__}
-        page = page_of(alternatives_view(facts), About(verb, command, __version__))
-        return Answer(page, {"title": page.title, "words": "", "step_s": None})
+        return _answer(alternatives_view(facts), verb, command)
 
     def search(self, choices: FormChoices, report: Report) -> Answer:
         return _run_apart(_search, (choices,), report)
 
     def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> Answer:
         return _run_apart(_analyze, (given, choices), report, UPLOAD_S)
+
+
+def _answer(view: View, verb: str, command: str, step_s: float | None = None) -> Answer:
+    page = page_of(view, About(verb, command, __version__))
+    return Answer(page, {"title": page.title, "words": "", "step_s": step_s})
 
 
 def _step_answer(run: SettledRun, facts: FactDict, pause: Pause | None) -> Answer:
@@ -228,8 +231,7 @@ def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Sen
     line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
     timeline = document if isinstance(document, Timeline) else None
     view = ANALYSES[entry.name][1](found, timeline)
-    page = page_of(view, About("analyze", line, __version__))
-    return Answer(page, {"title": page.title, "words": "", "step_s": found.get("step_s")})
+    return _answer(view, "analyze", line, found.get("step_s"))
 
 
 def _search(choices: FormChoices, send: Send) -> Answer:
@@ -246,6 +248,4 @@ def _search(choices: FormChoices, send: Send) -> Answer:
     asked = settle_search(build_question(SearchQuestion, {**dict(choices), "workers": 1}))
     result = asked.answer(watching=lambda: nullcontext(watch))
     found = search_facts(asked, result)
-    about = About("search", form_command("search", choices), __version__)
-    page = page_of(result_view(found, result), about)
-    return Answer(page, {"title": page.title, "words": "", "step_s": None})
+    return _answer(result_view(found, result), "search", form_command("search", choices))

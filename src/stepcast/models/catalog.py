@@ -36,13 +36,15 @@ def model_names() -> tuple[str, ...]:
     return tuple(_index()[1])
 
 
-def load_model(name_or_path: str | os.PathLike[str]) -> Model:
-    """Return a model of the catalogue, or of a file: Hugging Face config.json, its folder, or TOML.
+def load_model(name_or_path: str | os.PathLike[str] | Model) -> Model:
+    """Return a model of the catalogue, or of a file: Hugging Face config.json, its folder, or TOML; a Model is itself.
 
     Case and punctuation do not matter. A last word such as ``l12`` or ``12layers`` cuts the model to that
     many layers: ``llama3-70b-l12``. A name may carry sizes that differ, or all of a model that is not known:
     ``llama3-8b:layers=16,vocab=32000``, ``mine:layers=24,hidden=2048``.
     """
+    if isinstance(name_or_path, Model):
+        return name_or_path
     text = os.fspath(name_or_path).strip()
     if sized := SIZED.match(text):
         model = model_of_columns(sized[1], sizes_of(sized[2], text))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 ENGINE_LAYOUT = "parallelism of one engine (replicas use the remaining GPUs)"
 REQUESTS = "requests"
-ENGINES = ("vllm", "sglang", "trtllm")
 WEIGHTS = ("bf16", "fp8", "nvfp4", "int4")
 read_engine = read_word({"trtllm": "tensorrt-llm trt-llm tensorrt", "vllm": "v-llm"})
 LENGTH_HELP = (
@@ -89,8 +88,7 @@ def load_nouns(
         raise ValueError("no model given: use --model NAME")
     if cluster is None:
         raise ValueError("no cluster given: use --cluster NAME")
-    found = load_model(model) if isinstance(model, str) else model
-    return found, load_cluster(cluster, changes) if isinstance(cluster, str) else cluster
+    return load_model(model), load_cluster(cluster, changes) if isinstance(cluster, str) else cluster
 
 
 def formats_of(weights: str, cache: str | None) -> "GenerationFormats":
@@ -118,7 +116,8 @@ def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
     if gpus % one.engine_gpus:
         raise ValueError(f"--gpus {gpus} is not a multiple of the {one.engine_gpus} GPUs of one engine")
     layout = GenerationLayout(one.tp, one.pp, one.dp, one.ep, gpus // one.engine_gpus)
-    prompt, response = _lengths("prompt", question.prompt_length), _lengths("response", question.response_length)
+    prompt = read_lengths("prompt-length", question.prompt_length)
+    response = read_lengths("response-length", question.response_length)
     clients = 16 if question.requests is None and question.concurrency is None else question.concurrency
     task = GenerationTask(prompt, response, clients, question.requests, question.group)
     formats = formats_of(question.weights, question.kv_cache)
@@ -129,8 +128,9 @@ def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
     return forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
 
 
-def _lengths(what: str, text: str) -> "Lengths":
+def read_lengths(option: str, text: str) -> "Lengths":
+    """Return the lengths that the text of an option states."""
     from stepcast.generation.lengths import parse_lengths
 
-    with prefix_errors(f"--{what}-length"):
+    with prefix_errors(f"--{option}"):
         return parse_lengths(text)

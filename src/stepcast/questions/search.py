@@ -432,9 +432,9 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     refuse_several(question)
     check_rules("search", question.given, {"tokens": question.tokens, "price": question.price})
     place = name_cluster(PredictQuestion(model=question.model, cluster=question.cluster, gpu=question.gpu))
-    model = load_model(question.model) if isinstance(question.model, str) else question.model
+    assert question.model is not None
+    model = load_model(question.model)
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place
-    assert model is not None
     assumptions: list[str] = []
     profile = load_profile(question.framework or default_framework(question.lora))
     question = settle_price(question, cluster, assumptions)

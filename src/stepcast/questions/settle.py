@@ -131,12 +131,11 @@ def settle(question: PredictQuestion) -> SettledRun:
     assumptions: list[str] = []
     refuse_several(question)
     question = _expand_lora(question, assumptions)
-    question = msgspec.structs.replace(question, cluster=name_cluster(question))
-    model = load_model(question.model) if isinstance(question.model, str) else question.model
-    cluster = question.cluster
-    cluster = load_cluster(cluster, question.set) if isinstance(cluster, str) else cluster
-    assert model is not None
-    assert cluster is not None
+    place = name_cluster(question)
+    question = msgspec.structs.replace(question, cluster=place)
+    assert question.model is not None
+    model = load_model(question.model)
+    cluster = load_cluster(place, question.set) if isinstance(place, str) else place
     question = settle_price(question, cluster, assumptions)
     gpus = _count_gpus(question, cluster, assumptions)
     question = msgspec.structs.replace(question, gpus=gpus)
@@ -455,13 +454,6 @@ def _drop_idle(question: PredictQuestion, facts: Facts) -> FactDict:
         words = f"{kind}{colon}{','.join(applying)}" if applying else "none"
         left[name] = words if name in LISTS else default
     return left
-
-
-def build_strategy(
-    question: PredictQuestion, model: Model, layout: Layout, settled: Settled, usual_seq: int, assumptions: list[str]
-) -> Strategy:
-    """Return the Strategy of a question; defaults are added to *assumptions*."""
-    return _build_strategy(question, model, layout, settled, usual_seq, assumptions)[0]
 
 
 def _build_strategy(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from stepcast.generation.lengths import DEFAULT_CV, Lengths, parse_lengths
+from stepcast.generation.lengths import DEFAULT_CV
 from stepcast.generation.placement import EngineProfile, GenerationLayout, load_engine
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_config
@@ -12,7 +12,7 @@ from stepcast.ir.model import Model
 from stepcast.questions.choices import Choice, Question, amount, build_question, choices_of, count, gpu_count, share
 from stepcast.questions.choices import currency as read_currency
 from stepcast.questions.choices import price as read_price
-from stepcast.questions.generation import LENGTH_HELP, EngineChoices, formats_of, load_nouns, read_engine
+from stepcast.questions.generation import LENGTH_HELP, EngineChoices, formats_of, load_nouns, read_engine, read_lengths
 from stepcast.questions.question import CHOICES, WHAT
 from stepcast.rl.step import RlMode, RlPlacement, RlProfile, RlStep, RlTask, forecast_step, load_profile, vary_spread
 from stepcast.units import DEFAULT_CURRENCY
@@ -146,13 +146,6 @@ def read_config_choices(choices: Mapping[str, object]) -> FactDict:
     return words
 
 
-def _lengths(option: str, text: str) -> Lengths:
-    try:
-        return parse_lengths(text)
-    except ValueError as error:
-        raise ValueError(f"--{option}: {error}") from None
-
-
 def read_task(question: RlQuestion) -> RlTask:
     """Return the work of a step that *question* describes."""
     dapo = question.algorithm == "dapo"
@@ -164,8 +157,8 @@ def read_task(question: RlQuestion) -> RlTask:
     return RlTask(
         question.prompts,
         question.group,
-        _lengths("prompt-length", question.prompt_length),
-        _lengths("response-length", question.response_length),
+        read_lengths("prompt-length", question.prompt_length),
+        read_lengths("response-length", question.response_length),
         batch,
         question.epochs,
         question.old_logprobs is not False,
@@ -173,7 +166,7 @@ def read_task(question: RlQuestion) -> RlTask:
         question.algorithm == "ppo",
         question.reward_s,
         oversampling,
-        None if question.reward_latency is None else _lengths("reward-latency", str(question.reward_latency)),
+        None if question.reward_latency is None else read_lengths("reward-latency", str(question.reward_latency)),
     )
 
 

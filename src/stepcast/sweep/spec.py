@@ -63,11 +63,6 @@ class Spec:
         varying = [name for axis in self.axes for row in axis.rows for name in row]
         return tuple(dict.fromkeys([*varying, *self.fixed]))
 
-    @property
-    def varying(self) -> tuple[str, ...]:
-        """Names whose values differ between points."""
-        return tuple(dict.fromkeys(name for axis in self.axes for row in axis.rows for name in row))
-
     def at(self, position: int) -> Words:
         """Return the point at *position*; the last axis changes fastest."""
         words = dict(self.fixed)

@@ -332,12 +332,17 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     )
 
 
-def _replay_figures(facts: Facts, layout: str) -> list[ui.Figure]:
-    replayed, error = (format_seconds(facts["replayed_step_s"]), f"{format_change(facts['error'], 2)} of the measured")
-    figures = [
+def replayed_figures(facts: Facts) -> list[ui.Figure]:
+    """Return the measured step and the replayed one with its error."""
+    replayed, error = format_seconds(facts["replayed_step_s"]), f"{format_change(facts['error'], 2)} of the measured"
+    return [
         ui.Figure("measured step", format_seconds(facts["measured_step_s"])),
         ui.Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
     ]
+
+
+def _replay_figures(facts: Facts, layout: str) -> list[ui.Figure]:
+    figures = replayed_figures(facts)
     if not facts["changes"]:
         return figures
     step, change = format_seconds(facts["step_s"]), ui.signed_seconds(facts["change_s"])

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_bytes, format_change, format_percent, format_rate, format_seconds
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
+from stepcast.views.measured import KINDS, bottleneck_figures, replayed_figures, shares_of
 from stepcast.views.view import load_names
 
 HEADS = load_names("rank_parts")
@@ -79,11 +79,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
 
 def kineto_replay_view(facts: Facts) -> ui.View:
     """Return the view of a replayed profiler trace: as measured, replayed, and changed."""
-    replayed, error = format_seconds(facts["replayed_step_s"]), f"{format_change(facts['error'], 2)} of the measured"
-    figures = [
-        ui.Figure("measured step", format_seconds(facts["measured_step_s"])),
-        ui.Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
-    ]
+    figures = replayed_figures(facts)
     if facts["changes"]:
         least = f"; at least {format_seconds(facts['low_s'])}" if facts["low_s"] < facts["step_s"] else ""
         words = f"{format_seconds(facts['step_s'])} ({facts['speedup']:.2f}x as fast){least}"
