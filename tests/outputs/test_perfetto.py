@@ -19,7 +19,7 @@ from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.perfetto import write
 from stepcast.simulation.messages import Send
-from stepcast.views.gantt import gantt
+from stepcast.views.timeline import gantt
 from tests.shared import ROOT
 
 

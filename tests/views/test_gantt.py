@@ -3,7 +3,7 @@
 import pytest
 
 from stepcast.ir.timeline import TimelineBuilder
-from stepcast.views.gantt import gantt
+from stepcast.views.timeline import gantt
 
 COLUMNS = 20
 LABEL = "stage 0 "

@@ -16,7 +16,7 @@ from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import RESULT
 from stepcast.outputs.gate import add_runs, open_history, read_runs, write_junit, write_markdown
-from stepcast.views.gate import gate_view
+from stepcast.views.compare import gate_view
 
 SLOWER = 1  # exit status of a regression
 BASELINE = "stepcast baseline"

@@ -253,7 +253,7 @@ SINGLE = ("output", "trace", "save", "to_workload", "gantt", "critical_path", "j
 def show_alternatives(args: argparse.Namespace, question: "Question", watching: "Watching" = nullcontext) -> int:
     """Answer a question with several clusters, frameworks or numbers of GPUs; return the exit status."""
     from stepcast.questions.alternatives import answer_alternatives
-    from stepcast.views.alternatives import alternatives_view
+    from stepcast.views.search import alternatives_view
 
     for name in SINGLE:
         if getattr(args, name, None):
@@ -399,7 +399,7 @@ def show_prediction(
     else:
         view = step_view(found, explain_memory=explained)
     if args.gantt and not args.json:
-        from stepcast.views.gantt import gantt
+        from stepcast.views.timeline import gantt
 
         drawn.append(gantt(prediction.timeline, terminal_width()))
     if args.trace:

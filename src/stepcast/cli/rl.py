@@ -4,7 +4,7 @@ import argparse
 
 from stepcast.cli.output import ProgressBar, show_view
 from stepcast.ir.progress import watch_progress
-from stepcast.rl.question import answer_rl, ask_rl, rl_facts
+from stepcast.rl.question import answer_rl, ask_rl, rl_facts, search_rl
 from stepcast.version import __version__
 from stepcast.views.generation import rl_search_view, rl_view
 
@@ -15,8 +15,6 @@ def run(args: argparse.Namespace) -> int:
     )
     about = {"command": args.command, "version": __version__}
     if question.search:
-        from stepcast.rl.search import search_rl
-
         with watch_progress(ProgressBar("rl", " candidates")):
             found = search_rl(question)
         show_view(args, rl_search_view({**found, "config": config, **about}))

@@ -39,11 +39,11 @@ from stepcast.serve.app import MISTAKES, Answer, Pause, Report
 from stepcast.serve.fields import PREDICT, FormChoices, form_command, join_others, read_form
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.version import __version__
-from stepcast.views.alternatives import alternatives_view
 from stepcast.views.compare import compare_view
 from stepcast.views.document import About
 from stepcast.views.html import page_of
 from stepcast.views.plan import plan_view
+from stepcast.views.search import alternatives_view
 from stepcast.views.step import layout_words, step_view, subject
 from stepcast.views.view import View
 

@@ -18,7 +18,7 @@ from stepcast.validate.scoreboard import (
     ScoredRow,
     build_scoreboard,
 )
-from stepcast.views.validate import MOST_DOTS, validate_view
+from stepcast.views.compare import MOST_DOTS, validate_view
 
 
 def run(args: argparse.Namespace) -> int:

@@ -123,8 +123,8 @@ class Alternatives:
         }
 
     def _repr_html_(self) -> str:
-        from stepcast.views.alternatives import alternatives_view
         from stepcast.views.html import render_notebook
+        from stepcast.views.search import alternatives_view
 
         return render_notebook(alternatives_view(self.facts()), self.verb)
 

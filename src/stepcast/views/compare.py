@@ -1,10 +1,10 @@
-"""The view of a comparison: two accounts of a step, predicted or measured."""
+"""Views that compare: two accounts of a step, a run with its baseline, predictions with measurements."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, Facts, PointFacts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_bytes, format_change, format_percent, format_seconds
+from stepcast.units import format_bytes, format_change, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import PART_NAMES
 
@@ -161,3 +161,189 @@ def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, nam
     differences = ("first - second", "of the second") if _is_one_kind(facts) else ("difference", "error")
     heads = (head, *side_names(facts), *differences[: 2 if facts["same_run"] else 1])
     return ui.PairTable(title, pairs, names, heads, most_bars=MOST_BARS)
+
+
+# ---- a gate: the measures against their baseline, and the trend of the step ---------------------------------
+
+MOST_LINES = 12
+MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL}
+KINDS = {"regression": "tp", "suspected": "bubble", "improved": "dp"}
+
+
+def gate_view(facts: Facts) -> ui.View:
+    """Return the view of a verdict."""
+    step_s, forecast, count = facts["step_s"], facts["forecast"], facts["baseline_runs"]
+    mood = ui.Mood.BAD if facts["failed"] else MOODS.get(facts["status"], ui.Mood.GOOD)
+    figures = [
+        ui.Figure("verdict", facts["status"], line=f"{facts['status']}: {facts['verdict']}", mood=mood),
+        ui.Figure("run", str(facts["run"]), facts["label"] or facts["name"]),
+        ui.Figure("baseline", f"{count} run{'s'[: count != 1]}", f"from run {facts['baseline_from']}"),
+    ]
+    if forecast:
+        figures.append(
+            ui.Figure("forecast", format_seconds(forecast["step_s"]), f"{format_change(forecast['error'])} error")
+        )
+    rows = sorted(facts["measures"], key=lambda row: -abs(row["value"] - row["baseline"]))
+    rows.sort(key=lambda row: row["name"] != "step")
+    columns = ui.columns(
+        "measure=name run baseline change=change:+% noise=noise:% status",
+        run=("value", lambda row: _show(row, "value")),
+        baseline=("baseline", lambda row: _show(row, "baseline")),
+    )
+    return ui.View(
+        f"{facts['status']}: {facts['name']}",
+        ui.Headline.of_seconds(step_s, "per step, measured", (facts["name"], facts["verdict"])),
+        figures,
+        [
+            ui.table_of("Measures", rows, columns, most_lines=MOST_LINES, sortable=True),
+            _trend(facts) if len(facts["trend"]) > 1 else None,
+        ],
+        facts,
+    )
+
+
+def _show(row: Facts, key: str) -> str:
+    return (format_bytes if row["name"] == "peak memory" else format_seconds)(row[key])
+
+
+def _trend(facts: Facts) -> ui.Scatter:
+    """Return the steps of all runs, those of a regression marked."""
+    runs = facts["trend"]
+    times_s = [run["step_s"] for run in runs]
+    step = next(row for row in facts["measures"] if row["name"] == "step")
+    points = tuple((float(run["run"]), run["step_s"]) for run in runs)
+    level = ((1.0, step["baseline"]), (float(len(runs)), step["baseline"]))
+    dots = [ui.Dot(run["run"], run["step_s"], KINDS.get(run["status"], "compute"), _tip(run), 4.0) for run in runs]
+    margin_s = 0.1 * (max(times_s) - min(times_s)) or 0.05 * times_s[0]
+    return ui.Scatter(
+        "Trend",
+        ui.Axis(0.0, len(runs) + 1.0, lambda number: f"{number:.0f}", "run"),
+        ui.Axis(min(times_s) - margin_s, max(times_s) + margin_s, format_seconds, "step"),
+        [ui.Line(level, "same"), ui.Line(points, "near"), *dots],
+        f"Step of {len(runs)} runs",
+        legend=(("compute", "passed"), ("bubble", "suspected"), ("tp", "regression"), ("dp", "improved")),
+        shown=ui.Shown.PAGE,
+    )
+
+
+def _tip(run: Facts) -> str:
+    label = f" ({run['label']})" if run["label"] else ""
+    return f"run {run['run']}{label}: {format_seconds(run['step_s'])}, {run['status']}"
+
+
+# ---- the scoreboard: predictions against measurements, set by set -------------------------------------------
+
+MOST_DOTS = 1200
+MOST_REASONS = 10
+NEAR = 0.1
+SUMMARY_COLUMNS = ui.columns(
+    "rows=rows, mean=mean_abs_error median=median_abs_error p90=p90_abs_error worst=worst_abs_error "
+    "signed=mean_error:+% weighted=time_weighted_error:%"
+)
+IN_INTERVAL = "in interval"
+
+
+def validate_view(
+    facts: Facts, points: Mapping[str, Sequence[PointFacts]], units: Mapping[str, str], absent: Sequence[str] = ()
+) -> ui.View:
+    """Return the view of the facts of each set.
+
+    *points* are its rows, or as many as can be distinguished; *absent* are lines about sets that are not at hand.
+    """
+    sets = facts["sets"]
+    compared = {name: board for name, board in sets.items() if board["rows"]}
+    rows = sum(board["rows"] for board in compared.values())
+    figures = [
+        ui.Figure(
+            name,
+            format_percent(board["mean_abs_error"]),
+            f"mean of {board['rows']:,}; median {format_percent(board['median_abs_error'])}",
+            shown=ui.Shown.PAGE,
+        )
+        for name, board in compared.items()
+    ]
+    about = ("Errors of predictions", "mean absolute error, as a share of the measured value")
+    headline = ui.Headline(f"{rows:,}", f"measurements in {len(compared)} sets", about)
+    if len(compared) == 1:
+        (board,) = compared.values()
+        number, unit = format_percent(board["mean_abs_error"]).split(" ")
+        headline = ui.Headline(number, f"{unit} mean error over {rows:,} rows", about)
+    parts: list[ui.Part | None] = [
+        _set(name, board, points.get(name, ()), units.get(name, "s")) for name, board in sets.items()
+    ]
+    parts.append(ui.Remarks("Not at hand", [ui.Remark(line, "") for line in absent], shown=ui.Shown.TEXT))
+    return ui.View(f"{rows:,} measurements against their predictions", headline, figures, parts, facts)
+
+
+def _set(name: str, board: Facts, points: Sequence[PointFacts], unit: str) -> ui.Columns:
+    figures = [(key.replace("_", " "), format_percent(value)) for key, value in board["figures"].items()]
+    return ui.Columns(
+        name,
+        [_summaries(board), ui.FactList("Figures", figures) if figures else None, _skipped(board)],
+        [_chart(points, board, unit) if points else None, _worst(board["worst"], unit)],
+        headed=True,
+        lead="; ".join(board["notes"]),
+        wide=True,
+    )
+
+
+def _summaries(board: Facts) -> ui.Table | None:
+    """Return the errors of all rows, of selections, and of each group."""
+    if not board["rows"]:
+        return None
+    columns: dict[str, ui.Source] = dict(SUMMARY_COLUMNS)
+    if board["coverage"] is not None:
+        columns[IN_INTERVAL] = (
+            "coverage",
+            lambda row: "" if row["coverage"] is None else format_percent(row["coverage"]),
+        )
+    labelled: list[tuple[str, Facts | None]] = [("all", board), *board["selections"].items()]
+    for tag, group in board["groups"].items():
+        labelled += [(f"by {tag}", None), *((f"  {label}", summary) for label, summary in group.items())]
+    blanks = [ui.Cell("")] * len(columns)
+    cells = [
+        [ui.Cell(label), *([ui.cell_of(row, source) for source in columns.values()] if row else blanks)]
+        for label, row in labelled
+    ]
+    caption = "Absolute errors; signed is above zero where predictions are too slow"
+    return ui.Table("Errors", ("errors", *columns), cells, caption=caption)
+
+
+def _skipped(board: Facts) -> ui.Remarks:
+    reasons = [f"{format_count(count)}: {reason}" for reason, count in board["skip_reasons"].items()]
+    shown = reasons[:MOST_REASONS]
+    if len(reasons) > MOST_REASONS:
+        shown.append(f"and {len(reasons) - MOST_REASONS} more reasons; --json has them all")
+    return ui.Remarks("Skipped", [ui.Remark(f"skipped {format_count(board['skipped'])}", "", shown)])
+
+
+def _worst(rows: Sequence[Facts], unit: str) -> ui.Table | None:
+    columns = ui.columns(f"worst_{len(rows)}=name measured=measured_{unit} predicted=predicted_{unit} error=error:+%")
+    return ui.table_of("Worst rows", rows, columns, caption="Largest errors")
+
+
+def _chart(points: Sequence[PointFacts], board: Facts, unit: str) -> ui.Scatter:
+    show = format_bytes if unit == "bytes" else format_seconds
+    values = [value for point in points for value in (point["measured"], point["predicted"]) if value > 0]
+    low, high = min(values) / 1.3, max(values) * 1.3
+    corners = ((low, low * (1 - NEAR)), (high, high * (1 - NEAR)), (high, high * (1 + NEAR)), (low, low * (1 + NEAR)))
+    dots = []
+    for point in points:
+        measured, predicted = point["measured"], point["predicted"]
+        if predicted > 0:
+            error = predicted / measured - 1
+            tip = f"{point['name']}: measured {show(measured)}, predicted {show(predicted)} ({format_change(error)})"
+            dots.append(ui.Dot(measured, predicted, "compute" if abs(error) <= NEAR else "tp", tip, 3.5))
+    left_out = board["rows"] - len(points)
+    return ui.Scatter(
+        "Predicted against measured",
+        ui.Axis(low, high, show, "measured"),
+        ui.Axis(low, high, show, "predicted"),
+        [ui.Line(corners, "near", area=True), ui.Line(((low, low), (high, high)), "same"), *dots],
+        f"Predicted against measured, {len(points):,} rows",
+        legend=(("compute", "within 10 %"), ("tp", "more than 10 % off")),
+        log=True,
+        square=True,
+        note=f"{left_out:,} evenly picked rows are not shown; the worst are." if left_out > 0 else "",
+        shown=ui.Shown.PAGE,
+    )

@@ -1,13 +1,14 @@
-"""The section of a page in which a timeline can be looked into, and the columns its canvas draws from."""
+"""Timelines: the section of a page in which one can be looked into, and the columns its canvas draws from; and text."""
 
 import base64
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.step import PART_OF_GROUP
@@ -15,13 +16,11 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.charts import swatch
 from stepcast.views.document import Section, asset, data_block
 from stepcast.views.markup import fill_template, join, tag
-from stepcast.views.text import visible
+from stepcast.views.text import visible, wrap
 from stepcast.views.view import load_names
 
 # A Timeline packed for the canvas of a page: columns of whole numbers, squeezed, as text.
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 # More would neither be seen nor be loaded quickly; the shortest are drawn together.
 MOST_SLICES = 200_000
@@ -41,13 +40,13 @@ PHASES = {"F": "compute", "B": "backward", "I": "backward", "W": "weight"}
 class Slices:
     """Rows of a timeline in the order of their rows on the canvas, and within these of their starts."""
 
-    row: Ints
-    name: Ints
-    kind: Ints
-    detail: Ints
-    micro_batch: Ints
-    start_s: Floats
-    end_s: Floats
+    row: IntArray
+    name: IntArray
+    kind: IntArray
+    detail: IntArray
+    micro_batch: IntArray
+    start_s: FloatArray
+    end_s: FloatArray
 
     def __len__(self) -> int:
         return len(self.row)
@@ -124,7 +123,7 @@ def merge_slices(slices: Slices, most: int, several: int) -> Slices:
     )
 
 
-def _depths(timeline: Timeline) -> Ints:
+def _depths(timeline: Timeline) -> IntArray:
     """Return how many other rows each row is part of."""
     depth, parent = np.zeros(len(timeline), np.int64), timeline.parent_of.astype(np.int64)
     for _ in range(DEEPEST - 1):
@@ -146,13 +145,13 @@ def _row(timeline: Timeline, key: int) -> FactDict:
     }
 
 
-def _kinds(timeline: Timeline) -> Ints:
+def _kinds(timeline: Timeline) -> IntArray:
     """Return the colour of every row: computation by its phase, communication by its group."""
     number = {kind: index for index, kind in enumerate(KINDS)}
     by_kind = np.full(len(SpanKind), number["other"])
     by_kind[SpanKind.COMPUTE], by_kind[SpanKind.COMMUNICATION] = number["compute"], number["comm"]
     by_kind[SpanKind.COPY], by_kind[SpanKind.HOST] = number["copy"], number["host"]
-    kinds: Ints = by_kind[timeline.kind_of].astype(np.int64)
+    kinds: IntArray = by_kind[timeline.kind_of].astype(np.int64)
     phases = [number[PHASES.get(detail.get("slot", "")[:1], "optimizer")] for detail in timeline.details]
     slotted = ["slot" in detail for detail in timeline.details]
     computing = timeline.kind_of == SpanKind.COMPUTE
@@ -171,7 +170,7 @@ def _shown(name: str) -> str:
     return shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…"
 
 
-def _compress(columns: tuple[Ints, ...]) -> str:
+def _compress(columns: tuple[IntArray, ...]) -> str:
     """Return columns of 32 bits, compressed; the first bytes of all values come first, which compresses well."""
     planes = [
         np.ascontiguousarray(column.astype("<i4")).view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns
@@ -202,3 +201,109 @@ def timeline_section(
         help=HELP,
     )
     return Section("Timeline", join((drawn, data_block("timeline-data", data))), lead, wide=True)
+
+
+# ---- as text: one row for each rank, one character for each slice of time -----------------------------------
+
+
+LEGEND = "F forward, B backward, W weight gradient, o once per step, - communication, . waiting"
+SHORT = "f, b, w: shorter than its column"
+SEVERAL_MARK = "*"
+SEVERAL_WORDS = f"{SEVERAL_MARK} several in one column"
+MARKS = {"F": "F", "B": "B", "I": "B", "W": "W"}
+LONGEST_ROW_LIST = 64
+# Less than that is bookkeeping, such as the single nanoseconds of SimAI's placeholders.
+LEAST_COLUMNS = 1e-3
+
+
+def gantt(timeline: Timeline, width: int) -> str:
+    """Return a row for each rank: its main activity in each slice of the step."""
+    ranks, stage_of = timeline.ranks, timeline.stage_of_rank
+    names = [f"stage {stage_of[rank]}" if rank in stage_of else f"rank {rank}" for rank in ranks]
+    label = max(map(len, names), default=0)
+    columns = max(10, width - label - 1)
+    span_s = timeline.span_s or 1.0
+    rank_of = timeline.rank_of
+    lines = []
+    for rank, name in list(zip(ranks, names, strict=True))[:LONGEST_ROW_LIST]:
+        rows = np.flatnonzero(rank_of == rank)
+        lines.append(name.ljust(label) + " " + _line(timeline, rows, columns, span_s))
+    if len(ranks) > LONGEST_ROW_LIST:
+        lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more")
+    drawn = "".join(line[label:] for line in lines)
+    parts = [LEGEND]
+    if any(mark in drawn for mark in "fbw"):
+        parts.append(SHORT)
+    if SEVERAL_MARK in drawn:
+        parts.append(SEVERAL_WORDS)
+    return "\n".join([*lines, "", *wrap("; ".join(parts), width)])
+
+
+def _line(timeline: Timeline, rows: IntArray, columns: int, span_s: float) -> str:
+    """Return the character of each slice: the activity that fills most of it."""
+    marks = ["F", "B", "W", "o", "-"]
+    filled = np.zeros((len(marks), columns))
+    slot_mark = [_mark(detail.get("slot", "")) for detail in timeline.details]
+    kinds, details = timeline.kind_of[rows], timeline.detail_of[rows]
+    mark_of = np.array(
+        [
+            marks.index("-" if kind != SpanKind.COMPUTE else slot_mark[detail] if detail >= 0 else "o")
+            for kind, detail in zip(kinds.tolist(), details.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    scale = columns / span_s
+    begin, end = timeline.start_s[rows] * scale, timeline.end_s[rows] * scale
+    edges = np.arange(columns + 1, dtype=np.float64)
+    for mark in range(len(marks)):
+        mine = mark_of == mark
+        if mine.any():
+            filled[mark] = np.diff(_busy_until(edges, begin[mine], end[mine]))
+    # Communication during computation is hidden: it shows only where nothing else runs.
+    filled[marks.index("-")] = np.minimum(filled[-1], 1 - np.minimum(filled[:-1].sum(axis=0), 1)) * 0.999
+    best = filled.argmax(axis=0)
+    idle = 1 - filled.sum(axis=0)
+    row = ["." if idle[column] > filled[best[column], column] else marks[best[column]] for column in range(columns)]
+    computes = kinds == SpanKind.COMPUTE
+    phases = _phases(begin[computes], end[computes], mark_of[computes])
+    return _with_short(row, [(first, last, marks[mark]) for first, last, mark in phases])
+
+
+def _phases(begin: FloatArray, end: FloatArray, mark_of: IntArray) -> list[tuple[float, float, int]]:
+    """Return runs of work with one mark: where each begins and ends, in columns."""
+    if not len(begin):
+        return []
+    order = np.argsort(begin, kind="stable")
+    marks = mark_of[order]
+    first = np.flatnonzero(np.diff(marks, prepend=marks[0] - 1))
+    last = np.append(first[1:], len(marks)) - 1
+    return list(zip(begin[order][first].tolist(), end[order][last].tolist(), marks[first].tolist(), strict=True))
+
+
+def _with_short(row: list[str], phases: list[tuple[float, float, str]]) -> str:
+    """Return *row* with marks for phases that no column shows because another activity fills most of it."""
+    middles: dict[int, list[tuple[str, bool]]] = {}
+    for first, last, mark in phases:
+        if last - first < LEAST_COLUMNS:
+            continue
+        seen = mark in row[int(first) : max(ceil(last), int(first) + 1)]
+        middles.setdefault(min(int((first + last) / 2), len(row) - 1), []).append((mark, seen))
+    drawn = list(row)
+    for column, phases_here in middles.items():
+        marks = {mark for mark, _ in phases_here}
+        if not all(seen for _, seen in phases_here):
+            drawn[column] = marks.pop().lower() if len(marks) == 1 else SEVERAL_MARK
+    return "".join(drawn)
+
+
+def _busy_until(edges: FloatArray, begin: FloatArray, end: FloatArray) -> FloatArray:
+    """Return the summed length of the spans before each edge."""
+    order_b, order_e = np.sort(begin), np.sort(end)
+    sum_b, sum_e = np.concatenate([[0], np.cumsum(order_b)]), np.concatenate([[0], np.cumsum(order_e)])
+    started, ended = np.searchsorted(order_b, edges), np.searchsorted(order_e, edges)
+    total: FloatArray = (edges * started - sum_b[started]) - (edges * ended - sum_e[ended])
+    return total
+
+
+def _mark(slot: str) -> str:
+    return MARKS.get(slot[:1], "o") if "." in slot else "o"
