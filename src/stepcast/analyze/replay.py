@@ -166,25 +166,20 @@ def _apply_one(recording: Recording, key: str, value: str, around: Surroundings)
     )
 
 
-def _parse_group(key: str) -> str:
-    group = key.split(".", 1)[1]
-    if group not in GROUPS:
-        raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(GROUPS)}")
-    return group
-
-
 def _parse_rate(text: str) -> float | None:
     """Return the bytes per second of a text like ``50GB/s``; None for a factor."""
     return float(parse_size_bytes(text[:-2])) if text.lower().endswith("/s") else None
 
 
 def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
-    rate = _parse_rate(value)
-    if rate is None:
-        return changes.scale_transfers(recording, _parse_group(key), parse_factor(key, value))
-    if rate <= 0:
+    group, rate = key.split(".", 1)[1], _parse_rate(value)
+    if rate is not None and rate <= 0:
         raise WhatIfError(f"{key} must be above zero, not {value!r}")
-    return changes.set_bandwidth(recording, _parse_group(key), rate)
+    if group not in GROUPS:
+        raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(GROUPS)}")
+    if rate is None:
+        return changes.scale_transfers(recording, group, parse_factor(key, value))
+    return changes.set_bandwidth(recording, group, rate)
 
 
 def _add_stated_bandwidth(around: Surroundings, values: Mapping[str, str]) -> Surroundings:

@@ -138,27 +138,22 @@ def check_progress(process: RunProcess) -> None:
         )
 
 
-def _segments(process: RunProcess) -> list[tuple[int, float, float]]:
-    """Return (number, length of the first attempt, length of each later attempt) between safe points."""
-    if not process.checkpoints:
-        return [(1, process.work_s, process.work_s)]
-    period_s, lag_s = process.period_s, process.lag_s
-    return [
-        (1, period_s + lag_s, period_s + lag_s),
-        (process.checkpoints - 1, period_s, period_s + lag_s),
-        (1, max(0.0, process.last_s - lag_s), process.last_s),
-    ]
-
-
 def _failures(process: RunProcess) -> float:
     """Return the failures during work and checkpoints.
 
     A first attempt at x seconds fails with probability 1 - e^-rx; completing y seconds takes e^ry - 1 more failures.
     """
-    rate = process.failures_per_s
+    rate, period_s, lag_s = process.failures_per_s, process.period_s, process.lag_s
+    # Between safe points: how many, the length of the first attempt, and of each later one.
+    segments = [(1, process.work_s, process.work_s)]
+    if process.checkpoints:
+        segments = [
+            (1, period_s + lag_s, period_s + lag_s),
+            (process.checkpoints - 1, period_s, period_s + lag_s),
+            (1, max(0.0, process.last_s - lag_s), process.last_s),
+        ]
     return sum(
-        number * -math.expm1(-rate * first_s) * math.exp(rate * later_s)
-        for number, first_s, later_s in _segments(process)
+        number * -math.expm1(-rate * first_s) * math.exp(rate * later_s) for number, first_s, later_s in segments
     )
 
 

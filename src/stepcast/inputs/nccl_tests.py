@@ -78,7 +78,7 @@ class _SweepTable:
         self._others = 0  # tables that follow
 
     def read(self, lines: Iterable[tuple[int, str]]) -> None:
-        largest = -1
+        largest, width = -1, len(self._columns)
         for number, line in lines:
             fields = (_strip_tag(line) if self._is_tagged else line).split()
             if not fields or not fields[0].isdecimal():
@@ -89,12 +89,14 @@ class _SweepTable:
                 continue
             if self._others:
                 continue
+            if len(fields) == width - 1 and "redop" in self._columns:  # blank in all-gathers of 2.11
+                fields.insert(self._columns.index("redop"), "none")
+            if len(fields) < width:
+                message = f"a row of {len(fields)} columns; expected the header's {width}"
+                raise FormatError(message, self._source.path, number)
             try:
-                fields = self._complete(fields, number)
                 times_s = [None if fields[i] == "N/A" else float(fields[i]) * US for i in self._times]
                 row = SweepRow(int(fields[0]), times_s[0], times_s[1])
-            except FormatError:
-                raise
             except ValueError as error:
                 message = f"{error}; expected a size in bytes and times in us"
                 raise FormatError(message, self._source.path, number) from None
@@ -103,15 +105,6 @@ class _SweepTable:
                 largest, self._largest = row.size_bytes, fields
         if self._others:
             self._after = []
-
-    def _complete(self, fields: list[str], line: int) -> list[str]:
-        """Put back a blank operation (all-gather of 2.11)."""
-        width = len(self._columns)
-        if len(fields) == width - 1 and "redop" in self._columns:
-            fields.insert(self._columns.index("redop"), "none")
-        if len(fields) < width:
-            raise FormatError(f"a row of {len(fields)} columns; expected the header's {width}", self._source.path, line)
-        return fields
 
     def _value(self, column: str) -> str:
         """Return a field of the largest size; nothing where the table lacks its column."""

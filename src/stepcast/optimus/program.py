@@ -148,7 +148,9 @@ def build_program(plan: OptimusPlan, parts: Sequence[Segment]) -> Program:
         builder.call(stage, parts[start])
         for entry in _order(stage, stages, micro_batches):
             if entry.peer < 0:
-                builder.call(stage, parts[STAGE_SEGMENTS * stage + _place(entry, micro_batches)])
+                backward = 3 if entry.micro_batch == micro_batches - 1 else 2 if entry.micro_batch else 1
+                place = {"F": 0, "B": backward, "E": STAGE_SEGMENTS - 1}[entry.kind]
+                builder.call(stage, parts[STAGE_SEGMENTS * stage + place])
                 continue
             posted = builder.call(stage, parts[post])
             hop = min(stage, entry.peer)
@@ -163,15 +165,6 @@ def build_program(plan: OptimusPlan, parts: Sequence[Segment]) -> Program:
                 waiting[key] = posted, call
     assert not waiting, waiting
     return builder.program()
-
-
-def _place(entry: StagePass, micro_batches: int) -> int:
-    """Return the index among the segments of a stage."""
-    if entry.kind != "B":
-        return {"F": 0, "E": STAGE_SEGMENTS - 1}[entry.kind]
-    if entry.micro_batch == micro_batches - 1:
-        return 3
-    return 2 if entry.micro_batch else 1
 
 
 def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:

@@ -287,7 +287,11 @@ class NodeChain:
 
     def _encode(self, op: Op, layer: Layer, communicates: bool) -> tuple[bytes, bytes]:
         """Return the fields before the dependencies and those after: the same in each micro-batch."""
-        kind = _node_type(op.work) if communicates else NodeType.COMP
+        kind = NodeType.COMP
+        if communicates and isinstance(op.work, Collective):
+            kind = NodeType.COMM_COLL
+        elif communicates and isinstance(op.work, Transfer):
+            kind = NodeType.COMM_SEND if op.work.direction is Direction.SEND else NodeType.COMM_RECV
         head = bytes_field(2, layer.op_name(op).encode()) + number_field(3, kind)
         duration_us = round(op.work.duration_s / US) if isinstance(op.work, Recorded) else 0
         duration = number_field(7, duration_us) if duration_us else b""
@@ -301,17 +305,6 @@ def _attribute_fields(messages: Iterable[bytes]) -> bytes:
 def _dependencies(nodes: set[int]) -> bytes:
     packed = b"".join(varint(node) for node in sorted(nodes - {0}))
     return bytes_field(DATA_DEPENDENCIES_FIELD, packed) if packed else b""
-
-
-def _node_type(work: Work) -> NodeType:
-    match work:
-        case Collective():
-            return NodeType.COMM_COLL
-        case Transfer(direction=Direction.SEND):
-            return NodeType.COMM_SEND
-        case Transfer():
-            return NodeType.COMM_RECV
-    return NodeType.COMP
 
 
 def _work_attributes(work: Work, layout: Layout) -> list[bytes]:

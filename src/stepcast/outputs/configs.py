@@ -79,17 +79,16 @@ def _megatron_model(model: Model) -> Table:
     if model.window is not None:
         arguments["window-size"] = f"{model.window.size},0"
     if (experts := model.experts) is not None:
+        dense, has_groups = experts.first_dense, experts.groups > 1
         arguments |= {
             "num-experts": experts.count,
             "moe-router-topk": experts.top_k,
             "moe-ffn-hidden-size": experts.ffn,
+            "moe-shared-expert-intermediate-size": experts.shared_ffn or None,
+            "moe-layer-freq": f"([0]*{dense}+[1]*{model.layers - dense})" if dense else None,
+            "moe-router-num-groups": experts.groups if has_groups else None,
+            "moe-router-group-topk": experts.top_groups if has_groups else None,
         }
-        if experts.shared_ffn:
-            arguments["moe-shared-expert-intermediate-size"] = experts.shared_ffn
-        if experts.first_dense:
-            arguments["moe-layer-freq"] = f"([0]*{experts.first_dense}+[1]*{model.layers - experts.first_dense})"
-        if experts.groups > 1:
-            arguments |= {"moe-router-num-groups": experts.groups, "moe-router-group-topk": experts.top_groups}
     return arguments
 
 

@@ -192,10 +192,8 @@ def _finish_openrlhf(values: _Values, choices: dict[str, object]) -> None:
 
 def _finish_trl(values: _Values, choices: dict[str, object]) -> None:
     gpus = int(values.number("num_processes") or 0)
-    each, accumulated = (
-        values.number("per_device_train_batch_size") or 8,
-        values.number("gradient_accumulation_steps") or 1,
-    )
+    each = values.number("per_device_train_batch_size") or 8
+    accumulated = values.number("gradient_accumulation_steps") or 1
     choices |= {"reference": (values.number("beta") or 0.0) > 0, "algorithm": "grpo"}
     if str(values.raw("vllm_mode")) == "server":
         choices["mode"] = "split"

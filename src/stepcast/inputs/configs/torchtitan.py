@@ -64,7 +64,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         kernels="compiled" if keys.flag("compile.enable", "training.compile") and compiles_model else "plain",
         reshard=RESHARDS.get(keys.word("parallelism.fsdp_reshard_after_forward")),
         overlap="gradients,parameters,tensor,transfers" if overlaps_tp else None,
-        context=_context(keys, cp),
+        context=CONTEXTS.get(_word_of(keys, "context_parallel_rotate_method", cp)),
         offload="optimizer" if keys.flag("training.enable_cpu_offload") else None,
         optimizer="adamw" if optimizer in OPTIMIZERS else None,
         clipping=False if keys.share("training.max_norm") == 0 else None,
@@ -80,13 +80,13 @@ def _places(name: str, *tables: str) -> list[str]:
     return [f"{table}.{name}" for table in tables or ("parallelism", "training")]
 
 
-def _context(keys: Keys, cp: int) -> str | None:
-    places = _places("context_parallel_rotate_method", "parallelism", "experimental")
-    method = keys.word(*places)
-    if cp == 1:
+def _word_of(keys: Keys, name: str, degree: int) -> str:
+    """Return the word of a key that has an effect with this degree of parallelism alone."""
+    places = _places(name, "parallelism", "experimental")
+    word = keys.word(*places)
+    if degree == 1:
         keys.report_without_effect(*places)
-        return None
-    return CONTEXTS.get(method)
+    return word if degree > 1 else ""
 
 
 def _report_loss(keys: Keys, tp: int) -> None:
@@ -136,11 +136,7 @@ def _precision(keys: Keys) -> str:
 
 
 def _schedule(keys: Keys, pp: int) -> str | None:
-    places = _places("pipeline_parallel_schedule", "parallelism", "experimental")
-    name = keys.word(*places)
-    if pp == 1:
-        keys.report_without_effect(*places)
-        return None
+    name = _word_of(keys, "pipeline_parallel_schedule", pp)
     if name and name not in SCHEDULES:
-        keys.report("predicted as 1F1B", *places)
+        keys.report("predicted as 1F1B", *_places("pipeline_parallel_schedule", "parallelism", "experimental"))
     return SCHEDULES.get(name)

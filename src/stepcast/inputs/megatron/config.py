@@ -273,12 +273,10 @@ def _learn_sizes(ranks: Sequence[RankEvidence], findings: InferredConfig) -> Non
     hidden = _first(rank.hidden for rank in ranks)
     if hidden is not None:
         findings.learn("hidden", hidden, "read: tensor shapes")
-    if tokens is not None:
-        findings.learn("micro_batch", tokens[0], "read: shape of the batch")
-        findings.learn("seq", tokens[1], "read: shape of the batch")
-    elif transfer is not None:
-        findings.learn("micro_batch", transfer[1], "read: tensors between stages")
-        findings.learn("seq", transfer[0], "read: tensors between stages")
+    batch = tokens or ((transfer[1], transfer[0]) if transfer else ())
+    shown = "shape of the batch" if tokens else "tensors between stages"
+    for word, size in zip(("micro_batch", "seq"), batch, strict=False):
+        findings.learn(word, size, f"read: {shown}")
     if transfer is not None and tokens is not None and transfer[0] != tokens[1]:
         findings.learn("sequence_parallel", tokens[1] // transfer[0], "read: sequence is split between stages")
     if embedding is not None:
