@@ -6,20 +6,9 @@ from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 
-from stepcast.ir.architecture import (
-    NOTHING,
-    Architecture,
-    Shard,
-    Split,
-    Weight,
-    WeightPart,
-    count_elements,
-    linear,
-    norm_weight,
-    shard_weights,
-)
+from stepcast.ir.architecture import NOTHING, Architecture, Shard, Weight, WeightPart, count_elements, shard_weights
 from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.layers.ends import embedding_weights, final_weights, head_weights
+from stepcast.ir.layers.ends import embedding_weights, final_weights, head_weights, next_token_weights
 from stepcast.ir.layers.kinds import adapter_shard, block_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
@@ -90,22 +79,6 @@ class Model(Architecture):
         for name, value in (("tp", tp), ("ep", ep), ("expert_tp", expert_tp or tp)):
             require(type(value) is int and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
         return range_shard(self, layers, tp, ep, expert_tp or tp, embedding, head)
-
-
-def next_token_weights(model: Architecture) -> list[Weight]:
-    """Return one multi-token-prediction module (DeepSeek-V3, 2024, section 2.2), without embedding and head:
-    two norms, a projection of both inputs to the hidden width, one block, one norm before the head.
-    """
-    if not model.next_token_layers:
-        return []
-    blocks = [block_weights(model, block.mixer, block.feed_forward) for block in model.next_token_blocks]
-    return [
-        norm_weight(model, "mtp.embedding_norm", model.hidden),
-        norm_weight(model, "mtp.hidden_norm", model.hidden),
-        *linear("mtp.projection", WeightPart.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
-        *(weight for block in blocks for weight in block),
-        norm_weight(model, "mtp.final_norm", model.hidden),
-    ]
 
 
 @lru_cache(maxsize=1024)

@@ -4,9 +4,10 @@ Millions of spans are ordinary, so a Timeline keeps columns, not objects; a Span
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work
 
+Value = TypeVar("Value")
 NONE = -1
 INDEXED = ("name", "lane", "kind", "work", "detail", "micro_batch", "parent")  # the ``*_of`` columns of a Timeline
 
@@ -232,15 +234,11 @@ class TimelineBuilder:
         """
         first, none = len(self), np.full(len(start_s), NONE, dtype=np.int32)
         columns = {
-            "name": _renumbered(name_of, [self._names.setdefault(name, len(self._names)) for name in names]),
+            "name": _renumbered(name_of, self._names, names),
             "lane": lane_of,
             "kind": kind_of,
-            "work": none
-            if work_of is None
-            else _renumbered(work_of, [self._works.setdefault(work, len(self._works)) for work in works]),
-            "detail": none
-            if detail_of is None
-            else _renumbered(detail_of, [self._details.setdefault(tuple(row), len(self._details)) for row in details]),
+            "work": none if work_of is None else _renumbered(work_of, self._works, works),
+            "detail": none if detail_of is None else _renumbered(detail_of, self._details, map(tuple, details)),
             "micro_batch": none,
             "parent": none if parent_of is None else np.where(parent_of == NONE, NONE, parent_of + first),
         }
@@ -284,7 +282,7 @@ class TimelineBuilder:
         )
 
 
-def _renumbered(column: Int32Array, indices: Sequence[int]) -> Int32Array:
-    """Turn *column*'s indices of a local table into indices of the builder's; -1 stays -1."""
-    table = np.array([*indices, NONE], dtype=np.int32)
+def _renumbered(column: Int32Array, known: dict[Value, int], values: Iterable[Value]) -> Int32Array:
+    """Turn *column*'s indices of *values* into those of the builder, which *known* gains; -1 stays -1."""
+    table = np.array([*(known.setdefault(value, len(known)) for value in values), NONE], dtype=np.int32)
     return table[column]

@@ -195,17 +195,20 @@ class MemoryCase:
         engine = self.text("transformer_impl") == "transformer_engine"
         flash = engine and self.text("attention_backend") not in ("unfused", "local")
         said = [self.flags.get(f"{part}-dropout") for part in ("hidden", "attention")]
+        sharding = Sharding.ZERO_1 if self.on("distributed_optimizer") else Sharding.NONE
+        loss = LossKernel.ENGINE if self.flags.get("cross-entropy-fusion-impl") == "te" else LossKernel.COMPILED
+        deferred = self.number_flag("wgrad-deferral-limit") or MOST_DEFERRED
         given: FactDict = {
             "precision": PRECISIONS[precision],
-            "sharding": self._sharding(),
+            "sharding": Sharding.FSDP if self.text("fsdp") else sharding,
             "sequence_parallel": self.on("sp"),
             "flash_attention": flash,
             # Long lists of arguments are cut off, and those of large recent models, which have none.
             "dropout": not (self.cut_off or all(text is not None and float(text) == 0.0 for text in said)),
             "fused_accumulation": self.on("grad_accum_fusion"),
             "overlap": self._overlap(),
-            "loss": self._loss(),
-            "deferred_gradients": self._deferred(),
+            "loss": loss if "cross-entropy-loss-fusion" in self.flags else LossKernel.IN_PLACE,
+            "deferred_gradients": deferred if "defer-embedding-wgrad-compute" in self.flags else 0,
             "recompute": read_recompute(self.text("recompute")) or Recompute(),
         }
         if self.number("moe_experts"):
@@ -218,21 +221,6 @@ class MemoryCase:
         if further := self.number_flag("mtp-num-layers"):
             given["further_tokens"] = further
         return given
-
-    def _loss(self) -> LossKernel:
-        if "cross-entropy-loss-fusion" not in self.flags:
-            return LossKernel.IN_PLACE
-        engine = self.flags.get("cross-entropy-fusion-impl") == "te"
-        return LossKernel.ENGINE if engine else LossKernel.COMPILED
-
-    def _deferred(self) -> int:
-        asked = "defer-embedding-wgrad-compute" in self.flags
-        return (self.number_flag("wgrad-deferral-limit") or MOST_DEFERRED) if asked else 0
-
-    def _sharding(self) -> Sharding:
-        if self.text("fsdp"):
-            return Sharding.FSDP
-        return Sharding.ZERO_1 if self.on("distributed_optimizer") else Sharding.NONE
 
     def _overlap(self) -> Overlap:
         return Overlap(

@@ -18,16 +18,9 @@ import numpy as np
 from stepcast.cost.collectives.algorithms import PASSES, ROUNDS
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.hardware.cluster import FabricKind, NetworkKind, NetworkRouting
+from stepcast.hardware.graph import routes
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.graph.routes import (
-    LinkShares,
-    check_working,
-    entries,
-    join_shares,
-    over_ports,
-    routes,
-    sum_shares,
-)
+from stepcast.hardware.graph.routes import LinkShares, check_working, entries, join_shares, over_ports, sum_shares
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, PARTS, RankGrid

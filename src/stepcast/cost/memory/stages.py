@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.cost.memory.piece import PieceTotals, loss_bytes, piece_totals
-from stepcast.cost.memory.states import keeps_weights, orientations
+from stepcast.cost.memory.states import States, keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass, replace
@@ -335,9 +335,7 @@ class _Held:
 
     def __init__(self, shared: _Shared, pieces: Sequence[PieceTotals]) -> None:
         self.shared, self.pieces = shared, pieces
-        self.states = pieces[0].states
-        for piece in pieces[1:]:
-            self.states = self.states + piece.states
+        self.states = States(*map(sum, zip(*[piece.states for piece in pieces], strict=True)))
         self.trained = sum([piece.trained for piece in pieces])
         self.owned = sum([piece.owned for piece in pieces])
         # Of the parameters whose states the rank keeps, those that it updates itself.

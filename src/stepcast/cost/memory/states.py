@@ -5,6 +5,8 @@ two moments. ZeRO 1 splits the last over data-parallel ranks, ZeRO 2 the gradien
 all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gathers it in training precision.
 """
 
+from typing import NamedTuple
+
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.dataclass import dataclass
@@ -21,20 +23,13 @@ QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
 EITHER_ORIENTATION = ("blackwell", "blackwell-ultra")
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(NamedTuple):
+    """Bytes on one rank."""
+
     parameters: float
     gradients: float
     optimizer: float
     host: float = 0.0  # in the memory of the host, instead of the GPU's
-
-    def __add__(self, other: "States") -> "States":
-        return States(
-            self.parameters + other.parameters,
-            self.gradients + other.gradients,
-            self.optimizer + other.optimizer,
-            self.host + other.host,
-        )
 
 
 def piece_states(

@@ -12,7 +12,7 @@ from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, li
 from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kinds import count_adapted
+from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.ops import FP32, C, K, Ops, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
@@ -64,6 +64,22 @@ def head_weights(model: Architecture) -> list[Weight]:
     if width != model.hidden:
         weights.append(Weight("head.project_out", WeightPart.HEAD, (width, model.hidden), inputs_split=False))
     return weights
+
+
+def next_token_weights(model: Architecture) -> list[Weight]:
+    """Return one multi-token-prediction module (DeepSeek-V3, 2024, section 2.2), without embedding and head:
+    two norms, a projection of both inputs to the hidden width, one block, one norm before the head.
+    """
+    if not model.next_token_layers:
+        return []
+    blocks = [block_weights(model, block.mixer, block.feed_forward) for block in model.next_token_blocks]
+    return [
+        norm_weight(model, "mtp.embedding_norm", model.hidden),
+        norm_weight(model, "mtp.hidden_norm", model.hidden),
+        *linear("mtp.projection", WeightPart.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
+        *(weight for block in blocks for weight in block),
+        norm_weight(model, "mtp.final_norm", model.hidden),
+    ]
 
 
 def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
