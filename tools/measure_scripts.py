@@ -28,7 +28,7 @@ from statistics import mean, median
 WARM_STEPS, PROFILED_STEPS, LIMIT_S = 6, 2, 45.0
 AHEAD = 4  # processes that start together
 BLOCK = 2**20  # random numbers that weights repeat
-LOOPS = re.compile(r"range\((?:20|30)\)|(?<=\"--steps\", type=int, default=)(?:20|30)")
+LOOPS = re.compile(r"range\((?:20|30)\)|(?<=\"--steps\", type=int, default=)(?:20|30)|(?<=total_steps=)40")
 
 
 def measure_pace() -> dict:
@@ -56,11 +56,39 @@ def measure_pace() -> dict:
         torch.cuda.synchronize()
 
     return {
+        "small_step_ms": time_small_step(),
         "add_us": median(timed(lambda: x + x, 200) for _ in range(5)),
         "linear_us": median(timed(lambda: torch.nn.functional.linear(x, own), 200) for _ in range(5)),
         "backward_us": median(timed(backward, 1) for _ in range(20)),
         "loop_us": median(timed(lambda: sum(range(10_000)), 5) for _ in range(5)),
     }
+
+
+def time_small_step(runs=30) -> float:
+    """Return the CPU's milliseconds for the training step by which ``stepcast profile`` and ``check`` find its pace."""
+    import torch
+
+    nn, width = torch.nn, 64
+    with torch.random.fork_rng():
+        sizes = ((width, 4 * width), (4 * width, width))
+        layers = [(nn.LayerNorm(width), *(nn.Linear(*size) for size in sizes)) for _ in range(12)]
+        data = torch.randn(8, 8, width, device="cuda")
+    model = nn.ModuleList(module for layer in layers for module in layer).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=True)
+    for number in range(runs + 3):
+        if number == 3:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+        stream = data
+        for norm, up, down in layers:
+            rows = norm(stream).transpose(0, 1).reshape(64, width)
+            stream = stream + down(nn.functional.gelu(up(rows))).view(8, 8, width)
+        stream.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    took = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return 1e3 * took / runs
 
 
 class Watch:
@@ -128,6 +156,7 @@ class Watch:
             "retries": stats.get("num_alloc_retries"),
             "gpu_MHz": clock_of_gpu(),
         }
+        self.result["small_step_ms"] = time_small_step()
 
     def write_memory(self) -> None:
         import torch

@@ -25,7 +25,7 @@ ISSUED_PER_CLOCK, ISSUED_BYTES = 5.0, 2.0
 PLAIN = frozenset({"add", "mul", "silu", "cast", "copy", "other"})
 # Formats of kernels with two elements a thread in fp32 and four in narrower formats; of batch norms that are cuDNN's.
 WIDE_FORMATS = {
-    **dict.fromkeys((ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED), (DType.FP32,)),
+    **dict.fromkeys((ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED, ElementwiseKind.LAYER_NORM), (DType.FP32,)),
     **dict.fromkeys((ElementwiseKind.BATCH_NORM, ElementwiseKind.LAST_NORM), (DType.FP32, DType.FP16)),
 }
 

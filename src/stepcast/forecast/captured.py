@@ -18,6 +18,7 @@ from stepcast.forecast.predict import apply_host_pace, compute_pricer, issue_s_o
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Cluster
+from stepcast.hardware.catalog import load_fit
 from stepcast.ir.captured import Captured, LayerPart, ShardUnit
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
@@ -29,10 +30,9 @@ from stepcast.ir.workload import Layer, Stage, Workload, fold_units, unfold_bloc
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_percent
 
-FITTED_PACE = 1.17  # of the hosts that captured programs were measured on (data/fits/captured.toml)
-# From the end of a kernel to the start of the next: what steps on an H200 take beyond the kernels in their profiles is
-# 0.4 to 1.3 us for each kernel where the GPU limits them, and an operator runs 1.2 kernels.
-KERNEL_GAP_S = 1.1e-6
+# Pace of the hosts that captured programs were measured on; seconds from the end of an operator to the next one's start.
+STEPS = load_fit("captured", ("[steps]",))["steps"]
+FITTED_PACE, KERNEL_GAP_S = STEPS["fitted_pace"], STEPS["kernel_gap_s"]
 LEAST_UNMEASURED = 0.01  # of the GPU's time: less is not worth a warning
 
 

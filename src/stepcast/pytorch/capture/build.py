@@ -16,7 +16,7 @@ from stepcast.pytorch.capture.compiled import Fusion
 from stepcast.pytorch.capture.kernels import works_of
 from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
-from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
@@ -192,6 +192,8 @@ class _Segments:
                     calls, module = calls + CALLS["module"], event.module
             elif not self._library:
                 calls = BACKWARD_CALLS.get(event.name, CALLS["backward"]) if works else CALLS["backward_view"]
+            if event.name in PRODUCTS and not self._trace.varying.isdisjoint((number, event.source)):
+                calls += CALLS["new_sizes"]
             calls += CALLS["random"] * self._trace.host_elements.get(number, 0)
             hosted.append(HostedEvent(event.name, works, number in self._host_waits, calls))
         return name_ops(hosted)

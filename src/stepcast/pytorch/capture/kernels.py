@@ -50,6 +50,7 @@ MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight
 REPEATED_INDEX, OWN_INDEX = 0.45, 1.5
 SMOOTH_RESIZE, SMOOTH_BACKWARD, SMOOTH_POSITIONS = 1.7, 13.6, 97_000  # of an interpolation, over the nearest
 LAST_RESIZE = 2.5  # instructions of images with channels last, over those of others
+SUMMED_APART = 2.0  # times as long as over neighbours takes a sum over images and positions
 WIDE_ROW = 512  # elements of a row that is a kernel's work by itself
 ELEMENTS_PER_LOAD = 8  # of two bytes
 ENTROPY_READS = 3  # of a log-softmax over rows longer than a block can hold: maximum, sum, result
@@ -193,7 +194,9 @@ def _describe_convolution(call: OperatorCall) -> Works:
     copies = (pass_over(K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied)
     works = (*copies, *swapped, *works)
     if is_gradient and any(len(tensor.shape) == 1 for tensor in call.writes):
-        works += (pass_over(K.ROW_SUM, TracedTensor((outer, outputs), (outputs, 1), out.dtype, 0), bytes_of(out), 0.0),)
+        kind, shape = (K.COLUMN_SUM, (outputs, outer)) if is_channels_last(out) else (K.ROW_SUM, (outer, outputs))
+        read = bytes_of(out) * (1.0 if kind is K.COLUMN_SUM else SUMMED_APART)
+        works += (pass_over(kind, TracedTensor(shape, (shape[1], 1), out.dtype, 0), read, 0.0),)
     elif not is_gradient and len(call.reads) > 2 and not (inner == groups > 1):
         works += (pass_over(K.BROADCAST, out, bytes_of(out), bytes_of(out)),)
     return works
@@ -239,8 +242,10 @@ def _describe_norm(call: OperatorCall) -> Works:
     columns = max(1, data.shape[-1])
     if columns < WIDE_NORM and data.numel // columns < MANY_ROWS:
         return (*works, pass_over(K.NORM_WEIGHT, data, read, 8.0 * columns))
-    # Otherwise it is summed in parts; the time of layer norms was fitted with it.
-    return (*works, pass_over(K.COLUMN_SUM, data, read, 4.0 * columns)) if kind is K.RMS_NORM else works
+    # Otherwise it is summed in parts; the time of narrow layer norms was fitted with it.
+    if kind is K.LAYER_NORM:
+        return (*works, pass_over(K.ADD, data, read, 8.0 * columns)) if data.dtype == "fp32" else works
+    return (*works, pass_over(K.COLUMN_SUM, data, read, 4.0 * columns))
 
 
 def _copy_swapped(tensors: Sequence[TracedTensor]) -> Works:

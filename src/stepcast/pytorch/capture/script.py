@@ -534,6 +534,6 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
     trace.events = new_events
     trace.host_elements = {place_of[n]: count for n, count in trace.host_elements.items() if n in place_of}
-    for name in ("uncompiled", "host_waits"):
+    for name in ("uncompiled", "host_waits", "varying"):
         setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
     return trace, len(sizes) if folds else 1

@@ -32,6 +32,7 @@ DTYPES = {
     torch.uint8: "int8", torch.bool: "bool", torch.complex64: "fp64", torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
 }  # fmt: skip
+SIZES = "_stepcast_sizes"  # attribute of a tensor: those of its sizes that depend on values
 READ_A_VALUE = ("_local_scalar_dense", "item", "equal", "is_nonzero")
 HAVE_UNKNOWN_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "bernoulli", "native_dropout")
 # The host reads how large the results of these are; of the indexed ones where a mask selects the elements.
@@ -122,6 +123,7 @@ class StepTrace:
     reduced: dict[int, int] = field(default_factory=dict)  # bytes of the gradient, likewise
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
+    varying: set[int] = field(default_factory=set)  # products in the forward whose sizes differ from step to step
     host_elements: dict[int, int] = field(default_factory=dict)  # that the host draws at random before an event
     units: list[TracedUnit] = field(default_factory=list)
 
@@ -259,11 +261,41 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         written = list_tensors((result,)) if result is not None else []
         if not written and name.endswith("_"):
             written = read
+        held = self._hold_workspace(args, written) if name.startswith("convolution") else None
         if self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
             self._add_event(name, args, read, written)
             if _host_waits_for(name, kwargs, read):
                 self._add_host_wait()
+            if self._runs_forward():
+                self._follow_sizes(name, read, written)
+        del held
         return result
+
+    def _hold_workspace(self, args: Any, written: list[Tensor]) -> Tensor | None:
+        """Allocate the copies of data, weight and result with channels last that cuDNN computes with, where these have
+        another layout: traces of PyTorch's allocator show them as one block.
+        """
+        images = [tensor for tensor in list_tensors(args[:3]) if tensor.dim() > 2]
+        data, weight = images[-2:]
+        groups, positions = [value for value in args if isinstance(value, int)][-1], math.prod(data.shape[2:])
+        is_plain = math.prod(weight.shape[2:]) == 1 and positions % 8 == 0
+        if is_plain or groups == data.shape[1] > 1 or any(map(is_channels_last, images)):
+            return None
+        images += written[:1] if len(images) == 2 else []
+        held = torch.empty(sum(tensor.nbytes for tensor in images), dtype=torch.uint8, device=META)
+        for tensor in (*written, held):
+            self._number_storage(tensor)
+        return held
+
+    def _follow_sizes(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
+        """Note sizes that depend on values in the results of an operator, and products that have such sizes."""
+        sizes = {size for tensor in read for size in getattr(tensor, SIZES, ())}
+        if _is_sized_by_values(name, read):
+            sizes |= {tensor.shape[0] for tensor in written if tensor.dim()}
+        if sizes and name in PRODUCTS:
+            self.trace.varying.add(len(self.trace.events) - 1)
+        for tensor in written if sizes and not name.endswith("_") else ():
+            setattr(tensor, SIZES, sizes.intersection(tensor.shape))
 
     def _add_host_wait(self) -> None:
         """Note that the host waits for the last operator."""
@@ -429,6 +461,10 @@ def _host_waits_for(name: str, kwargs: dict[str, object], read: list[Tensor]) ->
     if name in COPIES:
         from_host = any(tensor.device.type == "cpu" for tensor in read[-1:])
         return from_host and not kwargs.get("non_blocking") and not torch.compiler._is_compiling_flag
+    return _is_sized_by_values(name, read)
+
+
+def _is_sized_by_values(name: str, read: list[Tensor]) -> bool:
     return name in SIZED_BY_VALUES or (name in INDEXED and any(tensor.dtype is torch.bool for tensor in read))
 
 
