@@ -25,12 +25,12 @@ from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, 
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind
 from stepcast.ir.step import StepReport, Throughput
-from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
+from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Stage, Workload, fold_units, unfold_blocks
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_percent
 
-# Pace of the hosts that captured programs were measured on; seconds from the end of an operator to the next one's start.
+# The pace of the hosts that captured programs were measured on; seconds from the end of an operator to the next one.
 STEPS = load_fit("captured", ("[steps]",))["steps"]
 FITTED_PACE, KERNEL_GAP_S = STEPS["fitted_pace"], STEPS["kernel_gap_s"]
 LEAST_UNMEASURED = 0.01  # of the GPU's time: less is not worth a warning
@@ -224,6 +224,8 @@ def stage_memory(
     """Return what each stage holds at its fullest moment."""
     memory, framework = captured.memory, framework_of(captured)
     overhead = framework.overhead
+    ops = (op for layer, _ in captured.stage.counted_layers(1) for op in layer.all_ops)
+    buffers = WORKSPACE_BYTES if any(isinstance(op.work, Matmul | GroupedMatmul) for op in ops) else 0.0
     held_by, in_flight = splitting.copy_tied_parameters(captured, begins), _count_in_flight(spread)
     stages = []
     for stage, own in enumerate(splitting.stage_ranges(len(captured.parts), begins)):
@@ -243,7 +245,7 @@ def stage_memory(
                 gradients=moment.gradients,
                 optimizer=memory.optimizer * share / spread.ways,
                 activations=moment.activations,
-                temporary=moment.temporary + WORKSPACE_BYTES,
+                temporary=moment.temporary + buffers,
                 fragmentation=memory.unused / max(1, memory.peak) * (states + moment.total),
                 communication=overhead.buffer_bytes if spread.layout.gpus > 1 else 0.0,
                 framework=overhead.context_bytes,
