@@ -41,7 +41,7 @@ class CachingAllocator:
         self.peak_reserved = 0
         self._blocks: dict[int, _Block] = {}
         self._free: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        self._end = 0  # segments are assumed to follow one another
+        self._start = 1 << 60  # the driver places most segments below the one before
 
     def allocate(self, size_bytes: float) -> int:
         """Return the name of a new block, to free it by."""
@@ -52,8 +52,9 @@ class CachingAllocator:
         if place < len(free):
             block = self._blocks[free.pop(place)[1]]
         else:
-            block = self._new(self._end, _segment(size), pool)
-            self._end += block.size
+            segment = _segment(size)
+            self._start -= segment
+            block = self._new(self._start, segment, pool)
             self.reserved += block.size
             if self.reserved > self.peak_reserved:
                 self.peak_reserved = self.reserved
