@@ -109,6 +109,7 @@ def _restore_precision() -> Iterator[None]:
 def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTrace:
     """Trace forward, backward and update of *program*, whose optimizer already has its states."""
     tracer = Tracer({id(module): name for name, module in program.model.named_modules()})
+    tracer.compiles = options.compiled
     _make_optimizer_states(program, tracer)
     for name, parameter in program.model.named_parameters(remove_duplicate=False):
         tracer.add_parameter(name.rpartition(".")[0], parameter)

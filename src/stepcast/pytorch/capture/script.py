@@ -74,7 +74,7 @@ class ScriptTracer(Tracer):
             self.batch_sizes = sizes_of(inputs)
         if id(module) in self.machine.compiled:
             self._regions.append(module)
-            torch.compiler._is_compiling_flag = True
+            torch.compiler._is_compiling_flag = self.compiles = True
         super().enter_module(module, inputs)
 
     def leave_module(self, *called: object) -> None:

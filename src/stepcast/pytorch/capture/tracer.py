@@ -135,6 +135,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and the check loads a compiler
 
+    compiles = False  # whether torch.compile joins operators, adds up gradients and sums rows by itself
+
     def __init__(self, module_names: dict[int, str]) -> None:
         super().__init__()
         self.trace = StepTrace()
@@ -248,6 +250,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if name == "_safe_softmax":
             with self:
                 return _safe_softmax(*args)
+        if name == "add" and self._adds_gradients(args):
+            func, name = torch.ops.aten.add_.Tensor, "add_"
         # A GPU multiplies gradient and result first (aten/src/ATen/native/cuda/SoftMax.cu).
         product = torch.empty_like(args[0]) if name == "_softmax_backward_data" else None
         if product is not None:
@@ -261,7 +265,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         written = list_tensors((result,)) if result is not None else []
         if not written and name.endswith("_"):
             written = read
-        held = self._hold_workspace(args, written) if name.startswith("convolution") else None
+        held = self._hold_workspace(name, args, written)
         if self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
             self._add_event(name, args, read, written)
             if _host_waits_for(name, kwargs, read):
@@ -271,21 +275,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         del held
         return result
 
-    def _hold_workspace(self, args: Any, written: list[Tensor]) -> Tensor | None:
-        """Allocate the copies of data, weight and result with channels last that cuDNN computes with, where these have
-        another layout: traces of PyTorch's allocator show them as one block.
-        """
-        images = [tensor for tensor in list_tensors(args[:3]) if tensor.dim() > 2]
-        data, weight = images[-2:]
-        groups, positions = [value for value in args if isinstance(value, int)][-1], math.prod(data.shape[2:])
-        is_plain = math.prod(weight.shape[2:]) == 1 and positions % 8 == 0
-        if is_plain or groups == data.shape[1] > 1 or any(map(is_channels_last, images)):
+    def _hold_workspace(self, name: str, args: Any, written: list[Tensor]) -> Tensor | None:
+        """Allocate the memory that an operator needs while it runs, as traces of PyTorch's allocator show it."""
+        size = workspace_bytes(name, args, written)
+        if not size or (self.compiles and name == "sum"):
             return None
-        images += written[:1] if len(images) == 2 else []
-        held = torch.empty(sum(tensor.nbytes for tensor in images), dtype=torch.uint8, device=META)
+        held = torch.empty(size, dtype=torch.uint8, device=META)
         for tensor in (*written, held):
             self._number_storage(tensor)
         return held
+
+    def _adds_gradients(self, args: Any) -> bool:
+        """Return True if autograd adds up two gradients of a tensor, which it does in place (input_buffer.cpp)."""
+        if self.moment is not Moment.BACKWARD or len(self._stack) > 1 or self.compiles:
+            return False
+        first, second = args[:2]
+        return isinstance(second, Tensor) and first.is_contiguous() and (first.shape, first.dtype) == (
+            second.shape, second.dtype)  # fmt: skip
 
     def _follow_sizes(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
         """Note sizes that depend on values in the results of an operator, and products that have such sizes."""
@@ -400,6 +406,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
 def _is_meta(tensor: Tensor) -> bool:
     return bool(tensor.device.type == "meta")
+
+
+def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> int:
+    """Return the bytes that an operator needs beyond its operands and results while it runs.
+
+    cuDNN copies data, weight and result of a convolution to channels last, and sums gradients of queries in fp32. A sum
+    over rows is shared by several blocks, each of which writes 128 columns from each of its threads' places
+    (aten/src/ATen/native/cuda/Reduce.cuh, with 132 multiprocessors of 16 blocks).
+    """
+    if name.startswith("convolution"):
+        images = [tensor for tensor in list_tensors(args[:3]) if tensor.dim() > 2]
+        (data, weight), groups = images[-2:], [value for value in args if isinstance(value, int)][-1]
+        is_plain = math.prod(weight.shape[2:]) == 1 and math.prod(data.shape[2:]) % 8 == 0
+        if is_plain or groups == data.shape[1] > 1 or any(map(is_channels_last, images)):
+            return 0
+        return sum(tensor.nbytes for tensor in (*images, *(written[:1] if len(images) == 2 else ())))
+    if name == "attention_backward" and args[1].dtype is not torch.float32:
+        return 4 * (args[1].numel() + args[1].numel() // args[1].shape[-1])
+    if name == "sum" and args[0].dim() > 1 and written[0].numel() and args[0].is_contiguous():
+        columns, rows = written[0].numel(), args[0].numel() // written[0].numel()
+        if columns == args[0].shape[-1] and columns % 4 == 0 and rows >= 256:
+            return 512 * columns * min(-(-2112 // -(-columns // 128)), -(-rows // 64))
+    return 0
 
 
 def round_up(size: int, multiple: int) -> int:
