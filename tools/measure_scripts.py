@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import mean, median
 
 WARM_STEPS, PROFILED_STEPS, LIMIT_S = 6, 2, 45.0
-AHEAD = 6  # processes that start together
+AHEAD = 9  # processes that start together
 BLOCK = 2**20  # random numbers that weights repeat
 LOOPS = re.compile(r"range\((?:20|30)\)|(?<=\"--steps\", type=int, default=)(?:20|30)|(?<=total_steps=)40")
 
