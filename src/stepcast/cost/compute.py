@@ -28,6 +28,7 @@ from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, Group
 COOL = (Elementwise, Scan, Recorded)
 """Work that takes as long in one step as in another, however hot that makes the GPU."""
 MOST_KNOWN = 65536
+WorkCounts = Mapping[Compute, int]
 PASSES, PRODUCTS = ("forward", "backward"), ("matmul", "bmm")
 
 
@@ -81,11 +82,7 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
 
 
 def counted_load(
-    works: Mapping[Compute, int],
-    gpu: Gpu,
-    fit: ComputeFit,
-    busy_s: float = math.inf,
-    drawing: Mapping[Compute, int] | None = None,
+    works: WorkCounts, gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf, drawing: WorkCounts | None = None
 ) -> Load:
     """Return the load of operators that each run a number of times; only those *drawing* use power, if given."""
     matrix_s, total_s, energy_s = cool_seconds(works, gpu, fit)
@@ -94,7 +91,7 @@ def counted_load(
     return load_of(matrix_s, total_s, energy_s, gpu, fit, busy_s)
 
 
-def cool_seconds(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
+def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
     """Return the seconds of a cool GPU in matrix kernels and in all, and those that the energy of the former would
     last at the power that the board may draw.
     """

@@ -97,20 +97,20 @@ def price(
     Out of place, ranks that gather or exchange also copy their own part (nccl-tests prints both).
     """
     size = BARRIER_BYTES if kind is CollectiveKind.BARRIER else size_bytes
-    factor = bus_factor(kind, route.ranks)
+    nothing = CollectivePrice(0.0, None, None, size_bytes, bus_factor(kind, route.ranks))
     if _is_free(size_bytes, size, route):
-        return CollectivePrice(0.0, None, None, size_bytes, factor)
+        return nothing
+    chosen = _choose(candidates(kind, route, algorithm, imbalance), size, route, host_s(kind, route), nothing)
     copy_s = 0.0 if in_place else size * _own_copy_s_per_byte(kind, route)
-    choices = candidates(kind, route, algorithm, imbalance)
-    return _choose(choices, size, route, host_s(kind, route), copy_s, size_bytes, factor)
+    return replace(chosen, seconds=chosen.seconds + copy_s) if copy_s else chosen
 
 
 def send_receive_price(size_bytes: float, route: Route) -> CollectivePrice:
     """Return the price of one message between two ranks."""
+    nothing = CollectivePrice(0.0, None, None, size_bytes, 1.0)
     if _is_free(size_bytes, size_bytes, route):
-        return CollectivePrice(0.0, None, None, size_bytes, 1.0)
-    launch_s = route.launch_overhead_s * route.ranks_per_thread
-    return _choose(_messages(route), size_bytes, route, launch_s, 0.0, size_bytes, 1.0)
+        return nothing
+    return _choose(_messages(route), size_bytes, route, route.launch_overhead_s * route.ranks_per_thread, nothing)
 
 
 def _is_free(size_bytes: float, moved_bytes: float, route: Route) -> bool:
@@ -120,20 +120,15 @@ def _is_free(size_bytes: float, moved_bytes: float, route: Route) -> bool:
 
 
 def _choose(
-    choices: Sequence[AlgorithmChoice],
-    size: float,
-    route: Route,
-    least_s: float,
-    copy_s: float,
-    size_bytes: float,
-    factor: float,
+    choices: Sequence[AlgorithmChoice], size: float, route: Route, least_s: float, nothing: CollectivePrice
 ) -> CollectivePrice:
-    """Return the fastest choice, which takes at least *least_s*, with the caller's overhead and *copy_s* added."""
+    """Return *nothing* with the time of the fastest choice, at least *least_s*, and the caller's overhead."""
     best = min(choices, key=lambda choice: choice.curve.seconds(size))
     curve_s = best.curve.seconds(size)
     seconds = max(curve_s, least_s) + route.call_overhead_s
     start_s = seconds - (curve_s - best.curve.start_s)
-    return CollectivePrice(seconds + copy_s, best.algorithm, best.protocol, size_bytes, factor, start_s)
+    sizes = nothing.size_bytes, nothing.bus_factor
+    return CollectivePrice(seconds, best.algorithm, best.protocol, *sizes, start_s)
 
 
 def collective_s(

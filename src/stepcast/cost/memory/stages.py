@@ -45,6 +45,7 @@ EXPERT_STREAMS = 4
 LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
 
+InFlight = Sequence[Sequence[int]]
 NO_PARTS = ("stage", "capacity", "host", "band")  # fields that are not in the memory of a GPU
 # Layers whose activations are in transfer: while one runs, its neighbour's are sent or fetched.
 STAGED_LAYERS = 2
@@ -160,11 +161,7 @@ class StageMemory:
 
 
 def memory(
-    model: Model,
-    strategy: Strategy,
-    gpu: Gpu,
-    framework: Framework = MEGATRON_CORE,
-    in_flight: Sequence[Sequence[int]] | None = None,
+    model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE, in_flight: InFlight | None = None
 ) -> tuple[StageMemory, ...]:
     """Return the memory of each stage. *in_flight*: for each stage, how many micro-batches each of its pieces holds
     at once; by default the number that the schedule's authors give.

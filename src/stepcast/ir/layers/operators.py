@@ -403,25 +403,20 @@ def _gathered_bytes(sizes: Sizes, linear: Linear, width: int | None = None, grad
 
 
 def column_layer(
-    sizes: Sizes,
-    role: Role,
-    linears: tuple[Linear, ...],
-    then: Ops = (),
-    then_gradient: Ops = (),
-    width: int | None = None,
+    sizes: Sizes, role: Role, linears: tuple[Linear, ...], then: Ops = (), gradient: Ops = (), width: int | None = None
 ) -> Layer:
-    """Return matmuls split by columns on inputs of *width*, and what follows them on this rank (*then*)."""
+    """Return matmuls split by columns on inputs of *width*, then what follows on this rank, and its *gradient*."""
     if sizes.framework.kernels is Kernels.COMPILED:  # one cast of the input serves them all
         linears = (linears[0], *(replace(linear, quantises_input=False) for linear in linears[1:]))
     if _gathers_quantised(sizes, linears[0]):
         linears = tuple(replace(linear, gathered=sizes.tp) for linear in linears)
     forward, gradients, weights = join_phases(sizes, linears)
     if sizes.tp == 1:
-        return make_layer(role, forward + then, then_gradient + gradients, weights)
+        return make_layer(role, forward + then, gradient + gradients, weights)
     size, overlaps_gradients = tensor_bytes(sizes, width), sizes.strategy.overlap.tensor_gradients
     if not sizes.strategy.sequence_parallel:
         reduce = collective(f"{role} tp all-reduce", C.ALL_REDUCE, size, Group.TP, blocking=not overlaps_gradients)
-        return make_layer(role, forward + then, (*then_gradient, *gradients, reduce), weights)
+        return make_layer(role, forward + then, (*gradient, *gradients, reduce), weights)
     # Not where adapters take the input too, whose norm returns it (Transformer Engine, module/layernorm_linear.py).
     overlap = sizes.strategy.overlap.tensor and not any(linear.is_adapted(sizes) for linear in linears)
     gathered = _gathered_bytes(sizes, linears[0], width)
@@ -433,7 +428,7 @@ def column_layer(
     return make_layer(
         role,
         (gather, *forward, *wait_for(then, (gather.name,) if overlap else ())),
-        (*then_gradient, *repeats, *gradients, scatter),
+        (*gradient, *repeats, *gradients, scatter),
         wait_for(weights, (again.name,) if overlaps_gradients else ()),
     )
 
