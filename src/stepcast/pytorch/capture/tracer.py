@@ -423,11 +423,11 @@ def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> int:
             return 0
         return sum(tensor.nbytes for tensor in (*images, *(written[:1] if len(images) == 2 else ())))
     if name == "attention_backward" and args[1].dtype is not torch.float32:
-        return 4 * (args[1].numel() + args[1].numel() // args[1].shape[-1])
+        return int(4 * (args[1].numel() + args[1].numel() // args[1].shape[-1]))
     if name == "sum" and args[0].dim() > 1 and written[0].numel() and args[0].is_contiguous():
         columns, rows = written[0].numel(), args[0].numel() // written[0].numel()
         if columns == args[0].shape[-1] and columns % 4 == 0 and rows >= 256:
-            return 512 * columns * min(-(-2112 // -(-columns // 128)), -(-rows // 64))
+            return int(512 * columns * min(-(-2112 // -(-columns // 128)), -(-rows // 64)))
     return 0
 
 
