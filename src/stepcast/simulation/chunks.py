@@ -48,6 +48,11 @@ class Chunk:
             which = final if ends else first_or_last
         return slot.kind, which if (slot.kind, which) in self.slots else DEFAULT_MICRO_BATCH
 
+    @property
+    def variants(self) -> tuple[bool, bool, tuple[tuple[SlotAction, int], ...]]:
+        """Equal for chunks whose ``find_slot`` gives the same."""
+        return self.in_turn, self.final > 0, tuple(self.slots)
+
     def blocks(self, slot: SlotKind) -> Blocks:
         _, which = self.find_slot(slot)
         return self.default if which == DEFAULT_MICRO_BATCH else self._varied[slot.kind, which]

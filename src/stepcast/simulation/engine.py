@@ -1,18 +1,18 @@
 """The folded engine: in-order lanes with fixed durations are a max-plus linear system.
 
 A segment is a small matrix (``fold``), built once however often it is called; a call is one matrix-vector product in
-(max, +). Compiled kernels compute one matrix and one call after the other; numpy, which gives the same bits, all
-matrices and the calls at the same level of the dependency graph together. The times of single tasks are computed
-afterwards, and only when asked for.
+(max, +). Compiled kernels compute one call after the other; numpy, which gives the same bits, the calls at the same
+level of the dependency graph together. The times of single tasks are computed afterwards, and only when asked for.
 """
 
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.simulation import fold
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
 from stepcast.simulation.program import Program, Times
 from stepcast.simulation.segments import Piece
@@ -35,8 +35,9 @@ class Run:
         """
         entry_s = np.zeros((self.program.calls, len(self.program.lanes) + self.program.inputs))
         if self.program.calls:
-            fold = self.program.fold
-            entry_s[:, fold.begins[:, 0]] = self.program.table.entries(self.left_s, fold.read)
+            read, lanes = self.program.read, len(self.program.lanes)
+            entries = np.concatenate([read, np.arange(lanes, entry_s.shape[1])])
+            entry_s[:, entries] = self.program.table.entries(self.left_s, len(read))
         return entry_s
 
 
@@ -61,9 +62,9 @@ class _Sweep:
 
     def __init__(self, program: Program, seconds: FloatArray, maps: FloatArray | None = None) -> None:
         _counted[0] += program.calls + PREPARING
-        fold, self.kernel = (find_kernel(function, _counted[0]) for function in (fold_chains, run_calls))
+        compiled, self.kernel = (find_kernel(function, _counted[0]) for function in (fold_chains, run_calls))
         if maps is None:
-            maps = _fold_compiled(program, seconds, fold) if fold else program.fold.maps(seconds)
+            maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
         self.maps = maps  # rows x columns x chains
         lanes = self.maps.shape[1] - program.inputs
         self.plan = program.table.plan(lanes, len(self.maps) - lanes)
@@ -147,16 +148,29 @@ PREPARING = 2**11
 _counted = [0]
 
 
-def _fold_compiled(program: Program, seconds: FloatArray, fold: Kernel) -> FloatArray:
-    """Return what ``program.fold.maps`` does."""
+def _fold_compiled(program: Program, seconds: FloatArray, kernel: Kernel) -> FloatArray:
+    """Return what ``_fold`` does."""
     sizes, shapes, first, lengths, parts, read, limits = program.packed
-    outputs = max([segment.outputs for segment in program.segments], default=0)
-    lanes, inputs, (width, nodes) = len(program.lanes), program.inputs, limits.tolist()
+    lanes, inputs, outputs, (width, nodes) = len(program.lanes), program.inputs, program.outputs, limits.tolist()
     counts, columns = (len(sizes), len(lengths), lanes, inputs, outputs, len(read), width, nodes), len(read) + inputs
     size = (len(sizes) + 3) * width * width + nodes * width + (lanes + inputs + width) * columns
     maps = np.full((len(lengths), len(read) + outputs, columns), -np.inf)
-    fold(*counts, sizes, shapes, first, lengths, parts, read, seconds, np.full(size, -np.inf), maps)
+    kernel(*counts, sizes, shapes, first, lengths, parts, read, seconds, np.full(size, -np.inf), maps)
     return maps.transpose(1, 2, 0)
+
+
+def _fold(program: Program, seconds: FloatArray) -> FloatArray:
+    """Return rows x columns x chains: the matrix of every chain."""
+    ports = program.inputs, program.outputs
+    pieces = _fold_pieces(program, seconds)
+    return fold.fold_chains(len(program.lanes), program.shapes, program.chains, program.read, ports, pieces)
+
+
+def _fold_pieces(program: Program, seconds: FloatArray) -> list[FloatArray]:
+    ends = [0, *accumulate([shape.ops for shape in program.shapes])]
+    durations_s = seconds.tolist()
+    bounds = zip(program.shapes, pairwise(ends), strict=True)
+    return [fold.fold_piece(shape, durations_s[start:stop]) for shape, (start, stop) in bounds]
 
 
 def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
@@ -166,9 +180,8 @@ def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
 
 def piece_maps(program: Program, seconds: FloatArray) -> dict[Piece, FloatArray]:
     """Return (lanes + outputs) x (lanes + inputs): the matrix of each piece."""
-    fold = program.fold
-    pieces = fold.pieces(seconds)
-    return {piece: fold.dense(pieces, number) for number, piece in enumerate(program.pieces)}
+    matrices = _fold_pieces(program, seconds)
+    return {piece: fold.widen(matrix, piece.shape) for piece, matrix in zip(program.pieces, matrices, strict=True)}
 
 
 def task_times(run: Run) -> Times:

@@ -20,8 +20,9 @@ from stepcast.ir.arrays import FloatArray, IntArray
 
 Kernel = Callable[..., None]
 Function = Callable[..., Any]
-WORTH_LOADING, WORTH_COMPILING = 2**15, 2**20
-"""Calls of segments that numpy runs in the time that loading and compiling take: 0.15 and 5 s."""
+WORTH_LOADING, WORTH_COMPILING = 2**14, 2**22
+"""Calls of segments that are run before the code is loaded, which takes 0.1 s, and before it is compiled, which takes
+5 s, as long as numpy takes for them."""
 _loaded: dict[Kernel, Kernel | None] = {}
 
 
@@ -45,7 +46,8 @@ def _list_files(function: Kernel) -> list[Path]:
     code, stated = function.__code__, os.environ.get("NUMBA_CACHE_DIR")
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "stepcast"
     folders = [Path(stated)] if stated else [Path(__file__).parent / "__pycache__", user]
-    version = crc32(repr((code.co_code, code.co_consts, code.co_names, code.co_varnames)).encode())
+    numbers = [value for value in code.co_consts if not isinstance(value, str)]  # without the docstring
+    version = crc32(repr((code.co_code, numbers, code.co_names, code.co_varnames)).encode())
     return [folder / f"{function.__name__}-{version:08x}.o" for folder in folders]
 
 
@@ -252,7 +254,7 @@ def fold_chains(
     scratch: FloatArray,
     maps: FloatArray,
 ) -> None:
-    """Fill *maps*, chains x rows x columns: what ``Fold.maps`` computes. All of *maps* and *scratch* is -inf at first.
+    """Fill *maps*, chains x rows x columns, as ``fold.fold_chains`` does. All of *maps* and *scratch* is -inf at first.
 
     *sizes* are pieces x (touched lanes, inputs, outputs, ops), *shapes* their ``Shape.packed`` end to end from *first*
     on, *lengths* the number of pieces of each chain, *parts* those pieces with their repeats, and *read* the lanes of

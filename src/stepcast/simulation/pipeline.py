@@ -6,7 +6,7 @@ for each pair of stages and direction. Which rank calls which segment when, and 
 schedule alone: it is a ``PipelineTemplate``, built once with array operations and shared by all strategies.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -73,12 +73,6 @@ class ChannelCall(NamedTuple):
 PipelineCall: TypeAlias = SlotCall | RoundCall | ChannelCall
 
 
-def _name_kind(kind: PipelineCall) -> str:
-    if isinstance(kind, SlotCall):
-        return "+".join(f"{slot.kind.letter}.{slot.chunk}" for slot in kind.slots) or "messages"
-    return "message" if isinstance(kind, ChannelCall) else ""
-
-
 @dataclass(frozen=True, eq=False)
 class PipelineTemplate(CallTable):
     """The calls of a pipeline without their segments: ``kinds`` describes the segment of each number."""
@@ -90,35 +84,49 @@ class PipelineTemplate(CallTable):
     after: tuple[RoundTemplate, ...] = ()
     is_uniform: bool = True  # all micro-batches run the same
 
+    @property
+    def segment_names(self) -> tuple[str, ...]:
+        def name(kind: PipelineCall) -> str:
+            if isinstance(kind, SlotCall):
+                return "+".join(f"{slot.kind.letter}.{slot.chunk}" for slot in kind.slots) or "messages"
+            return "message" if isinstance(kind, ChannelCall) else ""
+
+        return tuple(map(name, self.kinds))
+
     @cached_property
-    def _distinct(self) -> dict[tuple[tuple[int, ...], ...], tuple[list[PipelineCall], IntArray]]:
+    def _distinct(self) -> dict[object, tuple[list[PipelineCall], IntArray]]:
         return {}
 
-    def distinct_kinds(self, same: tuple[int, ...], turns: tuple[int, ...]) -> tuple[list[PipelineCall], IntArray]:
-        """Return the kinds of calls that run something different, and for each kind its index among them.
-
-        *same* has equal numbers for places that run the same, chunk by chunk of each stage; *turns* for stages that run
-        the same in rounds.
-        """
-        if (same, turns) not in self._distinct:
+    def distinct_kinds(self, alike: "Alike") -> tuple[list[PipelineCall], IntArray]:
+        """Return the kinds of calls that run something different, and for each kind its index among them."""
+        places, turns, find, _ = alike
+        key = (places, turns, alike.variants)
+        if key not in self._distinct:
             waits = [dict(template.waits) for template in (*self.before, *self.after)]
             number: dict[object, int] = {}
             kinds: list[PipelineCall] = []
             which = []
+            slot_keys: dict[tuple[int, wiring.SlotKind], object] = {}
             for kind in self.kinds:
-                key: object = kind
+                call: object = kind
                 if isinstance(kind, SlotCall):
                     first = kind.stage * self.chunks
-                    key = kind.frame, *[(same[first + slot.chunk], slot.kind, *slot[2:]) for slot in kind.slots]
+                    keys: list[object] = [kind.frame]
+                    for slot in kind.slots:
+                        place = places[first + slot.chunk], slot
+                        if place not in slot_keys:
+                            slot_keys[place] = place[0], find(kind.stage, slot)
+                        keys.append(slot_keys[place])
+                    call = tuple(keys)
                 elif isinstance(kind, RoundCall) and turns:
                     others = len(waits[kind.number].get(kind.stage, ()))
-                    key = (RoundCall(kind.number, turns[kind.stage]), others)
-                index = number.setdefault(key, len(kinds))
+                    call = (RoundCall(kind.number, turns[kind.stage]), others)
+                index = number.setdefault(call, len(kinds))
                 if index == len(kinds):
                     kinds.append(kind)
                 which.append(index)
-            self._distinct[same, turns] = kinds, np.array(which, np.int64)
-        return self._distinct[same, turns]
+            self._distinct[key] = kinds, np.array(which, np.int64)
+        return self._distinct[key]
 
 
 @lru_cache(maxsize=512)
@@ -393,7 +401,6 @@ class _TemplateBuilder:
             source_port=source_port,
             rank_names=tuple(self.rank_names),
             micro_batches=np.concatenate([np.zeros((0, 2), np.int64), *self.labels]),
-            names=tuple(map(_name_kind, self.kinds)),
             kinds=tuple(self.kinds),
             chunks=self.schedule.chunks,
             mode=self.mode,
@@ -401,6 +408,16 @@ class _TemplateBuilder:
             after=self.after,
             is_uniform=is_uniform,
         )
+
+
+class Alike(NamedTuple):
+    """Which calls of a pipeline run the same segment."""
+
+    places: tuple[int, ...]  # chunk by chunk of each stage: equal numbers where the same runs
+    turns: tuple[int, ...] = ()  # equal for stages that run the same in rounds; nothing: all differ
+    find: Callable[[int, wiring.SlotKind], object] = lambda stage, slot: (slot.kind, *slot[2:])
+    """(stage, slot) -> equal for slots of a place that run the same."""
+    variants: Hashable = None  # equal where ``find`` gives the same for the same places
 
 
 SegmentOf = Callable[[int, Slots], Segment]
@@ -415,19 +432,16 @@ def pipeline_program(
     before: Sequence[Round] = (),
     after: Sequence[Round] = (),
     representatives: Sequence[int] = (),
-    same: tuple[int, ...] = (),
-    turns: tuple[int, ...] = (),
+    alike: Alike | None = None,
 ) -> Program:
     """Build the program of *schedule*, with the rounds that come *before* the slots and *after* them.
 
-    *representatives* has for each micro-batch the one it runs the same as; nothing: all run the default. *same*, chunk
-    by chunk of each stage, is equal where *segment_of* gives the same segments; nothing: it is called for all. *turns*
-    is equal for stages that have the same segments in rounds.
+    *representatives* has for each micro-batch the one it runs the same as; nothing: all run the default. Without
+    *alike*, *segment_of* is called for all stages.
     """
     templates = [tuple([round_.template for round_ in rounds]) for rounds in (before, after)]
     template = build_template(schedule, messages.mode, tuple(representatives), *templates)
     rounds = [*before, *after]
-    known: dict[object, Segment] = {}
 
     def build_segment(kind: PipelineCall) -> Segment:
         if isinstance(kind, RoundCall):
@@ -436,12 +450,10 @@ def pipeline_program(
             lane = messages.send_lanes[kind.kind is SlotAction.BACKWARD]
             op = TimedOp("message", messages.cost, lane, inputs=(0, 1))
             return Segment.of("message", (op,), lanes=len(lanes), inputs=2, outputs=(0,))
-        key = base, _ = segment_of(kind.stage, kind.slots) if kind.slots else None, kind.frame
-        if key not in known:
-            known[key] = intern_segment(_frame_chain(base, kind.frame, messages, len(lanes)))
-        return known[key]
+        base = segment_of(kind.stage, kind.slots) if kind.slots else None
+        return intern_segment(_frame_chain(base, kind.frame, messages, len(lanes)))
 
-    kinds, which = template.distinct_kinds(same or tuple(range(schedule.stages * schedule.chunks)), turns)
+    kinds, which = template.distinct_kinds(alike or Alike(tuple(range(schedule.stages * schedule.chunks))))
     segments = list(map(build_segment, kinds))
     distinct_segments = {id(segment): segment for segment in segments}
     index = {key: number for number, key in enumerate(distinct_segments)}

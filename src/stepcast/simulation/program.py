@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import TASKS
-from stepcast.simulation.fold import Chain, Fold, fold_of, lanes_read
+from stepcast.simulation.fold import Chain, lanes_read
 from stepcast.simulation.kernels import find_kernel, find_levels
 from stepcast.simulation.segments import NO_LANE, Cost, Piece, ProgramError, Segment, Shape
 
@@ -220,14 +220,18 @@ class CallTable:
             raise DeadlockError(words, call, blocker)
         return level
 
+    @property
+    def segment_names(self) -> tuple[str, ...]:
+        return self.names
+
     def _name_call(self, call: int) -> str:
         rank, segment = int(self.rank[call]), int(self.segment[call])
         name = self.rank_names[rank] if self.rank_names else f"rank {rank}"
-        called = self.names[segment] if self.names else f"segment {segment}"
+        called = self.segment_names[segment] if self.segment_names else f"segment {segment}"
         return f"call {call - self.rank_start[rank]} of {name} ({called})"
 
 
-OF_SEGMENTS = ("inputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "fold", "packed")
+OF_SEGMENTS = ("inputs", "outputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "read", "packed")
 """The cached properties of a program that do not depend on its calls."""
 
 
@@ -272,7 +276,7 @@ class Program:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the segments of the call table."""
-        return self.table.names or tuple([segment.name for segment in self.segments])
+        return self.table.segment_names or tuple([segment.name for segment in self.segments])
 
     def with_table(self, table: CallTable) -> "Program":
         """Return the same segments under other calls."""
@@ -335,9 +339,14 @@ class Program:
         return any(piece.has_delays for piece in self.pieces)
 
     @cached_property
-    def fold(self) -> Fold:
-        """The way from the durations of the ops of all pieces to the matrices of the chains."""
-        return fold_of(len(self.lanes), self.shapes, self.chains, self.has_delays)
+    def read(self) -> IntArray:
+        """The lanes and registers whose times a call may need."""
+        return lanes_read(len(self.lanes), self.shapes, self.chains, self.has_delays)
+
+    @cached_property
+    def outputs(self) -> int:
+        """The most outputs of any segment."""
+        return max([segment.outputs for segment in self.segments], default=0)
 
     @cached_property
     def packed(self) -> tuple[IntArray, ...]:
@@ -350,10 +359,9 @@ class Program:
         first = np.array([0, *accumulate([len(shape.packed) for shape in self.shapes])], np.int64)
         lengths = np.array([len(chain) for chain in self.chains], np.int64)
         parts = np.array([*chain.from_iterable(self.chains)], np.int64).reshape(-1, 2)
-        read = lanes_read(len(self.lanes), self.shapes, self.chains, self.has_delays)
         width = (sizes[:, 0] + sizes[:, 1:3].max(axis=1)).max(initial=1)
         nodes = (sizes[:, 0] + sizes[:, 1] + sizes[:, 3]).max(initial=1)
-        return sizes, shapes, first, lengths, parts, read, np.array([width, nodes])
+        return sizes, shapes, first, lengths, parts, self.read, np.array([width, nodes])
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""

@@ -116,12 +116,15 @@ class Shape:
         return np.diff(self.before_start)
 
     @cached_property
-    def level(self) -> IntArray:
-        """The level of each op: the number of ops on the longest chain that leads to it."""
-        level = [-1] * self.first_op
-        for nodes in self.waits:
-            level.append(1 + max([level[node] for node in nodes]))
-        return np.array(level[self.first_op :], np.int64)
+    def compact_waits(self) -> list[list[int]]:
+        """The compact nodes that each op waits for."""
+        nodes, bounds = self.compact_before.tolist(), self.before_start.tolist()
+        return [nodes[start:stop] for start, stop in pairwise(bounds)]
+
+    @cached_property
+    def entries(self) -> IntArray:
+        """The touched lanes and registers, then the inputs."""
+        return np.concatenate([self.touched, self.lanes + np.arange(self.inputs)])
 
     @cached_property
     def exits(self) -> IntArray:

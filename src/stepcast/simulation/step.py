@@ -18,9 +18,9 @@ from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import Messages, Send, SlotKind
-from stepcast.simulation.pipeline import Round, pipeline_program
+from stepcast.simulation.pipeline import Alike, Round, pipeline_program
 from stepcast.simulation.program import Program, in_ticks
-from stepcast.simulation.schedule import Schedule
+from stepcast.simulation.schedule import Schedule, SlotAction
 from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp, intern_segment, number_piece
 
 ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
@@ -296,15 +296,22 @@ class _PlanBuilder:
                     for index, place in enumerate(same)
                 ]
             )
+        alike = Alike(same, self.turns, self._find_slot, tuple([chunk.variants for chunk in self.chunks]))
         program = pipeline_program(
-            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, same, self.turns
+            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, alike
         )
         return StepPlan.of(program, self.terms, self.lists.every, (len(before), len(after)))
+
+    def _chunk(self, stage: int, slot: SlotKind) -> Chunk:
+        return self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]]
+
+    def _find_slot(self, stage: int, slot: SlotKind) -> tuple[SlotAction, int]:
+        return self._chunk(stage, slot).find_slot(slot)
 
     def _segment(self, stage: int, slots: tuple[SlotKind, ...]) -> Segment:
         """Return the segment of a call of *slots*; the same one for calls that run the same ops at the same speed."""
         factor = self.slow_stages.get(stage, 1.0)
-        own = [self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]] for slot in slots]
+        own = [self._chunk(stage, slot) for slot in slots]
         found = [chunk.find_slot(slot) for chunk, slot in zip(own, slots, strict=True)]
         key = (factor, *[(id(chunk), slot) for chunk, slot in zip(own, found, strict=True)])
         if key not in self.segments:
