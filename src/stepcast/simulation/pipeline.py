@@ -97,10 +97,10 @@ class PipelineTemplate(CallTable):
     def _distinct(self) -> dict[object, tuple[list[PipelineCall], IntArray]]:
         return {}
 
-    def distinct_kinds(self, alike: "Alike") -> tuple[list[PipelineCall], IntArray]:
+    def distinct_kinds(self, same_calls: "SameCalls") -> tuple[list[PipelineCall], IntArray]:
         """Return the kinds of calls that run something different, and for each kind its index among them."""
-        places, turns, find, _ = alike
-        key = (places, turns, alike.variants)
+        places, turns, find, _ = same_calls
+        key = (places, turns, same_calls.variants)
         if key not in self._distinct:
             waits = [dict(template.waits) for template in (*self.before, *self.after)]
             number: dict[object, int] = {}
@@ -410,8 +410,8 @@ class _TemplateBuilder:
         )
 
 
-class Alike(NamedTuple):
-    """Which calls of a pipeline run the same segment."""
+class SameCalls(NamedTuple):
+    """Tells which calls of a pipeline run the same segment."""
 
     places: tuple[int, ...]  # chunk by chunk of each stage: equal numbers where the same runs
     turns: tuple[int, ...] = ()  # equal for stages that run the same in rounds; nothing: all differ
@@ -432,12 +432,12 @@ def pipeline_program(
     before: Sequence[Round] = (),
     after: Sequence[Round] = (),
     representatives: Sequence[int] = (),
-    alike: Alike | None = None,
+    same_calls: SameCalls | None = None,
 ) -> Program:
     """Build the program of *schedule*, with the rounds that come *before* the slots and *after* them.
 
     *representatives* has for each micro-batch the one it runs the same as; nothing: all run the default. Without
-    *alike*, *segment_of* is called for all stages.
+    *same_calls*, *segment_of* is called for all stages.
     """
     templates = [tuple([round_.template for round_ in rounds]) for rounds in (before, after)]
     template = build_template(schedule, messages.mode, tuple(representatives), *templates)
@@ -453,7 +453,7 @@ def pipeline_program(
         base = segment_of(kind.stage, kind.slots) if kind.slots else None
         return intern_segment(_frame_chain(base, kind.frame, messages, len(lanes)))
 
-    kinds, which = template.distinct_kinds(alike or Alike(tuple(range(schedule.stages * schedule.chunks))))
+    kinds, which = template.distinct_kinds(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
     segments = list(map(build_segment, kinds))
     distinct_segments = {id(segment): segment for segment in segments}
     index = {key: number for number, key in enumerate(distinct_segments)}

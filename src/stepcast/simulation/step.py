@@ -18,7 +18,7 @@ from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import Messages, Send, SlotKind
-from stepcast.simulation.pipeline import Alike, Round, pipeline_program
+from stepcast.simulation.pipeline import Round, SameCalls, pipeline_program
 from stepcast.simulation.program import Program, in_ticks
 from stepcast.simulation.schedule import Schedule, SlotAction
 from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp, intern_segment, number_piece
@@ -296,9 +296,9 @@ class _PlanBuilder:
                     for index, place in enumerate(same)
                 ]
             )
-        alike = Alike(same, self.turns, self._find_slot, tuple([chunk.variants for chunk in self.chunks]))
+        same_calls = SameCalls(same, self.turns, self._find_slot, tuple([chunk.variants for chunk in self.chunks]))
         program = pipeline_program(
-            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, alike
+            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, same_calls
         )
         return StepPlan.of(program, self.terms, self.lists.every, (len(before), len(after)))
 
