@@ -411,7 +411,7 @@ class _TemplateBuilder:
 
 
 class SameCalls(NamedTuple):
-    """Tells which calls of a pipeline run the same segment."""
+    """The calls of a pipeline that run the same segment."""
 
     places: tuple[int, ...]  # chunk by chunk of each stage: equal numbers where the same runs
     turns: tuple[int, ...] = ()  # equal for stages that run the same in rounds; nothing: all differ
