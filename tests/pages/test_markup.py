@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.views.charts import ChartFrame, nice_ticks, shorten
-from stepcast.views.document import data_block
+from stepcast.views.document import ChartFrame, data_block, nice_ticks, shorten
 from stepcast.views.markup import Markup, join, tag, text
 from stepcast.views.view import Axis
 from tests.pages.parsed import parsed

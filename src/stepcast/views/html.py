@@ -6,8 +6,18 @@ from collections.abc import Callable, Sequence
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
 from stepcast.views import view as ui
-from stepcast.views.charts import BarPiece, BarRow, ChartFrame, axis_row, draw_bars, legend
-from stepcast.views.document import About, Page, Section, render
+from stepcast.views.document import (
+    About,
+    BarPiece,
+    BarRow,
+    ChartFrame,
+    Page,
+    Section,
+    axis_row,
+    draw_bars,
+    legend,
+    render,
+)
 from stepcast.views.markup import Child, Markup, explain, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section

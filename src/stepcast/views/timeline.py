@@ -13,8 +13,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.step import PART_OF_GROUP
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.views.charts import swatch
-from stepcast.views.document import Section, asset, data_block
+from stepcast.views.document import Section, asset, data_block, swatch
 from stepcast.views.markup import fill_template, join, tag
 from stepcast.views.text import visible, wrap
 from stepcast.views.view import load_names
