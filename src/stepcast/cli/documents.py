@@ -77,16 +77,11 @@ def expand(paths: Sequence[str]) -> list[str]:
 def apply_edits(document: Any, args: argparse.Namespace) -> Any:
     if not isinstance(document, Workload):
         return document
-    if args.repeat_layers is not None:
-        document = repeat_layers(document, args.repeat_layers)
-        document = _without_warning(document, "--repeat-layers")
-    if args.backward_factor is not None:
-        document = scale_backward(document, args.backward_factor)
-        document = _without_warning(document, "--backward-factor")
+    for name, edit in (("repeat-layers", repeat_layers), ("backward-factor", scale_backward)):
+        value = getattr(args, name.replace("-", "_"))
+        if value is not None:
+            document = edit(document, value)
+            # A warning may have asked for the option.
+            warnings = tuple(warning for warning in document.warnings if f"--{name}" not in warning)
+            document = replace(document, warnings=warnings)
     return document
-
-
-def _without_warning(workload: Workload, option: str) -> Workload:
-    """Return the workload without the warning that asked for *option*."""
-    warnings = tuple(warning for warning in workload.warnings if option not in warning)
-    return replace(workload, warnings=warnings)

@@ -14,12 +14,8 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.output import new_file, print_notes, print_warnings
 from stepcast.inputs.source import DATA, Source, read_words
 from stepcast.ir.facts import FactDict
-from stepcast.ir.limits import DESCRIPTION, STEPS
+from stepcast.ir.limits import DESCRIPTION, ELEMENTS, LAYERS, RUNS, SEQUENCES, STEPS
 from stepcast.questions.choices import (
-    MOST_ELEMENTS,
-    MOST_LAYERS,
-    MOST_RUNS,
-    MOST_SEQUENCES,
     Choice,
     Question,
     alias_flags,
@@ -50,7 +46,7 @@ def _read_size(text: str) -> int:
 
 def _read_batch(text: str) -> int | str:
     """Return a number of sequences, or the shapes of a batch as they are."""
-    return text if "x" in text or ":" in text else count(1, MOST_SEQUENCES)(text)
+    return text if "x" in text or ":" in text else count(1, SEQUENCES.most)(text)
 
 
 def _read_collective(text: str) -> str:
@@ -73,16 +69,16 @@ TYPES: Mapping[str, Callable[[str], object]] = {
         for names, kind in (
             ("output trace html save to-file to-workload history markdown junit", new_file),
             ("gpus-per-server nics-per-server ranks ranks-per-node ranks-per-thread", gpu_count),
-            ("repeat-layers", count(1, MOST_LAYERS)),
+            ("repeat-layers", count(1, LAYERS.most)),
             ("steps", count(1, STEPS.most)),
-            ("runs", count(1, MOST_RUNS)),
+            ("runs", count(1, RUNS.most)),
             ("seed", count(0, 2**63)),
             ("imbalance", amount),
             ("nvlink-gb-per-s nic-gb-per-s", rate),
             ("jitter backward-factor idle", float),
             ("min-change", share),
             ("size", _read_size),
-            ("m n k groups keys heads kv-heads head-dim rows columns", count(1, MOST_ELEMENTS)),
+            ("m n k groups keys heads kv-heads head-dim rows columns", count(1, ELEMENTS.most)),
         )
         for name in names.split()
     },

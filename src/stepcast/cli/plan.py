@@ -33,10 +33,7 @@ def run(args: argparse.Namespace) -> int:
         facts["warnings"] = [*facts["warnings"][:unfit], *args.run_file.warnings, *facts["warnings"][unfit:]]
     if args.output:
         write_file(args.output, table_bytes(args.output, facts["choices"]))
-    view = plan_view(facts)
-    show_view(args, view)
-    if args.output and not args.json:
-        print(f"\nwrote {visible(args.output)}")
+    show_view(args, plan_view(facts), below=[f"wrote {visible(args.output)}"] if args.output else ())
     return 0
 
 

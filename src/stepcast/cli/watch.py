@@ -12,7 +12,7 @@ import msgspec
 from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
 from stepcast.cli.compare import read_printed
 from stepcast.cli.interrupts import Interruptible
-from stepcast.cli.output import print_warnings, terminal_width, told_page, write_view
+from stepcast.cli.output import print_view, terminal_width, write_view
 from stepcast.cli.streams import show_status
 from stepcast.inputs.step_logs import StepLines
 from stepcast.ir.facts import FactDict
@@ -20,7 +20,6 @@ from stepcast.ir.limits import LINE
 from stepcast.ir.measured import LoggedScore, LoggedTimer
 from stepcast.units import format_change, format_seconds
 from stepcast.views.jobs import watch_view
-from stepcast.views.terminal import render_text
 
 POLL_S = 0.2
 
@@ -47,12 +46,8 @@ def run(args: argparse.Namespace) -> int:
     write_view(args, view)
     if args.json:
         print(encode(facts).decode())
-        return 0
-
-    print(render_text(view, terminal_width(), True))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(view.shown_warnings)
+    else:
+        print_view(args, view)
     return 0
 
 

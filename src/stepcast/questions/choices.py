@@ -20,19 +20,12 @@ import msgspec
 from stepcast.inputs.source import DATA, Source, prefix_errors, read_words
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.limits import DESCRIPTION, ELEMENTS, GPUS, LAYERS, RUNS, SEQUENCES, TOKENS
+from stepcast.ir.limits import DESCRIPTION, GPUS
 from stepcast.units import format_short_count, parse_count
 
 
 class ValueSpellingError(argparse.ArgumentTypeError, ValueError):
     """A value that cannot be read; a ValueError whose message argparse shows as it is."""
-
-
-MOST_SEQUENCES = SEQUENCES.most
-MOST_TOKENS = TOKENS.most
-MOST_LAYERS = LAYERS.most
-MOST_RUNS = RUNS.most
-MOST_ELEMENTS = ELEMENTS.most
 
 
 def count(least: int, most: int, kilo: int = 0) -> Callable[[str], int]:

@@ -19,7 +19,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
-from stepcast.ir.limits import MICRO_BATCHES
+from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import (
@@ -210,16 +210,16 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     cp: Annotated[int, RANKS] = 1
     ep: Annotated[int, RANKS] = 1
     pp: Annotated[int, RANKS] = 1
-    vpp: Annotated[int | None, _number(count(1, readers.MOST_LAYERS), group=LAYOUT)] = None
+    vpp: Annotated[int | None, _number(count(1, LAYERS.most), group=LAYOUT)] = None
     expert_tp: Annotated[int, RANKS] = 0
     shard: Annotated[int, RANKS] = 0
     replicate: Annotated[int, RANKS] = 0
     stage_layers: Annotated[str | None, Choice(group=LAYOUT, sets="stage_layers", means=_read_stage_layers,
         write=lambda layers: ",".join(map(str, layers)))] = None
-    micro_batch: Annotated[int, _number(count(1, readers.MOST_SEQUENCES, readers.BINARY), group=BATCH)] = 1
-    global_batch: Annotated[int | None, _number(count(1, readers.MOST_SEQUENCES, readers.BINARY), group=BATCH)] = None
+    micro_batch: Annotated[int, _number(count(1, SEQUENCES.most, readers.BINARY), group=BATCH)] = 1
+    global_batch: Annotated[int | None, _number(count(1, SEQUENCES.most, readers.BINARY), group=BATCH)] = None
     accumulation: Annotated[int | None, _number(count(1, MICRO_BATCHES.most), group=BATCH)] = None
-    seq: Annotated[int | None, _number(count(1, readers.MOST_TOKENS, readers.BINARY), group=BATCH)] = None
+    seq: Annotated[int | None, _number(count(1, TOKENS.most, readers.BINARY), group=BATCH)] = None
     schedule: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_schedule, values=SCHEDULES,
         sets="schedule", means=schedules.ScheduleKind)] = None
     precision: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_precision,
@@ -246,13 +246,13 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         means=lambda megabytes: round(megabytes * 1e6), write=lambda size_bytes: repr(size_bytes / 1e6))] = None
     expert_imbalance: Annotated[float, _number(amount, sets="expert_imbalance")] = 1.0
     expert_load: Annotated[str | None, Choice(group=EXECUTION)] = None
-    expert_replicas: Annotated[int, _number(count(0, readers.MOST_LAYERS))] = 0
+    expert_replicas: Annotated[int, _number(count(0, LAYERS.most))] = 0
     expert_capacity: Annotated[float | None, _number(amount, sets="expert_capacity")] = None
     fused_experts: Annotated[bool | None, _flag("fused_experts")] = None
     dispatcher: Annotated[str | None, Choice(group=EXECUTION, values=("alltoall", "allgather", "deepep", "hybridep"),
         read=readers.read_dispatcher, sets="dispatcher", means=Dispatcher)] = None
     lora: Annotated[str | None, Choice(group=TUNING, read=readers.read_lora)] = None
-    lora_rank: Annotated[int, _number(count(0, readers.MOST_TOKENS), sets="lora_rank", group=TUNING)] = 0
+    lora_rank: Annotated[int, _number(count(0, TOKENS.most), sets="lora_rank", group=TUNING)] = 0
     lora_targets: Annotated[str | None, Choice(group=TUNING, read=readers.read_targets, sets="lora_targets",
         listed=tuple(readers.TARGETS), means=lambda text: tuple(text.split(",")) if text else (),
         write=",".join)] = None
@@ -261,7 +261,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     dora: Annotated[bool | None, Choice(group=TUNING, sets="dora", deniable=True)] = None
     liger: Annotated[bool | None, Choice(group=TUNING, sets="liger", deniable=True)] = None
     lora_a2a: Annotated[bool | None, Choice(group=TUNING, deniable=True, sets="exchanges_adapters")] = None
-    train_layers: Annotated[int, _number(count(0, readers.MOST_LAYERS), sets="trained_layers", group=TUNING)] = 0
+    train_layers: Annotated[int, _number(count(0, LAYERS.most), sets="trained_layers", group=TUNING)] = 0
     base_weights: Annotated[str | None, Choice(group=TUNING, values=("nf4", "nf4-single", "int8"), sets="base_weights",
         means=BaseWeights)] = None
     task: Annotated[str | None, Choice(group=TUNING, values=tuple(map(str, Objective)), sets="objective",
@@ -274,7 +274,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     fp8_attention: Annotated[bool | None, _flag("fp8_attention")] = None
     op_fuser: Annotated[bool | None, _flag("op_fuser")] = None
     check_gradients: Annotated[bool | None, _flag("checks_gradients")] = None
-    bf16_final_layers: Annotated[int | None, _number(count(0, readers.MOST_LAYERS), sets="wide_layers")] = None
+    bf16_final_layers: Annotated[int | None, _number(count(0, LAYERS.most), sets="wide_layers")] = None
     loss: Annotated[str | None, _one_of("loss", LossKernel)] = None
     deferred_gradients: Annotated[int | None, _number(count(0, MICRO_BATCHES.most), sets="deferred_gradients")] = None
     gradients: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_precision,

@@ -19,6 +19,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import Dispatcher, Framework, parse_optimizer
 from stepcast.ir.layout import Layout
+from stepcast.ir.limits import LAYERS, SEQUENCES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy, offload_of, offload_word
@@ -120,8 +121,8 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     ep: Annotated[Counts, _axis("ep", readers.gpu_count)] = None
     expert_tp: Annotated[Counts, _axis("expert_tp", readers.gpu_count)] = None
     pp: Annotated[Counts, _axis("pp", readers.gpu_count)] = None
-    vpp: Annotated[Counts, _axis("vpp", readers.count(1, readers.MOST_LAYERS))] = None
-    micro_batch: Annotated[Counts, _axis("micro_batch", readers.count(1, readers.MOST_SEQUENCES))] = None
+    vpp: Annotated[Counts, _axis("vpp", readers.count(1, LAYERS.most))] = None
+    micro_batch: Annotated[Counts, _axis("micro_batch", readers.count(1, SEQUENCES.most))] = None
     schedule: Annotated[Words, _axis("schedule", readers.read_schedule, SCHEDULES, ScheduleKind)] = None
     recompute: Annotated[Words, _axis("recompute", _read_recompute, means=CHOICES["recompute"].means)] = None
     sharding: Annotated[Words, _axis("sharding", readers.read_sharding, SHARDINGS, Sharding)] = None
