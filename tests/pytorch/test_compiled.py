@@ -13,8 +13,7 @@ import stepcast  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul  # noqa: E402
-from stepcast.pytorch.capture.compiled import FlowNetwork  # noqa: E402
-from stepcast.pytorch.capture.kernels import pad_product  # noqa: E402
+from stepcast.pytorch.capture.compiled import FlowNetwork, pad_product  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 from stepcast.validate.scoreboard import build_scoreboard  # noqa: E402

@@ -17,9 +17,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import field, replace
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
-from stepcast.pytorch.capture.kernels import LOOKUPS, POINTWISE, bytes_of, pad_product, pass_over, works_of
-from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor
+from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, Matmul
+from stepcast.pytorch.capture.kernels import LOOKUPS, POINTWISE, Works, bytes_of, pass_over, works_of
+from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, round_up
 
 K = ElementwiseKind
 # Kinds that a compiler joins: element by element, sums along rows, copies and lookups.
@@ -32,6 +32,8 @@ TINY_INPUT_SHARE = 0.1  # of what is written: a kernel that reads less is recomp
 UNWRITTEN_WEIGHT = 2.0
 REDUCTION = 4  # an operator that reads this many times as many elements as it writes is a sum
 INFINITE = float("inf")
+# torch.compile pads products with more operations per byte than this (those bound by compute) to aligned sizes.
+PADDED_BYTES, PADDED_FLOPS_PER_BYTE = 16, 150.0
 
 
 # ---- the cheapest cut ----------------------------------------------------------------------------------------------
@@ -418,3 +420,25 @@ class Fusion:
             source is not None and source.level < maker.level + 1 and self._is_rotation(source, depth + 1)
             for source in sources
         )
+
+
+def pad_product(work: Compute) -> Works:
+    """Return a product as torch.compile runs it: with copies of operands whose sizes suit no vector load.
+
+    Source: torch/_inductor/fx_passes/pad_mm.py, which pads products that are bound by compute.
+    """
+    if not isinstance(work, Matmul):
+        return (work,)
+    size_bytes = work.dtype.bytes
+    multiple = round(PADDED_BYTES / size_bytes)
+    m, n, k = work.m, work.n, work.k
+    wider = replace(work, m=round_up(m, multiple), n=round_up(n, multiple), k=round_up(k, multiple))
+    moved = size_bytes * (m * k + k * n + m * n)
+    if wider == work or 2.0 * m * n * k / moved < PADDED_FLOPS_PER_BYTE:
+        return (work,)
+    works: list[Compute] = []
+    for rows, columns in ((m, k), (k, n)):
+        if rows % multiple or columns % multiple:
+            size = work.batch * rows * columns * size_bytes
+            works.append(Elementwise(K.COPY, work.batch * rows, columns, size, size, dtype=work.dtype))
+    return (*works, wider)

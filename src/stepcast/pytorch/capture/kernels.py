@@ -60,8 +60,6 @@ FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
 LOAD_BYTES = (16, 4, 1)
 # The most by which sizes may grow to express an alignment: a product of few columns would become other work.
 MOST_GROWTH = 0.01
-# torch.compile pads products with more operations per byte than this (those bound by compute) to aligned sizes.
-PADDED_BYTES, PADDED_FLOPS_PER_BYTE = 16, 150.0
 
 
 class OperatorCall(NamedTuple):
@@ -580,25 +578,3 @@ def _row_pitch(tensor: TracedTensor) -> int:
     if row_stride == 1 and rows > 1:
         return column_stride if columns > 1 else 0
     return row_stride if rows > 1 else 0
-
-
-def pad_product(work: Compute) -> Works:
-    """Return a product as torch.compile runs it: with copies of operands whose sizes suit no vector load.
-
-    Source: torch/_inductor/fx_passes/pad_mm.py, which pads products that are bound by compute.
-    """
-    if not isinstance(work, Matmul):
-        return (work,)
-    size_bytes = work.dtype.bytes
-    multiple = round(PADDED_BYTES / size_bytes)
-    m, n, k = work.m, work.n, work.k
-    wider = replace(work, m=round_up(m, multiple), n=round_up(n, multiple), k=round_up(k, multiple))
-    moved = size_bytes * (m * k + k * n + m * n)
-    if wider == work or 2.0 * m * n * k / moved < PADDED_FLOPS_PER_BYTE:
-        return (work,)
-    works: list[Compute] = []
-    for rows, columns in ((m, k), (k, n)):
-        if rows % multiple or columns % multiple:
-            size = work.batch * rows * columns * size_bytes
-            works.append(Elementwise(K.COPY, work.batch * rows, columns, size, size, dtype=work.dtype))
-    return (*works, wider)
