@@ -4,9 +4,9 @@ For each: CPU seconds and peak memory of the command from its start to its answe
 were simulated. Bars are seconds on a machine where ten million additions in Python take 0.57 s; they are scaled to this
 one. WORD: only searches with it.
 
-On a machine as fast as that, with other work on it (bars in brackets): GPT-3 4.0 (4), Mixtral 6.9 (12), Llama-405B 4.6
-(6), gpt-oss-120b 7.0 (10), Qwen3-Next 7.9 s (10), each below 0.35 GB; DeepSeek-V3 with --any-framework 43 s (60, not
-repeated since).
+On a machine as fast as that (measured with other work on it, at 1.1 times the pace; bars in brackets): GPT-3 3.4 (4),
+Mixtral 5.7 (12), Llama-405B 3.9 (6), gpt-oss-120b 6.4 (10), Qwen3-Next 7.3 (10), Llama-70B on 64 to 1,024 GPUs 7.0 s
+(25), each below 0.3 GB; DeepSeek-V3 9 s (60), with --any-framework 31 s and 1.0 GB.
 """
 
 import json
