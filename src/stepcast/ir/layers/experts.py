@@ -13,7 +13,7 @@ from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, no_mixing
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
@@ -143,7 +143,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     return norms.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
 
 
-EXPERTS = LayerKind(_weights, no_mixing, _operators, _saved, _transient, _adapters)
+EXPERTS = LayerKind(_weights, None, _operators, _saved, _transient, _adapters)
 
 
 def _routed_rows(sizes: Sizes) -> int:

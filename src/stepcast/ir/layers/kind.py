@@ -19,11 +19,6 @@ class SavedTensor(NamedTuple):
     freed_by: tuple[RecomputeModule, ...] = ()
 
 
-def no_mixing(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
-    """Return the FLOPs of a half whose only products are those with its weights."""
-    return 0.0
-
-
 class AdaptedLinear(NamedTuple):
     """A linear layer that LoRA can adapt; those with one *pair* share their input, and fused one pair of matrices.
 
@@ -49,14 +44,14 @@ class LayerKind:
     """A kind of layer half, a token mixer or a feed-forward, declared once.
 
     *weights* are its tensors without the norms around it; parameters, optimizer states and the FLOPs of
-    products with weights are sums over them. *mixing_flops* are the forward's other products. *operators* are
+    products with weights are sums over them. *mixing_flops* are the forward's other products, if any. *operators* are
     its layers in the order of the forward, norms included. *saved* are the tensors it saves for the backward
     without those norms, *transient* the bytes that its backward needs on top for a moment. *adapters* are the
     linear layers LoRA can adapt. *alternates*: torchtitan's selective recomputation knows its matmuls.
     """
 
     weights: Callable[[Architecture], list[Weight]]
-    mixing_flops: Callable[[Architecture, LayerParts, int, int, bool], float]
+    mixing_flops: Callable[[Architecture, LayerParts, int, int, bool], float] | None
     operators: Callable[[Sizes, LayerParts], tuple[Layer, ...]]
     saved: Callable[[Sizes, LayerParts], list[SavedTensor]]
     transient: Callable[[Sizes, LayerParts], float]

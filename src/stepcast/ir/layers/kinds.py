@@ -55,7 +55,8 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
 def mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     """Return a forward's products that mix tokens, that is those without weights."""
     kinds = kinds_of(block.mixer, block.feed_forward)
-    return sum((kind.mixing_flops(model, block, seq, batch, causal) for kind in kinds), start=0.0)
+    mixing = (kind.mixing_flops(model, block, seq, batch, causal) for kind in kinds if kind.mixing_flops)
+    return sum(mixing, start=0.0)
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, no_mixing
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.ops import FP32, K, Ops, cast_op, stream_op
 from stepcast.ir.layers.sizes import Sizes
@@ -116,7 +116,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
 
 MLP = LayerKind(
     lambda model: mlp_weights(model, "mlp", WeightPart.MLP, model.ffn),
-    no_mixing,
+    None,
     _operators,
     _saved,
     lambda sizes, block: mlp_transient(sizes, sizes.tokens, sizes.model.ffn / sizes.tp),
