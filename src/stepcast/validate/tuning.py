@@ -6,7 +6,7 @@ constants, in the visit or, in the last ones, next to the step; empty where it w
 ``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted (the peaks
 of the ninth visit were lost). ``forward_ms``, ``backward_ms`` and ``update_ms`` are the host's, of all micro-batches.
 ``before_*`` are forecasts made before measuring (tools/measure_tuning.py; steps of the tenth visit are those of example
-configurations, of the next two chosen at random, of the fourteenth a design over methods and sizes). The CPU is the
+configurations, of the next two chosen at random, of the last two a design over methods and sizes). The CPU is the
 bottleneck of a step that is predicted more than 5 % longer with a CPU 1.3 times slower, the GPU of the others.
 """
 
