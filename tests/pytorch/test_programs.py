@@ -18,7 +18,7 @@ from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.pytorch.capture.emulation import define_operators  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
-from stepcast.pytorch.capture.tracer import Tracer  # noqa: E402
+from stepcast.pytorch.capture.tracer import CALLS, Tracer  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 256, 512, 3
 PROGRAM = f"""
@@ -68,6 +68,9 @@ def autocast():
 
 def checkpointed_autocast():
     return Stack(autocast=True, again=True), data(), mean
+
+def checkpointed():
+    return Stack(again=True), data(), mean
 
 def norm():
     return nn.RMSNorm({WIDTH}), (torch.randn({ROWS}, {WIDTH}, requires_grad=True),), mean
@@ -150,6 +153,18 @@ def test_autocast_inside_the_program(name: str) -> None:
     assert product_formats(found) == {DType.BF16}
     assert found.memory.parameters == LAYERS * WIDTH * WIDTH * 4
     assert not torch.is_autocast_enabled("cuda")
+
+
+def test_hooks_of_checkpoints_keep_the_host_busy() -> None:
+    """Entering a checkpoint, running it again, and saving and returning the input and the weight of each layer."""
+    calls = CALLS["checkpoint"] + CALLS["recompute"] + 2 * LAYERS * (CALLS["hook"] + CALLS["unhook"])
+    plain, again = (ops_of(captured(name), Matmul) for name in ("plain", "checkpointed"))
+    recomputed = len(again) - len(plain)
+    assert recomputed in (LAYERS - 1, LAYERS)  # it stops early, once everything is back
+    issued = sum(op.kernels for op in again) - sum(op.kernels for op in plain)
+    assert issued == pytest.approx(calls + 2.6 * recomputed, abs=8)
+    compiled = ops_of(captured("checkpointed", compiled=True), Matmul)
+    assert sum(op.kernels for op in compiled) < len(compiled)
 
 
 def test_a_norm_is_one_kernel_forward() -> None:

@@ -16,13 +16,13 @@ from stepcast.pytorch.capture.compiled import Fusion
 from stepcast.pytorch.capture.kernels import works_of
 from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
-from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import CALLS, LISTED, PRODUCTS, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-# The host's time of calls, in additions (data/fits/captured.toml).
+# The host's time of operators, in additions (data/fits/captured.toml).
 FIT = load_fit("captured")
-CALLS, FORWARD_CALLS, BACKWARD_CALLS = (FIT[name] for name in ("calls", "forward_calls", "backward_calls"))
+FORWARD_CALLS, BACKWARD_CALLS = FIT["forward_calls"], FIT["backward_calls"]
 # Of the host's time for a tensor that modules of transformers update, the share of one pass.
 LISTED_SHARE = FIT["dispatch"]["listed_update_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
 
@@ -183,8 +183,8 @@ class _Segments:
         events, hosted, module = self._trace.events, list[HostedEvent](), -1
         for number in numbers:
             event, works = events[number], self._works[number]
-            calls = 1.0 if works else 0.0
-            if not self._library and self._compiled and number not in self._trace.uncompiled:
+            calls, compiled = 1.0 if works else 0.0, self._compiled and number not in self._trace.uncompiled
+            if not self._library and compiled:
                 calls *= CALLS["compiled"]
             elif not self._library and (event.moment is Moment.FORWARD or event.recomputed):
                 calls = FORWARD_CALLS.get(event.name, calls) if works else CALLS["view"]
@@ -194,7 +194,7 @@ class _Segments:
                 calls = BACKWARD_CALLS.get(event.name, CALLS["backward"]) if works else CALLS["backward_view"]
             if event.name in PRODUCTS and not self._trace.varying.isdisjoint((number, event.source)):
                 calls += CALLS["new_sizes"]
-            calls += CALLS["random"] * self._trace.host_elements.get(number, 0)
+            calls += 0.0 if compiled else self._trace.host_calls.get(number, 0.0)
             hosted.append(HostedEvent(event.name, works, number in self._host_waits, calls))
         return name_ops(hosted)
 

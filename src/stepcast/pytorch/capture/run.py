@@ -14,10 +14,18 @@ from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
 from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
-from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer
+from stepcast.pytorch.capture.tracer import (
+    CaptureError,
+    CountedHolder,
+    CountedRecomputation,
+    Moment,
+    StepTrace,
+    Tracer,
+    enter_checkpoint,
+)
 
 # Questions of PyTorch about the machine, with the answers of one with a GPU: optimizers ask which kernels the device
-# of their weights has, autocast whether it can be on, checkpoints whose autocast they restore.
+# of their weights has, autocast whether it can be on, checkpoints whose autocast they restore. Checkpoints are counted.
 GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
     ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
@@ -25,7 +33,9 @@ GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.cuda", "is_bf16_supported"): lambda including_emulation=True: True,
     ("torch.nn.utils.clip_grad", "_has_foreach_support"): lambda tensors, device: True,
     ("torch.nn.utils.clip_grad", "_device_has_foreach_support"): lambda device: True,
-    ("torch.utils.checkpoint", "_infer_device_type"): lambda *args: GPU,
+    ("torch.utils.checkpoint", "_infer_device_type"): lambda *args: enter_checkpoint(),
+    ("torch.utils.checkpoint", "_Holder"): CountedHolder,
+    ("torch.utils.checkpoint", "_recomputation_hook"): CountedRecomputation,
 }
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 

@@ -28,7 +28,18 @@ from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
-from stepcast.pytorch.capture.tracer import LISTED, READ_A_VALUE, CaptureError, Moment, StepTrace, Tracer, list_tensors
+from stepcast.pytorch.capture.tracer import (
+    CALLS,
+    LISTED,
+    READ_A_VALUE,
+    CaptureError,
+    Moment,
+    StepTrace,
+    Tracer,
+    clear_spent,
+    list_tensors,
+    spend,
+)
 
 T = Tensor
 HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
@@ -59,7 +70,6 @@ class ScriptTracer(Tracer):
         self.batch_sizes: tuple[int, int] | None = None
         self._reads: dict[str, int] = {}  # by line, of unknown values
         self._waits_first = False
-        self._host_elements = 0  # drawn at random by the host since the last event
         self._regions: list[torch.nn.Module] = []  # compiled modules whose forward runs
 
     # ---- modules --------------------------------------------------------------------------------------
@@ -126,8 +136,6 @@ class ScriptTracer(Tracer):
             runs_compiled = event.source not in self.trace.uncompiled
         if not runs_compiled:
             self.trace.uncompiled.add(number)
-        if self._host_elements:
-            self.trace.host_elements[number], self._host_elements = self._host_elements, 0
         if self._waits_first:
             self._waits_first = False
             self._add_host_wait()
@@ -171,6 +179,7 @@ class ScriptTracer(Tracer):
         self._event_of_node.clear()
         self._storage_numbers.clear()
         self._watches.clear()
+        clear_spent()
         self.recording = True
         for module in self.roots.values():
             for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -232,7 +241,7 @@ class ScriptGpu(EmulatedGpu):
             result = func(*args, **{**options, "device": META})
         if isinstance(result, Tensor):
             if func in RANDOM and self._tracer.recording:
-                self._tracer._host_elements += result.numel()
+                spend(CALLS["random"] * result.numel())
             most = HOST_FLOATS if result.is_floating_point() else HOST_INTEGERS
             if result.numel() > most:
                 setattr(result, HOST, True)
@@ -263,7 +272,7 @@ class ScriptGpu(EmulatedGpu):
             self._tracer._add_host_wait()
             return result
         if self._tracer.recording and not kwargs.get("non_blocking"):
-            self._tracer._host_elements += own.nbytes // COPIED_BYTES
+            spend(CALLS["random"] * (own.nbytes // COPIED_BYTES))
         if hasattr(own, HOST):
             result = torch.empty_like(own)
             if self._tracer.recording:
@@ -533,7 +542,7 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         storage.made = bisect_left(kept, storage.made)
         storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
     trace.events = new_events
-    trace.host_elements = {place_of[n]: count for n, count in trace.host_elements.items() if n in place_of}
+    trace.host_calls = {place_of[n]: calls for n, calls in trace.host_calls.items() if n in place_of}
     for name in ("uncompiled", "host_waits", "varying"):
         setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
     return trace, len(sizes) if folds else 1

@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dataclass import dataclass
-from stepcast.pytorch.capture.emulation import META, VALUES
+from stepcast.pytorch.capture.emulation import GPU, META, VALUES
 
+CALLS = load_fit("captured")["calls"]  # the host's time of calls, in additions
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
 # The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
 KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
@@ -51,6 +54,41 @@ LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_amp_foreach")
 
 class CaptureError(ValueError):
     """A program cannot be captured; the message says why."""
+
+
+_spent = [0.0]
+
+
+def spend(calls: float) -> None:
+    """Keep the host busy before the next operator for so many additions."""
+    _spent[0] += calls
+
+
+def clear_spent() -> None:
+    """Forget what the host did before a window of operators."""
+    _spent[0] = 0.0
+
+
+def enter_checkpoint() -> str:
+    """Return the kind of device that a checkpoint asks for, once, when it is entered."""
+    spend(CALLS["checkpoint"])
+    return GPU
+
+
+class CountedHolder(checkpoint._Holder):  # type: ignore[misc]
+    """What autograd saves in a checkpoint instead of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spend(CALLS["hook"])
+
+
+class CountedRecomputation(checkpoint._recomputation_hook):  # type: ignore[misc]
+    """The forward of a checkpoint that runs again, in which its tensors are saved."""
+
+    def __init__(self, frame: Any, *args: Any) -> None:
+        super().__init__(frame, *args)
+        spend(CALLS["recompute"] + CALLS["unhook"] * len(frame().weak_holders))
 
 
 class Moment(IntEnum):
@@ -124,7 +162,8 @@ class StepTrace:
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
     varying: set[int] = field(default_factory=set)  # products in the forward whose sizes differ from step to step
-    host_elements: dict[int, int] = field(default_factory=dict)  # that the host draws at random before an event
+    # What the host does before an event: random numbers that it draws, checkpoints that it enters or runs again.
+    host_calls: dict[int, float] = field(default_factory=dict)
     units: list[TracedUnit] = field(default_factory=list)
 
 
@@ -149,6 +188,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._owners: dict[int, int] = {}
         self._last_source = 0
+        clear_spent()
 
     # ---- modules --------------------------------------------------------------------------------------
 
@@ -397,6 +437,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = tuple(value for value in args[1:3] if type(value) is int)
         if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
             options = (TF32, *options)
+        if _spent[0]:
+            self.trace.host_calls[len(self.trace.events)], _spent[0] = _spent[0], 0.0
         self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source))
 
     def _describe(self, tensor: Tensor) -> TracedTensor:
