@@ -55,8 +55,8 @@ def _list_files(function: Kernel) -> list[Path]:
 def _load_cached(function: Kernel) -> Kernel | None:
     for file in _list_files(function):
         try:
-            origin, name, code = file.read_bytes().split(b"\n", 2)
-            if origin == _describe_host():
+            origin, check, name, code = file.read_bytes().split(b"\n", 3)
+            if origin == _describe_host() and int(check) == crc32(code):
                 return _link(function, name.decode(), code)
         except (OSError, ValueError, RuntimeError):  # no such file, or something else
             continue
@@ -64,11 +64,29 @@ def _load_cached(function: Kernel) -> Kernel | None:
 
 
 def _compile(function: Kernel) -> Kernel | None:
-    """Compile *function*, as numba compiles functions that raise nothing and that Python does not call."""
+    """Compile *function*; None without numba or with one that has changed too much, as numpy gives the same times."""
     try:
-        import numba
-    except ImportError:
+        name, code = _compile_object(function)
+    except (ImportError, AttributeError, TypeError):
         return None
+    for file in _list_files(function):
+        staged = file.with_suffix(f".{os.getpid()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_bytes(b"\n".join([_describe_host(), b"%d" % crc32(code), name.encode(), code]))
+            staged.replace(file)
+            break
+        except OSError:  # a folder that is read-only, or a full disk
+            continue
+    return _link(function, name, code)
+
+
+def _compile_object(function: Kernel) -> tuple[str, bytes]:
+    """Return the name and the object code of *function*, compiled as numba does for functions that raise nothing and
+    that Python does not call.
+    """
+    import numba
+
     core: Any = numba.core
     types, target = core.types, core.registry.cpu_target
     of_kind = {int: types.int64, IntArray: types.CPointer(types.int64), FloatArray: types.CPointer(types.float64)}
@@ -78,17 +96,7 @@ def _compile(function: Kernel) -> Kernel | None:
     flags.nrt, flags.error_model = False, "numpy"
     contexts = target.typing_context, target.target_context
     compiled = core.compiler.compile_extra(*contexts, function, kinds, types.void, flags, {})
-    name, code = compiled.fndesc.mangled_name, compiled.library.serialize_using_object_code()[2][0]
-    for file in _list_files(function):
-        staged = file.with_suffix(f".{os.getpid()}")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_bytes(b"\n".join([_describe_host(), name.encode(), code]))
-            staged.replace(file)
-            break
-        except OSError:  # a folder that is read-only, or a full disk
-            continue
-    return _link(function, name, code)
+    return compiled.fndesc.mangled_name, compiled.library.serialize_using_object_code()[2][0]
 
 
 @cache

@@ -76,7 +76,7 @@ def enter_checkpoint() -> str:
 
 
 class CountedHolder(checkpoint._Holder):  # type: ignore[misc]
-    """What autograd saves in a checkpoint instead of a tensor."""
+    """The object that autograd saves in a checkpoint instead of a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
