@@ -119,7 +119,7 @@ def test_adapters_are_trained_with_peft_unless_the_model_is_split(capsys: pytest
 
 def test_eight_bit_moments_and_then_adapters_are_offered_for_full_training(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("predict", "llama-3.2-3b", "--framework", "trainer", "--seq", "1024", "--gpu")
-    assert " --optimizer adamw:8bit " in run(capsys, *words, "a100-40gb", "--micro-batch", "4")[1]
+    assert " --optimizer adamw:8bit: " in run(capsys, *words, "a100-40gb", "--micro-batch", "6")[1]
     answer = " ".join(run(capsys, *words, "l4")[1].split())
     assert "--lora-rank 8 --framework peft: " in answer
     assert "--qlora --framework peft: " in answer
