@@ -20,9 +20,9 @@ from stepcast.ir.arrays import FloatArray, IntArray
 
 Kernel = Callable[..., None]
 Function = Callable[..., Any]
-WORTH_LOADING, WORTH_COMPILING = 2**15, 2**22
+WORTH_LOADING, WORTH_COMPILING = 2**15, 2**19
 """Calls of segments that are run before the code is loaded, which takes 0.1 s, and before it is compiled, which takes
-5 s, as long as numpy takes for them."""
+5 s, eight times as long as numpy takes for them, but once for all later processes."""
 _loaded: dict[Kernel, Kernel | None] = {}
 
 
