@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Kernels
+from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.layers import dora
 from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, moved_op, stream_op
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
@@ -44,9 +44,9 @@ FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
 # Kernels an eager host could issue for the dequantisation before a product of 4-bit weights, forward and backward
 # (kernels of the scales, of their offset and of the weights, and bitsandbytes' own Python: 0.28 and 0.16 ms); for
 # peft's Python around a pair of adapters, autograd's nodes of it beyond their kernels, and those of its dropout. From
-# the steps of HOOK_KERNELS in stepcast.generate.recompute.
+# the steps of HOOK_KERNELS in stepcast.generate.recompute; other modules have less Python around adapters.
 DEQUANTISE_KERNELS = {"": 16, " again": 11}
-ADAPTER_CODE, ADAPTER_NODES, DROPOUT_NODES = 1, 5, 7
+ADAPTER_CODE, ADAPTER_NODES, DROPOUT_NODES = {True: 1, False: 0}, {True: 5, False: 2}, 7
 INT8_KERNELS = 24  # of bitsandbytes' Python around a product of LLM.int8, after the host has read that input's outliers
 
 
@@ -266,6 +266,7 @@ class Linear:
             (self.rows // (ways if width == sizes.model.hidden else 1), width) for width in (self.outputs, self.inputs)
         )
         small = 2 if sizes.framework.fp32_adapters else 0  # casts of both matrices
+        peft = sizes.framework.modules is Modules.TRANSFORMERS
         if phase == "forward":
             ops: list[Op] = []
             if strategy.base_weights is not BaseWeights.TRAINED:
@@ -278,7 +279,7 @@ class Linear:
                 ops.append(cast_op(f"{name} narrow", *inputs, FP32, stored))
             scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
             total = stream_op(f"{name} sum", K.ADD, *outputs, 2, 1, stored)
-            products = (replace(down, kernels=1 + ADAPTER_CODE + small), up)
+            products = (replace(down, kernels=1 + ADAPTER_CODE[peft] + small), up)
             if strategy.dora:
                 weighed = dora.weigh(self.name, self.inputs, self.outputs, strategy.lora_rank, stored, wide)
                 return (*ops, *weighed, *products, *dora.forward(self.name, *outputs, stored, wide))
@@ -294,7 +295,7 @@ class Linear:
                 ops.append(cast_op(f"{name} gradient narrow", *inputs, FP32, stored))
             return (*ops, stream_op(f"{name} gradient sum", K.ADD, *inputs, 2, 1, stored))
         accumulates = 2 if strategy.micro_batches > 1 else 0
-        return (replace(down, kernels=1 + ADAPTER_NODES + small + accumulates), up)
+        return (replace(down, kernels=1 + ADAPTER_NODES[peft] + small + accumulates), up)
 
 
 def join_phases(sizes: Sizes, linears: Iterable[Linear]) -> PhaseOps:
