@@ -143,8 +143,8 @@ def test_the_host_waits_where_the_program_looks(name: str, waits: int) -> None:
 
 
 def test_experts_in_a_loop_get_tokens_alike() -> None:
-    """Of 64 rows each chooses two of four experts: 32 rows for each, and the host waits for each. These sizes differ from
-    step to step, so that cuBLAS chooses kernels anew, which takes the host longer.
+    """Each of 64 rows chooses two of four experts, so each expert has 32 rows, and the host waits for each expert. The
+    sizes differ from step to step, so that cuBLAS chooses kernels anew, which takes the host longer.
     """
     found = of("loop")
     gate, *own = (op.kernels for op in ops(found) if isinstance(op.work, Matmul) and op.name.startswith("addmm"))

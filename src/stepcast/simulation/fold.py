@@ -63,7 +63,7 @@ def fold_chains(
 
 
 def _raise_matrix(matrix: FloatArray, repeat: int) -> FloatArray:
-    """Return a power of *matrix*: squares, of which those of the bits of *repeat* are multiplied."""
+    """Return *matrix* to the power *repeat*, by repeated squaring."""
     factors = []
     while repeat:
         factors += [matrix] * (repeat & 1)

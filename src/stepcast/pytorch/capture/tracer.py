@@ -454,7 +454,7 @@ def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> int:
     """Return the bytes that an operator needs beyond its operands and results while it runs.
 
     cuDNN copies data, weight and result of a convolution to channels last, and sums gradients of queries in fp32. A sum
-    over rows is shared by several blocks, each of which writes 128 columns from each of its threads' places
+    over rows is split between several thread blocks, each of which stores partial sums of 128 columns
     (aten/src/ATen/native/cuda/Reduce.cuh, with 132 multiprocessors of 16 blocks).
     """
     if name.startswith("convolution"):
