@@ -166,6 +166,16 @@ def test_recording_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         pass
 
 
+@pytest.mark.parametrize(
+    "words", [["predict", str(EXAMPLE)], ["predict", "--model", str(EXAMPLE)], ["search", str(EXAMPLE)]]
+)
+def test_a_captured_program_given_as_another_file_names_its_option(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--gpu", "h200"]) == 2
+    assert "is a captured program; 'stepcast predict --captured FILE'" in capsys.readouterr().err
+
+
 def test_the_captured_set_is_measured_when_it_is_named() -> None:
     from stepcast.validate.scoreboard import MEASUREMENT_SETS
 

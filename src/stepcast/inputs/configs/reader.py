@@ -31,9 +31,13 @@ TOOLS: tuple[tuple[Callable[[Table], bool], Callable[[Table], RunConfig]], ...] 
 def read_config(path: str | os.PathLike[str]) -> RunConfig:
     """Read the run that the configuration at *path* describes; its tool is recognised by its content."""
     path = os.fspath(path)
+    source = Source(path)
     try:
-        return read_text(Source(path).text(DESCRIPTION), path)
+        return read_text(source.text(DESCRIPTION), path)
     except FormatError as error:
+        from stepcast.inputs.captured import refuse_captured
+
+        refuse_captured(source)
         raise error.at(path) from None
 
 

@@ -37,7 +37,13 @@ def read(source: Source) -> Model:
     """Return the model a file describes, named after its folder if the file is called config.json."""
     folder, file = os.path.split(os.path.abspath(source.path))
     stem = file.split(".")[0]
-    return read_config(source.data(CONFIG), os.path.basename(folder) if stem == "config" else stem)
+    try:
+        return read_config(source.data(CONFIG), os.path.basename(folder) if stem == "config" else stem)
+    except FormatError:
+        from stepcast.inputs.captured import refuse_captured
+
+        refuse_captured(source)
+        raise
 
 
 def read_config(data: bytes | str, name: str) -> Model:
