@@ -42,7 +42,7 @@ class Stack(nn.Module):
 
     def forward(self, x):
         with torch.autocast("cuda", torch.bfloat16, enabled=self.autocast):
-            return checkpoint(self.inner, x, use_reentrant=False) if self.again else self.inner(x)
+            return checkpoint(self.inner, x, use_reentrant=self.again == 2) if self.again else self.inner(x)
 
 def data():
     return (torch.randn({ROWS}, {WIDTH}),)
@@ -71,6 +71,9 @@ def checkpointed_autocast():
 
 def checkpointed():
     return Stack(again=True), data(), mean
+
+def reentrant():
+    return Stack(again=2), (torch.randn({ROWS}, {WIDTH}, requires_grad=True),), mean
 
 def norm():
     return nn.RMSNorm({WIDTH}), (torch.randn({ROWS}, {WIDTH}, requires_grad=True),), mean
@@ -165,6 +168,21 @@ def test_hooks_of_checkpoints_keep_the_host_busy() -> None:
     assert issued == pytest.approx(calls + 2.6 * recomputed, abs=8)
     compiled = ops_of(captured("checkpointed", compiled=True), Matmul)
     assert sum(op.kernels for op in compiled) < len(compiled)
+
+
+def test_reentrant_checkpoints_keep_the_host_busy_without_hooks() -> None:
+    again, plain = (ops_of(captured(name), Matmul) for name in ("reentrant", "plain"))
+    issued = sum(op.kernels for op in again) - sum(op.kernels for op in plain)
+    assert len(again) == len(plain) + LAYERS + 1  # and the gradient of the input
+    assert issued == pytest.approx(CALLS["checkpoint"] + CALLS["recompute"] + 2.6 * (LAYERS + 1), abs=8)
+
+
+@pytest.mark.parametrize("name", ["_Holder", "_recomputation_hook", "detach_variable"])
+def test_a_release_without_a_name_of_checkpoints_gives_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.utils.checkpoint, name)
+    found = captured("plain")
+    (warning,) = found.workload.warnings
+    assert f"has no torch.utils.checkpoint.{name}" in warning
 
 
 def test_a_norm_is_one_kernel_forward() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.captured import Captured
@@ -15,17 +16,17 @@ from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
 from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
 from stepcast.pytorch.capture.tracer import (
+    CHECKPOINT_CALLS,
     CaptureError,
-    CountedHolder,
-    CountedRecomputation,
     Moment,
     StepTrace,
     Tracer,
+    count_calls,
     enter_checkpoint,
 )
 
 # Questions of PyTorch about the machine, with the answers of one with a GPU: optimizers ask which kernels the device
-# of their weights has, autocast whether it can be on, checkpoints whose autocast they restore. Checkpoints are counted.
+# of their weights has, autocast whether it can be on, checkpoints whose autocast they restore.
 GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
     ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
@@ -34,15 +35,13 @@ GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.nn.utils.clip_grad", "_has_foreach_support"): lambda tensors, device: True,
     ("torch.nn.utils.clip_grad", "_device_has_foreach_support"): lambda device: True,
     ("torch.utils.checkpoint", "_infer_device_type"): lambda *args: enter_checkpoint(),
-    ("torch.utils.checkpoint", "_Holder"): CountedHolder,
-    ("torch.utils.checkpoint", "_recomputation_hook"): CountedRecomputation,
 }
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 
 
 def capture(what: str, options: CaptureOptions) -> Captured:
     """Return one step of *what*, a Hugging Face config or ``module:function``."""
-    with _answer_as_gpu(), _restore_precision():
+    with _answer_as_gpu() as warnings, _restore_precision():
         if options.tf32:
             torch.set_float32_matmul_precision("high")
         program = build_program(what, options)
@@ -67,7 +66,7 @@ def capture(what: str, options: CaptureOptions) -> Captured:
     precision = "bf16" if options.autocast else options.dtype
     return build_captured(
         trace, name=program.name, tokens=program.tokens, batch=program.batch, precision=precision,
-        facts=facts.items(), compiled=options.compiled,
+        facts=facts.items(), compiled=options.compiled, warnings=tuple(warnings),
     )  # fmt: skip
 
 
@@ -85,17 +84,29 @@ def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None, b
 
     machine = PretendMachine(gpus, gpu) if gpu is not None else PretendMachine(gpus)
     machine.batch = read_shapes(batch)
-    with _answer_as_gpu(), _restore_precision():
+    with _answer_as_gpu() as warnings, _restore_precision():
+        machine.notes |= dict.fromkeys(warnings)
         return capture_script(command, machine)
 
 
 @contextlib.contextmanager
-def _answer_as_gpu() -> Iterator[None]:
-    """Answer PyTorch's questions about the machine as one with a GPU does."""
+def _answer_as_gpu() -> Iterator[list[str]]:
+    """Answer PyTorch's questions about the machine as one with a GPU does, and count what checkpoints do.
+
+    Yields a warning for each name that this release of PyTorch does not have.
+    """
+    checkpoint, warnings = torch.utils.checkpoint.__name__, list[str]()
     with contextlib.ExitStack() as patches:
-        for (module, name), answer in GPU_ANSWERS.items():
-            patches.enter_context(mock.patch.object(importlib.import_module(module), name, answer))
-        yield
+        for module, name in (*GPU_ANSWERS, *((checkpoint, name) for name in CHECKPOINT_CALLS)):
+            owner = importlib.import_module(module)
+            if hasattr(owner, name):
+                answer = GPU_ANSWERS.get((module, name)) or count_calls(getattr(owner, name), CHECKPOINT_CALLS[name])
+                patches.enter_context(mock.patch.object(owner, name, answer))
+                continue
+            lacking = "the CPU's time in checkpoints" if name in CHECKPOINT_CALLS else "the kernels of a GPU"
+            release = f"PyTorch {torch.__version__} has no {module}.{name}"
+            warnings.append(f"{release}, by which capture knows {lacking}: the step may be predicted too short")
+        yield warnings
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepcast.hardware.catalog import load_fit
@@ -75,20 +74,28 @@ def enter_checkpoint() -> str:
     return GPU
 
 
-class CountedHolder(checkpoint._Holder):  # type: ignore[misc]
-    """The object that autograd saves in a checkpoint instead of a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        spend(CALLS["hook"])
+def _unhook_calls(frame: Callable[[], Any], *_: object) -> float:
+    """Return the CPU's time of a checkpoint's second forward, which saves again what hooks saved in the first."""
+    return float(CALLS["recompute"] + CALLS["unhook"] * len(getattr(frame(), "weak_holders", ())))
 
 
-class CountedRecomputation(checkpoint._recomputation_hook):  # type: ignore[misc]
-    """The forward of a checkpoint that runs again, in which its tensors are saved."""
+# Functions and classes of torch.utils.checkpoint, with the CPU's time of their calls: an object for each tensor that is
+# saved without reentrance, and the second forward, without reentrance and with it.
+CHECKPOINT_CALLS: dict[str, Callable[..., float]] = {
+    "_Holder": lambda: CALLS["hook"],
+    "_recomputation_hook": _unhook_calls,
+    "detach_variable": lambda inputs: CALLS["recompute"],
+}
 
-    def __init__(self, frame: Any, *args: Any) -> None:
-        super().__init__(frame, *args)
-        spend(CALLS["recompute"] + CALLS["unhook"] * len(frame().weak_holders))
+
+def count_calls(own: Callable[..., Any], calls: Callable[..., float]) -> Callable[..., Any]:
+    """Return *own*, which spends so many *calls* of the CPU's time whenever it is called."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        spend(calls(*args, **kwargs))
+        return own(*args, **kwargs)
+
+    return counted
 
 
 class Moment(IntEnum):
