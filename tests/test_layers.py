@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pytorch",
     },
     "checking": {"units", "inputs", "forecast", "questions", "pytorch"},
+    "keywords": {"questions", "rl"},
     # cli, library, __init__ and __main__ may import everything
 }
 FREE = ("cli", "library", "__init__", "__main__", "version")

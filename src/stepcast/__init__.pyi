@@ -31,6 +31,13 @@ from stepcast.ir.strategy import Sharding as Sharding
 from stepcast.ir.strategy import Strategy as Strategy
 from stepcast.ir.timeline import Timeline as Timeline
 from stepcast.ir.workload import Workload as Workload
+from stepcast.keywords import AnalyzeChoices as AnalyzeChoices
+from stepcast.keywords import GenerateChoices as GenerateChoices
+from stepcast.keywords import PlanChoices as PlanChoices
+from stepcast.keywords import PredictChoices as PredictChoices
+from stepcast.keywords import ReplayChoices as ReplayChoices
+from stepcast.keywords import RlChoices as RlChoices
+from stepcast.keywords import SearchChoices as SearchChoices
 from stepcast.library import alternatives as alternatives
 from stepcast.library import analyze as analyze
 from stepcast.library import compare as compare
@@ -47,13 +54,6 @@ from stepcast.library import watch as watch
 from stepcast.models.catalog import load_model as load_model
 from stepcast.pytorch.record.recorder import record as record
 from stepcast.questions.alternatives import Alternatives as Alternatives
-from stepcast.questions.generation import GenerateChoices as GenerateChoices
-from stepcast.questions.measured import AnalyzeChoices as AnalyzeChoices
-from stepcast.questions.measured import ReplayChoices as ReplayChoices
-from stepcast.questions.plan import PlanChoices as PlanChoices
-from stepcast.questions.question import PredictChoices as PredictChoices
-from stepcast.questions.search import SearchChoices as SearchChoices
-from stepcast.rl.question import RlChoices as RlChoices
 from stepcast.rl.step import RlStep as RlStep
 from stepcast.searching.result import SearchCounts as SearchCounts
 from stepcast.searching.result import SearchResult as SearchResult

@@ -32,13 +32,16 @@ if TYPE_CHECKING:
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
+    from stepcast.keywords import (
+        AnalyzeChoices,
+        GenerateChoices,
+        PlanChoices,
+        PredictChoices,
+        ReplayChoices,
+        RlChoices,
+        SearchChoices,
+    )
     from stepcast.questions.alternatives import Alternatives
-    from stepcast.questions.generation import GenerateChoices
-    from stepcast.questions.measured import AnalyzeChoices, ReplayChoices
-    from stepcast.questions.plan import PlanChoices
-    from stepcast.questions.question import PredictChoices
-    from stepcast.questions.search import SearchChoices
-    from stepcast.rl.question import RlChoices
     from stepcast.rl.step import RlStep
     from stepcast.searching.result import SearchResult, SearchWatch
 

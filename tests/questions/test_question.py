@@ -10,12 +10,14 @@ import pytest
 import stepcast
 from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import read_question
+from stepcast.keywords import AnalyzeChoices, PlanChoices, PredictChoices, ReplayChoices, SearchChoices
 from stepcast.questions.choices import NOUNS, Question, build_question, choices_of, spell_choices
-from stepcast.questions.measured import AnalyzeChoices, AnalyzeQuestion, ReplayChoices, ReplayQuestion
-from stepcast.questions.plan import PlanChoices, PlanQuestion
-from stepcast.questions.question import CHOICES, DEFAULTS, PredictChoices, PredictQuestion, rules_of
-from stepcast.questions.search import SearchChoices, SearchQuestion
+from stepcast.questions.measured import AnalyzeQuestion, ReplayQuestion
+from stepcast.questions.plan import PlanQuestion
+from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion, rules_of
+from stepcast.questions.search import SearchQuestion
 from stepcast.questions.settle import settle
+from tools.write_keywords import STUB, write_stub
 
 LLAMA: dict[str, Any] = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "gpus": 64}
 
@@ -47,6 +49,10 @@ def test_the_keywords_of_a_function_are_the_choices_of_its_question(
     files |= {"config", "ignore_unknown"} if function is stepcast.plan else set()
     parameters = set(inspect.signature(function).parameters)
     assert set(get_type_hints(keywords)) == (set(choices_of(kind)) | files) - parameters
+
+
+def test_type_checkers_see_the_keywords() -> None:
+    assert STUB.read_text(encoding="utf-8") == write_stub(), "run python -m tools.write_keywords"
 
 
 @pytest.mark.parametrize("verb", ["predict", "plan", "search", "analyze", "replay"])

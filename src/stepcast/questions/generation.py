@@ -1,7 +1,6 @@
 """The question of ``stepcast generate``: a model, an engine, its GPUs and the requests."""
 
-import os
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 from stepcast.inputs.source import prefix_errors
 from stepcast.questions.choices import Choice, Question, count, gpu_count, read_word, share
@@ -48,33 +47,6 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     requests: Annotated[int | None, Choice(group=REQUESTS, read=count(1, 10**6))] = None
     group: Annotated[int, Choice(group=REQUESTS, read=count(1, 10**5))] = 1
     # fmt: on
-
-
-class EngineChoices(TypedDict, total=False):
-    """Choices of generation engines, also in steps of RL post-training."""
-
-    set: list[str] | tuple[str, ...] | str | None
-    engine: str | os.PathLike[str] | None
-    gpus: int | None
-    tp: int | None
-    pp: int | None
-    ep: int | None
-    kv_cache: str | None
-    memory_share: float | None
-    prompt_length: str | int | None
-    response_length: str | int | None
-    group: int | None
-
-
-class GenerateChoices(EngineChoices, total=False):
-    """Choices of ``stepcast.generate``."""
-
-    dp: int | None
-    weights: str | None
-    speculative_tokens: int | None
-    acceptance: float | None
-    concurrency: int | None
-    requests: int | None
 
 
 def load_nouns(

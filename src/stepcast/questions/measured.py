@@ -1,7 +1,6 @@
 """The questions of ``stepcast analyze`` and ``stepcast replay`` about measured runs."""
 
-import os
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 from stepcast.ir.dataclass import replace
 from stepcast.questions.choices import Choice, Question
@@ -39,24 +38,3 @@ class ReplayQuestion(Question, frozen=True, kw_only=True):
         if self.scale_to is not None and not self.scale_to.replace(" ", "").startswith("dp="):
             raise ValueError(f"--scale-to scales the number of replicas; write dp=64, not {self.scale_to!r}")
         return [*self.what_if, *([self.scale_to] if self.scale_to is not None else [])]
-
-
-class AnalyzeChoices(TypedDict, total=False):
-    """Choices of ``stepcast.analyze``."""
-
-    format: str | None
-    cluster: str | None
-    set: list[str] | tuple[str, ...] | str | None
-    calibration: str | os.PathLike[str] | None
-    trace: str | os.PathLike[str] | None
-
-
-class ReplayChoices(TypedDict, total=False):
-    """Choices of ``stepcast.replay``."""
-
-    scale_to: str | None
-    gpu: str | None
-    cluster: str | None
-    set: list[str] | tuple[str, ...] | str | None
-    trace: str | os.PathLike[str] | None
-    engine: str | None

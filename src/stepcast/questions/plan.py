@@ -2,7 +2,6 @@
 
 import datetime
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,7 @@ from stepcast.questions.choices import (
     refuse_several,
     share,
 )
-from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, TrainingChoices, check_rules
+from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, check_rules
 from stepcast.questions.settle import SettledRun, settle, settle_price
 from stepcast.units import DAY, DEFAULT_CURRENCY, format_percent, parse_count, parse_duration_s, parse_size_bytes
 
@@ -476,36 +475,3 @@ def _read_interval_s(question: PlanQuestion, step: SettledRun | None) -> float |
     if not seconds > 0:
         raise ValueError("--checkpoint-every must be above zero")
     return seconds
-
-
-class PlanChoices(TrainingChoices, total=False):
-    """Choices of ``stepcast.plan``: those of a step, the length of the run, and how it is operated."""
-
-    model: str | None
-    cluster: str | None
-    framework: str | None
-    calibration: str | os.PathLike[str] | None
-    config: str | os.PathLike[str] | None
-    ignore_unknown: bool | None
-    buy: str | None
-    carbon: float | str | None
-    spot: float | str | None
-    until: datetime.date | str | None
-    from_: datetime.date | str | None
-    step_s: float | str | None
-    stage: list[str] | tuple[str, ...] | str | None
-    host_power: float | str | None
-    failures: str | os.PathLike[str] | None
-    mtbf: str | None
-    checkpoint_every: str | None
-    checkpoint_size: float | str | None
-    node_write: str | None
-    store_write: str | None
-    blocking: bool | None
-    restart: str | None
-    spares: int | str | None
-    shrink: bool | None
-    repair: str | None
-    stragglers: str | None
-    evaluate: str | None
-    allow_oom: bool | None

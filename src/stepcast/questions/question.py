@@ -7,11 +7,10 @@ A choice that differs from its default and cannot change the answer is
 - a note if the answer is still the one that was asked for.
 """
 
-import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from stepcast.inputs.source import DATA, read_toml
 from stepcast.ir import schedules, strategy
@@ -307,93 +306,3 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
 
 CHOICES = choices_of(PredictQuestion)
 DEFAULTS = defaults_of(PredictQuestion)
-
-
-class StepChoices(TypedDict, total=False):
-    """The choices of a step as keywords of Python functions; text is read as on the command line."""
-
-    gpu: str | None
-    set: list[str] | tuple[str, ...] | str | None
-    place: str | None
-    gpus: int | str | None
-    nodes: int | str | None
-    dp: int | str | None
-    tp: int | str | None
-    cp: int | str | None
-    ep: int | str | None
-    pp: int | str | None
-    vpp: int | str | None
-    expert_tp: int | str | None
-    shard: int | str | None
-    replicate: int | str | None
-    stage_layers: list[int] | tuple[int, ...] | str | None
-    micro_batch: int | str | None
-    global_batch: int | str | None
-    accumulation: int | str | None
-    seq: int | str | None
-    schedule: str | None
-    precision: str | None
-    sharding: int | str | None
-    reshard: bool | None
-    fp8_params: bool | None
-    zero_gradients: float | str | None
-    recompute: str | None
-    offload: str | None
-    cp_comm: str | None
-    sequence_parallel: bool | None
-    flash_attention: bool | None
-    attention_kernel: str | None
-    overlap: list[str] | tuple[str, ...] | str | None
-    bucket_mb: float | str | None
-    expert_imbalance: float | str | None
-    expert_load: str | None
-    expert_replicas: int | str | None
-    expert_capacity: float | str | None
-    fused_experts: bool | None
-    dispatcher: str | None
-    lora: int | str | None
-    lora_rank: int | str | None
-    lora_targets: list[str] | tuple[str, ...] | str | None
-    lora_dropout: float | str | None
-    dora: bool | None
-    liger: bool | None
-    lora_a2a: bool | None
-    train_layers: int | str | None
-    base_weights: str | None
-    task: str | None
-    lengths: str | None
-    batching: str | None
-    mtp_layers: int | str | None
-    dropout: bool | None
-    fp8_activations: bool | None
-    fp8_attention: bool | None
-    op_fuser: bool | None
-    check_gradients: bool | None
-    bf16_final_layers: int | str | None
-    loss: str | None
-    deferred_gradients: int | str | None
-    gradients: str | None
-    optimizer: str | None
-    master_weights: bool | None
-    clipping: bool | None
-    kernels: str | None
-    ssm_kernels: str | None
-    execution: str | None
-
-
-class TrainingChoices(StepChoices, total=False):
-    """The choices of a step and of a run of such steps."""
-
-    engine: str | None
-    background: str | os.PathLike[str] | None
-    tokens: float | str | None
-    samples: float | str | None
-    epochs: float | str | None
-    steps: float | str | None
-    price: float | str | None
-
-
-class PredictChoices(TrainingChoices, total=False):
-    """The choices of a question as keywords of Python functions."""
-
-    currency: str | None

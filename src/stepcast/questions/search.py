@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from stepcast.frameworks.catalog import Profile, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
@@ -507,45 +507,3 @@ def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
             f"sequence; the nearest is {near}"
         )
     return sequences
-
-
-class SearchChoices(TypedDict, total=False):
-    """Choices of ``stepcast.search``; a value of ``tp`` and other axes fixes it, several restrict it."""
-
-    lora: int | str | None
-    base_weights: str | Sequence[str] | None
-    gpu: str | None
-    set: list[str] | tuple[str, ...] | str | None
-    tokens_per_batch: float | str | None
-    any_framework: bool | None
-    tp: int | str | Sequence[int] | None
-    cp: int | str | Sequence[int] | None
-    ep: int | str | Sequence[int] | None
-    expert_tp: int | str | Sequence[int] | None
-    pp: int | str | Sequence[int] | None
-    vpp: int | str | Sequence[int] | None
-    micro_batch: int | str | Sequence[int] | None
-    schedule: str | Sequence[str] | None
-    recompute: str | Sequence[str] | None
-    sharding: int | str | Sequence[str] | None
-    sequence_parallel: bool | str | Sequence[str] | None
-    precision: str | Sequence[str] | None
-    dispatcher: str | Sequence[str] | None
-    cp_comm: str | Sequence[str] | None
-    gradients: str | Sequence[str] | None
-    optimizer: str | Sequence[str] | None
-    offload: str | Sequence[str] | None
-    fp8_params: bool | str | Sequence[str] | None
-    mtp_layers: int | str | Sequence[int] | None
-    overlap: str | Sequence[str] | None
-    fix: list[str] | tuple[str, ...] | str | None
-    allow: list[str] | tuple[str, ...] | str | None
-    objective: str | None
-    max_memory: float | str | None
-    memory_reserve: float | str | None
-    tokens: float | str | None
-    price: float | str | None
-    currency: str | None
-    time: float | str | None
-    explain: bool | None
-    workers: int | str | None

@@ -18,7 +18,7 @@ from stepcast.ir.progress import report_progress
 from stepcast.questions.choices import Choice, Question, amount, build_question, choices_of, count, gpu_count, share
 from stepcast.questions.choices import currency as read_currency
 from stepcast.questions.choices import price as read_price
-from stepcast.questions.generation import LENGTH_HELP, EngineChoices, formats_of, load_nouns, read_engine, read_lengths
+from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine, read_lengths
 from stepcast.questions.question import CHOICES, WHAT
 from stepcast.rl.step import (
     RlMode,
@@ -112,40 +112,6 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     price: Annotated[float | None, Choice(group=RUN, read=read_price)] = None
     currency: Annotated[str, Choice(group=RUN, read=read_currency)] = DEFAULT_CURRENCY
     # fmt: on
-
-
-class RlChoices(EngineChoices, total=False):
-    """Choices of ``stepcast.predict_rl``; see ``stepcast rl --help``."""
-
-    software: str | None
-    algorithm: str | None
-    prompts: int | None
-    train_batch: int | None
-    epochs: int | None
-    oversampling: float | None
-    reference: bool | None
-    old_logprobs: bool | None
-    reward_s: float | None
-    reward_latency: str | float | None
-    mode: str | None
-    rollout_gpus: int | None
-    staleness: int | None
-    partial_rollout: bool
-    cp: int | None
-    vpp: int | None
-    sharding: str | None
-    recompute: str | None
-    precision: str | None
-    framework: str | None
-    pack_tokens: int | None
-    gen_tp: int | None
-    gen_pp: int | None
-    gen_ep: int | None
-    gen_dp: int | None
-    gen_weights: str | None
-    steps: int | None
-    price: float | None
-    currency: str | None
 
 
 def read_config_choices(choices: Mapping[str, object]) -> FactDict:
