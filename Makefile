@@ -54,7 +54,7 @@ unit: install compiled
 
 # Compile the engines once, before several test processes would do so at the same time.
 compiled: install
-	@$(BIN)/python -m pytest -qq -k compiled tests/simulation/fluid/test_oracle.py
+	@$(BIN)/python -m pytest -qq -k compiled tests/simulation/fluid/test_oracle.py tests/simulation/test_engines.py
 
 # ---- extras, each in an environment of its own, so that .venv shows what works without them
 

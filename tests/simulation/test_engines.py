@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,11 +58,23 @@ def test_compiled_kernels_and_numpy_agree_bit_for_bit(plan: Plan) -> None:
             patch.setattr(kernels, "WORTH_LOADING", threshold)
             patch.setattr(kernels, "WORTH_COMPILING", threshold)
             patch.setattr(kernels, "_loaded", {})
+            patch.setattr(kernels, "_looked", {})
             runs.append(simulate(plan.program()))
     assert runs[0].makespan_s == runs[1].makespan_s
     assert np.array_equal(runs[0].left_s, runs[1].left_s)
     assert np.array_equal(runs[0].maps, runs[1].maps)
     assert np.array_equal(runs[0].entry_s, runs[1].entry_s)
+
+
+def test_a_kernel_that_another_process_compiled_is_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    limits = {"WORTH_LOADING": 0, "WORTH_COMPILING": 2**60, "_loaded": {}, "_looked": {}, "_calls": [0]}
+    for name, value in limits.items():
+        monkeypatch.setattr(kernels, name, value)
+    assert kernels.find_kernel(kernels.find_levels, 1) is None
+    kernels._compile(kernels.find_levels)
+    assert kernels.find_kernel(kernels.find_levels, 2) is not None
 
 
 @settings(max_examples=100, deadline=None)

@@ -94,7 +94,8 @@ def test_a_pipeline_whose_periods_are_repeated_ends_as_the_long_one_does(
     """Also where stages drift apart, or waves pass through them again and again."""
     for name_of_limit in ("WORTH_LOADING", "WORTH_COMPILING"):
         monkeypatch.setattr(kernels, name_of_limit, worth_compiling)
-    monkeypatch.setattr(kernels, "_loaded", {})
+    for known in ("_loaded", "_looked"):
+        monkeypatch.setattr(kernels, known, {})
     stages, chunks = 6, SCHEDULES[name].pieces(2)
     period = PERIODS[name](stages, 8 * stages)
     short, long = (make_schedule(name, stages, groups * stages, chunks) for groups in (5, 16))

@@ -15,7 +15,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.simulation import fold
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
 from stepcast.simulation.program import Program, Times
-from stepcast.simulation.segments import Piece
+from stepcast.simulation.segments import Piece, Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,7 @@ class _Sweep:
     """
 
     def __init__(self, program: Program, seconds: FloatArray, maps: FloatArray | None = None) -> None:
-        _counted[0] += program.calls + PREPARING
-        compiled, self.kernel = (find_kernel(function, _counted[0]) for function in (fold_chains, run_calls))
+        compiled, self.kernel = find_kernel(fold_chains, program.calls + PREPARING), find_kernel(run_calls)
         if maps is None:
             maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
         self.maps = maps  # rows x columns x chains
@@ -145,7 +144,6 @@ def extend_makespan_s(program: Program, seconds: FloatArray, size: int, count: i
 
 PREPARING = 2**11
 """Calls that numpy runs in the time that it takes to prepare a program."""
-_counted = [0]
 
 
 def _fold_compiled(program: Program, seconds: FloatArray, kernel: Kernel) -> FloatArray:
@@ -161,16 +159,18 @@ def _fold_compiled(program: Program, seconds: FloatArray, kernel: Kernel) -> Flo
 
 def _fold(program: Program, seconds: FloatArray) -> FloatArray:
     """Return rows x columns x chains: the matrix of every chain."""
-    ports = program.inputs, program.outputs
-    pieces = _fold_pieces(program, seconds)
-    return fold.fold_chains(len(program.lanes), program.shapes, program.chains, program.read, ports, pieces)
+    lanes, read, ports = len(program.lanes), tuple(program.read.tolist()), (program.inputs, program.outputs)
+    pieces = _list_pieces(program, seconds)
+    chains = [tuple([(*pieces[number], repeat) for number, repeat in chain]) for chain in program.chains]
+    maps = np.array([fold.fold_chain(lanes, chain, read, ports) for chain in chains])
+    return maps.reshape(len(chains), len(read) + ports[1], len(read) + ports[0]).transpose(1, 2, 0)
 
 
-def _fold_pieces(program: Program, seconds: FloatArray) -> list[FloatArray]:
-    ends = [0, *accumulate([shape.ops for shape in program.shapes])]
-    durations_s = seconds.tolist()
-    bounds = zip(program.shapes, pairwise(ends), strict=True)
-    return [fold.fold_piece(shape, durations_s[start:stop]) for shape, (start, stop) in bounds]
+def _list_pieces(program: Program, seconds: FloatArray) -> list[tuple[Shape, tuple[float, ...]]]:
+    """Return the shape of each piece and the seconds of its ops."""
+    ends = accumulate([shape.ops for shape in program.shapes], initial=0)
+    bounds, durations_s = zip(program.shapes, pairwise(ends), strict=True), tuple(seconds.tolist())
+    return [(shape, durations_s[start:stop]) for shape, (start, stop) in bounds]
 
 
 def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
@@ -180,8 +180,8 @@ def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
 
 def piece_maps(program: Program, seconds: FloatArray) -> dict[Piece, FloatArray]:
     """Return (lanes + outputs) x (lanes + inputs): the matrix of each piece."""
-    matrices = _fold_pieces(program, seconds)
-    return {piece: fold.widen(matrix, piece.shape) for piece, matrix in zip(program.pieces, matrices, strict=True)}
+    matrices = [fold.widen(fold.fold_piece(*piece), piece[0]) for piece in _list_pieces(program, seconds)]
+    return dict(zip(program.pieces, matrices, strict=True))
 
 
 def task_times(run: Run) -> Times:

@@ -3,10 +3,10 @@
 Each end time in a piece is a maximum over its entry times (those of its lanes, registers and inputs), each plus a
 constant. So a piece is a small matrix: columns for lanes, registers and inputs, rows for lanes, registers and outputs;
 a piece that repeats is a power of its matrix, a chain of pieces a product. Only the lanes and registers that a piece
-touches take part. ``kernels.fold_chains`` does the same, compiled.
+touches take part. ``kernels.fold_chains`` does the same, compiled; here, where it takes longer, equal pieces and chains
+are computed once.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache, reduce
 
 import numpy as np
@@ -18,48 +18,41 @@ Chain = tuple[tuple[int, int], ...]
 """Pieces by their number, each with its repeats."""
 
 
-def fold_piece(shape: Shape, durations_s: Sequence[float]) -> FloatArray:
-    """Return (touched + outputs) x (touched + inputs): the matrix of a piece whose ops take *durations_s*."""
-    entries = np.full((len(shape.touched) + shape.inputs,) * 2, -np.inf)
-    np.fill_diagonal(entries, 0.0)
-    values: list[list[float]] = entries.tolist()
+@lru_cache(maxsize=2**12)
+def fold_piece(shape: Shape, durations_s: tuple[float, ...], repeat: int = 1) -> FloatArray:
+    """Return (touched + outputs) x (touched + inputs): the matrix of *repeat* pieces whose ops take *durations_s*."""
+    if repeat > 1:
+        return _raise_matrix(fold_piece(shape, durations_s), repeat)
+    values: list[list[float]] = np.where(np.eye(len(shape.entries)), 0.0, -np.inf).tolist()
     for nodes, duration_s in zip(shape.compact_waits, durations_s, strict=True):
         latest = values[nodes[0]]
         for node in nodes[1:]:
             latest = list(map(max, latest, values[node]))
         values.append([value + duration_s for value in latest])
-    return np.array([values[node] for node in shape.exits.tolist()]).reshape(len(shape.exits), len(entries))
+    return np.array([values[node] for node in shape.exits.tolist()]).reshape(len(shape.exits), len(shape.entries))
 
 
-def fold_chains(
-    lanes: int,
-    shapes: Sequence[Shape],
-    chains: Sequence[Chain],
-    read: IntArray,
-    ports: tuple[int, int],
-    pieces: Sequence[FloatArray],
-) -> FloatArray:
-    """Return (read + outputs) x (read + inputs) x chains: the matrix of every chain of *pieces*.
+Part = tuple[Shape, tuple[float, ...], int]
+"""A piece of a chain: its shape, the seconds of its ops and its repeats."""
+
+
+@lru_cache(maxsize=2**12)
+def fold_chain(lanes: int, parts: tuple[Part, ...], read: tuple[int, ...], ports: tuple[int, int]) -> FloatArray:
+    """Return (read + outputs) x (read + inputs): the matrix of a chain.
 
     *read*: the lanes and registers that chains read; *ports*: the most inputs and outputs of a chain.
     """
-    begins = np.concatenate([read, lanes + np.arange(ports[0])])
-    maps = np.full((len(chains), len(read) + ports[1], len(begins)), -np.inf)
-    powers: dict[tuple[int, int], FloatArray] = {}
-    for chain, matrix in zip(chains, maps, strict=True):
-        state, given = np.full((lanes + ports[0], len(begins)), -np.inf), len(read)
-        state[begins, np.arange(len(begins))] = 0.0
-        for part in chain:
-            if part not in powers:
-                powers[part] = _raise_matrix(pieces[part[0]], part[1])
-            shape = shapes[part[0]]
-            after = product(powers[part], state[shape.entries])
-            count = len(shape.touched)
-            state[shape.touched] = after[:count]
-            matrix[given : given + len(after) - count] = after[count:]
-            given += len(after) - count
-        matrix[: len(read)] = state[read]
-    return maps.transpose(1, 2, 0)
+    begins = np.array([*read, *range(lanes, lanes + ports[0])])
+    state = np.where(np.arange(lanes + ports[0])[:, None] == begins, 0.0, -np.inf)
+    matrix, given = np.full((len(read) + ports[1], len(begins)), -np.inf), len(read)
+    for shape, durations_s, repeat in parts:
+        after = product(fold_piece(shape, durations_s, repeat), state[shape.entries])
+        count = len(shape.touched)
+        state[shape.touched] = after[:count]
+        matrix[given : given + len(after) - count] = after[count:]
+        given += len(after) - count
+    matrix[: len(read)] = state[begins[: len(read)]]
+    return matrix
 
 
 def _raise_matrix(matrix: FloatArray, repeat: int) -> FloatArray:

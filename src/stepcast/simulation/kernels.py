@@ -24,18 +24,22 @@ WORTH_LOADING, WORTH_COMPILING = 2**15, 2**19
 """Calls of segments that are run before the code is loaded, which takes 0.1 s, and before it is compiled, which takes
 5 s, eight times as long as numpy takes for them, but once for all later processes."""
 _loaded: dict[Kernel, Kernel | None] = {}
+_looked: dict[Kernel, int] = {}  # when to look for the code again, which another process may have compiled by then
+_calls = [0]
 
 
 def find_kernel(function: Kernel, calls: int = 0) -> Kernel | None:
-    """Return *function* compiled, if it is loaded already or if loading or compiling it pays for so many *calls* of
-    segments; None where it does not pay or numba is not installed.
+    """Return *function* compiled, if loading or compiling it pays for the calls of segments so far and *calls* more;
+    None where it does not pay or numba is not installed.
     """
-    if function not in _loaded and (calls > WORTH_LOADING or any(_loaded.values())):
-        kernel = _load_cached(function)
-        if kernel is None and calls > WORTH_COMPILING:
+    _calls[0] += calls
+    if function not in _loaded and _calls[0] > _looked.get(function, WORTH_LOADING):
+        kernel, is_worth_compiling = _load_cached(function), _calls[0] > WORTH_COMPILING
+        if kernel is None and is_worth_compiling:
             kernel = _compile(function)
-        if kernel is not None or calls > WORTH_COMPILING:
+        if kernel is not None or is_worth_compiling:
             _loaded[function] = kernel
+        _looked[function] = 2 * _calls[0]
     return _loaded.get(function)
 
 
@@ -51,7 +55,6 @@ def _list_files(function: Kernel) -> list[Path]:
     return [folder / f"{function.__name__}-{version:08x}.o" for folder in folders]
 
 
-@cache
 def _load_cached(function: Kernel) -> Kernel | None:
     for file in _list_files(function):
         try:
@@ -115,6 +118,7 @@ _engines: list[Any] = []
 """The engines that own the code, which ends with them."""
 
 
+@cache
 def _link(function: Kernel, name: str, code: bytes) -> Kernel:
     """Return a call of *name* in object *code*, whose first two arguments are numba's: results and errors."""
     from llvmlite import binding
@@ -262,7 +266,7 @@ def fold_chains(
     scratch: FloatArray,
     maps: FloatArray,
 ) -> None:
-    """Fill *maps*, chains x rows x columns, as ``fold.fold_chains`` does. All of *maps* and *scratch* is -inf at first.
+    """Fill *maps*, chains x rows x columns, as ``fold.fold_chain`` does. All of *maps* and *scratch* is -inf at first.
 
     *sizes* are pieces x (touched lanes, inputs, outputs, ops), *shapes* their ``Shape.packed`` end to end from *first*
     on, *lengths* the number of pieces of each chain, *parts* those pieces with their repeats, and *read* the lanes of
