@@ -79,6 +79,7 @@ MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
 MAY_OPEN_FILES = (
     "__init__.py",
     "hardware/catalog.py",
+    "ir/layers/kernels.py",
     "frameworks/catalog.py",
     "generation/placement.py",
     "generation/lengths.py",

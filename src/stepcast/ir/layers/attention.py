@@ -24,14 +24,15 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
+from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.work import Attention, ElementwiseKind
+from stepcast.ir.work import Attention
 from stepcast.ir.workload import Layer, Op, Role
 
 INDEX_BYTES = 4.0  # of the place of one chosen key
@@ -220,7 +221,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     layers.append(core.core_layer(sizes, _attended(model, block)))
     if model.attention_gate:
         # The result of attention times the sigmoid of its gate.
-        layers.append(make_layer(Role.ATTENTION_GATE, *build.gate_ops(sizes, "gate", sizes.tokens, sizes.output_width)))
+        layers.append(make_layer(Role.ATTENTION_GATE, *build.gate_ops(sizes, sizes.tokens, sizes.output_width)))
     layers.append(build.row_layer(sizes, Role.ATTENTION_OUTPUT, output))
     roles = (Role.ATTENTION_NORM, Role.ATTENTION_POST_NORM)
     return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
@@ -322,74 +323,42 @@ def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) ->
         passes, kernels = (ROTARY_BACKWARD_PASSES, 11) if gradient else (ROTARY_PASSES, 7)
         writes = passes // 3
         return (stream_op(word, K.MUL, tokens, width, passes - writes, writes, stored, kernels=kernels),)
-    dtype = FP32 if sizes.eager_modules and sizes.casts_activations else stored
-    ops = tuple(
-        stream_op(f"{name}{word} {step}", kind, tokens, columns, reads, 1, dtype)
-        for step, kind, columns, reads in _rotation_steps(sizes, width, gradient)
+    eager, position = sizes.eager_modules, sizes.model.position
+    turned = max(1, round(width * position.share)) if eager else width
+    return list_kernels(
+        word,
+        tokens,
+        width,
+        FP32 if eager and sizes.casts_activations else stored,
+        f"{name}{word}",
+        stored=stored,
+        wide=eager and sizes.casts_activations and stored is not FP32,
+        turned=turned,
+        half=max(1, turned // 2),
+        rest=max(1, width - turned),
+        eager=eager,
+        sinks=eager and sizes.model.attention_sinks,
+        tailed=eager and position.tailed,
+        joined=eager and sizes.model.joined,
+        swapped=K.STRIDED if eager else K.ROTARY,
+        spread=K.BROADCAST if eager else K.ROTARY,
+        cat=K.JOIN if eager else K.ROTARY,
     )
-    if dtype is stored:
-        return ops
-    if gradient:
-        return (cast_op(f"{name}rotary gradient widen", tokens, width, stored, dtype), *ops)
-    return (*ops, cast_op(f"{name}rotary narrow", tokens, width, dtype, stored))
-
-
-def _rotation_steps(sizes: Sizes, width: int, gradient: bool) -> list[tuple[str, ElementwiseKind, int, int]]:
-    """Return name, kernel, columns and tensors read of each operation of ``q * cos + cat((-q2, q1)) * sin``, where q1
-    and q2 are the halves of each head, or of its *gradient*, in which each half goes into zeros of the full width.
-
-    Queries and keys of transformers have tokens and heads swapped, which its kernels feel (models/llama/
-    modeling_llama.py, apply_rotary_pos_emb); gpt-oss turns each half by itself (models/gpt_oss/modeling_gpt_oss.py).
-    """
-    eager, sinks = sizes.eager_modules, sizes.eager_modules and sizes.model.attention_sinks
-    tailed = eager and sizes.model.position.tailed
-    strided, spread, join = (K.STRIDED, K.BROADCAST, K.JOIN) if eager else (K.ROTARY, K.ROTARY, K.ROTARY)
-    turned = max(1, round(width * sizes.model.position.share)) if eager else width
-    half = max(1, turned // 2)
-    negate = [("negate", spread, half, 1)]
-    products = [(f"product {at}", K.STRIDED, half, 1) for at in range(4)]
-    sums = [("difference", K.ADD, half, 2), ("sum", K.ADD, half, 2)]
-    if not gradient:
-        steps = [("cos", strided, turned, 1), *negate, ("join", join, turned, 1), ("sin", spread, turned, 1)]
-        steps.append(("sum", strided, turned, 2))
-        if sinks:
-            steps = [*products, *sums, ("join", K.JOIN, turned, 1)]
-        return [*steps, ("tail", K.JOIN, width, 1)] if tailed else steps
-    first, second = (
-        [(f"{which} fill", K.FILL, turned, 0), (f"{which} half", spread, half, 1)] for which in ("first", "second")
-    )
-    turned_second = [*negate, *second] if eager else [*second, *negate]
-    steps = [("sin", strided, turned, 1), *turned_second, *first, ("add", K.ADD, turned, 2)]
-    steps += [("cos", strided, turned, 1), ("sum", K.ADD if tailed else strided, turned, 2)]
-    if sinks:
-        steps = [*products, *negate, *sums, ("join", K.COPY, turned, 1)]
-    if tailed:
-        steps += [("tail fill", K.FILL, width, 0), ("tail", K.BROADCAST, max(1, width - turned), 1)]
-        steps += [("turned fill", K.FILL, width, 0), ("turned", K.BROADCAST, turned, 1)]
-        steps.append(("tail add", K.ADD, width, 2))
-    return steps if eager and sizes.model.joined else [*steps, ("copy", strided, width, 1)]
 
 
 def _join_gradients(sizes: Sizes) -> Ops:
-    """Join the gradients of queries, keys and values, which one product made.
-
-    Slices of it are each filled into zeros and added up (Phi-3, BLOOM), or heads are joined and their order
-    swapped (GPT-NeoX), or parts that are in order already are joined (GPT-2).
-    """
-    widths = (sizes.query_width, sizes.key_width, sizes.value_width)
-    total = sum(widths)
-
-    def op(step: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
-        name = f"join gradients {step}".strip()
-        return stream_op(name, kind, sizes.tokens, columns, reads, 1, sizes.stored)
-
-    if sizes.model.gated or core.selects_heads(sizes.model):
-        parts = [op(f"fill {at}", K.FILL, total, 0) for at in range(3)]
-        parts += [op(f"slice {at}", K.BROADCAST, width, 1) for at, width in enumerate(widths)]
-        return (*parts, *(op(f"add {at}", K.ADD, total, 2) for at in range(2)))
-    if sizes.model.position.tailed:
-        return op("", K.JOIN, total, 1), op("swap", K.BROADCAST, total, 1)
-    return (op("", K.COPY, total, 1),)
+    """Join the gradients of queries, keys and values, which one product made."""
+    model, widths = sizes.model, (sizes.query_width, sizes.key_width, sizes.value_width)
+    return list_kernels(
+        "joined gradients",
+        sizes.tokens,
+        sum(widths),
+        sizes.stored,
+        "join gradients",
+        **dict(zip(("query", "key", "value"), widths, strict=True)),
+        sliced=model.gated or core.selects_heads(model),
+        tailed=model.position.tailed,
+    )
 
 
 def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -408,8 +377,9 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     rotated, waits = (sizes.heads + 1) * latent.rope_dim, build.column_waits(sizes, Role.LATENT_UP)
     forward, backward = _rotate(sizes, rotated), _rotate(sizes, rotated, gradient=True)
     if sizes.eager_modules:
-        joined, parted = _eager_latent_heads(sizes)
-        forward, backward = forward + joined, parted + backward
+        shape, up_width = (sizes.tokens, sizes.query_width, sizes.stored), up[-1].outputs
+        forward += list_kernels("latent heads", *shape)
+        backward = list_kernels("latent heads gradient", *shape, up=up_width) + backward
     down_forward, down_gradient, down_weights = build.join_phases(sizes, down)
     norm_ops = norms.norm_backward(sizes, "latent norm", outer, normed)
     width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)
@@ -455,28 +425,4 @@ def _index_ops(sizes: Sizes, latent: Latent) -> PhaseOps:
         ),
         (Op("index scores gradient", score(True)), stream_op(*norm, 2, 1, sizes.stored, True), *gradient),
         weights,
-    )
-
-
-def _eager_latent_heads(sizes: Sizes) -> tuple[Ops, Ops]:
-    """Put queries and keys together from what is rotated and what is not; take their gradients apart, join
-    them with those of the values, and put them into the order of their projections (modeling_deepseek_v2.py).
-    """
-    latent = sizes.model.latent
-    assert latent is not None
-    query, up = sizes.query_width, sizes.heads * (latent.nope_dim + latent.value_dim)
-
-    def op(name: str, kind: ElementwiseKind, width: int) -> Op:
-        return stream_op(name, kind, sizes.tokens, width, 1, 1, sizes.stored)
-
-    return (
-        (op("join queries", K.JOIN, query), op("keys", K.BROADCAST, query)),
-        (
-            op("keys gradient copy", K.COPY, 2 * query),
-            op("keys gradient", K.BROADCAST, query),
-            op("join kv gradients", K.JOIN, up),
-            op("swap kv gradients", K.BROADCAST, up),
-            op("join query gradients", K.JOIN, query),
-            op("swap query gradients", K.BROADCAST, query),
-        ),
     )

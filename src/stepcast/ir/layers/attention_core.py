@@ -18,13 +18,13 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
-from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.ops import FP32, C, K, Ops, cast_op, collective, make_layer, stream_op
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.ops import FP32, C, Ops, collective, make_layer
+from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
 from stepcast.ir.strategy import ContextKind, RecomputeModule, Strategy
-from stepcast.ir.work import Attention, CollectiveKind, Direction, ElementwiseKind, Matmul, Transfer
+from stepcast.ir.work import Attention, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Layer, Op, Role
 
 
@@ -262,21 +262,24 @@ class _Core:
 
     def forward(self, name: str = "core") -> Ops:
         if not self._fused:
-            return self._eager_forward() if self.sizes.eager_modules else self._unfused()
+            return self._list(f"{self._code} attention")
         # Code that joins the parts of queries has them head by head, not token by token.
         by_heads = self.sizes.model.position.tailed or self.sizes.model.latent is not None
-        joined = (self.join_heads("join heads"),) if self.sizes.eager_modules and by_heads else ()
-        return (*self._mask_ops(), Op(name, self._flash(False)), *joined)
+        joined = self._list("joined heads") if self.sizes.eager_modules and by_heads else ()
+        return (*(self._list("mask") if self.masked else ()), Op(name, self._flash(False)), *joined)
 
     def backward(self, name: str = "core gradient") -> Ops:
         if not self._fused:
-            return self._eager_backward() if self.sizes.eager_modules else self._unfused_gradient()
-        repeated = self.repeat(gradient=True) if self._mask_ops() else ()
-        return (Op(name, self._flash(True)), *repeated)
+            return self._list(f"{self._code} attention gradient")
+        return (Op(name, self._flash(True)), *(self._list("repeated keys gradient") if self.masked else ()))
 
     @property
     def _fused(self) -> bool:
         return fuses_attention(self.sizes.model, self.sizes.strategy, self.sizes.framework)
+
+    @property
+    def _code(self) -> str:
+        return "eager" if self.sizes.eager_modules else "unfused"
 
     def _flash(self, backward: bool) -> Attention:
         model, sizes = self.sizes.model, self.sizes
@@ -298,233 +301,43 @@ class _Core:
             drops=model.drops_attention and sizes.framework.dropout,
         )
 
-    def _mask_ops(self) -> Ops:
-        """Return keys and values for each head, and the mask as numbers to add: what a tensor of pairs needs.
-
-        A compiler makes the mask once for all layers.
-        """
-        if not self.masked:
-            return ()
-        if not self.sizes.eager_modules:
-            return self.repeat()
-        rows = self.sizes.strategy.micro_batch * self.query_len
-        mask = stream_op("mask", K.MASK, rows, self.key_len, 0.5, 1, self.sizes.unquantised)
-        return (*self.repeat(), mask)
-
-    @property
-    def _batch(self) -> int:
-        return self.sizes.strategy.micro_batch * self.heads
-
-    @property
-    def _rows(self) -> int:
-        return self._batch * self.query_len
-
-    @property
-    def _fallen_back(self) -> bool:
-        eager = self.sizes.eager_modules
-        return eager and falls_back(self.sizes.model, self.sizes.strategy, self.sizes.framework)
-
-    @property
-    def _dtype(self) -> DType:
-        return FP32 if self._fallen_back else self.sizes.unquantised
-
-    def _matmul(self, name: str, m: int, n: int, k: int) -> Op:
-        return Op(name, Matmul(m, n, k, self._batch, self._dtype))
-
-    def _score_op(self, name: str, kind: ElementwiseKind, reads: float = 1, writes: float = 1) -> Op:
-        """Return a kernel over all scores."""
-        return stream_op(name, kind, self._rows, self.key_len, reads, writes, self._dtype)
-
-    def _unfused(self) -> Ops:
-        """Compute and store the full square; a mask hides the future."""
-        sizes, model = self.sizes, self.sizes.model
-        softmax = self._softmax("softmax", 1, backward=False)
-        if not sizes.fused:
-            # masked_fill writes into a copy, by a mask that all heads share.
-            scale = (self._score_op("scale", K.MUL), self._score_op("mask copy", K.COPY))
-            softmax = (*scale, self._score_op("mask", K.MASK), *softmax)
-        if sizes.framework.dropout:
-            softmax += (build.dropout_op(sizes, "dropout", self._rows, self.key_len),)
-        return (
-            self._matmul("scores", self.query_len, self.key_len, model.head_dim),
-            *softmax,
-            self._matmul("values", self.query_len, model.value_dim, self.key_len),
-            *self._join_heads(""),
+    def _list(self, name: str) -> Ops:
+        """Return the kernels of the list *name*, with the sizes of this piece."""
+        sizes, model, framework = self.sizes, self.sizes.model, self.sizes.framework
+        eager, sinks, micro_batch = sizes.eager_modules, model.attention_sinks, sizes.strategy.micro_batch
+        fallen = eager and falls_back(model, sizes.strategy, framework)
+        dtype, batch = FP32 if fallen else sizes.unquantised, micro_batch * self.heads
+        return list_kernels(
+            name,
+            batch * self.query_len,
+            self.key_len,
+            dtype,
+            batch=batch,
+            heads=self.heads,
+            queries=self.query_len,
+            keys=self.key_len,
+            row=self.key_len + sinks,
+            tokens=micro_batch * self.query_len,
+            key_tokens=micro_batch * self.key_len,
+            head=model.head_dim,
+            value=model.value_dim,
+            seen=0.5 if sizes.fused and self.causal else 1.0,
+            element=sizes.element,
+            mask=MASK_BYTES,
+            stored=sizes.stored,
+            stream=sizes.stream,
+            soft=sizes.stream if sizes.strategy.autocast else sizes.unquantised,
+            asked=sizes.unquantised,
+            narrowed=sizes.unquantised is not FP32,
+            alibi=model.position.kind is PositionKind.ALIBI,
+            shared=self.heads != self.kv_heads,
+            capped=bool(model.attention_softcap),
+            sinks=sinks,
+            widened=not sinks and widens_softmax(model) and dtype is not FP32,
+            scaled=not (selects_heads(model) or fallen),
+            dropped=framework.dropout and (model.drops_attention or not eager),
+            casts=sizes.casts_activations,
+            plain=not sizes.fused,
+            eager=eager,
+            fallen=fallen,
         )
-
-    def _unfused_gradient(self) -> Ops:
-        sizes, head, value = self.sizes, self.sizes.model.head_dim, self.sizes.model.value_dim
-        softmax = self._softmax("softmax gradient", 2, backward=True)
-        if sizes.framework.dropout:
-            softmax = (build.dropout_op(sizes, "dropout gradient", self._rows, self.key_len, gradient=True), *softmax)
-        if not sizes.fused:
-            mask = (self._score_op("mask copy gradient", K.COPY), self._score_op("mask gradient", K.MASK))
-            softmax = (*softmax, *mask, self._score_op("scale gradient", K.MUL))
-        return (
-            self._matmul("probability gradient", self.query_len, self.key_len, value),
-            self._matmul("value gradient", self.key_len, value, self.query_len),
-            *softmax,
-            self._matmul("query gradient", self.query_len, head, self.key_len),
-            self._matmul("key gradient", self.key_len, head, self.query_len),
-            *self._join_heads(" gradient"),
-        )
-
-    def _softmax(self, name: str, reads: int, backward: bool) -> Ops:
-        """Return a softmax; autocast runs it in fp32, and not the products before and after it."""
-        sizes, rows, columns = self.sizes, self._rows, self.key_len
-        # Megatron's fused kernel skips what the mask hides.
-        seen = reads * (0.5 if sizes.fused and self.causal else 1.0)
-        dtype = sizes.stream if sizes.strategy.autocast else sizes.unquantised
-        softmax = stream_op(name, K.SOFTMAX, rows, columns, seen, 1, dtype, backward)
-        if not sizes.casts_activations:
-            return (softmax,)
-        widen = cast_op(f"{name} cast", rows, columns, sizes.stored, sizes.stream, sizes.stored)
-        narrow = cast_op(f"{name} cast back", rows, columns, sizes.stream, sizes.stored, sizes.stored)
-        return (widen, softmax, narrow)
-
-    def _join_heads(self, suffix: str) -> Ops:
-        """Bring the heads of a token next to each other, where no kernel writes them so."""
-        sizes = self.sizes
-        if sizes.fused:
-            return ()
-        width, rows = self.heads * sizes.model.value_dim, sizes.strategy.micro_batch * self.query_len
-        return (stream_op(f"join heads{suffix}", K.COPY, rows, width, 1, 1, sizes.unquantised),)
-
-    # transformers' eager_attention_forward, and GPT-OSS's with its sinks: the full square is computed and stored, keys
-    # and values are repeated for every head.
-
-    def _eager_forward(self) -> Ops:
-        model = self.sizes.model
-        separated: Ops = ()
-        biases: Ops = ()
-        if model.position.kind is PositionKind.ALIBI:
-            # Queries, keys and values are copied out of the product that made them, where nothing else does; a bias by
-            # distance is written over the full square.
-            shape = (self.sizes.strategy.micro_batch * self.query_len, self.heads * model.head_dim, 1, 1, self._dtype)
-            separated = tuple(stream_op(f"{what} apart", K.BROADCAST, *shape) for what in ("query", "key", "value"))
-            biases = (self._score_op("bias", K.BROADCAST, 0),)
-        # A sink makes rows one longer, which products of what is left of them have to step over.
-        row = self.key_len + model.attention_sinks
-        return (
-            *separated,
-            *self.repeat(),
-            *biases,
-            self._matmul("scores", self.query_len, self.key_len, model.head_dim),
-            *(() if self._fallen_back else (self._score_op("scale", K.MUL),)),
-            *self._softcap()[0],
-            self._score_op("mask", K.BROADCAST, 1),
-            *self._eager_softmax(),
-            *self._clear_empty_rows(),
-            self._matmul("values", self.query_len, model.value_dim, row),
-            self.join_heads("join heads"),
-        )
-
-    def _eager_backward(self) -> Ops:
-        model, length = self.sizes.model, self.query_len
-        row = self.key_len + model.attention_sinks
-        return (
-            self.join_heads("join heads gradient"),
-            self._matmul("probability gradient", length, self.key_len, model.value_dim),
-            self._matmul("value gradient", row, model.value_dim, length),
-            *self._eager_softmax_gradient(),
-            *self._softcap()[1],
-            *self._scale_gradient(),
-            self._matmul("query gradient", length, model.head_dim, self.key_len),
-            self._matmul("key gradient", self.key_len, model.head_dim, length),
-            *self.repeat(gradient=True),
-        )
-
-    def _scale_gradient(self) -> Ops:
-        """Scale the scores' gradient; BLOOM's product scales as it adds the bias, and so do those of its
-        gradient, and PyTorch's own operations scale queries and keys.
-        """
-        if selects_heads(self.sizes.model) or self._fallen_back:
-            return ()
-        return (self._score_op("scale gradient", K.BROADCAST if self.sizes.model.attention_sinks else K.MUL, 1),)
-
-    def repeat(self, gradient: bool = False) -> Ops:
-        """Make keys and values as wide as queries, where heads share them; or add up the gradients of the copies."""
-        if self.heads == self.kv_heads:
-            return ()
-        widths = {"key": self.sizes.model.head_dim, "value": self.sizes.model.value_dim}
-        if gradient:
-            return tuple(
-                stream_op(f"{what} repeat gradient", K.ROW_SUM, self._batch * self.key_len, width, 1, 0, self._dtype)
-                for what, width in widths.items()
-            )
-        rows = self.sizes.strategy.micro_batch * self.key_len
-        return tuple(
-            stream_op(f"{what} repeat", K.BROADCAST, rows, self.heads * width, 1, 1, self._dtype)
-            for what, width in widths.items()
-        )
-
-    def _eager_softmax(self) -> Ops:
-        sizes, rows, columns = self.sizes, self._rows, self.key_len
-        if sizes.model.attention_sinks:
-            ops: Ops = (
-                self._score_op("sink", K.JOIN, 1),
-                self._score_op("largest", K.ROW_SUM, 1, 0),
-                self._score_op("less the largest", K.BROADCAST, 1),
-                stream_op("softmax", K.SOFTMAX, rows, columns + 1, 1, 1, self._dtype),
-            )
-        elif widens_softmax(sizes.model) and self._dtype is not FP32:
-            ops = (
-                cast_op("softmax widen", rows, columns, self._dtype, FP32, sizes.stored),
-                stream_op("softmax", K.SOFTMAX, rows, columns, 1, 1, FP32),
-                cast_op("softmax cast", rows, columns, FP32, self._dtype, sizes.stored),
-            )
-        else:
-            ops = (self._score_op("softmax", K.SOFTMAX, 1),)
-        if sizes.framework.dropout and sizes.model.drops_attention:
-            ops += (build.dropout_op(sizes, "dropout", rows, columns),)
-        return ops
-
-    def _eager_softmax_gradient(self) -> Ops:
-        sizes, rows, columns = self.sizes, self._rows, self.key_len
-        ops: Ops = (stream_op("softmax gradient", K.SOFTMAX, rows, columns, 2, 1, self._dtype, True),)
-        if sizes.model.attention_sinks:
-            ops = (
-                self._score_op("sink gradient fill", K.FILL, 0),
-                self._score_op("sink gradient", K.BROADCAST, 1),
-                self._score_op("softmax gradient product", K.MUL, 2),
-                *ops,
-                self._score_op("largest gradient negate", K.MUL, 1),
-                self._score_op("largest gradient", K.ROW_SUM, 1, 0),
-                self._score_op("largest gradient fill", K.FILL, 0),
-                self._score_op("largest gradient sum", K.ADD, 2),
-            )
-        elif widens_softmax(sizes.model) and self._dtype is not FP32:
-            ops = (
-                cast_op("softmax gradient cast", rows, columns, self._dtype, FP32, sizes.stored),
-                stream_op("softmax gradient", K.SOFTMAX, rows, columns, 2, 1, FP32, True),
-                cast_op("softmax gradient narrow", rows, columns, FP32, self._dtype, sizes.stored),
-            )
-        if sizes.framework.dropout and sizes.model.drops_attention:
-            ops = (build.dropout_op(sizes, "dropout gradient", rows, columns, gradient=True), *ops)
-        return ops
-
-    def _clear_empty_rows(self) -> Ops:
-        """Return what PyTorch's own softmax of attention adds: rows that see nothing are looked for and left
-        at zero, and the probabilities are given back as narrow as the queries.
-        """
-        if not self._fallen_back:
-            return ()
-        sizes, asked = self.sizes, self.sizes.unquantised
-        narrow = (cast_op("probabilities", self._rows, self.key_len, FP32, asked, sizes.stored),)
-        return (
-            self._score_op("rows of nothing", K.MUL, 1, 0.25),
-            self._score_op("whole rows of nothing", K.ROW_SUM, 0.25, 0),
-            self._score_op("rows of nothing cleared", K.BROADCAST, 1),
-            *(narrow if asked is not FP32 else ()),
-        )
-
-    def _softcap(self) -> tuple[Ops, Ops]:
-        if not self.sizes.model.attention_softcap:
-            return (), ()
-        return build.softcap_ops("scores", self._rows, self.key_len, self._dtype)
-
-    def join_heads(self, name: str) -> Op:
-        """Bring the heads of a token next to each other, or apart again."""
-        width = self.heads * self.sizes.model.value_dim
-        rows = self.sizes.strategy.micro_batch * self.query_len
-        return stream_op(name, K.BROADCAST, rows, width, 1, 1, self._dtype)

@@ -146,7 +146,7 @@ def _repeat_keys(sizes: Sizes, delta: Delta, name: str, backward: bool) -> Ops:
 def _gate_norm_layer(sizes: Sizes, delta: Delta) -> Layer:
     """Return an RMS norm of each head, times the activated gate."""
     rows, width = sizes.tokens * (delta.value_heads // sizes.tp), delta.value_dim
-    gate, gate_gradient = build.gate_ops(sizes, "gate", rows, width)
+    gate, gate_gradient = build.gate_ops(sizes, rows, width)
     return make_layer(
         Role.DELTA_GATE_NORM,
         (*norms.norm_forward(sizes, "head norm", rows, width, heads=True), *gate),

@@ -12,9 +12,10 @@ from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, li
 from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, C, K, Ops, cast_op, collective, make_layer, stream_op
+from stepcast.ir.layers.ops import FP32, C, K, Ops, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
@@ -199,41 +200,26 @@ def _loss_layer(sizes: Sizes) -> Layer:
 
     Source: Shoeybi et al. 2019, section 3: scalars per token travel instead of logits.
     """
-    tokens, vocab, stored = sizes.tokens, sizes.vocab, sizes.stored
-    compiled = sizes.framework.kernels is Kernels.COMPILED
-    if sizes.tp == 1 and (compiled or sizes.framework.loss is LossKernel.COMPOSER):
-        # One pass over the logits, which it widens on the way; backward another, which writes their gradient: compiled,
-        # over zeros that are filled in first (PyTorch Inductor's kernels of log_softmax and nll_loss).
-        forward = [stream_op("cross entropy", K.FUSED_LOSS, tokens, vocab, 1, 0, stored)]
-        backward = [stream_op("cross entropy gradient", K.FUSED_LOSS, tokens, vocab, 1, 1, stored, True)]
-        if compiled:
-            backward.insert(0, stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, stored))
-        else:
-            for name in ("metric", "perplexity"):
-                if stored is not FP32:
-                    forward.append(cast_op(f"{name} cast", tokens, vocab, stored, FP32, stored))
-                forward.append(stream_op(f"{name} cross entropy", K.CROSS_ENTROPY, tokens, vocab, 3, 1, FP32))
-        return make_layer(Role.LOSS, tuple(forward), tuple(backward))
-    forward, backward = [], []
-    kind, passes, gradient_passes = K.CROSS_ENTROPY, (3, 1), (2, 1)
-    if sizes.fused_by_hand and sizes.framework.loss is LossKernel.IN_PLACE:
-        # Maximum, difference, exponential, sum and quotient one by one (Megatron-LM, vocab_parallel_cross_entropy).
-        kind, passes, gradient_passes = K.UNFUSED_LOSS, (5, 3), (1, 1)
-    if not sizes.fused:
-        # The likelihood's gradient is written into zeros before the softmax's is computed from it.
-        backward.append(stream_op("loss gradient fill", K.FILL, tokens, vocab, 0, 1, FP32))
-    backward.append(stream_op("cross entropy gradient", kind, tokens, vocab, *gradient_passes, FP32, True))
-    if stored is not FP32:
-        forward.append(cast_op("cast", tokens, vocab, stored, FP32, stored))
-        backward.append(cast_op("cast gradient", tokens, vocab, FP32, stored, stored))
-    if sizes.eager_modules and sizes.model.logit_softcap:
-        cap, cap_gradient = build.softcap_ops("logits", tokens, vocab, stored)
-        forward, backward = [*cap, *forward], [*backward, *cap_gradient]
-    forward.append(stream_op("cross entropy", kind, tokens, vocab, *passes, FP32))
-    if sizes.framework.loop_kernels and stored is not FP32:
-        # The loop wants outputs in fp32 (accelerate, ConvertOutputsToFp32).
-        forward.append(cast_op("outputs cast", tokens, vocab, stored, FP32, stored))
-    if sizes.tp > 1:
-        names = ("maximum", "target logit", "exponential sum")
-        forward += [collective(f"loss tp all-reduce {name}", C.ALL_REDUCE, 4 * tokens, Group.TP) for name in names]
-    return make_layer(Role.LOSS, tuple(forward), tuple(backward))
+    stored, framework = sizes.stored, sizes.framework
+    compiled = framework.kernels is Kernels.COMPILED
+    forward, backward = (
+        list_kernels(
+            name,
+            sizes.tokens,
+            sizes.vocab,
+            FP32,
+            stored=stored,
+            narrow=stored is not FP32,
+            compiled=compiled,
+            one_pass=sizes.tp == 1 and (compiled or framework.loss is LossKernel.COMPOSER),
+            in_place=sizes.fused_by_hand and framework.loss is LossKernel.IN_PLACE,
+            plain=not sizes.fused,
+            capped=sizes.eager_modules and bool(sizes.model.logit_softcap),
+            looped=framework.loop_kernels > 0,
+        )
+        for name in ("loss", "loss gradient")
+    )
+    sums = ("maximum", "target logit", "exponential sum") if sizes.tp > 1 else ()
+    size = 4 * sizes.tokens
+    reduced = tuple(collective(f"loss tp all-reduce {name}", C.ALL_REDUCE, size, Group.TP) for name in sums)
+    return make_layer(Role.LOSS, forward + reduced, backward)

@@ -13,6 +13,7 @@ from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import Linear
@@ -22,7 +23,7 @@ from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import CollectiveKind, ElementwiseKind
+from stepcast.ir.work import CollectiveKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
 # Of the fused router with the counts that an exchange needs: "Optimizing DeepSeek-V3 Training Performance on
@@ -43,9 +44,6 @@ WIDE_BIAS_PASSES, WIDE_BIAS_BACKWARD_PASSES = 25, 38
 # copies of the routed rows, forward and backward, for DeepSeek-V2 and -V3 on a B200 (SimuMax, b200_bf16_ceperm.json:
 # 0.50 and 0.51 of the memory's rate for 6.3 times these rows, without 30 us a launch).
 PERMUTE_PASSES = 2.6
-# PyTorch's scatter_add, which brings results back to their tokens in torchtitan (models/moe/moe.py), took 3.8 to 4.9
-# times as long as a copy of the rows on an H200; so did the gradient of the gather before the experts.
-SCATTER_PASSES = 4
 # PyTorch's gradient of a lookup adds rows of one index in turn (indexing_backward_kernel), 1.6 us each on an H200 for
 # equal experts. Those of the largest beyond the mean took 0.9 us, by the times of two layers of gpt-oss (1,024 and at
 # most 8,085 rows): presumably because most other experts are done.
@@ -230,38 +228,23 @@ def _copy_rows(sizes: Sizes, name: str, passes: float = 1.0) -> Op:
     return stream_op(name, K.COPY, rows, width, passes, passes, sizes.stored, "gradient" in name)
 
 
-def _permute(sizes: Sizes, name: str) -> Op:
-    """Bring rows into the order of experts, or back: by Transformer Engine's kernels, or as a copy."""
-    return _copy_rows(sizes, name, PERMUTE_PASSES if sizes.fused_by_hand else 1.0)
+def _permute_passes(sizes: Sizes) -> float:
+    """Return the passes of bringing rows into the order of experts, or back: Transformer Engine's, or of a copy."""
+    return PERMUTE_PASSES if sizes.fused_by_hand else 1.0
 
 
-def _scatter_add(sizes: Sizes, name: str) -> Op:
-    """Add rows to their tokens: one kernel of Transformer Engine, atomic additions in compiled PyTorch."""
-    if sizes.framework.kernels is not Kernels.COMPILED or sizes.eager_modules:
-        return _permute(sizes, name)
-    rows, width = _routed_rows(sizes), _width(sizes.model)
-    return stream_op(name, K.COPY, rows, width, SCATTER_PASSES, SCATTER_PASSES, sizes.stored)
-
-
-def _weigh(sizes: Sizes, backward: bool = False) -> Ops:
-    """Multiply rows by their scores, which compiled PyTorch does by itself, and Megatron-Core in its activation."""
-    if sizes.framework.kernels is not Kernels.COMPILED or sizes.eager_modules:
-        return ()
-    rows, width = _routed_rows(sizes), _width(sizes.model)
-    if backward:
-        return (stream_op("weigh gradient", K.MUL, rows, width, 3, 1, sizes.stored),)
-    return (stream_op("weigh", K.MUL, rows, width, 1, 1, sizes.stored),)
-
-
-def _permute_gradient(sizes: Sizes) -> Ops:
-    """Sum the rows of a token; plain PyTorch finds their places in zeros, and adds the router's gradient."""
-    if not sizes.eager_modules:
-        return (_scatter_add(sizes, "permute gradient"),)
-    tokens, width, rows = sizes.outer_tokens, _width(sizes.model), _routed_rows(sizes)
-    return (
-        stream_op("permute gradient fill", K.FILL, tokens, width, 0, 1, sizes.stored),
-        stream_op("permute gradient", K.BROADCAST, rows, width, 1, 1, sizes.stored),
-        stream_op("router gradient sum", K.ADD, tokens, width, 2, 1, sizes.stored),
+def _reorder(sizes: Sizes, name: str) -> Ops:
+    """Return the kernels that bring tokens into the order of their experts, or back."""
+    eager = sizes.eager_modules
+    return list_kernels(
+        name,
+        _routed_rows(sizes),
+        _width(sizes.model),
+        sizes.stored,
+        tokens=sizes.outer_tokens,
+        passes=_permute_passes(sizes),
+        compiled=sizes.framework.kernels is Kernels.COMPILED and not eager,
+        eager=eager,
     )
 
 
@@ -275,7 +258,7 @@ def _sort(sizes: Sizes, experts: Experts, name: str) -> Ops:
     permutation after DeepEP, by kernels of HybridEP itself.
     """
     if sizes.framework.dispatcher is Dispatcher.DEEPEP and sizes.strategy.layout.ep > 1:
-        return (_permute(sizes, name),)
+        return (_copy_rows(sizes, name, _permute_passes(sizes)),)
     several = sizes.strategy.layout.ep > 1 and (experts.count > sizes.strategy.layout.ep or not _sorts_first(sizes))
     return (_copy_rows(sizes, name),) if several else ()
 
@@ -285,7 +268,7 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
     return make_layer(
         Role.DISPATCH,
         (
-            *((_permute(sizes, "permute"), *_weigh(sizes)) if first else ()),
+            *(_reorder(sizes, "permute") if first else ()),
             *_exchange(sizes, "dispatch"),
             *_split_experts(sizes, "dispatch expert-tp", C.ALL_GATHER),
             *_sort(sizes, experts, "sort"),
@@ -294,7 +277,7 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
             *_sort(sizes, experts, "sort gradient"),
             *_split_experts(sizes, "dispatch gradient expert-tp", C.REDUCE_SCATTER),
             *_exchange(sizes, "dispatch gradient", gathers=False),
-            *((*_weigh(sizes, backward=True), *_permute_gradient(sizes)) if first else ()),
+            *(_reorder(sizes, "permute gradient") if first else ()),
         ),
     )
 
@@ -312,13 +295,13 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
             *_sort(sizes, experts, "unsort"),
             *_split_experts(sizes, "combine expert-tp", C.REDUCE_SCATTER),
             *_exchange(sizes, "combine", gathers=False),
-            *((_scatter_add(sizes, "unpermute"),) if last else ()),
+            *(_reorder(sizes, "unpermute") if last else ()),
             *latent.forward,
             build.add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
         ),
         (
             *latent.input_gradient,
-            *((_permute(sizes, "unpermute gradient"),) if last else ()),
+            *((_copy_rows(sizes, "unpermute gradient", _permute_passes(sizes)),) if last else ()),
             *_exchange(sizes, "combine gradient"),
             *_split_experts(sizes, "combine gradient expert-tp", C.ALL_GATHER),
             *_sort(sizes, experts, "unsort gradient"),
@@ -397,88 +380,48 @@ def _eager_experts(
     sizes: Sizes, experts: Experts, up: Linear, down: Linear, gate: tuple[Ops, Ops]
 ) -> tuple[Layer, Layer]:
     """Return transformers' grouped products, with what runs around them."""
-    (before, between, after), gradients = _grouped_masks(sizes, up.rows, up.inputs, up.outputs, experts.wide_weights)
+    biased, wide, tokens = sizes.model.biases.mlp, experts.wide_weights, sizes.outer_tokens
+    per_token = max(1, up.rows // tokens)
+
+    def around(place: str) -> Ops:
+        return list_kernels(
+            place,
+            up.rows,
+            up.inputs,
+            sizes.stored,
+            inner=up.outputs,
+            tokens=tokens,
+            per_token=per_token,
+            summed=1 / per_token,
+            weighed=FP32 if wide else sizes.stored,
+            wide=wide,
+            biased=biased,
+        )
+
     first, last = up.phases(sizes), down.phases(sizes)
-    first_weight, last_weight = first.weight_gradient, last.weight_gradient
-    if sizes.model.biases.mlp:
-        bias, bias_gradient = _expert_bias(sizes, up)
-        between, first_weight = (*bias, *between), (*first_weight, bias_gradient)
-        bias, bias_gradient = _expert_bias(sizes, down)
-        after, last_weight = (*bias, *after), (*last_weight, bias_gradient)
+    biases = [(_expert_bias_gradient(sizes, linear),) if biased else () for linear in (up, down)]
     return (
         make_layer(
             Role.EXPERTS_UP,
-            (*before, *first.forward, *between, *gate[0]),
-            (*gate[1], *gradients[1], *first.input_gradient, *gradients[0]),
-            first_weight,
+            (*around("before experts"), *first.forward, *around("between experts"), *gate[0]),
+            (*gate[1], *around("between experts gradient"), *first.input_gradient, *around("before experts gradient")),
+            (*first.weight_gradient, *biases[0]),
         ),
-        make_layer(Role.EXPERTS_DOWN, (*last.forward, *after), (*gradients[2], *last.input_gradient), last_weight),
+        make_layer(
+            Role.EXPERTS_DOWN,
+            (*last.forward, *around("after experts")),
+            (*around("after experts gradient"), *last.input_gradient),
+            (*last.weight_gradient, *biases[1]),
+        ),
     )
 
 
-def _expert_bias(sizes: Sizes, linear: Linear) -> tuple[Ops, Op]:
-    """Look a bias up for each row and add it; its gradient is summed over the rows of an expert in turn."""
-    name, rows, width, groups, dtype = linear.name, linear.rows, linear.outputs, linear.groups, sizes.stored
-    forward = (
-        stream_op(f"{name} bias rows", K.COPY, rows, width, 0, 1, dtype),
-        stream_op(f"{name} bias", K.ADD, rows, width, 2, 1, dtype),
-    )
-    mean, strategy = max(1, rows // groups), sizes.strategy
+def _expert_bias_gradient(sizes: Sizes, linear: Linear) -> Op:
+    """Return the gradient of a bias that is looked up for each row: summed over the rows of an expert in turn."""
+    rows, groups, strategy = linear.rows, linear.groups, sizes.strategy
+    mean = max(1, rows // groups)
     share = min(strategy.largest_expert, strategy.expert_capacity or strategy.largest_expert)
     largest = rows / strategy.busiest_share / groups * share
     in_turn = mean + round(LONE_ROWS * max(0.0, largest - mean))
-    return forward, stream_op(f"{name} bias gradient", K.SCATTER_SUM, in_turn, width * groups, mean / in_turn, 0, dtype)
-
-
-AroundMatmuls = tuple[Ops, Ops, Ops]
-"""The ops before, between and after the experts' grouped matmuls."""
-
-
-def _grouped_masks(sizes: Sizes, rows: int, width: int, inner: int, wide: bool) -> tuple[AroundMatmuls, AroundMatmuls]:
-    """Return what runs around the experts' grouped products, and what their gradients add.
-
-    grouped_mm_experts_forward (integrations/moe.py) fills rows of no expert with zeros three times, twice in
-    a copy, weighs the results, brings them back into the tokens' order and sums those of one token. *wide*:
-    weights are in fp32, and so is all from there on.
-    """
-    dtype, weighed, tokens = sizes.stored, FP32 if wide else sizes.stored, sizes.outer_tokens
-    per_token = max(1, rows // tokens)
-
-    def op(name: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
-        return stream_op(name, kind, rows, columns, reads, 1, dtype)
-
-    def late(name: str, kind: ElementwiseKind, reads: float, writes: float = 1) -> Op:
-        return stream_op(name, kind, rows, width, reads, writes, weighed)
-
-    def cast(name: str, before: DType, after: DType, count: int) -> Ops:
-        return (cast_op(name, count, width, before, after),) if wide else ()
-
-    forward = (
-        (op("mask input", K.MASK, width, 1),),
-        (op("mask up copy", K.COPY, inner, 1), op("mask up", K.MASK, inner, 1)),
-        (
-            op("mask down copy", K.COPY, width, 1),
-            op("mask down", K.MASK, width, 1),
-            late("weigh", K.STRIDED if wide else K.BROADCAST, 1),
-            late("unsort", K.COPY, 1),
-            stream_op("sum", K.ROW_SUM, tokens, per_token * width, 1, 1 / per_token, weighed),
-            *cast("sum narrow", weighed, dtype, tokens),
-        ),
-    )
-    backward = (
-        (op("mask input gradient copy", K.COPY, width, 1), op("mask input gradient", K.MASK, width, 1)),
-        (op("mask up gradient copy", K.COPY, inner, 1), op("mask up gradient", K.MASK, inner, 1)),
-        (
-            *cast("sum gradient widen", dtype, weighed, tokens),
-            late("sum gradient", K.BROADCAST, 0),
-            late("unsort gradient fill", K.FILL, 0),
-            late("unsort gradient", K.BROADCAST, 1),
-            late("weigh product", K.STRIDED if wide else K.MUL, 2),
-            late("weigh gradient", K.BROADCAST, 1),
-            *cast("weigh gradient narrow", weighed, dtype, rows),
-            late("weight gradient sum", K.ROW_SUM, 1, 0),
-            op("mask down gradient copy", K.COPY, width, 1),
-            op("mask down gradient", K.MASK, width, 1),
-        ),
-    )
-    return forward, backward
+    name, columns = f"{linear.name} bias gradient", linear.outputs * groups
+    return stream_op(name, K.SCATTER_SUM, in_turn, columns, mean / in_turn, 0, sizes.stored)

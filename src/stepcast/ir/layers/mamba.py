@@ -24,13 +24,13 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.kind import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.ops import FP32, K, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Hybrid, LayerParts
 from stepcast.ir.recurrent import Scan, scan_of
-from stepcast.ir.work import ElementwiseKind
 from stepcast.ir.workload import Layer, Op, Role
 
 
@@ -233,63 +233,26 @@ def _group_norm(own: MambaSizes) -> Layer:
 
 
 def _eager_core(own: MambaSizes) -> Layer:
-    """Return convolution and scan as PyTorch operations in fp32.
-
-    A contraction is a broadcast product and its sum; its backward makes both for either factor.
-    Counts of kernels beyond the large ones are those of the source.
-    """
-    scan, stored = own.scan(False), own.sizes.stored
-    (tokens, chunks), batch = padded_tokens(scan), scan.batch
-    heads, width, state, chunk = scan.heads, scan.head_dim, scan.state, scan.chunk
-    rows, pairs, cells = tokens * heads, tokens * chunk * heads, tokens * heads * width
-    between = batch * (chunks + 1) ** 2 * heads * width
-
-    def small(name: str, columns: int, reads: float, writes: float, kernels: int) -> Op:
-        return stream_op(name, K.BROADCAST, rows, columns, reads, writes, FP32, kernels=kernels)
-
-    def contract(name: str, outer: int, inner: int, kind: ElementwiseKind) -> tuple[Op, Op]:
-        return (
-            stream_op(f"{name} product", K.BROADCAST, outer, inner, 0, 1, FP32),
-            stream_op(f"{name} sum", kind, outer, inner, 1, 0, FP32),
+    """Return convolution and scan as PyTorch operations in fp32."""
+    scan = own.scan(False)
+    (tokens, chunks), heads, width, chunk = padded_tokens(scan), scan.heads, scan.head_dim, scan.chunk
+    forward, backward = (
+        list_kernels(
+            name,
+            tokens * heads,
+            width,
+            FP32,
+            tokens=tokens,
+            channels=own.channels,
+            width=width,
+            state=scan.state,
+            chunk=chunk,
+            pairs=tokens * chunk * heads,
+            cells=tokens * heads * width,
+            between=scan.batch * (chunks + 1) ** 2 * heads * width,
+            stored=own.sizes.stored,
         )
-
-    def convolve(name: str, kind: ElementwiseKind, reads: int, backward: bool = False) -> Op:
-        return stream_op(name, kind, tokens, own.channels, reads, 1, stored, backward)
-
-    forward = (
-        convolve("convolution", K.CONVOLUTION, 1),
-        convolve("convolution activation", K.SILU, 1),
-        small("repeated B and C", state, 0, 2, 4),
-        small("time steps", width, 2, 3, 9),
-        small("decays within chunks", chunk, 3, 4, 9),
-        *contract("scores", pairs, state, K.ROW_SUM),
-        small("decayed scores", chunk, 3, 2, 2),
-        *contract("outputs within chunks", pairs, width, K.COLUMN_SUM),
-        small("decayed B", state, 1, 1, 3),
-        *contract("chunk states", cells, state, K.COLUMN_SUM),
-        *contract("states between chunks", between, state, K.COLUMN_SUM),
-        *contract("outputs of states", cells, state, K.ROW_SUM),
-        small("outputs", width, 5, 3, 5),
-    )
-    backward = (
-        small("outputs gradient", width, 6, 4, 7),
-        *contract("C of states gradient", cells, state, K.COLUMN_SUM),
-        *contract("states gradient", cells, state, K.COLUMN_SUM),
-        *contract("states between chunks gradient", between, state, K.COLUMN_SUM),
-        *contract("decays between chunks gradient", between, state, K.ROW_SUM),
-        *contract("decayed B gradient", cells, state, K.COLUMN_SUM),
-        *contract("x of states gradient", cells, state, K.ROW_SUM),
-        small("decays of B gradient", state, 4, 3, 6),
-        *contract("decayed scores gradient", pairs, width, K.ROW_SUM),
-        *contract("x gradient", pairs, width, K.COLUMN_SUM),
-        small("scores gradient", chunk, 4, 2, 3),
-        *contract("C gradient", pairs, state, K.COLUMN_SUM),
-        *contract("B gradient", pairs, state, K.COLUMN_SUM),
-        small("decays within chunks gradient", chunk, 5, 4, 12),
-        small("B and C gradient", state, 4, 2, 8),
-        small("time steps gradient", width, 8, 5, 16),
-        convolve("convolution activation gradient", K.SILU, 2, True),
-        convolve("convolution gradient", K.CONVOLUTION, 2, True),
+        for name in ("eager scan", "eager scan gradient")
     )
     return make_layer(Role.MAMBA_SCAN, forward, backward)
 
@@ -302,5 +265,5 @@ def _eager_norm(own: MambaSizes) -> Layer:
     return make_layer(
         Role.MAMBA_GROUP_NORM,
         (gate, *norms.eager_norm(sizes, "group norm", rows, columns, FP32)),
-        (*norms.eager_norm_gradient(sizes, "group norm", rows, columns, FP32), gate_gradient),
+        (*norms.eager_norm(sizes, "group norm", rows, columns, FP32, gradient=True), gate_gradient),
     )

@@ -2,15 +2,12 @@
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.ops import FP32, K, Ops, cast_op, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.work import ElementwiseKind
 from stepcast.ir.workload import Layer, Role
-
-# Kernels of an eager RMS norm over one number for each row: the mean's epsilon and its root; of the backward,
-# the root's gradient (two products and a power). On a weight that multiplies in fp32: a cast, and Gemma's 1.
-NORM_ROW_KERNELS, NORM_ROW_GRADIENT_KERNELS, NORM_WEIGHT_KERNELS = 2, 3, 2
 
 
 def norm_layer(
@@ -63,7 +60,7 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
     """Return the backward of a norm; plain PyTorch reads input and gradient again for the weight's gradient."""
     if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.framework.runs_liger:
         narrow = sizes.stored if heads else sizes.stream
-        return eager_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
+        return eager_norm(sizes, name, rows, width, narrow, gradient=True, swapped=heads)
     ops: Ops = (stream_op(f"{name} gradient", norm_kind(sizes), rows, width, 2, 1, sizes.stream, True),)
     if sizes.framework.runs_liger:  # the weight's gradient, always: sums of each multiprocessor, then their sum
         return (*ops, stream_op(f"{name} weight gradient", K.OTHER, 1, width, 1, 1, sizes.stream, True, kernels=3))
@@ -74,56 +71,24 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
     return (*ops, weight, *build.accumulate_vectors(sizes, name, *(width,) * vectors))
 
 
-def eager_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) -> Ops:
-    """Return an RMS norm as transformers runs it, with a kernel for each operation of this code:
-
-        x = x.to(float32); x = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps); return weight * x.to(input_dtype)
-
-    (models/llama/modeling_llama.py, LlamaRMSNorm). *narrow* is the format of the input and of the result.
+def eager_norm(
+    sizes: Sizes, name: str, rows: int, width: int, narrow: DType, gradient: bool = False, swapped: bool = False
+) -> Ops:
+    """Return an RMS norm as transformers runs it, or its *gradient*; *narrow* is the format of the input and of the
+    result. *swapped*: the gradient arrives with tokens and heads in another order than the input.
     """
     weighted = FP32 if sizes.model.wide_norms else narrow
-    ops = [
-        stream_op(f"{name} square", K.MUL, rows, width, 1, 1, FP32),
-        stream_op(f"{name} mean", K.ROW_SUM, rows, width, 1, 0, FP32),
-        stream_op(f"{name} root", K.OTHER, rows, 1, 1, 1, FP32, kernels=NORM_ROW_KERNELS),
-        stream_op(f"{name} scale", K.BROADCAST, rows, width, 1, 1, FP32),
-        stream_op(f"{name} weight", K.BROADCAST, rows, width, 1, 1, weighted),
-    ]
-    if weighted is FP32:
-        ops.insert(-1, stream_op(f"{name} weight widen", K.MUL, 1, width, 1, 1, FP32, kernels=NORM_WEIGHT_KERNELS))
-    if narrow is not FP32:
-        ops.insert(0, cast_op(f"{name} widen", rows, width, narrow, FP32))
-        ops.insert(len(ops) if weighted is FP32 else -1, cast_op(f"{name} narrow", rows, width, FP32, narrow))
-    return tuple(ops)
-
-
-def eager_norm_gradient(sizes: Sizes, name: str, rows: int, width: int, narrow: DType, swapped: bool = False) -> Ops:
-    """Return what autograd makes of it. Of the weight: a product, summed over all rows. Of the input: through
-    the scale, and through the root of the mean of squares, whose gradient each element gets a share of; the
-    two added up. *swapped*: the gradient arrives with tokens and heads in another order than the input.
-    """
-    weighted, product = FP32 if sizes.model.wide_norms else narrow, K.STRIDED if swapped else K.MUL
-    ops = [
-        stream_op(f"{name} gradient weighted", K.BROADCAST, rows, width, 1, 1, weighted),
-        stream_op(f"{name} weight product", product, rows, width, 2, 1, weighted),
-        stream_op(f"{name} weight gradient", K.COLUMN_SUM, rows, width, 1, 0, weighted),
-        stream_op(f"{name} root product", product, rows, width, 2, 1, FP32),
-        stream_op(f"{name} gradient scaled", K.BROADCAST, rows, width, 1, 1, FP32),
-        stream_op(f"{name} root gradient", K.ROW_SUM, rows, width, 1, 0, FP32),
-        stream_op(f"{name} root gradient rows", K.OTHER, rows, 1, 1, 1, FP32, kernels=NORM_ROW_GRADIENT_KERNELS),
-        stream_op(f"{name} mean gradient", K.MASK, rows, width, 0, 1, FP32),
-        # The square's own power, 1, is a copy.
-        stream_op(f"{name} square gradient power", K.COPY, rows, width, 1, 1, FP32),
-        stream_op(f"{name} square gradient", K.MUL, rows, width, 1, 1, FP32),
-        stream_op(f"{name} square gradient product", K.MUL, rows, width, 2, 1, FP32),
-        stream_op(f"{name} gradient sum", K.STRIDED if swapped else K.ADD, rows, width, 2, 1, FP32),
-    ]
-    if not sizes.trains_norms:
-        del ops[1:3]
-    if narrow is not FP32:
-        ops.insert(
-            0 if weighted is FP32 else 3 if sizes.trains_norms else 1,
-            cast_op(f"{name} gradient widen", rows, width, narrow, FP32),
-        )
-        ops.append(cast_op(f"{name} gradient narrow", rows, width, FP32, narrow))
-    return tuple(ops)
+    return list_kernels(
+        "norm gradient" if gradient else "norm",
+        rows,
+        width,
+        FP32,
+        name,
+        narrow=narrow,
+        narrows=narrow is not FP32,
+        weighted=weighted,
+        wide=weighted is FP32,
+        trained=sizes.trains_norms,
+        product=K.STRIDED if swapped else K.MUL,
+        total=K.STRIDED if swapped else K.ADD,
+    )

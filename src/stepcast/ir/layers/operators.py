@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
-from stepcast.ir.layers import dora
+from stepcast.ir.layers.kernels import Value, list_kernels
 from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, moved_op, stream_op
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.layout import Group
@@ -43,11 +43,10 @@ OVERLAP_PARTS = 4
 FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
 # Kernels an eager host could issue for the dequantisation before a product of 4-bit weights, forward and backward
 # (kernels of the scales, of their offset and of the weights, and bitsandbytes' own Python: 0.28 and 0.16 ms); for
-# peft's Python around a pair of adapters, autograd's nodes of it beyond their kernels, and those of its dropout. From
-# the steps of HOOK_KERNELS in stepcast.generate.recompute; other modules have less Python around adapters.
+# peft's Python around a pair of adapters, and autograd's nodes of it beyond their kernels. From the steps of
+# HOOK_KERNELS in stepcast.generate.recompute; other modules have less Python around adapters.
 DEQUANTISE_KERNELS = {"": 16, " again": 11}
-ADAPTER_CODE, ADAPTER_NODES, DROPOUT_NODES = {True: 1, False: 0}, {True: 5, False: 2}, 7
-INT8_KERNELS = 24  # of bitsandbytes' Python around a product of LLM.int8, after the host has read that input's outliers
+ADAPTER_CODE, ADAPTER_NODES = {True: 1, False: 0}, {True: 5, False: 2}
 
 
 def wait_for(ops: Ops, names: tuple[str, ...]) -> Ops:
@@ -102,7 +101,10 @@ class Linear:
         casts = self._quantise(sizes, "input", self.gathered, self.inputs) if self.quantises_input else ()
         weights = self._cast_weights(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
         if sizes.strategy.base_weights is BaseWeights.INT8 and self.adapted:
-            return (*self._multiply_int8(sizes), *self._adapters(sizes, "forward"))
+            int8 = list_kernels(
+                "int8 product", self.rows, self.inputs, sizes.stored, self.name, outputs=self.outputs, batch=1
+            )
+            return (*int8, *self._adapters(sizes, "forward"))
         return (*casts, *weights, *self._dequantise(sizes, ""), matmul, *self._adapters(sizes, "forward"))
 
     def input_gradient(self, sizes: Sizes) -> Ops:
@@ -197,26 +199,6 @@ class Linear:
             names = (self.name,)
         return self.adapted and sizes.strategy.lora_rank > 0 and (not targets or any(map(targets.__contains__, names)))
 
-    def _multiply_int8(self, sizes: Sizes) -> Ops:
-        """Return the forward of LLM.int8: cast the input, look for outliers, which the host reads, quantise it by rows,
-        multiply in int8 and turn the int32 sums back (bitsandbytes 0.50, autograd/_functions.py, MatMul8bitLt).
-        """
-        stored, half, shape = sizes.stored, DType.FP16.bytes, (self.rows, self.inputs)
-        product = Matmul(self.rows, self.outputs, self.inputs, 1, DType.INT8)
-
-        def convert(what: str, read: float, write: float, shape: tuple[int, int] = shape, kernels: int = 1) -> Op:
-            return moved_op(f"{self.name} {what}", K.CAST, *shape, read, write, stored, kernels=kernels)
-
-        sums, outliers = (self.rows, self.outputs), convert("find outliers", 2 * half + 2, half + 1, kernels=3)
-        return (
-            convert("cast input", stored.bytes, half),
-            replace(outliers, host_reads=True),
-            convert("quantise input", half, 1, kernels=INT8_KERNELS),
-            Op(self.name, product, kernels=2, part=OpPart.PRODUCT),
-            convert("dequantise sums", FP32.bytes, half, sums),
-            convert("cast output", half, stored.bytes, sums),
-        )
-
     def _dequantise(self, sizes: Sizes, again: str) -> Ops:
         """Turn frozen weights back into the training format before a product (bitsandbytes, matmul_4bit)."""
         base = sizes.strategy.base_weights
@@ -249,51 +231,44 @@ class Linear:
         return self._surround_adapters(sizes, phase, first, second)
 
     def _surround_adapters(self, sizes: Sizes, phase: str, down: Op, up: Op) -> Ops:
-        """Return both products with the operations around them, a kernel each, on the share of rows that a tensor rank
-        holds outside of the product: those of peft's layers, and of NeMo's (ParallelLinearAdapter, LoRALinear):
-
-            result = base(x); result = result + lora_B(lora_A(dropout(x.to(lora_A.weight.dtype)))) * scaling
-
-        (peft 0.21, tuners/lora/layer.py, Linear.forward; tuners/lora/bnb.py, Linear4bit.forward clones the result and
-        leaves the format of x to autocast). Autocast casts fp32 adapters for each use, and their gradients back.
-        """
-        strategy, stored, name = sizes.strategy, sizes.stored, f"{self.name} lora"
-        casts, drops = sizes.casts_adapter_inputs, strategy.lora_dropout
+        """Return both products with the operations around them, a kernel each."""
+        strategy, stored = sizes.strategy, sizes.stored
+        casts, dora = sizes.casts_adapter_inputs, strategy.dora
         wide = FP32 if casts else stored
         # Tensor ranks hold a share of each row inside a layer, and a share of the rows outside.
         ways = sizes.tp if strategy.sequence_parallel else 1
-        outputs, inputs = (
-            (self.rows // (ways if width == sizes.model.hidden else 1), width) for width in (self.outputs, self.inputs)
+        result_rows, rows = (
+            self.rows // (ways if width == sizes.model.hidden else 1) for width in (self.outputs, self.inputs)
         )
+        values: dict[str, Value] = {
+            "result_rows": result_rows,
+            "outputs": self.outputs,
+            "rank": strategy.lora_rank,
+            "batch": 1,
+            "wide": wide,
+            "mask": MASK_BYTES,
+            "casts": casts,
+            "quantised": strategy.base_weights is not BaseWeights.TRAINED,
+            "drops": strategy.lora_dropout,
+            "mixed": K.STRIDED if casts else K.MUL,
+            "product": K.CAST if casts else K.MUL,
+        }
+
+        def around(name: str, rows: int = rows, columns: int = self.inputs, code: str = "lora") -> Ops:
+            return list_kernels(name, rows, columns, stored, f"{self.name} {code}", **values)
+
         small = 2 if sizes.framework.fp32_adapters else 0  # casts of both matrices
         peft = sizes.framework.modules is Modules.TRANSFORMERS
+        result = (result_rows, self.outputs, "dora")
         if phase == "forward":
-            ops: list[Op] = []
-            if strategy.base_weights is not BaseWeights.TRAINED:
-                ops.append(stream_op(f"{name} clone", K.COPY, *outputs, 1, 1, stored))
-            if casts:
-                ops.append(cast_op(f"{name} widen", *inputs, stored, FP32))
-            if drops:
-                ops.append(moved_op(f"{name} dropout", K.DROPOUT, *inputs, wide.bytes, wide.bytes + MASK_BYTES, wide))
-            if casts:
-                ops.append(cast_op(f"{name} narrow", *inputs, FP32, stored))
-            scale = stream_op(f"{name} scale", K.MUL, *outputs, 1, 1, stored, part=OpPart.SUM)
-            total = stream_op(f"{name} sum", K.ADD, *outputs, 2, 1, stored)
             products = (replace(down, kernels=1 + ADAPTER_CODE[peft] + small), up)
-            if strategy.dora:
-                weighed = dora.weigh(self.name, self.inputs, self.outputs, strategy.lora_rank, stored, wide)
-                return (*ops, *weighed, *products, *dora.forward(self.name, *outputs, stored, wide))
-            return (*ops, *products, scale, total)
+            if dora:
+                weights = around("dora weights", self.outputs, self.inputs, "dora")
+                return (*around("adapters"), *weights, *products, *around("dora", *result))
+            return (*around("adapters"), *products, *around("scaled adapters"))
         if phase == "input gradient":
-            scales = (stream_op(f"{name} scale gradient", K.MUL, *outputs, 1, 1, stored),)
-            ops = [*(dora.backward(self.name, *outputs, stored, wide) if strategy.dora else scales), up, down]
-            if casts:
-                ops.append(cast_op(f"{name} gradient widen", *inputs, stored, FP32))
-            if drops:
-                ops.append(stream_op(f"{name} dropout gradient", K.MUL, *inputs, 2, 1, wide, kernels=1 + DROPOUT_NODES))
-            if casts:
-                ops.append(cast_op(f"{name} gradient narrow", *inputs, FP32, stored))
-            return (*ops, stream_op(f"{name} gradient sum", K.ADD, *inputs, 2, 1, stored))
+            scaled = around("dora gradient", *result) if dora else around("scaled adapters gradient")
+            return (*scaled, up, down, *around("adapters gradient"))
         accumulates = 2 if strategy.micro_batches > 1 else 0
         return (replace(down, kernels=1 + ADAPTER_NODES[peft] + small + accumulates), up)
 
@@ -312,36 +287,10 @@ def accumulate_vectors(sizes: Sizes, name: str, *vectors: int) -> Ops:
     return (stream_op(f"{name} accumulate", K.ADD, 1, width, 2, 1, sizes.strategy.weights, kernels=count),)
 
 
-def gate_ops(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Ops, Ops]:
+def gate_ops(sizes: Sizes, rows: int, width: int) -> tuple[Ops, Ops]:
     """Multiply *rows* x *width* elements by an activation of as many: one kernel, or one per operation."""
-    dtype = sizes.stored
-    if sizes.fused or sizes.framework.runs_liger:
-        return (
-            (stream_op(name, K.SWIGLU, rows, width, 2, 1, dtype),),
-            (stream_op(f"{name} gradient", K.SWIGLU, rows, width, 3, 2, dtype, True),),
-        )
-    return (
-        (
-            stream_op(f"{name} activation", K.SILU, rows, width, 1, 1, dtype),
-            stream_op(name, K.MUL, rows, width, 2, 1, dtype),
-        ),
-        (
-            stream_op(f"{name} gradient", K.MUL, rows, width, 2, 1, dtype),
-            stream_op(f"{name} factor gradient", K.MUL, rows, width, 2, 1, dtype),
-            stream_op(f"{name} activation gradient", K.SILU, rows, width, 2, 1, dtype, True),
-        ),
-    )
-
-
-def softcap_ops(name: str, rows: int, columns: int, dtype: DType) -> tuple[Ops, Ops]:
-    """Return cap * tanh(x / cap) of *rows* x *columns* numbers, an op for each operation, and its gradient."""
-    return (
-        tuple(stream_op(f"{name} cap {at}", K.MUL, rows, columns, 1, 1, dtype) for at in range(3)),
-        tuple(
-            stream_op(f"{name} cap gradient {at}", K.MUL, rows, columns, reads, 1, dtype)
-            for at, reads in enumerate((1, 2, 1))
-        ),
-    )
+    shape, fused = (rows, width, sizes.stored, "gate"), sizes.fused or sizes.framework.runs_liger
+    return list_kernels("mixer gate", *shape, fused=fused), list_kernels("mixer gate gradient", *shape, fused=fused)
 
 
 def add_op(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None = None) -> Op:

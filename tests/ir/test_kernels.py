@@ -1,0 +1,40 @@
+"""The lists of kernels in data/kernels.txt are well formed, also where no model here meets a condition."""
+
+import re
+
+import pytest
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.layers import kernels
+from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.work import ElementwiseKind, Matmul
+from stepcast.ir.workload import OpPart
+
+LISTS = kernels._read_lists()
+OPTIONS = {"rows", "columns", "kernels", "part", "as"}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_list_is_well_formed(name: str) -> None:
+    for line in LISTS[name]:
+        if not line.kind:
+            assert line.name in LISTS
+            continue
+        named = line.kind in (*ElementwiseKind, "matmul") or re.fullmatch("[a-z_]+", line.kind)
+        assert named, line
+        assert set(line.options) <= OPTIONS, line
+        assert len(line.amounts) == (3 if line.kind == "matmul" else 2), line
+        assert "part" not in line.options or OpPart(line.options["part"])
+
+
+def test_kernels_of_a_list() -> None:
+    ops = list_kernels("int8 product", 8, 16, DType.BF16, "up", outputs=32, batch=1)
+    assert [op.name.removeprefix("up").strip() for op in ops][:4] == [
+        "cast input",
+        "find outliers",
+        "quantise input",
+        "",
+    ]
+    assert ops[1].host_reads
+    assert ops[3].work == Matmul(8, 32, 16, 1, DType.INT8)
+    assert [op.name for op in list_kernels("gelu-new", 8, 16, DType.BF16)] == [f"activation {at}" for at in range(8)]
