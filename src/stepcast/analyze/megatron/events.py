@@ -5,15 +5,14 @@ of its group, and a send meets the receive of the same micro-batch on the next s
 """
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import field
 
-import numpy as np
-
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import MODEL, Group, Layout, members, neighbour
-from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Work
+from stepcast.ir.timeline import NONE, Span, SpanKind, Timeline
+from stepcast.ir.work import Collective, CollectiveKind
 
 OPERATIONS_LANE = "ops"
 OPTIMIZER = "optimizer_step"
@@ -28,7 +27,7 @@ REDUCTIONS = {
     "exp_dp_allreduce": Group.EXPERT_DP,
 }
 
-TOKENS = re.compile(r"\[([0-9]+), [0-9]+\]", re.ASCII)
+TOKENS = re.compile(r"\[([0-9]+), [0-9]+\]", re.ASCII)  # of a shape [tokens, hidden]
 
 Key = tuple[Hashable, ...]
 
@@ -48,6 +47,9 @@ class RankEvent:
     is_source: bool = False  # of a message or broadcast: it may leave before the others arrive
     rows: int | None = None  # tokens that this rank contributes to an all-to-all between experts
     uneven: bool = False  # members contribute different sizes; size_bytes is then the largest
+    meeting: int | None = None  # the number of the meeting that it is part of
+    waits: bool = False  # for the others of its meeting
+    own_s: float = 0.0  # computation that overlaps the meeting
 
     @property
     def duration_s(self) -> float:
@@ -78,30 +80,21 @@ class TraceOperation:
 def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[TraceOperation]]:
     """Return the operations of every rank in the order of their ends."""
     operations: dict[int, list[TraceOperation]] = {rank: [] for rank in timeline.ranks}
-    ranks = timeline.rank_of.tolist()
-    names = [timeline.names[number] for number in timeline.name_of.tolist()]
-    starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
-    batches, parents = timeline.micro_batch_of.tolist(), timeline.parent_of.tolist()
-    on_lane = np.array([lane.name == OPERATIONS_LANE for lane in timeline.lanes])[timeline.lane_of].tolist()
-    operation_at: dict[int, TraceOperation] = {}
-    seen: dict[Key, int] = {}
-    for row, parent in enumerate(parents):
-        if parent != NONE or not on_lane[row]:
+    operation_at: dict[int | None, TraceOperation] = {}
+    spans, seen = list(timeline.spans()), Counter[Key]()
+    for span in spans:
+        if span.parent is not None or span.lane.name != OPERATIONS_LANE:
             continue  # a part, or a gradient bucket, which overlaps the operations
-        rank, batch = ranks[row], batches[row]
-        if "fused_with" in _details(timeline, row) and operations[rank]:
-            operation = operations[rank][-1]
-        else:
-            operation = TraceOperation(rank, names[row], batch, starts[row], ends[row])
-            operations[rank].append(operation)
-        operation_at[row] = operation
-        if (event := _operation_event(timeline, row, names[row], layout, seen)) is not None:
-            operation.events.append(event)
-    for row, parent in enumerate(parents):
-        if parent != NONE and parent in operation_at and timeline.kind_of[row] == SpanKind.COMMUNICATION:
-            operation_at[parent].parts.append(
-                _part_event(timeline, row, operation_at[parent], names[row], layout, seen)
-            )
+        listed = operations[span.lane.rank]
+        if "fused_with" not in span.details or not listed:
+            batch = NONE if span.micro_batch is None else span.micro_batch
+            listed.append(TraceOperation(span.lane.rank, span.name, batch, span.start_s, span.end_s))
+        operation_at[span.index] = listed[-1]
+        if (event := _operation_event(span, layout, seen)) is not None:
+            listed[-1].events.append(event)
+    for span in spans:
+        if span.parent in operation_at and span.kind is SpanKind.COMMUNICATION:
+            operation_at[span.parent].parts.append(_part_event(span, operation_at[span.parent], layout, seen))
     for events in match_events(operations).values():
         sizes = {event.size_bytes for event in events}
         if len(sizes) > 1:  # an uneven exchange lasts as long as its largest share
@@ -115,75 +108,46 @@ def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[TraceOpe
     return operations
 
 
-def _details(timeline: Timeline, row: int) -> Mapping[str, str]:
-    detail = int(timeline.detail_of[row])
-    return {} if detail == NONE else timeline.details[detail]
+def _count(seen: Counter[Key], *key: Hashable) -> int:
+    """Return how often *key*, which begins with a rank, has come before."""
+    seen[key] += 1
+    return seen[key] - 1
 
 
-def _work(timeline: Timeline, row: int) -> Work | None:
-    work = int(timeline.work_of[row])
-    return None if work == NONE else timeline.works[work]
+def _event(span: Span, name: str, group: str, kind: str, key: Key, is_source: bool = False) -> RankEvent:
+    size_bytes = getattr(span.work, "size_bytes", None)
+    return RankEvent(span.lane.rank, name, group, kind, size_bytes, span.start_s, span.end_s, key, is_source)
 
 
-def _count(seen: dict[Key, int], rank: int, key: Key) -> int:
-    """Return how often *rank* has had *key* before."""
-    number = seen.get((rank, *key), 0)
-    seen[(rank, *key)] = number + 1
-    return number
-
-
-def _operation_event(timeline: Timeline, row: int, name: str, layout: Layout, seen: dict[Key, int]) -> RankEvent | None:
-    rank, batch = int(timeline.rank_of[row]), int(timeline.micro_batch_of[row])
-    start_s, end_s = float(timeline.start_s[row]), float(timeline.end_s[row])
-    work = _work(timeline, row)
-    size_bytes = getattr(work, "size_bytes", None)
+def _operation_event(span: Span, layout: Layout, seen: Counter[Key]) -> RankEvent | None:
+    rank, name, work, batch = span.lane.rank, span.name, span.work, span.micro_batch
     if name in SENDS or name in RECEIVES:
         way = SENDS.get(name) or RECEIVES[name]
         source = rank if name in SENDS else neighbour(rank, -way, layout)
-        key: Key = ("message", source, way, batch, _count(seen, rank, (name, batch)))
-        return RankEvent(rank, name, Group.PP, "message", size_bytes, start_s, end_s, key, name in SENDS)
+        key: Key = ("message", source, way, batch, _count(seen, rank, name, batch))
+        return _event(span, name, Group.PP, "message", key, name in SENDS)
     if name == OPTIMIZER:
-        key = (MODEL, members(rank, MODEL, layout), name, _count(seen, rank, (name,)))
-        return RankEvent(rank, "gradient norm", MODEL, "sync", None, start_s, end_s, key)
+        key = (MODEL, members(rank, MODEL, layout), name, _count(seen, rank, name))
+        return _event(span, "gradient norm", MODEL, "sync", key)
     group = work.group if isinstance(work, Collective) else REDUCTIONS.get(name)
     if group is None:
         return None
     kind = work.kind if isinstance(work, Collective) else CollectiveKind.ALL_REDUCE
-    key = (group, members(rank, group, layout), name, batch, _count(seen, rank, (name, batch)))
-    return RankEvent(rank, name, group, kind, size_bytes, start_s, end_s, key)
-
-
-def _part_event(
-    timeline: Timeline, row: int, operation: TraceOperation, name: str, layout: Layout, seen: dict[Key, int]
-) -> RankEvent:
-    rank = operation.rank
-    work = _work(timeline, row)
-    lane = timeline.lanes[int(timeline.lane_of[row])].name
-    group = str(work.group) if isinstance(work, Collective) else lane
-    together = members(rank, group, layout)
-    number = _count(seen, rank, (operation.name, operation.micro_batch, group, name))
-    key = (group, together, operation.name, operation.micro_batch, name, number)
-    broadcast = isinstance(work, Collective) and work.kind is CollectiveKind.BROADCAST
-    return RankEvent(
-        rank,
-        name,
-        group,
-        str(work.kind) if isinstance(work, Collective) else "collective",
-        getattr(work, "size_bytes", None),
-        float(timeline.start_s[row]),
-        float(timeline.end_s[row]),
-        key,
-        is_source=broadcast and rank == together[0],
-        rows=_rows(timeline, row, work),
+    return _event(
+        span, name, group, kind, (group, members(rank, group, layout), name, batch, _count(seen, rank, name, batch))
     )
 
 
-def _rows(timeline: Timeline, row: int, work: Work | None) -> int | None:
-    """Return the tokens of a shape such as [tokens, hidden]."""
-    if not isinstance(work, Collective) or (work.kind, work.group) != (CollectiveKind.ALL_TO_ALL, Group.EP):
-        return None
-    match = TOKENS.fullmatch(_details(timeline, row).get("shape", ""))
-    return int(match[1]) if match else None
+def _part_event(span: Span, operation: TraceOperation, layout: Layout, seen: Counter[Key]) -> RankEvent:
+    rank, work, place = span.lane.rank, span.work, (operation.name, operation.micro_batch)
+    group, kind = (str(work.group), str(work.kind)) if isinstance(work, Collective) else (span.lane.name, "collective")
+    together = members(rank, group, layout)
+    key = (group, together, *place, span.name, _count(seen, rank, *place, group, span.name))
+    event = _event(span, span.name, group, kind, key, kind == CollectiveKind.BROADCAST and rank == together[0])
+    shape = TOKENS.fullmatch(span.details.get("shape", ""))
+    if shape and (kind, group) == (CollectiveKind.ALL_TO_ALL, Group.EP):
+        event.rows = int(shape[1])
+    return event
 
 
 def exchanges(operation: TraceOperation) -> list[tuple[RankEvent, RankEvent]]:

@@ -23,44 +23,27 @@ LAST_SHARE = 0.1  # who arrives within this share of its stay came last
 PART_KEY_LENGTH = 6
 
 
-class MeetingMember(NamedTuple):
-    """The participation of a rank in a meeting."""
-
-    meeting: int
-    waits: bool
-    own_s: float
-
-
-class MeetingTable:
-    """Every meeting, and the participation of each event in it."""
-
-    def __init__(self, matched_events: Mapping[Key, list[RankEvent]]) -> None:
-        self.meetings: list[Meeting] = []
-        self.impossible = 0
-        self._member: dict[int, MeetingMember] = {}
-        calls: dict[
-            CallSite, list[list[RankEvent]]
-        ] = {}  # within operations: one that is a collective overlaps no work
-        for events in matched_events.values():
-            if len(events[0].key) == PART_KEY_LENGTH:
-                calls.setdefault(_call_site(events[0]), []).append(events)
-        alone_s = _overlapped(calls)
-        own_s: dict[int, float] = {}
-        for site, transfer_s in alone_s.items():
-            own_s |= _own_work_s(calls[site], transfer_s)
-        for events in sorted(matched_events.values(), key=lambda events: max(event.start_s for event in events)):
-            if not _is_possible(events):
-                self.impossible += events[0].kind != "sync"
-                continue
-            number = len(self.meetings)
-            meeting = _meeting(events, alone_s.get(_call_site(events[0])))
-            self.meetings.append(meeting)
-            for event in events:
-                waits = not (event.is_source and event.end_s < meeting.start_s - NOISE_S)
-                self._member[id(event)] = MeetingMember(number, waits, own_s.get(id(event), 0.0))
-
-    def member(self, event: RankEvent) -> MeetingMember | None:
-        return self._member.get(id(event))
+def hold_meetings(matched_events: Mapping[Key, list[RankEvent]]) -> tuple[list[Meeting], int]:
+    """Return the meetings, to which their events then refer, and the number of those that cannot have been any."""
+    calls: dict[CallSite, list[list[RankEvent]]] = {}  # within operations: one that is a collective overlaps no work
+    for events in matched_events.values():
+        if len(events[0].key) == PART_KEY_LENGTH:
+            calls.setdefault(_call_site(events[0]), []).append(events)
+    alone_s = _overlapped(calls)
+    for site, transfer_s in alone_s.items():
+        _set_own_work(calls[site], transfer_s)
+    meetings: list[Meeting] = []
+    impossible = 0
+    for events in sorted(matched_events.values(), key=lambda events: max(event.start_s for event in events)):
+        if not _is_possible(events):
+            impossible += events[0].kind != "sync"
+            continue
+        meeting = _meeting(events, alone_s.get(_call_site(events[0])))
+        for event in events:
+            event.meeting = len(meetings)
+            event.waits = not (event.is_source and event.end_s < meeting.start_s - NOISE_S)
+        meetings.append(meeting)
+    return meetings, impossible
 
 
 def _is_possible(events: Sequence[RankEvent]) -> bool:
@@ -118,26 +101,26 @@ def _overlapped(calls: Mapping[CallSite, Sequence[Sequence[RankEvent]]]) -> dict
     return overlapped
 
 
-def _own_work_s(meetings: Sequence[Sequence[RankEvent]], alone_s: float) -> dict[int, float]:
-    """Return the overlapped work of each event of one call, whose transfer takes *alone_s*.
+def _set_own_work(meetings: Sequence[Sequence[RankEvent]], alone_s: float) -> None:
+    """Set the overlapped work of each event of one call, whose transfer takes *alone_s*.
 
     It shows if a rank comes last and still leaves after the transfer; elsewhere its typical time is assumed, but
     not longer than the rank was there.
     """
     seen_s: dict[int, list[float]] = {}
-    own_s: dict[int, float] = {}
+    unseen: list[RankEvent] = []
     for events in meetings:
         last_s = max(event.start_s for event in events)
         for event in events:
             came_last = last_s - event.start_s <= LAST_SHARE * event.duration_s
             if came_last and event.end_s > last_s + alone_s:
-                own_s[id(event)] = event.duration_s
+                event.own_s = event.duration_s
                 seen_s.setdefault(event.rank, []).append(event.duration_s)
-    for event in (event for events in meetings for event in events):
+            else:
+                unseen.append(event)
+    for event in unseen:
         times_s = seen_s.get(event.rank) or [median(times) for times in seen_s.values()]
-        there_s = event.duration_s
-        own_s.setdefault(id(event), min(median(times_s) if times_s else there_s, there_s))
-    return own_s
+        event.own_s = min(median(times_s), event.duration_s) if times_s else event.duration_s
 
 
 def _meeting(events: Sequence[RankEvent], alone_s: float | None) -> Meeting:

@@ -3,8 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from stepcast.analyze.megatron import events as traced
-from stepcast.analyze.megatron.meetings import ClockAlignment, MeetingTable, align_clocks
-from stepcast.analyze.recording import BlockKind, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
+from stepcast.analyze.megatron.meetings import ClockAlignment, align_clocks, hold_meetings
+from stepcast.analyze.recording import (
+    BlockKind,
+    Join,
+    Local,
+    Meeting,
+    Piece,
+    RankRecord,
+    RecordedBlock,
+    Recording,
+    TimePart,
+)
 from stepcast.analyze.result import list_ranks
 from stepcast.ir.layout import MODEL
 from stepcast.ir.timeline import Timeline
@@ -32,27 +42,26 @@ def record_megatron(timeline: Timeline) -> Recording:
         raise ValueError(f"{timeline.source}: no layout is known, so ranks cannot be matched")
     layout = timeline.layout
     operations = traced.operations_of(timeline, layout)
-    meetings = traced.match_events(operations)
-    ranks = sorted(operations)
-    tied = [events for events in meetings.values() if events[0].kind != "sync"]
+    matched, ranks = traced.match_events(operations), sorted(operations)
+    tied = [events for events in matched.values() if events[0].kind != "sync"]
     alignment = align_clocks(tied, ranks)
     _shift_clocks(operations, alignment)
     _remove_overlaps(operations)
     origin_s = min(listed[0].start_s for listed in operations.values())
     end_s = max(operation.end_s for listed in operations.values() for operation in listed)
-    table = MeetingTable(meetings)
+    meetings, impossible = hold_meetings(matched)
     records = tuple(
-        RankRecord(rank, timeline.stage_of_rank.get(rank, 0), _blocks(operations[rank], origin_s, table))
+        RankRecord(rank, timeline.stage_of_rank.get(rank, 0), _blocks(operations[rank], origin_s, meetings))
         for rank in ranks
     )
     return Recording(
         layout=layout,
         ranks=records,
-        meetings=tuple(table.meetings),
+        meetings=tuple(meetings),
         measured_step_s=end_s - origin_s,
         micro_batches=int(timeline.facts.get("micro_batches", 1)),
         facts={**timeline.facts, "gradient_bytes": _gradient_bytes(operations, timeline)},
-        warnings=tuple(_warnings(timeline, alignment, table)),
+        warnings=tuple(_warnings(timeline, alignment, impossible)),
     )
 
 
@@ -67,7 +76,7 @@ def _gradient_bytes(operations: Mapping[int, list[traced.TraceOperation]], timel
     return sizes
 
 
-def _warnings(timeline: Timeline, alignment: ClockAlignment, table: MeetingTable) -> Iterator[str]:
+def _warnings(timeline: Timeline, alignment: ClockAlignment, impossible: int) -> Iterator[str]:
     # The reader's warning about clocks is resolved by aligning them.
     yield from (text for text in timeline.warnings if "clocks are not one" not in text)
     moved = [clock for clock in alignment.clocks[1:] if clock[0] in alignment.offset_s]
@@ -82,9 +91,9 @@ def _warnings(timeline: Timeline, alignment: ClockAlignment, table: MeetingTable
             f"ranks {list_ranks(alignment.unplaced)} share no communication with the others that are given: "
             "their clocks cannot be aligned; assumed to start together with the others"
         )
-    if table.impossible:
+    if impossible:
         yield (
-            f"{table.impossible} collectives or messages seem to end on one rank before another came to them: "
+            f"{impossible} collectives or messages seem to end on one rank before another came to them: "
             "left unmatched, their waits stay in their times"
         )
 
@@ -122,7 +131,7 @@ def _remove_overlaps(operations: Mapping[int, list[traced.TraceOperation]]) -> N
 
 
 def _blocks(
-    operations: Sequence[traced.TraceOperation], origin_s: float, table: MeetingTable
+    operations: Sequence[traced.TraceOperation], origin_s: float, meetings: Sequence[Meeting]
 ) -> tuple[RecordedBlock, ...]:
     """Return the blocks of one rank."""
     first = operations[0]
@@ -132,7 +141,7 @@ def _blocks(
     for operation in operations:
         gap_s = max(0.0, operation.start_s - cursor_s)
         gap = Local(TimePart.HOST, "gap", f"before {operation.name}", operation.micro_batch, cursor_s, gap_s)
-        pieces = (gap, *_pieces(operation, table))
+        pieces = (gap, *_pieces(operation, meetings))
         kind = BLOCK_OF.get(operation.name, BlockKind.FINISH)
         if blocks[-1].kind is kind and blocks[-1].micro_batch == operation.micro_batch:
             # get_batch, forward and loss are one forward.
@@ -143,19 +152,19 @@ def _blocks(
     return tuple(blocks)
 
 
-def _pieces(operation: traced.TraceOperation, table: MeetingTable) -> list[Piece]:
-    present = [event for event in operation.events if table.member(event) is not None]
+def _pieces(operation: traced.TraceOperation, meetings: Sequence[Meeting]) -> list[Piece]:
+    present = [event for event in operation.events if event.meeting is not None]
     if present and operation.name == traced.OPTIMIZER:
-        return _optimizer_pieces(operation, table)
+        return _optimizer_pieces(operation, meetings)
     if present:
-        return [_join(operation, operation.name, present, table)]
+        return [_join(operation, operation.name, present, meetings)]
     if operation.events and operation.name != traced.OPTIMIZER:
         part = GROUP_PARTS.get(operation.events[0].group, TimePart.OTHER)
         return [_local(operation, part, operation.name, operation.start_s, operation.end_s)]
-    return _inner_pieces(operation, table)
+    return _inner_pieces(operation, meetings)
 
 
-def _inner_pieces(operation: traced.TraceOperation, table: MeetingTable) -> list[Piece]:
+def _inner_pieces(operation: traced.TraceOperation, meetings: Sequence[Meeting]) -> list[Piece]:
     """Return the collectives within an operation and the computation between them."""
     part = PART_OF.get(operation.name, TimePart.OTHER)
     pieces: list[Piece] = []
@@ -174,8 +183,8 @@ def _inner_pieces(operation: traced.TraceOperation, table: MeetingTable) -> list
         pieces.append(_local(operation, part, role, cursor_s, until_s, tokens))
         if event is None:
             break
-        if table.member(event) is not None:
-            pieces.append(_join(operation, event.name, [event], table))
+        if event.meeting is not None:
+            pieces.append(_join(operation, event.name, [event], meetings))
         else:
             group = GROUP_PARTS.get(event.group, TimePart.OTHER)
             pieces.append(_local(operation, group, f"{operation.name}: {event.name}", event.start_s, event.end_s))
@@ -191,12 +200,13 @@ def _local(
     return Local(part, operation.name, role, operation.micro_batch, start_s, duration_s, tokens)
 
 
-def _join(operation: traced.TraceOperation, name: str, events: Sequence[traced.RankEvent], table: MeetingTable) -> Join:
-    members = [member for event in events if (member := table.member(event)) is not None]
-    own_s = max(member.own_s for member in members)
-    start_s, end_s = events[0].start_s, events[0].end_s
-    waits = tuple(member.meeting for member in members if member.waits)
-    free_s = max([start_s + own_s, *(table.meetings[number].end_s for number in waits)])
+def _join(
+    operation: traced.TraceOperation, name: str, events: Sequence[traced.RankEvent], meetings: Sequence[Meeting]
+) -> Join:
+    own_s, start_s, end_s = max(event.own_s for event in events), events[0].start_s, events[0].end_s
+    attended = [(event.meeting, event.waits) for event in events if event.meeting is not None]
+    waits = tuple(number for number, is_awaited in attended if is_awaited)
+    free_s = max([start_s + own_s, *(meetings[number].end_s for number in waits)])
     if not waits:
         own_s = end_s - start_s
     return Join(
@@ -206,20 +216,18 @@ def _join(operation: traced.TraceOperation, name: str, events: Sequence[traced.R
         micro_batch=operation.micro_batch,
         start_s=start_s,
         end_s=end_s,
-        meetings=tuple(member.meeting for member in members),
+        meetings=tuple(number for number, _ in attended),
         waits=waits,
         own_s=own_s,
         tail_s=max(0.0, end_s - free_s) if waits else 0.0,
     )
 
 
-def _optimizer_pieces(operation: traced.TraceOperation, table: MeetingTable) -> list[Piece]:
+def _optimizer_pieces(operation: traced.TraceOperation, meetings: Sequence[Meeting]) -> list[Piece]:
     """Return the synchronisation on the gradient norm, then the update of the weights."""
-    event = operation.events[0]
-    member = table.member(event)
-    assert member is not None
-    meeting = table.meetings[member.meeting]
-    together_s = meeting.start_s
+    number = operation.events[0].meeting
+    assert number is not None
+    together_s = meetings[number].start_s
     join = Join(
         part=TimePart.OPTIMIZER,
         operation=traced.OPTIMIZER,
@@ -227,7 +235,7 @@ def _optimizer_pieces(operation: traced.TraceOperation, table: MeetingTable) -> 
         micro_batch=operation.micro_batch,
         start_s=operation.start_s,
         end_s=together_s,
-        meetings=(member.meeting,),
-        waits=(member.meeting,),
+        meetings=(number,),
+        waits=(number,),
     )
     return [join, _local(operation, TimePart.OPTIMIZER, traced.OPTIMIZER, together_s, operation.end_s)]
