@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.inputs.megatron.config import infer
-from stepcast.inputs.megatron.lines import RankEvidence, file_name_hints
+from stepcast.inputs.megatron.config import RankEvidence, file_name_hints, infer
 from stepcast.inputs.megatron.reader import read_run
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read

@@ -6,57 +6,102 @@ shapes, tp and layers from the exact parameter count of a stage. A file name suc
 ``wd8_tp2_pp4_numl40_bs2_..._rank7_...`` only fills gaps and is checked against the content.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple, TypeVar
 
-from stepcast.inputs.megatron.lines import RankEvidence, check_same_run, common_hints
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Group, Layout, members
 
-# How many ranks share experts follows from the tokens that they exchange.
+# Sizes in the names of traces, fields of a word and a number in any order: Echo writes files such as
+# ``wd8_tp2_pp4_numl40_bs2_..._rank7_....txt`` and ``wd8_tp1_pp2_exp4_expNum8_l8_bs1_...``, and folders such as
+# ``pp2_tp1_exp4_expn8_dp4_nl8_hs1024_sl2048`` (fwyc0573/Megatron-LM, megatron/profiler).
 
-UNKNOWN_EP = (
-    "how many ranks share experts (ep) follows neither from the file names nor from the tokens they "
-    "exchange: taken as 1, so that their exchanges keep the time of waiting; name the files with a "
-    "field such as _exp8_"
-)
-
-
-def _returns_tokens(group: Sequence[tuple[int, ...]]) -> bool:
-    """Return whether exchanges come in equal pairs: out to the experts, and back."""
-    if len({len(rows) for rows in group}) > 1 or len(group[0]) % 2:
-        return False
-    totals = [sum(rows) for rows in zip(*group, strict=True)]
-    return totals[::2] == totals[1::2]
+FIELD = re.compile(r"(?:^|(?<=[_\-.]))([A-Za-z]{1,8})([0-9]{1,7})(?=[_\-.]|$)", re.ASCII)
+NAMED_SIZES = {"wd": "world", "tp": "tp", "pp": "pp", "dp": "dp", "exp": "ep", "ep": "ep"}
+NAMED_SIZES |= dict.fromkeys(("numl", "nl", "l"), "layers") | dict.fromkeys(("bs", "mbs"), "micro_batch")
+# A name that gives fewer of these is not one of a run: l8.txt may be anything.
+DEGREES = ("world", "tp", "pp")
+FEWEST_DEGREES = 2
 
 
-def expert_size(ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[str, int]) -> tuple[int | None, str]:
-    """Return ep and how it is known; None where it cannot be inferred."""
-    hint = hints.get("ep")
-    if hint and tp * dp % hint:  # no stage of this run can form such groups
-        hint = None
-    if all(rank.exchanges is None for rank in ranks):
-        return (hint or 1), ("file name" if hint else "read: no rank communicates between experts")
-    # go out; nothing where no group was given completely. Rising: a multiple of a group that fits does too.
-    sent = {rank.rank: rank.exchanges for rank in ranks if rank.exchanges}
-    sizes = []
-    for size in (size for size in range(1, dp + 1) if dp % size == 0):
-        layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
-        groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        for rank, rows in sent.items():
-            groups.setdefault(members(rank, Group.EP, layout), []).append(rows)
-        complete = [group for group in groups.values() if len(group) == size]
-        if complete and all(map(_returns_tokens, complete)):
-            sizes.append(size)
-    # Where every rank hands in the same each time, any size would fit.
-    is_even = len({rows for rank in ranks if rank.exchanges for rows in rank.exchanges}) < 2
-    if hint is not None and (hint in sizes or not sizes or is_even):
-        return hint, "file name"
-    if sizes and (dp == 1 or not is_even):
-        return sizes[0], "solved: tokens that go out to experts and come back"
-    return None, "assumed"
+def file_name_hints(path: str) -> dict[str, int]:
+    """Return sizes that the file's name gives, or else the name of its folder."""
+    hints: dict[str, int] = {}
+    for name in reversed(path.replace("\\", "/").split("/")[-2:]):
+        sizes: dict[str, int] = {}
+        for word, text in FIELD.findall(name):
+            if word.lower() in NAMED_SIZES and int(text):
+                sizes.setdefault(NAMED_SIZES[word.lower()], int(text))
+        if sum(size in sizes for size in DEGREES) >= FEWEST_DEGREES:
+            hints = {**sizes, **hints}
+    dp = hints.pop("dp", 0)
+    if dp and "tp" in hints and "pp" in hints:
+        hints.setdefault("world", hints["tp"] * hints["pp"] * dp)
+    return hints
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """The sizes of the run that one rank's operations show."""
+
+    rank: int
+    stage: int
+    path: str
+    transfer: tuple[int, ...] | None  # sequence, micro-batch, hidden
+    tokens: tuple[int, ...] | None  # micro-batch, sequence
+    word_embedding: tuple[int, ...] | None  # this rank's rows of the vocabulary, hidden
+    hidden: int | None
+    dtype: DType | None
+    gradients: int | None
+    forward_reduces: int | None  # activations reduced over tp in one forward pass; None: not traced
+    micro_batches: int
+    has_loss: bool
+    # Rows that each all-to-all between experts of a forward pass is handed; None: experts do not communicate.
+    exchanges: tuple[int, ...] | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.has_loss or (self.stage > 0 and self.word_embedding is not None)
+
+    @property
+    def stage_layers(self) -> int | None:
+        """Layers of its stage, where its all-reduces show them."""
+        return self.forward_reduces // 2 if self.forward_reduces else None
+
+
+def check_same_run(ranks: Sequence[RankEvidence]) -> None:
+    """Check that ranks share the tensors between stages, the batch and each stage's parameters."""
+    for name, title in (("transfer", "tensors between stages"), ("tokens", "batches"), ("hidden", "hidden sizes")):
+        values = [(rank, value) for rank in ranks if (value := getattr(rank, name)) is not None]
+        for rank, value in values[1:]:
+            first, expected = values[0]
+            if value != expected:
+                raise FormatError(
+                    f"rank {rank.rank} has {title} of {value}, but rank {first.rank} of {expected}; expected "
+                    "ranks of one run",
+                    rank.path,
+                )
+    first_on: dict[int, RankEvidence] = {}
+    for rank in ranks:
+        other = first_on.setdefault(rank.stage, rank)
+        if None not in (rank.gradients, other.gradients) and rank.gradients != other.gradients:
+            raise FormatError(
+                f"rank {rank.rank} has {rank.gradients} gradients, but rank {other.rank} of the same stage "
+                f"{other.gradients}; expected ranks of one run",
+                rank.path,
+            )
+    last = min((rank for rank in ranks if rank.is_last), key=lambda rank: rank.stage, default=None)
+    later = None if last is None else next((rank for rank in ranks if rank.stage > last.stage), None)
+    if last is not None and later is not None:
+        raise FormatError(
+            f"rank {later.rank} is on stage {later.stage}, but stage {last.stage} of rank {last.rank} is the "
+            "last one; expected ranks of one run",
+            later.path,
+        )
 
 
 # Which transformer has exactly this many parameters on a pipeline stage.
@@ -73,16 +118,6 @@ def expert_size(ranks: Sequence[RankEvidence], tp: int, dp: int, hints: Mapping[
 # output shard and a final norm.
 
 MOST_LAYERS_ON_A_STAGE = 256
-
-
-class StageCount(NamedTuple):
-    """Parameters that one rank of a stage holds, as read."""
-
-    stage: int
-    parameters: int
-    is_first: bool
-    is_last: bool
-    layers: int | None  # where its all-reduces show them
 
 
 class LayerStyle(NamedTuple):
@@ -116,68 +151,6 @@ class ModelSolution(NamedTuple):
     layers_on: tuple[tuple[int, int], ...]  # (stage, layers)
 
 
-def solve_parameters(
-    counts: Sequence[StageCount], *, hidden: int, seq: int, vocab_shard: int | None, tensor_sizes: Iterable[int]
-) -> list[ModelSolution]:
-    """Return every usual model that fits all *counts*; with plain attention if any does, else with grouped keys."""
-    needs_vocab = any(count.is_first or count.is_last for count in counts)
-    if not counts or (needs_vocab and vocab_shard is None):
-        return []
-    sizes = [tp for tp in tensor_sizes if hidden % tp == 0]
-    for grouping in KV_GROUPINGS:
-        # Solutions that differ in something a stage's count can show (a middle stage shows no positions).
-        distinct: dict[tuple[object, ...], ModelSolution] = {}
-        if hidden % grouping:
-            continue
-        for tp in sizes:
-            for style in STYLES:
-                for positions in (seq, 0):
-                    args = (counts, hidden, hidden // grouping, vocab_shard or 0, positions, tp, style)
-                    for solution in _solve_style(*args):
-                        distinct.setdefault(solution._replace(learnt_positions=False), solution)
-        if distinct:
-            return list(distinct.values())
-    return []
-
-
-def _solve_style(
-    counts: Sequence[StageCount],
-    hidden: int,
-    kv_width: int,
-    vocab_shard: int,
-    positions: int,
-    tp: int,
-    style: LayerStyle,
-) -> Iterator[ModelSolution]:
-    """Yield solutions of one style: the first stage's count gives the ffn size, the others must agree."""
-    norm = hidden if style.rms_norm else 2 * hidden
-
-    def in_layers(count: StageCount) -> int:
-        rest = count.parameters
-        if count.is_first:
-            rest -= (vocab_shard + positions) * hidden
-        if count.is_last:
-            rest -= norm + (0 if count.is_first else vocab_shard * hidden)
-        return rest
-
-    totals = [in_layers(count) for count in counts]
-    if min(totals) <= 0:
-        return
-    known = counts[0].layers
-    for layers in (known,) if known else range(1, MOST_LAYERS_ON_A_STAGE + 1):
-        if totals[0] % layers:
-            continue
-        per_layer = totals[0] // layers
-        ffn = _ffn_size(per_layer, hidden, kv_width, tp, style)
-        if ffn is None or not _is_usual_ffn(ffn, hidden, tp, style, layers_known=known is not None):
-            continue
-        if any(total % per_layer for total in totals):
-            continue
-        layers_on = tuple((count.stage, total // per_layer) for count, total in zip(counts, totals, strict=True))
-        if all(count.layers in (None, on) for count, (_, on) in zip(counts, layers_on, strict=True)):
-            yield ModelSolution(tp, style, ffn, kv_width, positions > 0, layers_on)
-
-
 def _ffn_size(per_layer: int, hidden: int, kv_width: int, tp: int, style: LayerStyle) -> int | None:
     """Return the ffn size of a layer with *per_layer* parameters per rank, if it is a whole number."""
     columns = 2 if style.gated else 1
@@ -203,60 +176,19 @@ def _is_usual_ffn(ffn: int, hidden: int, tp: int, style: LayerStyle, *, layers_k
 
 
 TENSOR_SIZES = (1, 2, 4, 8, 16, 32, 64)
+UNKNOWN_EP = (
+    "how many ranks share experts (ep) follows neither from the file names nor from the tokens they "
+    "exchange: taken as 1, so that their exchanges keep the time of waiting; name the files with a "
+    "field such as _exp8_"
+)
 
 
-@dataclass
-class InferredConfig:
-    """Facts as they are found; *basis* states how each is known."""
-
-    facts: dict[str, object] = field(default_factory=dict)
-    basis: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    layout: Layout = Layout()
-
-    def learn(self, word: str, value: object, basis: str) -> None:
-        self.facts[word] = value
-        self.basis[word] = basis
-
-    def size(self, word: str) -> int | None:
-        value = self.facts.get(word)
-        return value if isinstance(value, int) else None
-
-
-def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
-    """Return the run that *ranks* belong to; FormatError where they cannot be of one run."""
-    check_same_run(ranks)
-    hints = common_hints(ranks)
-    findings = InferredConfig()
-    _learn_sizes(ranks, findings)
-    pp = _learn_pipeline(ranks, hints, findings)
-    blocks = _ranks_per_stage(ranks, pp)
-    solutions = _solve_model(ranks, pp, blocks, findings)
-    tp = _learn_tensor(ranks, blocks, solutions, hints, findings)
-    block = _learn_block(ranks, blocks, tp, pp, hints, findings)
-    _learn_model(ranks, [solution for solution in solutions if solution.tp == tp], pp, hints, findings)
-    if (vocab_shard := findings.size("vocab_shard")) is not None:
-        del findings.facts["vocab_shard"]
-        findings.learn("vocab", vocab_shard * tp, "solved: shard of the vocabulary x tp")
-    ep, findings.basis["ep"] = expert_size(ranks, tp, block // tp, hints)
-    if ep is None:
-        findings.warnings.append(UNKNOWN_EP)
-    # Where the replicas alone cannot form the group, the tensor ranks take part and experts are not split.
-    expert_tp = 1 if block // tp % (ep or 1) else 0
-    layout = findings.layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep or 1, expert_tp=expert_tp)
-    # The content wins over the file name.
-    known = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, **findings.facts}
-    for word, hint in hints.items():
-        if word in known and known[word] != hint:
-            findings.warnings.append(f"the file name says {word} {hint}, the content {known[word]}")
-    if len(ranks) < layout.gpus:
-        given = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
-        findings.warnings.append(
-            f"only {given} of {layout.gpus} given: a slow GPU, a slow operation and waiting for another rank "
-            "cannot be distinguished"
-        )
-    findings.facts["basis"] = findings.basis
-    return findings
+def _returns_tokens(group: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether exchanges come in equal pairs: out to the experts, and back."""
+    if len({len(rows) for rows in group}) > 1 or len(group[0]) % 2:
+        return False
+    totals = [sum(rows) for rows in zip(*group, strict=True)]
+    return totals[::2] == totals[1::2]
 
 
 T = TypeVar("T")
@@ -266,219 +198,291 @@ def _first(values: Iterable[T | None]) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _learn_sizes(ranks: Sequence[RankEvidence], findings: InferredConfig) -> None:
-    transfer = _first(rank.transfer for rank in ranks)
-    tokens = _first(rank.tokens for rank in ranks)
-    embedding = _first(rank.word_embedding for rank in ranks)
-    hidden = _first(rank.hidden for rank in ranks)
-    if hidden is not None:
-        findings.learn("hidden", hidden, "read: tensor shapes")
-    batch = tokens or ((transfer[1], transfer[0]) if transfer else ())
-    shown = "shape of the batch" if tokens else "tensors between stages"
-    for word, size in zip(("micro_batch", "seq"), batch, strict=False):
-        findings.learn(word, size, f"read: {shown}")
-    if transfer is not None and tokens is not None and transfer[0] != tokens[1]:
-        findings.learn("sequence_parallel", tokens[1] // transfer[0], "read: sequence is split between stages")
-    if embedding is not None:
-        findings.facts["vocab_shard"] = embedding[0]
-    dtype = _first(rank.dtype for rank in ranks)
-    if dtype is not None:
-        findings.learn("dtype", dtype.value, "read: tensors between stages or in the layers")
-    micro_batches = max(rank.micro_batches for rank in ranks)
-    if micro_batches:
-        findings.learn("micro_batches", micro_batches, "read: batch_id of forward_step")
-
-
-def _learn_pipeline(ranks: Sequence[RankEvidence], hints: Mapping[str, int], findings: InferredConfig) -> int:
-    last = next((rank for rank in ranks if rank.is_last), None)
-    if last is not None:
-        findings.basis["pp"] = f"read: stage {last.stage} of rank {last.rank} is the last (loss or tied embedding)"
-        return last.stage + 1
-    deepest = max(rank.stage for rank in ranks)
-    if hints.get("pp", 0) > deepest + 1:
-        findings.basis["pp"] = "file name"
-        return hints["pp"]
-    findings.basis["pp"] = "assumed"
-    findings.warnings.append(
-        f"no rank of the last stage was given: the pipeline has more than {deepest + 1} stages, taken as {deepest + 2}"
-    )
-    return deepest + 2
-
-
-def _ranks_per_stage(ranks: Sequence[RankEvidence], pp: int) -> range | None:
-    """Return possible numbers of ranks on a stage, None where any would do; FormatError where there is none."""
-    numbers = sorted(rank.rank for rank in ranks)
-    stages = [rank.stage for rank in ranks]
-    is_complete = numbers == list(range(len(ranks))) and len(ranks) % pp == 0
-    if is_complete and all(stages.count(stage) == len(ranks) // pp for stage in range(pp)):
-        return range(len(ranks) // pp, len(ranks) // pp + 1)
-    # floor(rank / B) = stage
-    low = max(rank.rank // (rank.stage + 1) + 1 for rank in ranks)
-    high = min((rank.rank // rank.stage for rank in ranks if rank.stage), default=None)
-    if high is None:
-        return None
-    if high < low:
-        odd = max(ranks, key=lambda rank: rank.stage / (rank.rank + 1))
-        raise FormatError(
-            f"ranks {', '.join(map(str, numbers[:8]))} on stages {', '.join(map(str, stages[:8]))} fit no "
-            "layout in which neighbouring ranks share a stage; expected ranks of one run",
-            odd.path,
-        )
-    return range(low, high + 1)
-
-
 def _multiples(blocks: range | None, tp: int) -> range:
     """Return the members of *blocks* that *tp* divides."""
     return range(0) if blocks is None else range(-(-blocks.start // tp) * tp, blocks.stop, tp)
 
 
-def _solve_model(
-    ranks: Sequence[RankEvidence], pp: int, blocks: range | None, findings: InferredConfig
-) -> list[ModelSolution]:
-    counts = {
-        rank.stage: StageCount(
-            rank.stage,
-            rank.gradients,
-            is_first=rank.stage == 0,
-            is_last=rank.stage == pp - 1,
-            layers=rank.forward_reduces // 2 if rank.forward_reduces else None,
+class InferredConfig:
+    """Facts of one run as they are found; *basis* states how each is known."""
+
+    def __init__(self, ranks: Sequence[RankEvidence]) -> None:
+        named = [file_name_hints(rank.path) for rank in ranks]
+        self.ranks = ranks
+        # Sizes that all file names agree on; none where a file has no such name.
+        self.hints = {word: size for word, size in named[0].items() if all(hint.get(word) == size for hint in named)}
+        self.facts: dict[str, object] = {}
+        self.basis: dict[str, str] = {}
+        self.warnings: list[str] = []
+        self.vocab_shard: int | None = None
+        self.pp, self.layout = 1, Layout()
+
+    def learn(self, word: str, value: object, basis: str) -> None:
+        self.facts[word] = value
+        self.basis[word] = basis
+
+    def size(self, word: str) -> int | None:
+        value = self.facts.get(word)
+        return value if isinstance(value, int) else None
+
+    def learn_sizes(self) -> None:
+        transfer, tokens, embedding, hidden, dtype = (
+            _first(getattr(rank, name) for rank in self.ranks)
+            for name in ("transfer", "tokens", "word_embedding", "hidden", "dtype")
         )
-        for rank in ranks
-        if rank.gradients is not None
-    }
-    hidden, seq = findings.size("hidden"), findings.size("seq")
-    if hidden is None or seq is None:
+        if hidden is not None:
+            self.learn("hidden", hidden, "read: tensor shapes")
+        batch = tokens or ((transfer[1], transfer[0]) if transfer else ())
+        shown = "shape of the batch" if tokens else "tensors between stages"
+        for word, size in zip(("micro_batch", "seq"), batch, strict=False):
+            self.learn(word, size, f"read: {shown}")
+        if transfer is not None and tokens is not None and transfer[0] != tokens[1]:
+            self.learn("sequence_parallel", tokens[1] // transfer[0], "read: sequence is split between stages")
+        self.vocab_shard = None if embedding is None else embedding[0]
+        if dtype is not None:
+            self.learn("dtype", dtype.value, "read: tensors between stages or in the layers")
+        if micro_batches := max(rank.micro_batches for rank in self.ranks):
+            self.learn("micro_batches", micro_batches, "read: batch_id of forward_step")
+
+    def learn_pipeline(self) -> None:
+        last = next((rank for rank in self.ranks if rank.is_last), None)
+        deepest = max(rank.stage for rank in self.ranks)
+        if last is not None:
+            self.pp = last.stage + 1
+            self.basis["pp"] = f"read: stage {last.stage} of rank {last.rank} is the last (loss or tied embedding)"
+        elif self.hints.get("pp", 0) > deepest + 1:
+            self.pp, self.basis["pp"] = self.hints["pp"], "file name"
+        else:
+            self.pp, self.basis["pp"] = deepest + 2, "assumed"
+            self.warnings.append(
+                f"no rank of the last stage was given: the pipeline has more than {deepest + 1} stages, "
+                f"taken as {deepest + 2}"
+            )
+
+    def ranks_per_stage(self) -> range | None:
+        """Return possible numbers of ranks on a stage, None where any would do; FormatError where there is none."""
+        numbers, stages = sorted(rank.rank for rank in self.ranks), [rank.stage for rank in self.ranks]
+        share, rest = divmod(len(self.ranks), self.pp)
+        is_complete = numbers == list(range(len(self.ranks))) and not rest
+        if is_complete and all(stages.count(stage) == share for stage in range(self.pp)):
+            return range(share, share + 1)
+        # floor(rank / B) = stage
+        low = max(rank.rank // (rank.stage + 1) + 1 for rank in self.ranks)
+        high = min((rank.rank // rank.stage for rank in self.ranks if rank.stage), default=None)
+        if high is None:
+            return None
+        if high < low:
+            odd = max(self.ranks, key=lambda rank: rank.stage / (rank.rank + 1))
+            raise FormatError(
+                f"ranks {', '.join(map(str, numbers[:8]))} on stages {', '.join(map(str, stages[:8]))} fit no "
+                "layout in which neighbouring ranks share a stage; expected ranks of one run",
+                odd.path,
+            )
+        return range(low, high + 1)
+
+    def solve_parameters(self, blocks: range | None) -> list[ModelSolution]:
+        """Return every usual model that fits all stages; with plain attention if any does, else with grouped keys."""
+        by_stage = {rank.stage: rank for rank in self.ranks if rank.gradients is not None}
+        stages = [by_stage[stage] for stage in sorted(by_stage)]
+        hidden, seq = self.size("hidden"), self.size("seq")
+        needs_vocab = any(stage in (0, self.pp - 1) for stage in by_stage)
+        if hidden is None or seq is None or not stages or (needs_vocab and self.vocab_shard is None):
+            return []
+        sizes = [tp for tp in TENSOR_SIZES if (blocks is None or _multiples(blocks, tp)) and hidden % tp == 0]
+        for grouping in (grouping for grouping in KV_GROUPINGS if hidden % grouping == 0):
+            # Solutions that differ in something a stage's count can show (a middle stage shows no positions).
+            distinct: dict[tuple[object, ...], ModelSolution] = {}
+            for tp, style, positions in product(sizes, STYLES, (seq, 0)):
+                for solution in self._solve_style(stages, hidden, hidden // grouping, positions, tp, style):
+                    distinct.setdefault(solution._replace(learnt_positions=False), solution)
+            if distinct:
+                return list(distinct.values())
         return []
-    return solve_parameters(
-        [counts[stage] for stage in sorted(counts)],
-        hidden=hidden,
-        seq=seq,
-        vocab_shard=findings.size("vocab_shard"),
-        tensor_sizes=[tp for tp in TENSOR_SIZES if blocks is None or _multiples(blocks, tp)],
-    )
 
+    def _solve_style(
+        self, stages: Sequence[RankEvidence], hidden: int, kv_width: int, positions: int, tp: int, style: LayerStyle
+    ) -> Iterator[ModelSolution]:
+        """Yield solutions of one style: the first stage's count gives the ffn size, the others must agree."""
+        norm, vocabulary = hidden if style.rms_norm else 2 * hidden, (self.vocab_shard or 0) * hidden
+        totals = []
+        for rank in stages:
+            ends = vocabulary + positions * hidden if rank.stage == 0 else 0
+            if rank.stage == self.pp - 1:
+                ends += norm + (0 if rank.stage == 0 else vocabulary)
+            totals.append((rank.gradients or 0) - ends)
+        if min(totals) <= 0:
+            return
+        known = stages[0].stage_layers
+        for layers in (known,) if known else range(1, MOST_LAYERS_ON_A_STAGE + 1):
+            if totals[0] % layers:
+                continue
+            per_layer = totals[0] // layers
+            ffn = _ffn_size(per_layer, hidden, kv_width, tp, style)
+            if ffn is None or not _is_usual_ffn(ffn, hidden, tp, style, layers_known=known is not None):
+                continue
+            if any(total % per_layer for total in totals):
+                continue
+            layers_on = tuple((rank.stage, total // per_layer) for rank, total in zip(stages, totals, strict=True))
+            if all(rank.stage_layers in (None, on) for rank, (_, on) in zip(stages, layers_on, strict=True)):
+                yield ModelSolution(tp, style, ffn, kv_width, positions > 0, layers_on)
 
-def _learn_tensor(
-    ranks: Sequence[RankEvidence],
-    blocks: range | None,
-    solutions: Sequence[ModelSolution],
-    hints: Mapping[str, int],
-    findings: InferredConfig,
-) -> int:
-    reduces = [rank.forward_reduces for rank in ranks if rank.forward_reduces is not None]
-    splits = any(reduces)
-    fitting = list(dict.fromkeys(solution.tp for solution in solutions))
-    if reduces:
-        fitting = [tp for tp in fitting if (tp > 1) == splits]
-    if len(fitting) == 1 or (fitting and hints.get("tp") in fitting):
-        findings.basis["tp"] = "solved: parameters of the stage" if len(fitting) == 1 else "file name"
-        return fitting[0] if len(fitting) == 1 else hints["tp"]
-    if fitting:
-        findings.basis["tp"] = "assumed"
-        findings.warnings.append(f"tensor parallelism may be {_either(fitting)}; taken as {fitting[0]}")
-        return fitting[0]
-    if reduces and not splits:
-        findings.basis["tp"] = "read: no layer reduces its output over tp"
+    def learn_tensor(self, blocks: range | None, solutions: Sequence[ModelSolution]) -> int:
+        reduces = [rank.forward_reduces for rank in self.ranks if rank.forward_reduces is not None]
+        splits, hint = any(reduces), self.hints.get("tp")
+        fitting = list(dict.fromkeys(solution.tp for solution in solutions))
+        if reduces:
+            fitting = [tp for tp in fitting if (tp > 1) == splits]
+        if len(fitting) == 1:
+            tp, self.basis["tp"] = fitting[0], "solved: parameters of the stage"
+        elif hint is not None and hint in fitting:
+            tp, self.basis["tp"] = hint, "file name"
+        elif fitting:
+            tp, self.basis["tp"] = fitting[0], "assumed"
+            self.warnings.append(f"tensor parallelism may be {_either(fitting)}; taken as {tp}")
+        elif reduces and not splits:
+            tp, self.basis["tp"] = 1, "read: no layer reduces its output over tp"
+        elif hint is not None:
+            tp, self.basis["tp"] = hint, "file name"
+        else:
+            possible = [tp for tp in TENSOR_SIZES if tp > splits and _multiples(blocks, tp)]
+            tp, self.basis["tp"] = possible[-1] if splits and possible else 1 + splits, "assumed"
+            self.warnings.append(f"tensor parallelism cannot be inferred from these ranks; taken as {tp}")
+        return tp
+
+    def learn_block(self, blocks: range | None, tp: int) -> int:
+        """Return the ranks on one stage, a multiple of *tp*."""
+        fitting = _multiples(blocks, tp)
+        if len(fitting) == 1:
+            self.learn("world", fitting[0] * self.pp, "read: rank numbers and stages")
+            self.basis["dp"] = "read: rank numbers and stages"
+            return fitting[0]
+        hint = self.hints.get("world", 0)
+        if hint and hint % (self.pp * tp) == 0 and (not fitting or hint // self.pp in fitting):
+            self.learn("world", hint, "file name")
+            self.basis["dp"] = "file name"
+            return hint // self.pp
+        highest = max(rank.rank for rank in self.ranks)
+        smallest = fitting[0] if fitting else -(-(highest + 1) // tp) * tp
+        # Of several, people choose a power of two.
+        powers = [tp << exponent for exponent in range(24) if tp << exponent in fitting]
+        block = powers[0] if powers else smallest
+        self.learn("world", block * self.pp, "assumed")
+        self.basis["dp"] = "assumed"
+        options = _either(block // tp for block in fitting[:8]) if fitting else f"{smallest // tp} or more"
+        self.warnings.append(f"data parallelism may be {options}; taken as {block // tp}")
+        return block
+
+    def learn_model(self, solutions: Sequence[ModelSolution]) -> None:
+        gradients = {rank.stage: rank.gradients for rank in self.ranks if rank.gradients is not None}
+        chosen = self._choose_solution(solutions)
+        if chosen is not None:
+            self.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
+            layers_on = dict(chosen.layers_on)
+            has_all = len(layers_on) == self.pp
+            layers = sum(layers_on.values()) if has_all else next(iter(layers_on.values())) * self.pp
+            extent = "of every stage" if has_all else "of a stage, the same on each"
+            certainty = "assumed" if self.basis["pp"] == "assumed" else "solved"
+            self.learn("layers", layers, f"{certainty}: parameters {extent}")
+            self.learn("layers_on", layers_on, "solved: parameters of the stage")
+            self.learn("ffn", chosen.ffn, "solved: parameters of a stage")
+            self.learn("gated_mlp", chosen.style.gated, "solved: parameters of a stage")
+            if 0 in layers_on:
+                self.learn("learnt_positions", chosen.learnt_positions, "solved: parameters of the first stage")
+            return
+        if gradients:
+            self._learn_unexplained(gradients)
+        reduces = next((rank.forward_reduces for rank in self.ranks if rank.forward_reduces), None)
+        if reduces:
+            self.learn("layers", reduces // 2 * self.pp, "read: two tp all-reduces per layer of a stage's forward")
+        elif "layers" in self.hints:
+            self.learn("layers", self.hints["layers"], "file name")
+
+    def _choose_solution(self, solutions: Sequence[ModelSolution]) -> ModelSolution | None:
+        by_layers: dict[int, ModelSolution] = {}
+        for solution in solutions:
+            layers = sum(on for _, on in solution.layers_on) * self.pp // len(solution.layers_on)
+            by_layers.setdefault(layers, solution)
+        if self.hints.get("layers") in by_layers:
+            return by_layers[self.hints["layers"]]
+        if len(by_layers) > 1:
+            self.warnings.append(f"the parameters fit {_either(by_layers)} layers; taken as {next(iter(by_layers))}")
+        return solutions[0] if solutions else None
+
+    def _learn_unexplained(self, gradients: dict[int, int]) -> None:
+        """Note gradients that are no dense stage: complete expert matrices only, or something unknown."""
+        hidden = self.size("hidden")
+        if hidden and all(count % (2 * hidden * hidden) == 0 for count in gradients.values()):
+            self.learn("expert_parameters", gradients, "read: elements of the gradient all-reduce")
+            self.warnings.append(
+                "the traced gradients are complete matrices without biases, norms or embeddings: expert weights "
+                "alone; the parameters of a stage cannot be inferred"
+            )
+            return
+        self.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
+        self.warnings.append("the parameters of a stage fit no usual dense transformer: ffn size is not known")
+
+    def learn_experts(self, tp: int, dp: int) -> int:
+        """Return how many ranks share experts, by the tokens that they exchange; 1 where it cannot be inferred."""
+        hint = self.hints.get("ep")
+        if hint and tp * dp % hint:  # no stage of this run can form such groups
+            hint = None
+        if all(rank.exchanges is None for rank in self.ranks):
+            self.basis["ep"] = "file name" if hint else "read: no rank communicates between experts"
+            return hint or 1
+        # Nothing where no group was given completely. Rising: a multiple of a group that fits does too.
+        sent = {rank.rank: rank.exchanges for rank in self.ranks if rank.exchanges}
+        sizes = []
+        for size in (size for size in range(1, dp + 1) if dp % size == 0):
+            layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
+            groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+            for rank, rows in sent.items():
+                groups.setdefault(members(rank, Group.EP, layout), []).append(rows)
+            complete = [group for group in groups.values() if len(group) == size]
+            if complete and all(map(_returns_tokens, complete)):
+                sizes.append(size)
+        # Where every rank hands in the same each time, any size would fit.
+        is_even = len({rows for exchanges in sent.values() for rows in exchanges}) < 2
+        if hint is not None and (hint in sizes or not sizes or is_even):
+            self.basis["ep"] = "file name"
+            return hint
+        if sizes and (dp == 1 or not is_even):
+            self.basis["ep"] = "solved: tokens that go out to experts and come back"
+            return sizes[0]
+        self.basis["ep"] = "assumed"
+        self.warnings.append(UNKNOWN_EP)
         return 1
-    if "tp" in hints:
-        findings.basis["tp"] = "file name"
-        return hints["tp"]
-    possible = [tp for tp in TENSOR_SIZES if tp > splits and _multiples(blocks, tp)]
-    tp = possible[-1] if splits and possible else (2 if splits else 1)
-    findings.basis["tp"] = "assumed"
-    findings.warnings.append(f"tensor parallelism cannot be inferred from these ranks; taken as {tp}")
-    return tp
 
 
-def _learn_block(
-    ranks: Sequence[RankEvidence],
-    blocks: range | None,
-    tp: int,
-    pp: int,
-    hints: Mapping[str, int],
-    findings: InferredConfig,
-) -> int:
-    """Return the ranks on one stage, a multiple of *tp*."""
-    fitting = _multiples(blocks, tp)
-    if len(fitting) == 1:
-        findings.learn("world", fitting[0] * pp, "read: rank numbers and stages")
-        findings.basis["dp"] = "read: rank numbers and stages"
-        return fitting[0]
-    hint = hints.get("world", 0)
-    if hint and hint % (pp * tp) == 0 and (not fitting or hint // pp in fitting):
-        findings.learn("world", hint, "file name")
-        findings.basis["dp"] = "file name"
-        return hint // pp
-    highest = max(rank.rank for rank in ranks)
-    smallest = fitting[0] if fitting else -(-(highest + 1) // tp) * tp
-    # Of several, people choose a power of two.
-    powers = [tp << exponent for exponent in range(24) if tp << exponent in fitting]
-    block = powers[0] if powers else smallest
-    findings.learn("world", block * pp, "assumed")
-    findings.basis["dp"] = "assumed"
-    options = _either(block // tp for block in fitting[:8]) if fitting else f"{smallest // tp} or more"
-    findings.warnings.append(f"data parallelism may be {options}; taken as {block // tp}")
-    return block
-
-
-def _learn_model(
-    ranks: Sequence[RankEvidence],
-    solutions: Sequence[ModelSolution],
-    pp: int,
-    hints: Mapping[str, int],
-    findings: InferredConfig,
-) -> None:
-    gradients = {rank.stage: rank.gradients for rank in ranks if rank.gradients is not None}
-    chosen = _choose_solution(solutions, pp, hints, findings)
-    if chosen is not None:
-        findings.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
-        layers_on = dict(chosen.layers_on)
-        has_all = len(layers_on) == pp
-        layers = sum(layers_on.values()) if has_all else next(iter(layers_on.values())) * pp
-        extent = "of every stage" if has_all else "of a stage, the same on each"
-        certainty = "assumed" if findings.basis["pp"] == "assumed" else "solved"
-        findings.learn("layers", layers, f"{certainty}: parameters {extent}")
-        findings.learn("layers_on", layers_on, "solved: parameters of the stage")
-        findings.learn("ffn", chosen.ffn, "solved: parameters of a stage")
-        findings.learn("gated_mlp", chosen.style.gated, "solved: parameters of a stage")
-        if 0 in layers_on:
-            findings.learn("learnt_positions", chosen.learnt_positions, "solved: parameters of the first stage")
-        return
-    if gradients:
-        _learn_unexplained(gradients, findings)
-    reduces = next((rank.forward_reduces for rank in ranks if rank.forward_reduces), None)
-    if reduces:
-        findings.learn("layers", reduces // 2 * pp, "read: two tp all-reduces per layer of a stage's forward")
-    elif "layers" in hints:
-        findings.learn("layers", hints["layers"], "file name")
-
-
-def _choose_solution(
-    solutions: Sequence[ModelSolution], pp: int, hints: Mapping[str, int], findings: InferredConfig
-) -> ModelSolution | None:
-    by_layers: dict[int, ModelSolution] = {}
-    for solution in solutions:
-        by_layers.setdefault(sum(on for _, on in solution.layers_on) * pp // len(solution.layers_on), solution)
-    if hints.get("layers") in by_layers:
-        return by_layers[hints["layers"]]
-    if len(by_layers) > 1:
-        layers = list(by_layers)
-        findings.warnings.append(f"the parameters fit {_either(layers)} layers; taken as {layers[0]}")
-    return solutions[0] if solutions else None
-
-
-def _learn_unexplained(gradients: Mapping[int, int], findings: InferredConfig) -> None:
-    """Note gradients that are no dense stage: complete expert matrices only, or something unknown."""
-    hidden = findings.size("hidden")
-    if hidden and all(count % (2 * hidden * hidden) == 0 for count in gradients.values()):
-        findings.learn("expert_parameters", dict(gradients), "read: elements of the gradient all-reduce")
-        findings.warnings.append(
-            "the traced gradients are complete matrices without biases, norms or embeddings: expert weights "
-            "alone; the parameters of a stage cannot be inferred"
+def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
+    """Return the run that *ranks* belong to; FormatError where they cannot be of one run."""
+    check_same_run(ranks)
+    config = InferredConfig(ranks)
+    config.learn_sizes()
+    config.learn_pipeline()
+    blocks = config.ranks_per_stage()
+    solutions = config.solve_parameters(blocks)
+    tp = config.learn_tensor(blocks, solutions)
+    block = config.learn_block(blocks, tp)
+    config.learn_model([solution for solution in solutions if solution.tp == tp])
+    if config.vocab_shard is not None:
+        config.learn("vocab", config.vocab_shard * tp, "solved: shard of the vocabulary x tp")
+    ep = config.learn_experts(tp, block // tp)
+    # Where the replicas alone cannot form the group, the tensor ranks take part and experts are not split.
+    expert_tp = 1 if block // tp % ep else 0
+    layout = config.layout = Layout(tp=tp, dp=block // tp, pp=config.pp, ep=ep, expert_tp=expert_tp)
+    # The content wins over the file name.
+    known = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, **config.facts}
+    for word, hint in config.hints.items():
+        if word in known and known[word] != hint:
+            config.warnings.append(f"the file name says {word} {hint}, the content {known[word]}")
+    if len(ranks) < layout.gpus:
+        given = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        config.warnings.append(
+            f"only {given} of {layout.gpus} given: a slow GPU, a slow operation and waiting for another rank "
+            "cannot be distinguished"
         )
-        return
-    findings.learn("parameters", dict(gradients), "read: elements of the gradient all-reduce, per rank of a stage")
-    findings.warnings.append("the parameters of a stage fit no usual dense transformer: ffn size is not known")
+    config.facts["basis"] = config.basis
+    return config
 
 
 def _either(values: Iterable[int]) -> str:

@@ -7,18 +7,266 @@ and name the operation as parent. Details have the file's words, and two marks o
 the second line of one fused send and receive (count it once) and ``untimed`` where no time was taken.
 """
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from stepcast.inputs.megatron.config import infer
-from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, TraceLine, TraceLines, TraceRow
+from stepcast.inputs.kineto.columns import WORDS, collective_named, dtype_named
+from stepcast.inputs.megatron.config import RankEvidence, infer
 from stepcast.inputs.source import FormatError, Source
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.layout import Group
-from stepcast.ir.timeline import NONE, Timeline, TimelineBuilder
-from stepcast.ir.work import CollectiveKind
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
+from stepcast.ir.work import GATHERS, Collective, CollectiveKind, Direction, Transfer
 from stepcast.units import MS
+
+# The words of a Megatron-LM rank trace: operations, groups, collectives, shapes and numbers.
+
+# No trace lasts 30,000 years; what is beyond is a damaged number.
+LARGEST_MS = 1e15
+LARGEST_BYTES = 2**62
+
+NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?|nan|-?inf", re.ASCII)
+COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
+SHAPE = re.compile(r"(?:torch\.Size\()?\[((?:[0-9]{1,15}(?:, ?[0-9]{1,15})*)?)\]\)?", re.ASCII)
+FIELD_START = re.compile(r",(?=[A-Za-z_][A-Za-z0-9_]*=)")
+
+# The peer of a transfer is so many stages up (+1) or down (-1) the pipeline.
+TRANSFERS: dict[str, tuple[Direction, int]] = {
+    "recv_forward": (Direction.RECEIVE, -1),
+    "send_forward": (Direction.SEND, 1),
+    "recv_backward": (Direction.RECEIVE, 1),
+    "send_backward": (Direction.SEND, -1),
+}
+GROUPS = {word: Group(group) for group, words in WORDS["megatron_groups"].items() for word in words.split()}
+# The group that an operation reduces over, used where its line names none.
+REDUCTIONS = {f"{word}_allreduce": GROUPS[word] for word in ("dp", "ep", "pep", "ep_dp", "exp_dp")}
+BUCKET = "ddp_grad_comm"  # one gradient bucket, launched from within the backward pass
+KINDS: dict[str, SpanKind] = {
+    "get_batch": SpanKind.HOST,
+    "forward_step": SpanKind.COMPUTE,
+    "loss_func": SpanKind.COMPUTE,
+    "backward_step": SpanKind.COMPUTE,
+    "optimizer_step": SpanKind.COMPUTE,
+    BUCKET: SpanKind.COMMUNICATION,
+    **dict.fromkeys(TRANSFERS, SpanKind.COMMUNICATION),
+    **dict.fromkeys(REDUCTIONS, SpanKind.COMMUNICATION),
+}
+
+
+def parse_ms(word: str, text: str) -> float:
+    """Return the milliseconds of field *word*; ``None`` (never measured) is zero."""
+    if text == "None":
+        return 0.0
+    if not NUMBER.fullmatch(text):
+        raise FormatError(f"{word} is {text[:40]!r}; expected milliseconds, a number like 604.58")
+    value = float(text)
+    if not (0 <= value < LARGEST_MS):
+        raise FormatError(f"{word} is {text[:40]}; expected milliseconds, zero or more and below 1e15")
+    return value
+
+
+def parse_count(word: str, text: str) -> int:
+    if not COUNT.fullmatch(text):
+        raise FormatError(f"{word} is {text[:40]!r}; expected a whole number")
+    return int(text)
+
+
+def parse_shape(text: str) -> tuple[int, ...] | None:
+    """Return the sizes of ``[2048, 2, 5120]``; None where nothing is written."""
+    if text in ("None", ""):
+        return None
+    match = SHAPE.fullmatch(text)
+    if match is None:
+        raise FormatError(f"input__shape is {text[:40]!r}; expected a list of whole numbers like [2048, 2, 5120]")
+    return tuple(int(size) for size in match[1].split(",")) if match[1] else ()
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """Return ``a=1,b=x, y,c=2`` as a mapping: a comma ends a value only where ``word=`` follows."""
+    fields: dict[str, str] = {}
+    for part in FIELD_START.split(text):
+        word, equals, value = part.partition("=")
+        if not equals or not word.isidentifier():
+            raise FormatError(f"found {part[:40]!r}; expected fields word=value separated by commas")
+        if word in fields:
+            raise FormatError(f"field {word} is given twice")
+        fields[word] = value
+    return fields
+
+
+def read_message(
+    name: str, fields: dict[str, str], shape: tuple[int, ...] | None, dtype: DType | None
+) -> Collective | Transfer | None:
+    """Return what an operation or sub-operation sends, by the tensor handed in, where its line states how much."""
+    word = fields.get("comm_func", "None").replace("_", "")
+    kind = collective_named(word)
+    if word not in ("None", "") and not isinstance(kind, CollectiveKind):
+        raise FormatError(f"unknown collective {word[:40]!r}; expected such as allreduce or all_to_all")
+    if shape is None or dtype is None:
+        return None
+    elements = math.prod(shape)
+    input_bytes = round(elements * dtype.bytes)
+    if input_bytes > LARGEST_BYTES:
+        raise FormatError(f"a tensor of {elements} elements is too large to be real")
+    if name in TRANSFERS:
+        direction, offset = TRANSFERS[name]
+        return Transfer(direction, input_bytes, Group.PP, offset)
+    group = GROUPS.get(fields.get("group", fields.get("group_kind", "None")), REDUCTIONS.get(name))
+    kind = kind or (CollectiveKind.ALL_REDUCE if name in REDUCTIONS else None)
+    return None if group is None or not isinstance(kind, CollectiveKind) else Collective(kind, input_bytes, group)
+
+
+OPERATIONS_LANE = "ops"
+SUB_OPERATIONS = ",sub_operations=["
+
+LINE = re.compile(r"rank:([0-9]{1,7}):([A-Za-z_][A-Za-z0-9_]*)\((.*)", re.ASCII)
+QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
+ESCAPED = re.compile(r"\\(.)")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """An operation or sub-operation without its times."""
+
+    rank: int
+    stage: int
+    name: str
+    lane: str
+    kind: SpanKind
+    is_operation: bool
+    message: Collective | Transfer | None
+    shape: tuple[int, ...] | None
+    dtype: DType | None
+    details: tuple[tuple[str, str], ...]
+
+    def detail(self, word: str) -> str | None:
+        return next((text for key, text in self.details if key == word), None)
+
+    def marked(self, word: str, text: str) -> "TraceRow":
+        """Return the same row with one more detail."""
+        return replace(self, details=(*self.details, (word, text)))
+
+
+def read_row(
+    rank: int, stage: int, name: str, fields: dict[str, str], *, lane: str, kind: SpanKind, is_operation: bool
+) -> TraceRow:
+    """Return the row of an operation or sub-operation; details are the fields as the file names them."""
+    shape = parse_shape(fields.pop("input__shape", "None"))
+    dtype = dtype_named(fields.get("input__dtype", "None").removeprefix("torch."))
+    if is_operation and name == BUCKET and shape is None and "bucket_numel" in fields:
+        shape = parse_shape(f"[{fields['bucket_numel']}]")
+        dtype = dtype_named(fields.get("grad_dtype", "None").removeprefix("torch."))
+    details = [(word, text) for word, text in fields.items() if text != "None" and word != "input__dtype"]
+    if shape is not None:
+        details.append(("shape", str(list(shape))))
+    if fields.get("input__dtype", "None") != "None":
+        details.append(("dtype", fields["input__dtype"].removeprefix("torch.")))
+    message = read_message(name, fields, shape, dtype)
+    return TraceRow(rank, stage, name, lane, kind, is_operation, message, shape, dtype, tuple(details))
+
+
+@dataclass(slots=True)
+class TraceLine:
+    """A row with its times; *operation* is the index of the operation that it is or belongs to."""
+
+    row: TraceRow
+    duration_ms: float
+    end_ms: float
+    micro_batch: int
+    operation: int
+
+    @property
+    def start_ms(self) -> float:
+        return self.end_ms - self.duration_ms
+
+
+class TraceLines:
+    """The operations of several files, each followed by its parts."""
+
+    def __init__(self) -> None:
+        self.lines: list[TraceLine] = []
+        self.path_of_rank: dict[int, str] = {}
+        self._stage_of_rank: dict[int, int] = {}
+
+    def add_file(self, path: str, lines: Iterable[str]) -> None:
+        before = len(self.lines)
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    self._add(path, line)
+            except FormatError as error:
+                raise FormatError(error.message, path, number) from None
+        if len(self.lines) == before:
+            raise FormatError("holds no operation; expected lines rank:INT:operation(...)", path)
+
+    def _add(self, path: str, line: str) -> None:
+        match = LINE.fullmatch(line.rstrip())
+        if match is None:
+            raise FormatError(f"found {line[:40]!r}; expected rank:INT:operation(field=value,...)")
+        rank, name, text = int(match[1]), match[2], match[3]
+        if not text.endswith(")"):
+            raise FormatError(f"{name} is cut off; expected the line to end with ')'")
+        head, separator, body = text.partition(SUB_OPERATIONS)
+        if separator and not body.endswith("])"):
+            raise FormatError(f"sub_operations of {name} is cut off; expected the line to end with '])'")
+        fields = parse_fields(head if separator else head[:-1])
+        for word in ("stage_id", "duration", "timestamp"):
+            if word not in fields:
+                raise FormatError(f"{name} has no {word}; expected stage_id, duration and timestamp")
+        stage = parse_count("stage_id", fields.pop("stage_id"))
+        times = _pop_times(fields)
+        batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
+        micro_batch = NONE if batch == "None" else parse_count("batch_id", batch)
+        other = self.path_of_rank.setdefault(rank, path)
+        if other != path:
+            raise FormatError(f"rank {rank} is also in {other}; expected each rank of the run once")
+        if self._stage_of_rank.setdefault(rank, stage) != stage:
+            raise FormatError(f"rank {rank} is on stage {stage}, but on stage {self._stage_of_rank[rank]} before")
+        group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
+        lane = group.value if name == BUCKET and group is not None else OPERATIONS_LANE
+        kind = KINDS.get(name, SpanKind.OTHER)
+        row = read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=True)
+        self.lines.append(TraceLine(row, *times, micro_batch, operation))
+        for part in _parse_strings(body[:-2]) if separator else ():
+            fields = parse_fields(part)
+            if "duration" not in fields or "timestamp" not in fields:
+                raise FormatError(f"a sub-operation has no duration or timestamp: {part[:40]!r}")
+            times = _pop_times(fields)
+            self.lines.append(TraceLine(_read_part(rank, stage, fields), *times, micro_batch, operation))
+
+
+def _pop_times(fields: dict[str, str]) -> tuple[float, float]:
+    return parse_ms("duration", fields.pop("duration")), parse_ms("timestamp", fields.pop("timestamp"))
+
+
+def _read_part(rank: int, stage: int, fields: dict[str, str]) -> TraceRow:
+    group, name = fields.get("group", "None"), fields.get("func_name", "None")
+    if name in ("None", ""):
+        name = fields.get("trace_src_func", "sub_operation")
+    kind = SpanKind.COMMUNICATION if fields.get("comm_func", "None") not in ("None", "") else SpanKind.OTHER
+    lane = GROUPS[group].value if group in GROUPS else group
+    return read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=False)
+
+
+def _parse_strings(text: str) -> list[str]:
+    """Return the strings in the inside of a printed Python list."""
+    strings, position = [], 0
+    while position < len(text):
+        match = QUOTED.match(text, position)
+        if match is None:
+            raise FormatError(f"sub_operations has {text[position : position + 40]!r}; expected a quoted string")
+        strings.append(ESCAPED.sub(r"\1", match[1] if match[1] is not None else match[2]))
+        position = match.end()
+        if position < len(text):
+            if not text.startswith(", ", position):
+                raise FormatError("sub_operations are not separated by ', '")
+            position += 2
+    return strings
+
 
 # Tensors that show the sizes of a run, with their dimensions.
 DIMENSIONS = {"transfer": 3, "tokens": 2, "ep_allreduce": 2, "embedding_fwd": 3, "dp_allreduce": 1, BUCKET: 1}
@@ -41,14 +289,14 @@ def read_run(sources: Sequence[Source]) -> Timeline:
     warnings += [*_doubt_clocks(lines), *_doubt_words([line.row for line in lines])]
     builder, origin_ms = TimelineBuilder(), min(line.start_ms for line in lines)
     for line in lines:
-        row, message = line.row, line.row.message
+        row = line.row
         builder.add(
             row.name,
             builder.lane(row.rank, row.lane),
             (line.start_ms - origin_ms) * MS,
             line.duration_ms * MS,
             kind=row.kind,
-            work=message.work(config.layout.size(message.group)) if message else None,
+            work=_complete_message(row.message, config.layout),
             details=row.details,
             micro_batch=line.micro_batch,
             parent=NONE if row.is_operation else line.operation,
@@ -63,6 +311,13 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         rebase=False,
     )
     return replace(timeline, origin_s=origin_ms * MS)
+
+
+def _complete_message(message: Collective | Transfer | None, layout: Layout) -> Collective | Transfer | None:
+    """Return a message with the size of its complete buffer: a gather's has the parts that all ranks hand in."""
+    if not isinstance(message, Collective) or message.kind not in GATHERS:
+        return message
+    return replace(message, size_bytes=message.size_bytes * (layout.size(message.group) or 1))
 
 
 def _by_rank(lines: Iterable[TraceLine]) -> dict[int, list[TraceLine]]:
@@ -143,10 +398,8 @@ def _doubt_words(rows: Sequence[TraceRow]) -> Iterator[str]:
 
 def _exchanged_rows(row: TraceRow) -> int:
     """Return the tokens that *row* hands to an all-to-all between experts; -1 where it is none."""
-    message = row.message
-    if message is None or (message.kind, message.group) != (CollectiveKind.ALL_TO_ALL, Group.EP):
-        return -1
-    return row.shape[0] if row.shape is not None and len(row.shape) == 2 else -1
+    sends = _is_collective(row, CollectiveKind.ALL_TO_ALL, Group.EP)
+    return row.shape[0] if sends and row.shape is not None and len(row.shape) == 2 else -1
 
 
 def _is_simulated(row: TraceRow) -> bool:
@@ -195,7 +448,9 @@ def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_b
 
 def _reduces_activations(row: TraceRow, hidden: int | None) -> bool:
     """Return whether a part of a forward pass is the all-reduce at the end of an attention or MLP block."""
-    message = row.message
-    if message is None or message.kind is not CollectiveKind.ALL_REDUCE or message.group is not Group.TP:
-        return False
-    return row.shape is not None and row.shape[-1:] == (hidden,) and row.name != "embedding_fwd"
+    reduces = _is_collective(row, CollectiveKind.ALL_REDUCE, Group.TP)
+    return reduces and row.shape is not None and row.shape[-1:] == (hidden,) and row.name != "embedding_fwd"
+
+
+def _is_collective(row: TraceRow, kind: CollectiveKind, group: Group) -> bool:
+    return isinstance(row.message, Collective) and (row.message.kind, row.message.group) == (kind, group)
