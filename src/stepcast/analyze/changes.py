@@ -271,26 +271,33 @@ def change_replicas(recording: Recording, dp: int, all_reduce_s: AllReduceTime |
     return _ReplicaBuilder(recording, dp, all_reduce_s).build()
 
 
-class _MeetingTable:
-    """The meetings of a new recording, numbered by keys."""
+class _Rebuilder:
+    """Builds a recording with other meetings, numbered by keys."""
 
-    def __init__(self) -> None:
-        self.meetings: list[Meeting] = []
-        self.numbers: dict[tuple[object, ...], int] = {}
+    def __init__(self, recording: Recording) -> None:
+        self.old = recording
+        self._meetings: dict[tuple[object, ...], tuple[int, Meeting]] = {}
+
+    @property
+    def meetings(self) -> tuple[Meeting, ...]:
+        return tuple(meeting for _, meeting in self._meetings.values())
 
     def number(self, key: tuple[object, ...], meeting: Meeting) -> int:
         """Return the number of the meeting with this key, which is *meeting* if it is new."""
-        if key not in self.numbers:
-            self.numbers[key] = len(self.meetings)
-            self.meetings.append(meeting)
-        return self.numbers[key]
+        return self._meetings.setdefault(key, (len(self._meetings), meeting))[0]
 
 
-class _ReplicaBuilder:
+def _attend(join: Join, numbers: Mapping[int, int]) -> Join:
+    """Return the join with new *numbers* of its meetings, without those that have none."""
+    waits = tuple(numbers[old] for old in join.waits if old in numbers)
+    return replace(join, meetings=tuple(numbers[old] for old in join.meetings if old in numbers), waits=waits)
+
+
+class _ReplicaBuilder(_Rebuilder):
     def __init__(self, recording: Recording, dp: int, all_reduce_s: AllReduceTime | None) -> None:
-        self.old, self.dp, self.all_reduce_s = recording, dp, all_reduce_s
+        super().__init__(recording)
+        self.dp, self.all_reduce_s = dp, all_reduce_s
         self.layout = replace(recording.layout, dp=dp)
-        self.table = _MeetingTable()
 
     def build(self) -> Recording:
         by_place = {place_of(record.rank, self.old.layout): record for record in self.old.ranks}
@@ -301,7 +308,7 @@ class _ReplicaBuilder:
                 replace(block, pieces=tuple(self._pieces(block, stage, replica, tensor))) for block in source.blocks
             )
             records.append(RankRecord(rank_at(stage, replica, tensor, self.layout), stage, blocks))
-        changed = replace(self.old, layout=self.layout, ranks=tuple(records), meetings=tuple(self.table.meetings))
+        changed = replace(self.old, layout=self.layout, ranks=tuple(records), meetings=self.meetings)
         text = f"{self.dp} replicas, each with as many micro-batches as measured: the global batch changes"
         return assuming(changed, text)
 
@@ -314,20 +321,19 @@ class _ReplicaBuilder:
                 continue
             numbers = {old: new for old in piece.meetings if (new := self._meeting(old, replica)) is not None}
             if numbers:
-                waits = tuple(numbers[old] for old in piece.waits if old in numbers)
-                yield replace(piece, meetings=tuple(numbers.values()), waits=waits)
+                yield _attend(piece, numbers)
             else:
                 yield Local(TimePart.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)
 
     def _meeting(self, old: int, replica: int) -> int | None:
         meeting = self.old.meetings[old]
         if meeting.group not in (Group.DP, Group.EXPERT_DP):
-            return self.table.number(("copy", old, replica), meeting)
+            return self.number(("copy", old, replica), meeting)
         if self.dp == 1:
             return None
         before = len(meeting.members)
         factor = ((self.dp - 1) / self.dp) / ((before - 1) / before)
-        return self.table.number(("replicas", old), replace(meeting, transfer_s=meeting.transfer_s * factor))
+        return self.number(("replicas", old), replace(meeting, transfer_s=meeting.transfer_s * factor))
 
     def _gradients(self, piece: Local, stage: int, tensor: int) -> Join:
         """Return the all-reduce that one replica did not need."""
@@ -339,7 +345,7 @@ class _ReplicaBuilder:
         transfer_s = self.all_reduce_s(size_bytes, self.dp)
         ranks = tuple(rank_at(stage, other, tensor, self.layout) for other in range(self.dp))
         meeting = Meeting(Group.DP, "all-reduce", piece.operation, ranks, size_bytes, transfer_s)
-        number = self.table.number(("gradients", stage, tensor), meeting)
+        number = self.number(("gradients", stage, tensor), meeting)
         return Join(TimePart.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
 
 
@@ -396,19 +402,17 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
     return assuming(built, *texts)
 
 
-class _ScheduleBuilder:
+class _ScheduleBuilder(_Rebuilder):
     def __init__(self, recording: Recording, plan: Schedule) -> None:
-        self.old, self.plan = recording, plan
+        super().__init__(recording)
+        self.plan = plan
         self.messages = _MeanMessages(recording)
-        self.table = _MeetingTable()
         # As in Megatron-LM without overlapped messages.
         self.blocking = SCHEDULES[kind_named(plan.name)].stops
 
     def build(self) -> Recording:
         ranks = tuple(self._record(record) for record in self.old.ranks)
-        return replace(
-            self.old, ranks=ranks, meetings=tuple(self.table.meetings), micro_batches=self.plan.micro_batches
-        )
+        return replace(self.old, ranks=ranks, meetings=self.meetings, micro_batches=self.plan.micro_batches)
 
     def _record(self, record: RankRecord) -> RankRecord:
         blocks = [block for block in record.blocks if block.kind is BlockKind.START]
@@ -443,9 +447,8 @@ class _ScheduleBuilder:
             for old in piece.meetings:
                 meeting = self.old.meetings[old]
                 copied = replace(meeting, transfer_s=meeting.transfer_s * share)
-                numbers[old] = self.table.number(("copy", old, *instance), copied)
-            meetings, waits = (tuple(numbers[old] for old in listed) for listed in (piece.meetings, piece.waits))
-            pieces.append(_scale_piece(replace(piece, meetings=meetings, waits=waits), share))
+                numbers[old] = self.number(("copy", old, *instance), copied)
+            pieces.append(_scale_piece(_attend(piece, numbers), share))
         return replace(block, pieces=tuple(pieces))
 
     def _passing(self, record: RankRecord, before: Slot | None, after: Slot | None) -> list[RecordedBlock]:
@@ -479,4 +482,4 @@ class _ScheduleBuilder:
         key = ("message", way, *ends, source.chunk, slot.micro_batch)
         transfer_s = self.messages.between(way, source.stage, target.stage)
         meeting = Meeting(Group.PP, "message", way, tuple(sorted(ends)), None, transfer_s)
-        return self.table.number(key, meeting), way
+        return self.number(key, meeting), way

@@ -67,15 +67,6 @@ def measured(recording: Recording) -> PlayedStep:
 
 
 @dataclass
-class _Call:
-    """Ops up to the next arrival, the meetings they wait for, and the piece of each op."""
-
-    ops: list[TimedOp] = field(default_factory=list)
-    waits: tuple[int, ...] = ()
-    piece_of_op: list[int] = field(default_factory=list)
-
-
-@dataclass
 class ReplayScript:
     """The program of a recording, with the piece or meeting of each task."""
 
@@ -91,7 +82,8 @@ class ReplayScript:
 
 def build_script(recording: Recording) -> ReplayScript:
     """Return a program with one lane per rank; a meeting is a rank of its own that waits for its members."""
-    calls = [_calls(list(record.pieces())) for record in recording.ranks]
+    pieces: list[int] = []
+    calls = [list(_rank_calls(record, pieces)) for record in recording.ranks]
     arrivals: dict[int, list[tuple[int, int]]] = {}
     for rank, record in enumerate(recording.ranks):
         joins = [piece for piece in record.pieces() if isinstance(piece, Join)]
@@ -100,7 +92,7 @@ def build_script(recording: Recording) -> ReplayScript:
                 arrivals.setdefault(meeting, []).append((rank, number))
     meetings = sorted(arrivals)
     builder = ProgramBuilder(("rank",), len(calls) + len(meetings))
-    numbers = [[builder.call(rank, _segment(call)) for call in listed] for rank, listed in enumerate(calls)]
+    numbers = [[builder.call(rank, segment) for segment, _ in listed] for rank, listed in enumerate(calls)]
     segments: dict[tuple[float, int], Segment] = {}
     call_of_meeting = {}
     for index, meeting in enumerate(meetings):
@@ -113,42 +105,31 @@ def build_script(recording: Recording) -> ReplayScript:
         sources = [(numbers[rank][number], 0) for rank, number in members]
         call_of_meeting[meeting] = builder.call(len(calls) + index, segments[key], sources)
     for rank, listed in enumerate(calls):
-        for number, call in enumerate(listed):
-            for port, meeting in enumerate(call.waits):
+        for number, (_, waits) in enumerate(listed):
+            for port, meeting in enumerate(waits):
                 builder.bind(numbers[rank][number], port, (call_of_meeting[meeting], 0))
-    pieces = [piece for listed in calls for call in listed for piece in call.piece_of_op]
-    return ReplayScript(
-        recording, builder.program(), np.array([*pieces, *([-1] * len(meetings))], np.int64), tuple(meetings)
-    )
+    piece_of_task = np.array([*pieces, *([-1] * len(meetings))], np.int64)
+    return ReplayScript(recording, builder.program(), piece_of_task, tuple(meetings))
 
 
-def _calls(pieces: list[Piece]) -> list[_Call]:
-    """Return the calls of a rank; each arrival ends one, so that it is an output."""
-    calls = [_Call()]
-    for index, piece in enumerate(pieces):
-        here = calls[-1]
+def _rank_calls(record: RankRecord, piece_of_op: list[int]) -> Iterator[tuple[Segment, tuple[int, ...]]]:
+    """Yield the segments of a rank with the meetings they wait for, and add the piece of each op to *piece_of_op*.
+
+    Each arrival ends a segment, so that it is an output.
+    """
+    ops: list[TimedOp] = []
+    waits: tuple[int, ...] = ()
+    for index, piece in enumerate((*record.pieces(), None)):
         if isinstance(piece, Local):
-            here.ops.append(TimedOp(piece.operation, piece.duration_s))
-            here.piece_of_op.append(index)
+            ops.append(TimedOp(piece.operation, piece.duration_s))
+            piece_of_op.append(index)
             continue
-        if not here.ops:
-            here.ops.append(TimedOp("arrive", 0.0))
-            here.piece_of_op.append(index)
-        after = _Call(waits=piece.waits)
-        if piece.own_s:
-            after.ops.append(TimedOp(piece.operation, piece.own_s))
-            after.piece_of_op.append(index)
-        after.ops.append(TimedOp(piece.operation, piece.tail_s, inputs=tuple(range(len(piece.waits)))))
-        after.piece_of_op.append(index)
-        calls.append(after)
-    return calls
-
-
-def _segment(call: _Call) -> Segment:
-    ops = call.ops or [TimedOp("end", 0.0)]
-    if not call.ops:
-        call.piece_of_op.append(-1)
-    return Segment.of("rank", ops, lanes=1, inputs=len(call.waits), outputs=(len(ops) - 1,))
+        yield Segment.of("rank", ops, lanes=1, inputs=len(waits), outputs=(len(ops) - 1,)), waits
+        if piece is not None:
+            waits = piece.waits
+            ops = [TimedOp(piece.operation, piece.own_s)] if piece.own_s else []
+            ops.append(TimedOp(piece.operation, piece.tail_s, inputs=tuple(range(len(waits)))))
+            piece_of_op += [index] * len(ops)
 
 
 def play(recording: Recording) -> PlayedStep:

@@ -300,24 +300,9 @@ class ReplayResult(AnalysisResult, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-@dataclass(frozen=True)
-class ReplayState:
-    """A played step with the time of its ranks by part."""
-
-    played: playing.PlayedStep
-    parts: tuple[playing.RankParts, ...]
-
-    @property
-    def step_s(self) -> float:
-        return self.played.step_s
-
-    @property
-    def result(self) -> StateResult:
-        return StateResult(self.step_s, playing.mean_parts(self.parts), playing.stage_rows(self.parts))
-
-
-def _state(played: playing.PlayedStep) -> ReplayState:
-    return ReplayState(played, playing.rank_parts(played))
+def _state(played: playing.PlayedStep) -> StateResult:
+    parts = rank_parts(played)
+    return StateResult(played.step_s, playing.mean_parts(parts), playing.stage_rows(parts))
 
 
 @dataclass(frozen=True)
@@ -327,9 +312,9 @@ class Replay:
     recording: Recording
     changed: Recording
     changes: tuple[str, ...]
-    measured: ReplayState
-    before: ReplayState
-    after: ReplayState
+    measured: playing.PlayedStep
+    before: playing.PlayedStep
+    after: playing.PlayedStep
 
     def __repr__(self) -> str:
         changes = ", ".join(self.changes) or "nothing changed"
@@ -353,7 +338,7 @@ class Replay:
         batches = {name: run.micro_batches * run.layout.dp for name, run in (("before", recording), ("after", changed))}
         micro_batch, work_factor = recording.facts.get("micro_batch"), batches["after"] / batches["before"]
         speedup = work_factor * before_s / after_s if after_s else None
-        after = self.after.result
+        after = _state(self.after)
         return ReplayResult(
             step_s=after_s,
             measured_step_s=recording.measured_step_s,
@@ -378,8 +363,8 @@ class Replay:
             configuration=changed.configuration | {"micro_batches": changed.micro_batches},
             breakdown_s=after.breakdown_s,
             stages=after.stages,
-            before=self.before.result,
-            measured=self.measured.result,
+            before=_state(self.before),
+            measured=_state(self.measured),
             assumptions=list(changed.assumptions),
             warnings=list(changed.warnings),
         )
@@ -404,6 +389,6 @@ def replay(
     if shares is not None:
         run = partial(play_shared, cluster=shares)
         changed = assuming(changed, f"engine fluid: concurrent communication shares the links of {shares.name}")
-    before = _state(run(recording))
-    after = _state(run(changed)) if changes else before
-    return Replay(recording, changed, tuple(changes), _state(playing.measured(recording)), before, after)
+    before = run(recording)
+    after = run(changed) if changes else before
+    return Replay(recording, changed, tuple(changes), measured(recording), before, after)

@@ -71,7 +71,7 @@ def _replay_kineto(
 def _build_timeline(result: Replay) -> Timeline:
     from stepcast.analyze.play import timeline_of
 
-    labelled = {"measured": result.measured.played, "replayed": result.before.played}
+    labelled = {"measured": result.measured, "replayed": result.before}
     if result.changes:
-        labelled["changed"] = result.after.played
+        labelled["changed"] = result.after
     return timeline_of(labelled)
