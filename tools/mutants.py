@@ -61,8 +61,9 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (ANSWERS, "tests/goodput", "tests/cli/test_plan.py"),
     ),
     "readers": (
-        ("inputs/collective_logs.py", "inputs/plain_pickle.py", "inputs/nsys.py", "inputs/source.py", "inputs/simai.py",
-         "inputs/op_times.py", "inputs/nccl_tests.py", "inputs/topologies.py", "inputs/stragglers.py"),
+        ("inputs/collective_logs.py", "inputs/plain_pickle.py", "inputs/source.py", "inputs/simai.py",
+         "inputs/op_times.py", "inputs/nccl_tests.py", "inputs/spans.py", "inputs/topologies.py",
+         "inputs/stragglers.py"),
         ("tests/inputs", "tests/analyze/test_stragglers.py", "tests/faults/test_attacks.py"),
     ),
     "guard": (("serve/guard.py", "serve/fields.py"), ("tests/serve/test_guard.py", "tests/serve/test_fields.py")),

@@ -14,8 +14,7 @@ from stepcast.inputs.optimus_log import read_logs
 from stepcast.units import GIB
 from stepcast.validate.h200 import row_framework, row_model, row_strategy
 from stepcast.validate.published.comparison import MemoryRow, compare_records, records_of
-from stepcast.validate.published.rows import correct_records, load_corrections
-from stepcast.validate.published.setup import complete_heads, read_setup
+from stepcast.validate.published.setup import complete_heads, correct_records, load_corrections, read_setup
 from stepcast.validate.scoreboard import Record
 from stepcast.validate.traced_runs import read_stage_peaks
 from tests.shared import DATA, needs_data

@@ -12,7 +12,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import NormKind, PositionKind
 from stepcast.ir.strategy import RecomputeModule, Sharding
 from stepcast.validate.megatron_memory import COMMAND, MemoryCase, layer_pattern, measure_peak_memory
-from stepcast.validate.published.rows import NotComparableError
+from stepcast.validate.published.setup import NotComparableError
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 

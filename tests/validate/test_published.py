@@ -20,8 +20,7 @@ from stepcast.validate.published.comparison import (
     predict_step,
     records_of,
 )
-from stepcast.validate.published.rows import NotComparableError, read_run
-from stepcast.validate.published.setup import Setup, complete_heads, read_setup
+from stepcast.validate.published.setup import NotComparableError, Setup, complete_heads, read_run, read_setup
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 

@@ -9,8 +9,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.validate.published.comparison import COMMAND, compare_records, predict_step, records_of
-from stepcast.validate.published.rows import correct_records, load_corrections
-from stepcast.validate.published.setup import complete_heads, read_setup
+from stepcast.validate.published.setup import complete_heads, correct_records, load_corrections, read_setup
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 from tests.validate.test_published import LLAMA

@@ -11,8 +11,13 @@ from stepcast.generate.flops import model_flops
 from stepcast.ir.framework import Dispatcher, Execution, Kernels
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule
 from stepcast.validate.published.comparison import measure_step_s
-from stepcast.validate.published.rows import CorrectionError, correct_records, load_corrections, parse_corrections
-from stepcast.validate.published.setup import read_setup
+from stepcast.validate.published.setup import (
+    CorrectionError,
+    correct_records,
+    load_corrections,
+    parse_corrections,
+    read_setup,
+)
 from tests.shared import DATA, ROOT, needs_data
 from tests.validate.csv_rows import write
 

@@ -12,8 +12,8 @@ from stepcast.frameworks.catalog import balanced_stages, load_profile, settle
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import StrategyError
 from stepcast.models.catalog import model_of_columns
+from stepcast.validate.published.comparison import measure_ultrascale, rank_cell
 from stepcast.validate.published.setup import Setup, read_setup
-from stepcast.validate.ultrascale import measure_ultrascale, rank_cell
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 

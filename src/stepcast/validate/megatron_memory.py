@@ -21,8 +21,7 @@ from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Overlap, Recompute, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
-from stepcast.validate.published.rows import NotComparableError
-from stepcast.validate.published.setup import read_recompute
+from stepcast.validate.published.setup import NotComparableError, read_recompute
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, read_records
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")

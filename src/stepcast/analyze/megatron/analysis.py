@@ -8,8 +8,7 @@ import msgspec
 from stepcast.analyze import play as playing
 from stepcast.analyze.changes import heal_rank
 from stepcast.analyze.megatron import stragglers as straggling
-from stepcast.analyze.megatron.events import TraceOperation, operations_of
-from stepcast.analyze.megatron.meetings import NOISE_S, OVERLAP_FACTOR, plain_name
+from stepcast.analyze.megatron.meetings import NOISE_S, OVERLAP_FACTOR, TraceOperation, operations_of, plain_name
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks

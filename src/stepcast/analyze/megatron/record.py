@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from stepcast.analyze.megatron import events as traced
+from stepcast.analyze.megatron import meetings as traced
 from stepcast.analyze.megatron.meetings import ClockAlignment, align_clocks, hold_meetings
 from stepcast.analyze.recording import (
     BlockKind,

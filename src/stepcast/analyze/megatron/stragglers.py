@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepcast.analyze.changes import scale_to_tokens, seconds_per_token
-from stepcast.analyze.megatron.events import OPTIMIZER, TraceOperation, exchanges
+from stepcast.analyze.megatron.meetings import OPTIMIZER, TraceOperation, exchanges
 from stepcast.analyze.play import RankParts
 from stepcast.analyze.recording import BlockKind, Join, Local, RankRecord, Recording, TimePart
 from stepcast.ir.dataclass import dataclass

@@ -1,8 +1,10 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,12 +12,23 @@ from stepcast.cost.band import kind_of
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.units import GIB
+from stepcast.units import GIB, format_percent
 from stepcast.validate import scoreboard
-from stepcast.validate.published import rows as published_rows
-from stepcast.validate.published.setup import Setup, complete_blanks, complete_heads, read_setup
+from stepcast.validate.published.setup import (
+    CORRECTED,
+    LEFT_OUT,
+    NotComparableError,
+    Record,
+    Setup,
+    complete_blanks,
+    complete_heads,
+    correct_records,
+    load_corrections,
+    read_setup,
+)
 from stepcast.validate.scoreboard import UNCLAIMED, Measurements, ScoredRow, columns_of, error_figures, interval_figures
 
 FILE = "training_runs.csv"
@@ -83,7 +96,7 @@ DETAILS = (CORRECTION, COMMAND)
 UNCLAIMED_GROUPS = scoreboard.load_table("rows/published")["unclaimed"]
 
 
-def records_of(*paths: str) -> list[published_rows.Record]:
+def records_of(*paths: str) -> list[Record]:
     """Return the rows of csv files, or of the one in each folder."""
     others = (sorted(file.name for file in Path(path).glob("*.csv")) for path in paths)
     return [
@@ -93,26 +106,26 @@ def records_of(*paths: str) -> list[published_rows.Record]:
     ]
 
 
-def compare_records(records: Iterable[published_rows.Record]) -> PublishedRows:
+def compare_records(records: Iterable[Record]) -> PublishedRows:
     """Compare rows with their predictions; rows with the same prediction share it."""
     memories: list[MemoryRow] = []
     predicted: dict[tuple[object, ...], tuple[float, tuple[float, float] | None]] = {}
-    records = list(published_rows.correct_records(records, published_rows.load_corrections()))
+    records = list(correct_records(records, load_corrections()))
 
-    def compare(record: published_rows.Record) -> ScoredRow:
+    def compare(record: Record) -> ScoredRow:
         setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(memory_row(setup))
         if setup.run.out_of_memory:
-            raise published_rows.NotComparableError("ran out of memory: compared for memory alone")
+            raise NotComparableError("ran out of memory: compared for memory alone")
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
         step_s, ends = predicted[key] = predicted.get(key) or predict_step(setup)
         return ScoredRow(_label(setup), measured_s, step_s, _tags(setup), ends)
 
     times, skipped = scoreboard.compare_each(complete_heads(records), compare)
-    left_out = sum(record.get("status") == published_rows.LEFT_OUT for record in records)
-    changed = sum(bool(record.get(published_rows.CORRECTED)) for record in records) - left_out
+    left_out = sum(record.get("status") == LEFT_OUT for record in records)
+    changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
     return PublishedRows(tuple(times), tuple(memories), skipped, changed, left_out)
 
 
@@ -136,7 +149,7 @@ def measure_step_s(setup: Setup) -> float:
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more
         return flops / (flops_per_gpu * run.gpus)
-    raise published_rows.NotComparableError("no time, tokens per second or FLOP/s is published")
+    raise NotComparableError("no time, tokens per second or FLOP/s is published")
 
 
 def predict_step(setup: Setup) -> tuple[float, tuple[float, float] | None]:
@@ -230,7 +243,7 @@ def measure_mlperf(*folders: str) -> Measurements:
     return Measurements(table, skipped, stated, figures, details=DETAILS)
 
 
-def _mlperf_tags(row: ScoredRow, record: published_rows.Record) -> dict[str, str]:
+def _mlperf_tags(row: ScoredRow, record: Record) -> dict[str, str]:
     return {
         **{name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")},
         "source": "MLPerf",
@@ -239,3 +252,139 @@ def _mlperf_tags(row: ScoredRow, record: published_rows.Record) -> dict[str, str
         "graphs": record.get("cuda_graphs") or "not stated",
         "layout": "stated" if record.get("parallel_from") == "config" else "worked out from the log",
     }
+
+
+# ---- the sweep behind Hugging Face's Ultra-Scale Playbook -----------------------------------------------------
+#
+# A cell is a model on a number of GPUs with a batch: every strategy in it does the same work, so the one that we rank
+# first should be the measured best. Its regret is how much longer it took than that.
+
+ULTRASCALE_FILE = "runs.csv"
+CLEAN_MFU = 20.0
+"""Per cent of MFU from which single iterations repeat well; most slower ones waited for something else."""
+FEWEST_STRATEGIES = 5
+WITHIN = 0.1
+FAILED = "failed"
+
+
+def measure_ultrascale(*folders: str) -> Measurements:
+    """Compare the runs in ``runs.csv`` of *folders*, or in these files."""
+    paths = [Path(folder) for folder in folders]
+    records = records_of(*(str(path / ULTRASCALE_FILE if path.is_dir() else path) for path in paths))
+    records = [{**record, "memory_of": "first stage"} for record in records]
+    failed = [record for record in records if (record.get("status") or "").startswith(FAILED)]
+    timed = [record for record in records if not (record.get("status") or "").startswith(FAILED)]
+    compared = compare_records(timed)
+    by_id = {str(record["id"]): record for record in timed}
+    rows = [_add_cell(row, by_id[row.name.split()[0]]) for row in compared.rows]
+    table = columns_of(rows)
+    clean = np.array([float(by_id[row.name.split()[0]].get("mfu_pct") or 0) >= CLEAN_MFU for row in rows], dtype=bool)
+    figures = {
+        **dict(rank_figures(rows)),
+        **dict(verdict_figures(compared.memory_rows, failed, timed)),
+        **dict(
+            error_figures(
+                "peak memory",
+                [(row.measured_bytes, row.predicted_bytes) for row in compared.memory_rows],
+                *("mean_abs_error", "median_abs_error", "mean_error"),
+            )
+        ),
+    }
+    skipped = {**compared.skipped, "failed: compared for memory alone": len(failed)}
+    selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean} if rows else {}
+    return Measurements(table, skipped, selections, figures, details=DETAILS)
+
+
+def _add_cell(row: ScoredRow, record: Record) -> ScoredRow:
+    tags = {name: row.tags[name] for name in ("parallelism", *DETAILS) if name in row.tags}
+    degrees = {f"{name} degree": str(record.get(name)) for name in ("tp", "pp")}
+    cell = f"{record.get('model')} on {record.get('num_gpus')}, batch {record.get('global_batch')}"
+    return ScoredRow(row.name, row.measured_s, row.predicted_s, {"cell": cell, **degrees, **tags}, row.ends)
+
+
+def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> tuple[float, float]:
+    """Return the regret of our first choice in a cell, and the rank correlation of all its strategies."""
+    regret = float(measured_s[np.argmin(predicted_s)] / np.min(measured_s) - 1.0)
+    measured, predicted = (np.argsort(np.argsort(seconds)) for seconds in (measured_s, predicted_s))
+    return regret, float(np.corrcoef(measured, predicted)[0, 1])
+
+
+def rank_figures(rows: Iterable[ScoredRow]) -> Iterator[tuple[str, float]]:
+    """Yield regret and rank correlation over cells with enough strategies, and of each."""
+    cells: dict[str, list[ScoredRow]] = defaultdict(list)
+    for row in rows:
+        cells[row.tags["cell"]].append(row)
+    ranks = {
+        cell: rank_cell(np.array([row.measured_s for row in group]), np.array([row.predicted_s for row in group]))
+        for cell, group in sorted(cells.items())
+        if len(group) >= FEWEST_STRATEGIES
+    }
+    if not ranks:
+        return
+    regrets, correlations = np.array(list(ranks.values())).T
+    yield "regret: median of cells", float(np.median(regrets))
+    yield f"cells with a regret of at most {format_percent(WITHIN, 0)}", float(np.mean(regrets <= WITHIN))
+    yield "rank correlation: mean of cells", float(np.mean(correlations))
+    for cell, (regret, correlation) in ranks.items():
+        yield f"regret: {cell}", regret
+        yield f"rank correlation: {cell}", correlation
+
+
+def verdict_figures(
+    ran: Iterable[MemoryRow], failed: Iterable[Record], timed: Iterable[Record]
+) -> Iterator[tuple[str, float]]:
+    """Yield the shares of runs that ran and are predicted to fit, and that failed and are predicted not to."""
+    fits = [row.fits for row in ran]
+    if fits:
+        yield "ran, predicted to fit", float(np.mean(fits))
+    proofs = [_Sizes.of(record) for record in timed]
+    refused, elsewhere = [], 0
+    for record in failed:
+        sizes = _Sizes.of(record)
+        if sizes.has_few_micro_batches or any(proof.needs_no_less(sizes) for proof in proofs):
+            elsewhere += 1
+        else:
+            refused.append(not _can_run(record))
+    if refused:
+        yield "failed, predicted not to fit", float(np.mean(refused))
+        yield "failed, not for lack of memory", elsewhere / (elsewhere + len(refused))
+
+
+def _can_run(record: Record) -> bool:
+    try:
+        return memory_row(read_setup(record)).fits
+    except ValueError:
+        return False
+
+
+class _Sizes(NamedTuple):
+    """The sizes of a run that its memory depends on."""
+
+    model: str
+    seq: int
+    pp: int
+    tp: int
+    dp: int
+    micro_batch: int
+    global_batch: int
+    shards: bool  # splits its optimizer states (ZeRO 1)
+
+    @classmethod
+    def of(cls, record: Record) -> "_Sizes":
+        seq, pp, tp, dp, micro_batch, global_batch = (int(float(record.get(name) or 0)) for name in cls._fields[1:-1])
+        shards = record.get("zero_fsdp") != "zero0"
+        return cls(record.get("model") or "", seq, pp, tp, dp, micro_batch, global_batch, shards)
+
+    @property
+    def has_few_micro_batches(self) -> bool:
+        """Return True if nanotron's 1F1B engine refuses the run (parallel/pipeline_parallel/engine.py)."""
+        return self.global_batch < (self.pp - 1) * self.dp * self.micro_batch
+
+    def needs_no_less(self, other: "_Sizes") -> bool:
+        """Return True if every tensor of this run is as large as that of the *other*."""
+        return (
+            (self.model, self.seq, self.pp) == (other.model, other.seq, other.pp)
+            and self.tp <= other.tp
+            and self.micro_batch >= other.micro_batch
+            and (not self.shards or (other.shards and self.dp <= other.dp))
+        )
