@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
+nx = pytest.importorskip("networkx", reason="needs the extra torch: pip install 'stepcast[torch]'")
 pytest.importorskip("transformers", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
 import stepcast  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul  # noqa: E402
-from stepcast.pytorch.capture.compiled import FlowNetwork, pad_product  # noqa: E402
+from stepcast.pytorch.capture.compiled import find_near_side, pad_product  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 from stepcast.validate.scoreboard import build_scoreboard  # noqa: E402
@@ -86,12 +87,10 @@ def test_products_of_odd_width_are_padded() -> None:
 
 def test_the_cheapest_cut() -> None:
     """Two ways to the end, of which each is cut where it is narrowest."""
-    network = FlowNetwork()
-    for begin, end, capacity in (
-        ("there", "a", 9.0), ("a", "end", 2.0), ("there", "b", 1.0), ("b", "end", 5.0), ("a", "b", 1.0)
-    ):  # fmt: skip
-        network.join(begin, end, capacity)
-    assert network.reachable("there", "end") == {"there", "a"}
+    network = nx.DiGraph()
+    edges = [("there", "a", 9.0), ("a", "end", 2.0), ("there", "b", 1.0), ("b", "end", 5.0), ("a", "b", 1.0)]
+    network.add_weighted_edges_from(edges, weight="capacity")
+    assert find_near_side(network, "there", "end") == {"there", "a"}
 
 
 def test_measured_steps(tmp_path: Path) -> None:

@@ -12,14 +12,18 @@ weights), nor what is read both before and after a product. For all else the che
 forward writes to memory anyway counts half as much as one that it does not.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, Matmul
 from stepcast.pytorch.capture.kernels import LOOKUPS, POINTWISE, Works, bytes_of, pass_over, works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, round_up
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 K = ElementwiseKind
 # Kinds that a compiler joins: element by element, sums along rows, copies and lookups.
@@ -31,7 +35,6 @@ LOSSES = {"_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll
 TINY_INPUT_SHARE = 0.1  # of what is written: a kernel that reads less is recomputed by its readers
 UNWRITTEN_WEIGHT = 2.0
 REDUCTION = 4  # an operator that reads this many times as many elements as it writes is a sum
-INFINITE = float("inf")
 # torch.compile pads products with more operations per byte than this (those bound by compute) to aligned sizes.
 PADDED_BYTES, PADDED_FLOPS_PER_BYTE = 16, 150.0
 
@@ -39,82 +42,14 @@ PADDED_BYTES, PADDED_FLOPS_PER_BYTE = 16, 150.0
 # ---- the cheapest cut ----------------------------------------------------------------------------------------------
 
 
-class FlowNetwork:
-    """A network of nodes and edges of limited capacity, cut by a maximum flow (Dinic 1970)."""
+def find_near_side(network: "nx.DiGraph[Hashable]", source: Hashable, sink: Hashable) -> set[Hashable]:
+    """Return the nodes that *source* reaches under the maximum flow to *sink*: the near side of the cheapest cut."""
+    import networkx as nx  # which PyTorch requires
 
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._edges: list[list[int]] = []  # of each node, as indices into the next two
-        self._ends: list[int] = []
-        self._left: list[float] = []
-
-    def _number(self, name: Hashable) -> int:
-        if name not in self._numbers:
-            self._numbers[name] = len(self._edges)
-            self._edges.append([])
-        return self._numbers[name]
-
-    def join(self, begin: Hashable, end: Hashable, capacity: float) -> None:
-        first, second = self._number(begin), self._number(end)
-        for node, other, left in ((first, second, capacity), (second, first, 0.0)):
-            self._edges[node].append(len(self._ends))
-            self._ends.append(other)
-            self._left.append(left)
-
-    def reachable(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """Return the nodes that *source* reaches under the maximum flow to *sink*: the near side of the cut."""
-        begin, end = self._number(source), self._number(sink)
-        while True:
-            depths = self._depths(begin)
-            if depths[end] < 0:
-                return {name for name, node in self._numbers.items() if depths[node] >= 0}
-            next_edges = [0] * len(self._edges)
-            while self._send(begin, end, depths, next_edges):
-                pass
-
-    def _depths(self, begin: int) -> list[int]:
-        depths = [-1] * len(self._edges)
-        depths[begin] = 0
-        waiting = deque([begin])
-        while waiting:
-            node = waiting.popleft()
-            for edge in self._edges[node]:
-                other = self._ends[edge]
-                if self._left[edge] > 0 and depths[other] < 0:
-                    depths[other] = depths[node] + 1
-                    waiting.append(other)
-        return depths
-
-    def _send(self, begin: int, end: int, depths: list[int], next_edges: list[int]) -> bool:
-        """Send flow along one more shortest path; return False if there is none.
-
-        The edges of *next_edges* advance past dead ends, which are not tried again.
-        """
-        path: list[int] = []
-        node = begin
-        while node != end:
-            edges = self._edges[node]
-            while next_edges[node] < len(edges):
-                edge = edges[next_edges[node]]
-                if self._left[edge] > 0 and depths[self._ends[edge]] == depths[node] + 1:
-                    break
-                next_edges[node] += 1
-            else:
-                if not path:
-                    return False
-                edge = path.pop()
-                node = self._ends[edge ^ 1]
-                next_edges[node] += 1
-                continue
-            path.append(edge)
-            node = self._ends[edge]
-        least = min(self._left[edge] for edge in path)
-        if least == INFINITE:
-            raise ValueError("nothing limits the flow")
-        for edge in path:
-            self._left[edge] -= least
-            self._left[edge ^ 1] += least
-        return True
+    left = nx.algorithms.flow.boykov_kolmogorov(network, source, sink)
+    full = [(begin, end) for begin, end, edge in left.edges(data=True) if edge["flow"] >= edge["capacity"]]
+    left.remove_edges_from(full)
+    return {source, *nx.descendants(left, source)}
 
 
 # ---- writers and readers of each storage ---------------------------------------------------------------------------
@@ -196,6 +131,8 @@ class Dataflow:
 
 def choose_saved(flow: Dataflow) -> set[int]:
     """Return the storages of the forward that are saved for the backward."""
+    import networkx as nx
+
     needed, needed_by_products = set(), set()
     for node in flow.nodes.values():
         for storage in node.reads if node.backward else ():
@@ -203,30 +140,31 @@ def choose_saved(flow: Dataflow) -> set[int]:
                 needed.add(storage)
                 if not node.fusible:
                     needed_by_products.add(storage)
-    network = FlowNetwork()
+    network: nx.DiGraph[Hashable] = nx.DiGraph()  # edges without a capacity are not limited
+    network.add_nodes_from(("available", "needed"))
     waiting, seen = sorted(needed), set(needed)
     for storage in needed:
-        network.join(("out", storage), "needed", INFINITE)
+        network.add_edge(("out", storage), "needed")
     while waiting:
         storage = waiting.pop()
         maker = flow.maker[storage]
         # The forward writes a tensor that an unfused operator reads.
         is_written = any(not node.fusible and not node.backward for node in flow.readers[storage])
         weight = flow.size_bytes(storage) * (1.0 if is_written else UNWRITTEN_WEIGHT)
-        network.join(("in", storage), ("out", storage), max(1.0, weight))
+        network.add_edge(("in", storage), ("out", storage), capacity=max(1.0, weight))
         from_weights = all(flow.exists_before(source) for source in maker.reads)
         if (storage in needed_by_products and not from_weights) or not _can_recompute(flow, maker, storage):
-            network.join("available", ("in", storage), INFINITE)
+            network.add_edge("available", ("in", storage))
             continue
         for node in flow.makers[storage]:
             for source in node.reads:
                 if flow.exists_before(source) or source == storage:
                     continue
-                network.join(("out", source), ("in", storage), INFINITE)
+                network.add_edge(("out", source), ("in", storage))
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
-    near = network.reachable("available", "needed")
+    near = find_near_side(network, "available", "needed")
     return {storage for storage in seen if ("in", storage) in near and ("out", storage) not in near}
 
 
