@@ -6,10 +6,9 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
 
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory, held_in_flight
+from stepcast.cost.memory.stages import WORKSPACE_BYTES, MemoryMoment, StageMemory, held_in_flight
 from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast import splitting
@@ -232,7 +231,7 @@ def stage_memory(
         parts = held_by[own.start : own.stop]
         share = _parameter_share(captured, parts)
         if spread.layout.gpus == spread.dp and spread.ways == spread.micro_batches == 1:
-            moment = _MemoryMoment(memory.gradients, memory.activations, memory.temporary)
+            moment = MemoryMoment(memory.gradients, memory.activations, memory.temporary)
         else:
             units = find_units(captured, own, parts)
             moments = _list_moments(parts, units, spread, in_flight[stage], memory.update * share)
@@ -255,18 +254,6 @@ def stage_memory(
     return tuple(stages)
 
 
-class _MemoryMoment(NamedTuple):
-    """Bytes of one rank at a moment of the step, beyond its share of parameters and optimizer states."""
-
-    gradients: float
-    activations: float
-    temporary: float
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-
 def _count_in_flight(spread: Spread) -> list[int]:
     """Return the micro-batches whose activations each stage holds at once."""
     schedule = ScheduleKind(spread.schedule or ScheduleKind.ONE_F_ONE_B)
@@ -276,7 +263,7 @@ def _count_in_flight(spread: Spread) -> list[int]:
 
 def _list_moments(
     parts: Sequence[LayerPart], units: Sequence[ShardUnit], spread: Spread, in_flight: int, update: float
-) -> Iterator[_MemoryMoment]:
+) -> Iterator[MemoryMoment]:
     """Yield the moments that can be the fullest: each layer's forward and backward, and the update.
 
     Sharding splits gradients among ranks once their unit's backward has ended; until then they are complete,
@@ -304,12 +291,12 @@ def _list_moments(
         yield _peak(gradients, held, part.kept_bytes, part.backward_peak_bytes, gathered + complete)
         before += part.kept_bytes
         reduced -= part.gradient_bytes / spread.ways
-    yield _MemoryMoment(every, 0.0, update / spread.ways)
+    yield MemoryMoment(every, 0.0, update / spread.ways)
 
 
-def _peak(gradients: float, held: float, kept: int, peak: int, others: float) -> _MemoryMoment:
+def _peak(gradients: float, held: float, kept: int, peak: int, others: float) -> MemoryMoment:
     """Return the moment at which a layer that keeps *kept* needs *peak*."""
-    return _MemoryMoment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
+    return MemoryMoment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
 
 
 def _complete_report(

@@ -55,23 +55,12 @@ def row_of(facts: Facts) -> dict[str, Cell]:
     return row | {f"{part}_s": seconds for part, seconds in facts["breakdown_s"].items()}
 
 
-@dataclass(slots=True)
-class _OperatorSum:
-    kind: str
-    dtype: str
-    bound: str
-    count: float = 0.0
-    flops: float = 0.0
-    moved_bytes: float = 0.0
-    seconds: float = 0.0
-
-
 def roofline(prediction: "Prediction") -> RooflineFacts | None:
     """Return the operators by name, averaged over the GPUs of the step, with what they compute, move and take; None
     where only their times are known.
     """
     workload, pricer, gpu = prediction.workload, prediction.pricer, prediction.cluster.gpu
-    sums: dict[tuple[str, str], _OperatorSum] = {}
+    sums: dict[tuple[str, str], OperatorFacts] = {}
     formats: defaultdict[str, float] = defaultdict(float)
     share = 1 if workload.uniform else 1 / workload.layout.pp
     for stage in workload.stages:
@@ -81,33 +70,30 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
                 if not isinstance(work, Compute) or isinstance(work, Recorded):
                     continue
                 price = pricer.price(work)
-                kind, dtype = type(work).__name__.lower(), str(getattr(work, "dtype", ""))
-                total = sums.setdefault((layer.op_name(op), kind), _OperatorSum(kind, dtype, str(price.bound)))
+                name, kind, dtype = layer.op_name(op), type(work).__name__.lower(), str(getattr(work, "dtype", ""))
+                nothing = OperatorFacts(
+                    name=name,
+                    kind=kind,
+                    dtype=dtype,
+                    count=0.0,
+                    flops=0.0,
+                    bytes=0.0,
+                    seconds=0.0,
+                    bound=str(price.bound),
+                )
+                total = sums.setdefault((name, kind), nothing)
                 is_product = isinstance(work, Matmul | GroupedMatmul | Attention)
                 flops, moved = 0.0, 0.0
                 if isinstance(work, Matmul | GroupedMatmul | Attention | Elementwise):
                     flops = float(work.elements) if isinstance(work, Elementwise) else work.flops
                     moved = moved_bytes(work)
-                total.count += count * share
-                total.flops += count * share * flops
-                total.moved_bytes += count * share * moved
-                total.seconds += count * share * price.seconds
+                total["count"] += count * share
+                total["flops"] += count * share * flops
+                total["bytes"] += count * share * moved
+                total["seconds"] += count * share * price.seconds
                 if is_product:
                     formats[dtype] += flops * count
-    operators = [
-        OperatorFacts(
-            name=name,
-            kind=total.kind,
-            dtype=total.dtype,
-            count=total.count,
-            flops=total.flops,
-            bytes=total.moved_bytes,
-            seconds=total.seconds,
-            bound=total.bound,
-        )
-        for (name, _), total in sums.items()
-        if total.seconds > 0 and total.flops > 0 and total.moved_bytes > 0
-    ]
+    operators = [total for total in sums.values() if total["seconds"] > 0 < total["flops"] and total["bytes"] > 0]
     if not operators:
         return None
     dtype = max(formats, key=lambda name: formats[name], default="bf16")

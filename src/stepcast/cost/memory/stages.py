@@ -263,7 +263,9 @@ def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: f
 # One stage.
 
 
-class _Moment(NamedTuple):
+class MemoryMoment(NamedTuple):
+    """Bytes of one rank at a moment of the step, beyond its parameters and optimizer states."""
+
     gradients: float
     activations: float
     temporary: float
@@ -361,7 +363,7 @@ class _Held:
         moments = self._moments(activations, counts, before_input)
         # Without fusion the root of AdamW's second moment exists for all weights at once.
         unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
-        updating = _Moment(states.gradients, 0.0, self.updated * optimizer.moment_bytes if unfused else 0.0)
+        updating = MemoryMoment(states.gradients, 0.0, self.updated * optimizer.moment_bytes if unfused else 0.0)
         totals = [moment.total for moment in (*moments, updating)]
         moment = (*moments, updating)[totals.index(max(totals))]
         loose = max([moment.activations + moment.temporary for moment in moments])
@@ -404,7 +406,7 @@ class _Held:
         held = min(layers * shared.held_by_layer, spare)
         return replace(stage_memory, temporary=moment.temporary + held)
 
-    def _moments(self, activations: float, counts: Sequence[int], before_input: Sequence[int]) -> list[_Moment]:
+    def _moments(self, activations: float, counts: Sequence[int], before_input: Sequence[int]) -> list[MemoryMoment]:
         """Return the moments of a step before the optimizer's."""
         shared, gradients = self.shared, self.states.gradients
         early = gradients if shared.early else 0.0
@@ -416,12 +418,12 @@ class _Held:
         twice = shared.model.tied and self.head and not shared.flat
         embedding = shared.word_gradient * (2 if twice else 1) if self.embedding else 0.0
         moments = [
-            _Moment(early, activations, self.again + self.working + sharded),
-            _Moment(late, self.largest_layer, self.working + sharded),
-            _Moment(gradients, 0.0, embedding + shared.workspace),
+            MemoryMoment(early, activations, self.again + self.working + sharded),
+            MemoryMoment(late, self.largest_layer, self.working + sharded),
+            MemoryMoment(gradients, 0.0, embedding + shared.workspace),
         ]
         for piece, count, before in zip(self.pieces, counts, before_input, strict=True):
             if piece.head:
                 loss = shared.loss_bytes(count, before) + self.gathered + shared.workspace
-                moments.append(_Moment(early, activations, loss))
+                moments.append(MemoryMoment(early, activations, loss))
         return moments

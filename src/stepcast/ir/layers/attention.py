@@ -305,34 +305,25 @@ def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
     return tuple(forward), tuple(backward)
 
 
-# Passes over queries and keys of Megatron-Core's rotation by PyTorch operators (rope_utils.py,
-# _apply_rotary_pos_emb_bshd: two products, a sum, a half turned and joined, and a join with nothing) on an H200:
-# 29 and 30 at 16,384 tokens of 64 heads, 33 at 4,096.
-ROTARY_PASSES, ROTARY_BACKWARD_PASSES = 29, 30
-
-
 def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) -> Ops:
     """Return the rotary embedding of *width* elements of every token, or its *gradient*: one kernel, or an op for each
     operation. Megatron-Core falls back to PyTorch operators where YaRN scales cosines. Autocast leaves the angles of
     transformers, and so the result, in fp32.
     """
-    word, tokens, stored = "rotary gradient" if gradient else "rotary", sizes.tokens, sizes.stored
-    if sizes.fused or sizes.framework.runs_liger:
-        if not sizes.model.position.scaled or sizes.framework.runs_liger:
-            return (stream_op(word, K.ROTARY, tokens, width, 1, 1, stored),)
-        passes, kernels = (ROTARY_BACKWARD_PASSES, 11) if gradient else (ROTARY_PASSES, 7)
-        writes = passes // 3
-        return (stream_op(word, K.MUL, tokens, width, passes - writes, writes, stored, kernels=kernels),)
-    eager, position = sizes.eager_modules, sizes.model.position
+    word, stored, liger = "rotary gradient" if gradient else "rotary", sizes.stored, sizes.framework.runs_liger
+    eager, position, code = sizes.eager_modules, sizes.model.position, ""
+    if sizes.fused or liger:
+        code = "scaled " if position.scaled and not liger else "fused "
+    widened = eager and sizes.casts_activations and not code
     turned = max(1, round(width * position.share)) if eager else width
     return list_kernels(
-        word,
-        tokens,
+        f"{code}{word}",
+        sizes.tokens,
         width,
-        FP32 if eager and sizes.casts_activations else stored,
+        FP32 if widened else stored,
         f"{name}{word}",
         stored=stored,
-        wide=eager and sizes.casts_activations and stored is not FP32,
+        wide=widened and stored is not FP32,
         turned=turned,
         half=max(1, turned // 2),
         rest=max(1, width - turned),

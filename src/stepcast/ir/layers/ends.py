@@ -15,7 +15,7 @@ from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, C, K, Ops, collective, make_layer, stream_op
+from stepcast.ir.layers.ops import FP32, C, K, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
@@ -115,22 +115,10 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
         forward += norms.norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
         backward = [*norms.norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
     if sizes.strategy.training is TrainingKind.FULL:
-        weight += _lookup_gradient(sizes, width)
+        tied = model.tied and sizes.strategy.layout.pp == 1
+        lookup = (sizes.tokens, width, dtype)
+        weight += list_kernels("lookup gradient", *lookup, vocab=sizes.vocab, plain=not sizes.fused, tied=tied)
     return (make_layer(Role.EMBEDDING, tuple(forward), tuple(backward), tuple(weight)),)
-
-
-def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
-    """Sort rows by token and sum them. Plain PyTorch sums them into a gradient of zeros for the whole table
-    (embedding_dense_backward), which is added to the head's where the two share their weights.
-    """
-    dtype = sizes.stream
-    ops: Ops = (stream_op("lookup gradient", K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, True),)
-    if sizes.fused:
-        return ops
-    ops = (stream_op("lookup gradient fill", K.FILL, sizes.vocab, width, 0, 1, dtype), *ops)
-    if sizes.model.tied and sizes.strategy.layout.pp == 1:
-        ops += (stream_op("tied gradients", K.ADD, sizes.vocab, width, 2, 1, dtype),)
-    return ops
 
 
 def head_layers(sizes: Sizes) -> tuple[Layer, ...]:

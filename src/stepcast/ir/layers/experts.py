@@ -29,17 +29,6 @@ from stepcast.ir.workload import Layer, Op, OpPart, Role
 # Of the fused router with the counts that an exchange needs: "Optimizing DeepSeek-V3 Training Performance on
 # NVIDIA GB200 NVL72" (Megatron-LM, docs/discussions, sections 2.1.4 and 2.2.1).
 ROUTER_KERNELS = 17
-# Biased experts of Megatron-Core's TEGroupedMLP run kernels around the grouped matmuls, each here one op of as
-# many passes over its elements as it took an H200 (tools/measure_experts.py): about twice what its operands
-# alone would need. The gate of gpt-oss is clamped by PyTorch operators before its activation
-# (fused_bias_geglu.py): 16.0 to 16.3 and 32.6 to 34.3 passes over the inner width measured.
-CLAMP_PASSES, CLAMP_BACKWARD_PASSES = 16, 33
-# The second bias is weighted by the router's probability, expert by expert (TEGroupedMLP._apply_bias): 9.5 to
-# 11.3 and 15.4 to 23.8 passes over the experts' width, the more the smaller the experts' parts.
-BIAS_PASSES, BIAS_BACKWARD_PASSES = 10, 20
-# The flex dispatcher hands on probabilities in fp32 (token_dispatcher.py), and the products and sums with them are fp32
-# too: 23 to 27 and 30 to 49 passes for 2 and 16 experts of 65,536 rows and 16 of 16,384.
-WIDE_BIAS_PASSES, WIDE_BIAS_BACKWARD_PASSES = 25, 38
 # Transformer Engine's permutation by a map of rows, and the sum that undoes it: together 2.6 times as long as two
 # copies of the routed rows, forward and backward, for DeepSeek-V2 and -V3 on a B200 (SimuMax, b200_bf16_ceperm.json:
 # 0.50 and 0.51 of the memory's rate for 6.3 times these rows, without 30 us a launch).
@@ -301,7 +290,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
         ),
         (
             *latent.input_gradient,
-            *((_copy_rows(sizes, "unpermute gradient", _permute_passes(sizes)),) if last else ()),
+            *(_reorder(sizes, "unpermute gradient") if last else ()),
             *_exchange(sizes, "combine gradient"),
             *_split_experts(sizes, "combine gradient expert-tp", C.ALL_GATHER),
             *_sort(sizes, experts, "unsort gradient"),
@@ -329,94 +318,50 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
         # (``ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8`` and its backward in Transformer Engine).
         up, down = replace(up, quantises_gradient=False), replace(down, quantises_input=False)
         return make_layer(Role.EXPERTS_UP, *up.phases(sizes)), make_layer(Role.EXPERTS_DOWN, *down.phases(sizes))
-    forward, backward = activation_ops(sizes, rows, inner, weighted=True)
-    if sizes.eager_modules:
-        return _eager_experts(sizes, experts, up, down, (forward, backward))
-    bias: tuple[Ops, Ops] = ((), ())
-    if model.biases.mlp and sizes.fused:
-        if model.gated:
-            # Both sides of the gate are clamped and joined again.
-            clamp = _passes_op(sizes, "clamp", rows, inner, CLAMP_PASSES, 3)
-            forward = (replace(clamp, part=OpPart.ACTIVATION), *forward)
-            backward += (_passes_op(sizes, "clamp gradient", rows, inner, CLAMP_BACKWARD_PASSES, 7),)
-        # The host took 0.35 ms to issue the forward for 16 experts and 1.4 ms for the backward.
-        wide = sizes.framework.dispatcher.sends_once
-        passes = (WIDE_BIAS_PASSES, WIDE_BIAS_BACKWARD_PASSES) if wide else (BIAS_PASSES, BIAS_BACKWARD_PASSES)
-        bias = (
-            (_passes_op(sizes, "weighted bias", rows, width, passes[0], groups),),
-            (_passes_op(sizes, "weighted bias gradient", rows, width, passes[1], 2 * groups),),
-        )
-    first, last = up.phases(sizes), down.phases(sizes)
-    # Copies fill each expert's rows up to the blocks of a scaled format and take them away again: Megatron-Core's
-    # TEGroupedMLP (quantization_padding) unless the router pads, which recipes leave off.
-    pads = dtype.scaled and sizes.fused_by_hand
-    pad, unpad, pad_gradient, unpad_gradient = (
-        (_copy_rows(sizes, name),) if pads else ()
-        for name in ("pad rows", "unpad rows", "pad gradient", "unpad gradient")
-    )
-    return (
-        make_layer(
-            Role.EXPERTS_UP,
-            (*pad, *first.forward, *forward),
-            (*backward, *first.input_gradient, *unpad_gradient),
-            first.weight_gradient,
-        ),
-        make_layer(
-            Role.EXPERTS_DOWN,
-            (*last.forward, *bias[0], *unpad),
-            (*pad_gradient, *bias[1], *last.input_gradient),
-            last.weight_gradient,
-        ),
-    )
-
-
-def _passes_op(sizes: Sizes, name: str, rows: int, columns: int, count: int, kernels: int) -> Op:
-    """Return *count* reads and writes of all elements, a third of them writes."""
-    writes = count // 3
-    return stream_op(name, K.MUL, rows, columns, count - writes, writes, sizes.stored, kernels=kernels)
-
-
-def _eager_experts(
-    sizes: Sizes, experts: Experts, up: Linear, down: Linear, gate: tuple[Ops, Ops]
-) -> tuple[Layer, Layer]:
-    """Return transformers' grouped products, with what runs around them."""
-    biased, wide, tokens = sizes.model.biases.mlp, experts.wide_weights, sizes.outer_tokens
-    per_token = max(1, up.rows // tokens)
+    eager, biased, per_token = sizes.eager_modules, model.biases.mlp, max(1, rows // sizes.outer_tokens)
 
     def around(place: str) -> Ops:
         return list_kernels(
-            place,
-            up.rows,
-            up.inputs,
+            f"{place} experts",
+            rows,
+            width,
             sizes.stored,
-            inner=up.outputs,
-            tokens=tokens,
+            inner=inner,
+            first=up.outputs,
+            arriving=_routed_rows(sizes),
+            tokens=sizes.outer_tokens,
             per_token=per_token,
             summed=1 / per_token,
-            weighed=FP32 if wide else sizes.stored,
-            wide=wide,
-            biased=biased,
+            groups=groups,
+            weighed=FP32 if experts.wide_weights else sizes.stored,
+            wide=experts.wide_weights,
+            eager=eager,
+            biased=biased and (eager or sizes.fused),
+            gated=model.gated,
+            pads=dtype.scaled and sizes.fused_by_hand and not eager,
+            once=sizes.framework.dispatcher.sends_once,
         )
 
     first, last = up.phases(sizes), down.phases(sizes)
-    biases = [(_expert_bias_gradient(sizes, linear),) if biased else () for linear in (up, down)]
+    forward, backward = activation_ops(sizes, rows, inner, weighted=True)
+    biases = [(_bias_gradient(sizes, linear),) if eager and biased else () for linear in (up, down)]
     return (
         make_layer(
             Role.EXPERTS_UP,
-            (*around("before experts"), *first.forward, *around("between experts"), *gate[0]),
-            (*gate[1], *around("between experts gradient"), *first.input_gradient, *around("before experts gradient")),
+            (*around("before"), *first.forward, *around("between"), *forward),
+            (*backward, *around("backward between"), *first.input_gradient, *around("backward before")),
             (*first.weight_gradient, *biases[0]),
         ),
         make_layer(
             Role.EXPERTS_DOWN,
-            (*last.forward, *around("after experts")),
-            (*around("after experts gradient"), *last.input_gradient),
+            (*last.forward, *around("after")),
+            (*around("backward after"), *last.input_gradient),
             (*last.weight_gradient, *biases[1]),
         ),
     )
 
 
-def _expert_bias_gradient(sizes: Sizes, linear: Linear) -> Op:
+def _bias_gradient(sizes: Sizes, linear: Linear) -> Op:
     """Return the gradient of a bias that is looked up for each row: summed over the rows of an expert in turn."""
     rows, groups, strategy = linear.rows, linear.groups, sizes.strategy
     mean = max(1, rows // groups)
