@@ -15,7 +15,7 @@ from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.recurrent import RecurrentCells  # noqa: E402
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
-from stepcast.pytorch.capture.emulation import define_operators  # noqa: E402
+from stepcast.pytorch.capture.emulation import EmulatedGpu, define_operators  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
 from stepcast.pytorch.capture.tracer import CALLS, Tracer  # noqa: E402
@@ -156,6 +156,23 @@ def test_autocast_inside_the_program(name: str) -> None:
     assert product_formats(found) == {DType.BF16}
     assert found.memory.parameters == LAYERS * WIDTH * WIDTH * 4
     assert not torch.is_autocast_enabled("cuda")
+
+
+@pytest.mark.parametrize("name", ["square", "pow", "exp", "relu", "softmax", "sum", "mean", "norm", "matmul", "add"])
+def test_functions_run_in_the_format_that_autocast_chooses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own dispatcher decides for tensors that pretend to be on a GPU, also inside composite functions."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True)
+    arguments = {"pow": (2,), "softmax": (-1,)}.get(name, ())
+    others = 1 if name in ("matmul", "add") else 0
+    formats = []
+    for device, mode in (("cuda", FakeTensorMode()), ("meta", EmulatedGpu())):
+        with mode, torch.autocast("cuda", torch.bfloat16):
+            tensors = [torch.empty(4, 4, dtype=torch.bfloat16, device=device) for _ in range(1 + others)]
+            formats.append(getattr(torch, name)(*tensors, *arguments).dtype)
+    assert formats[0] == formats[1]
 
 
 def test_hooks_of_checkpoints_keep_the_host_busy() -> None:

@@ -44,7 +44,8 @@ RUN_IN_FP32 = _find_functions(
     "layer_norm rms_norm group_norm cross_entropy nll_loss kl_div l1_loss mse_loss smooth_l1_loss huber_loss "
     "poisson_nll_loss hinge_embedding_loss margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
     "binary_cross_entropy_with_logits cosine_similarity cosine_embedding_loss sum prod cumsum cumprod norm normalize "
-    "vector_norm matrix_norm dist pdist cdist renorm logsumexp interpolate upsample",
+    "vector_norm matrix_norm dist pdist cdist renorm logsumexp interpolate upsample "
+    "square arccos arcsin pairwise_distance",  # which call one of the above
     T.__pow__, T.__rpow__,
 )  # fmt: skip
 if "AutocastCUDA: registered" not in torch._C._dispatch_dump_table("aten::rms_norm"):  # PyTorch 2.11
