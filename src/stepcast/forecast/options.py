@@ -5,6 +5,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from stepcast.cost.collectives.choose import Algorithm
+from stepcast.cost.host import HOST_PACES
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.flows import Repeating
@@ -42,6 +43,8 @@ class Options:
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
     issue_s: IssueSeconds | None = None
+    # Between these paces, over that of issue_s, are nine in ten hosts.
+    host_paces: tuple[float, float] = HOST_PACES
     # Whether that host goes on to the next step before this one has ended.
     ahead: bool = False
     # Whether computation slows down while communication overlaps it; recorded times may include that already.

@@ -187,7 +187,8 @@ def apply_host_pace(options: Options, calibration: Calibration | None, fitted: f
     if issue_s is None or calibration is None or calibration.pace == 1.0:
         return options
     pace = calibration.pace / fitted
-    return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward))
+    paces = host_costs.MEASURED_PACES
+    return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward), host_paces=paces)
 
 
 @lru_cache(maxsize=256)

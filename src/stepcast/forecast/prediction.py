@@ -29,7 +29,7 @@ from stepcast.simulation.messages import Send
 from stepcast.simulation.program import Times, in_ticks
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import pair_slots
-from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step, find_step_s
+from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step, find_step_s, run_with_lead
 from stepcast.simulation.step import Conditions, Step, build_step
 from stepcast.units import format_percent, format_seconds
 
@@ -108,6 +108,8 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
 
 # Slots of all stages up to which a breakdown is that of the whole step.
 REPORTED_SLOTS = 2**14
+# Of a step: less by which the CPU's pace widens its interval is not worth a sentence.
+NOTED_SHARE = 0.05
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
 
@@ -139,7 +141,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     in_flight = step.schedule.count_in_flight()
     for work in step.list_works():  # so that the pricer knows all sources; their seconds came from tables
         pricer.price(work)
-    low_s, high_s = _find_interval(prediction, step_s, parts["other"])
+    low_s, high_s, is_paced = _find_interval(prediction, step_s, parts["other"])
     return StepReport(
         step_s=step_s,
         breakdown_s=parts,
@@ -166,7 +168,11 @@ def report_of(prediction: "Prediction") -> StepReport:
             *pricer.placement_warnings(),
             *(() if fluid else prediction.cluster.topology.doubts),
         ),
-        assumptions=(*prediction.assumptions, *(_describe_sharing(fluid) if fluid else ())),
+        assumptions=(
+            *prediction.assumptions,
+            *(_describe_sharing(fluid) if fluid else ()),
+            *([_describe_paces(prediction.options)] if is_paced else []),
+        ),
     )
 
 
@@ -189,39 +195,51 @@ def _describe_sharing(fluid: "FluidStep") -> list[str]:
     return notes
 
 
-def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float, float]:
-    """Return the interval of the band where runs of its kind were measured. Where none was, prices may be less sure
-    still. The time *host_s* that GPUs wait for their hosts is never surer than the pace of hosts.
+def _describe_paces(options: Options) -> str:
+    """Return why the interval of a step that waits for the CPU is wide."""
+    low, high = options.host_paces
+    return (
+        f"the CPU's pace was not measured: the 90 % interval allows for {low:g} to {high:g} times its usual time; "
+        "--calibration with a profile of the machine narrows it"
+    )
+
+
+def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float, float, bool]:
+    """Return the interval of the band where runs of its kind were measured, and whether the CPU's pace, which was not
+    measured, widens it. Where no run was measured, prices may be less sure still. The time *host_s* that GPUs wait for
+    their hosts is never surer than the pace of hosts.
     """
-    band, pricer = prediction.band, prediction.pricer
+    band, pricer, options = prediction.band, prediction.pricer, prediction.options
     low_s, high_s = step_s, step_s
     if band is None or not band.measured:
-        ends = pricer.low_s, pricer.high_s
-        low_s, high_s = _run_ends(prediction, lambda step: [_price_step(step, seconds) for seconds in ends])
-    sooner_s, later_s = host_s * (1.0 - HOST_PACES[0]), host_s * (HOST_PACES[1] - 1.0)
-    if host_s > 0 and prediction.workload.layout.pp == 1 and not prediction.options.ahead:
+        prices = pricer.low_s, pricer.high_s
+        low_s, high_s = _run_ends(prediction, lambda step: [_price_step(step, seconds) for seconds in prices])
+    sooner_s, later_s = host_s * (1.0 - options.host_paces[0]), host_s * (options.host_paces[1] - 1.0)
+    if options.issue_s and (host_s > 0 or options.ahead) and prediction.workload.layout.pp == 1:
         # A slower host also holds up GPUs that it now keeps busy.
-        ends_s = _run_ends(prediction, lambda step: [_pace_step(step, pace) for pace in HOST_PACES])
+        ends_s = _run_ends(prediction, lambda step: [_pace_step(step, pace) for pace in options.host_paces])
         sooner_s, later_s = max(sooner_s, step_s - ends_s[0]), max(later_s, ends_s[1] - step_s)
-    low_s, high_s = low_s - sooner_s, high_s + later_s
-    if band is None:
-        return low_s, high_s
-    around = band.around(step_s)
-    return min(low_s, around[0]), max(high_s, around[1])
+    around = band.around(step_s) if band else (step_s, step_s)
+    ends = min(low_s - sooner_s, around[0]), max(high_s + later_s, around[1])
+    unpaced = min(low_s, around[0]), max(high_s, around[1])
+    wider_s = (ends[1] - ends[0]) - (unpaced[1] - unpaced[0])
+    return *ends, options.host_paces is HOST_PACES and wider_s > NOTED_SHARE * step_s
 
 
 def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatArray]]) -> tuple[float, float]:
     """Return the step with the seconds of its operations at the low and at the high end of a range."""
     steady = prediction.steady
     if steady:
-        pair, ends = steady.pair, find_ends(steady.short[0])
-        runs = [pair.run(seconds) for seconds in ends]
+        pair, step = steady.pair, steady.short[0]
+        ends = find_ends(step)
+        runs = [run_with_lead(step, pair, seconds) for seconds in ends]
         if runs[0] and runs[1]:
             return runs[0].end_s, runs[1].end_s
         if prediction.source.is_long:
             short_s, longer_s = (makespans_s(program, np.stack(ends)) for program in (pair.short, pair.longer))
             return steady.extend(short_s[0], longer_s[0]), steady.extend(short_s[1], longer_s[1])
-    low_s, high_s = makespans_s(prediction.step.program, np.stack(find_ends(prediction.step))).tolist()
+    step = prediction.step
+    low_s, high_s = makespans_s(step.program, np.stack([step.add_lead(end) for end in find_ends(step)])).tolist()
     if prediction.fluid:  # sharing adds the same to both
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
         return low_s * slowed, high_s * slowed

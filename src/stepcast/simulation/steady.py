@@ -184,9 +184,10 @@ def find_step_s(
     def run(seconds: FloatArray) -> float | None:
         return extend_makespan_s(step.program, seconds, calls, (micro_batches - short) // period)
 
-    step_s = run(step.base_seconds)
+    seconds = step.base_seconds
+    step_s = run(seconds)
     if step_s is not None and step.has_lead:
-        step_s = run(step.with_lead(step_s - (run(step.host_seconds) or 0.0)))
+        step_s = run(step.with_lead(seconds, step_s - (run(step.host_seconds(seconds)) or 0.0)))
     return None if step_s is None or step_s >= EXACT_S else step_s
 
 
@@ -231,12 +232,16 @@ def _list_shorter(name: str, stages: int, micro_batches: int, chunks: int, is_lo
 
 
 def _run_pair(step: Step, pair: ProgramPair, schedules: ShortSchedules) -> SteadyStep | None:
-    seconds = step.base_seconds
-    if step.has_lead:
-        whole, host = pair.run(seconds), pair.run(step.host_seconds)
-        if whole is None or host is None:
-            return None
-        seconds = step.with_lead(whole.end_s - host.end_s)
-    runs = pair.run(seconds)
+    runs = run_with_lead(step, pair, step.base_seconds)
     longer_step = replace(step, program=pair.longer, schedule=schedules.longer)
     return SteadyStep((step, runs.short), (longer_step, runs.longer), pair) if runs else None
+
+
+def run_with_lead(step: Step, pair: ProgramPair, seconds: FloatArray) -> PairRun | None:
+    """Run both programs with *seconds*, and with the lead of a host that issues one step after the other."""
+    if step.has_lead:
+        whole, host = pair.run(seconds), pair.run(step.host_seconds(seconds))
+        if whole is None or host is None:
+            return None
+        seconds = step.with_lead(seconds, whole.end_s - host.end_s)
+    return pair.run(seconds)

@@ -163,28 +163,31 @@ class Step:
         """Whether a host that issues one step after the other may be ahead when the step begins."""
         return self.prices.ahead and self.prices.issue_s is not None
 
-    @property
-    def host_seconds(self) -> FloatArray:
-        """The seconds of issuing alone."""
-        return np.where(self.plan.is_issue, self.base_seconds, 0.0)
+    def host_seconds(self, seconds: FloatArray) -> FloatArray:
+        """Return those of *seconds* that are spent with issuing."""
+        return np.where(self.plan.is_issue, seconds, 0.0)
 
-    def with_lead(self, lead_s: float) -> FloatArray:
-        """Return the seconds for a host that is ahead by *lead_s*."""
-        seconds = self.base_seconds.copy()
+    def with_lead(self, seconds: FloatArray, lead_s: float) -> FloatArray:
+        """Return *seconds* for a host that is ahead by *lead_s*."""
+        seconds = seconds.copy()
         seconds[self.program.costs.index(LEAD)] = -lead_s
         return seconds
 
-    @cached_property
-    def seconds(self) -> FloatArray:
-        """The seconds of each op of the program.
+    def add_lead(self, seconds: FloatArray) -> FloatArray:
+        """Return *seconds* for a host that issues one step after the other.
 
-        A host that issues one step after the other is ahead by what the GPU had left to do when it had issued the step
-        before. Then kernels run one after the other, or the host without a pause, whichever takes longer.
+        It is ahead by what the GPU had left to do when it had issued the step before. Then kernels run one after the
+        other, or the host without a pause, whichever takes longer.
         """
         if not self.has_lead:
-            return self.base_seconds
-        step_s, host_s = makespans_s(self.program, np.array([self.base_seconds, self.host_seconds]))
-        return self.with_lead(float(step_s - host_s))
+            return seconds
+        step_s, host_s = makespans_s(self.program, np.array([seconds, self.host_seconds(seconds)]))
+        return self.with_lead(seconds, float(step_s - host_s))
+
+    @cached_property
+    def seconds(self) -> FloatArray:
+        """The seconds of each op of the program."""
+        return self.add_lead(self.base_seconds)
 
     @property
     def message_s(self) -> float:

@@ -141,7 +141,7 @@ def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measu
         setting = Setting(record, file.parent)
         prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
         kind = {"kind": kind_of(setting.model, cluster, setting.strategy)}
-        return list(step_rows(record, prediction, setting.command + further, peaks, kind, banded=True))
+        return list(step_rows(record, prediction, setting.command + further, peaks, kind))
 
     rows, skipped = scoreboard.compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
     return measurements_of(list(chain.from_iterable(rows)), skipped, peaks)
@@ -185,7 +185,6 @@ def step_rows(
     command: str,
     peaks: list[scoreboard.Pair],
     further: Mapping[str, str] = MappingProxyType({}),
-    banded: bool = False,
 ) -> Iterator[scoreboard.ScoredRow]:
     """Yield the step of *record* and its phases, as far as they were measured; its peak goes into *peaks*."""
     layers = f"@{record['layers']}" if record.get("layers") else ""
@@ -207,8 +206,7 @@ def step_rows(
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():
-        band = prediction.band if banded and phase == "step" else None
-        ends = band.around(predicted[phase]) if band else None
+        ends = prediction.interval_s if phase == "step" else None
         yield scoreboard.ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
 
 

@@ -1,0 +1,40 @@
+"""The interval of a step that waits for the CPU."""
+
+import pytest
+
+from stepcast.cost.calibration import Calibration
+from stepcast.cost.host import HOST_PACES, MEASURED_PACES
+from stepcast.forecast.prediction import Prediction
+from stepcast.questions.choices import build_question
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.settle import settle
+
+SMALL = {"model": "qwen2.5-0.5b", "gpu": "h200", "framework": "pytorch", "seq": 256, "global_batch": 1}
+SENTENCE = "the CPU's pace was not measured"
+
+
+def predicted(**choices: object) -> Prediction:
+    return settle(build_question(PredictQuestion, {**SMALL, **choices})).prediction
+
+
+def notes_pace(prediction: Prediction) -> bool:
+    return any(SENTENCE in text for text in prediction.report.assumptions)
+
+
+def test_a_step_that_waits_for_the_cpu_is_as_unsure_as_its_pace() -> None:
+    """Also where the host goes on to the next step: the step is then all of the host's."""
+    prediction = predicted()
+    assert [end / prediction.step_s for end in prediction.interval_s] == pytest.approx(HOST_PACES, abs=0.03)
+    assert notes_pace(prediction)
+
+
+def test_a_measured_pace_is_surer() -> None:
+    prediction = predicted(calibration=Calibration("h200", {}, pace=1.2))
+    low, high = (end / prediction.step_s for end in prediction.interval_s)
+    assert HOST_PACES[0] < low <= MEASURED_PACES[0] + 0.03
+    assert MEASURED_PACES[1] - 0.03 <= high < HOST_PACES[1]
+    assert not notes_pace(prediction)
+
+
+def test_a_step_that_the_gpu_limits_does_not_mention_it() -> None:
+    assert not notes_pace(predicted(model="llama-3.1-8b", seq=8192))
