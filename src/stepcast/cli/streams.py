@@ -8,7 +8,6 @@ say; NO_COLOR, --plain and simple terminals leave them out.
 import contextlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
@@ -126,6 +125,8 @@ def unpainted() -> Iterator[None]:
 
 def terminal_width() -> int:
     """Return the columns to fill: those of the terminal, within limits that read well."""
+    import shutil  # needed where something is written for people
+
     return max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
 
 

@@ -8,7 +8,6 @@ is its name without the unit: ``memory = "80 GB"`` sets ``memory_bytes``. Other 
 """
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -21,6 +20,7 @@ from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import BASES, DESCRIPTION, TableError, convert_table
+from stepcast.ir.toml import parse_tables
 from stepcast.units import GB, NS, US, Dimension, parse_quantity
 
 
@@ -250,7 +250,7 @@ def load_data(name: str, starts: tuple[str, ...] = ()) -> FactDict:
     if starts:
         text = "\n[".join(table for table in text.split("\n[") if f"[{table}".startswith(starts))
         text = f"[{text}"
-    return tomllib.loads(text)
+    return parse_tables(text)
 
 
 def convert_units(table: Facts) -> FactDict:
@@ -273,7 +273,7 @@ def convert_units(table: Facts) -> FactDict:
 @lru_cache(maxsize=1)
 def known_transports() -> dict[str, Transport]:
     """Return the network protocols between nodes, by name."""
-    table = tomllib.loads((DATA / "transports.toml").read_text(encoding="utf-8"))
+    table = load_data("transports")
     return {name: Transport(**convert_units(entry)) for name, entry in table.items()}
 
 

@@ -6,7 +6,6 @@ The catalogue is data/models/*.toml, one file per family; only the file that is 
 import math
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,6 +16,7 @@ from stepcast.inputs.source import prefix_errors
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
+from stepcast.ir.toml import parse_tables
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
 INDEX = "index"
@@ -124,8 +124,7 @@ def _family(family: str) -> dict[str, dict[str, object]]:
 
 
 def _toml(stem: str) -> FactDict:
-    with open(FOLDER / f"{stem}.toml", "rb") as file:
-        return tomllib.load(file)
+    return parse_tables((FOLDER / f"{stem}.toml").read_text(encoding="utf-8"))
 
 
 def _model_of_file(path: Path) -> Model:

@@ -1,6 +1,5 @@
 """Runs in files and as command lines: configurations of other tools, and runs that ``predict --save`` wrote."""
 
-import json
 import math
 import os
 import shlex
@@ -185,6 +184,8 @@ def write_command(run: SettledRun, verb: str = "predict") -> str:
 
 def save_run(run: SettledRun) -> bytes:
     """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
+    import json  # needed here alone
+
     framework = run.question.framework or run.framework.name
     settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
     choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}

@@ -2,12 +2,12 @@
 
 import html
 import re
-import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stepcast.ir.toml import parse_tables
 from stepcast.views.text import visible
 
 VOID = {"meta", "link", "input", "br", "hr", "rect", "circle", "line", "path", "polygon", "polyline"}
@@ -82,7 +82,7 @@ SOURCE = Path(__file__).parents[1] / "data" / "glossary.toml"
 @cache
 def load_definitions() -> dict[str, str]:
     """Return the definition of each term and synonym; names that are not acronyms are in lower case."""
-    terms = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["term"]
+    terms = parse_tables(SOURCE.read_text(encoding="utf-8"))["term"]
     names = ((name, term["text"]) for term in terms for name in (term["name"], *term.get("synonyms", ())))
     return {_normalise(name): text for name, text in names}
 

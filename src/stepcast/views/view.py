@@ -2,7 +2,6 @@
 result explains itself.
 """
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from enum import Enum, auto
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
+from stepcast.ir.toml import parse_tables
 from stepcast.units import (
     DAY,
     format_bytes,
@@ -38,7 +38,7 @@ def load_names(table: str) -> Mapping[str, str]:
 
 @cache
 def _read() -> dict[str, dict[str, str]]:
-    return tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+    return parse_tables(SOURCE.read_text(encoding="utf-8"))
 
 
 Show = Callable[[float], str]
