@@ -24,39 +24,27 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.views.costs import fit_view
 
     paths = expand(args.runs)
-    kinds: dict[str, str] = {}
+    kinds: dict[str, list[str]] = {}  # other files in the folder of a run are left out
     for path in paths:
         try:
-            kinds.setdefault(recognise(open_source(path)).name, path)
+            kinds.setdefault(recognise(open_source(path)).name, []).append(path)
         except FormatError:
             if len(paths) == 1:
                 raise
     usable = [kind for kind in kinds if kind in CALIBRATIONS]
     if len(usable) > 1:
-        listed = ", ".join(f"{kinds[kind]} is {kind}" for kind in usable)
+        listed = ", ".join(f"{kinds[kind][0]} is {kind}" for kind in usable)
         raise ValueError(f"{listed}; calibrate takes runs of one kind at a time: leave the others out")
     if not usable:
         what = " and ".join(kinds) or "no known format"
         raise ValueError(f"{paths[0]}: found {what}; calibrate needs runs of one of: {', '.join(CALIBRATIONS)}")
     source = usable[0]
     check_applicable(args, source=source)
-    facts, text = CALIBRATIONS[source](paths, args)
+    facts, text = CALIBRATIONS[source](paths if source == "optimus" else kinds[source], args)
     if args.output:
         write_file(args.output, text.encode())
     show_view(args, fit_view(facts))
     return 0
-
-
-def _select(paths: Sequence[str], kind: str) -> list[str]:
-    """Return the *paths* of one format; other files in the folder of a run are left out."""
-
-    def is_of_kind(path: str) -> bool:
-        try:
-            return recognise(open_source(path)).name == kind
-        except FormatError:
-            return False
-
-    return [path for path in paths if is_of_kind(path)]
 
 
 # ---- operators --------------------------------------------------------------------------------------------
@@ -65,7 +53,7 @@ def _select(paths: Sequence[str], kind: str) -> list[str]:
 def _calibrate_operators(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     from stepcast.calibrate.classes import calibrate_operators
 
-    measured = [read_as_one([open_source(path)], "op-times")[1] for path in _select(paths, "op-times")]
+    measured = [read_as_one([open_source(path)], "op-times")[1] for path in paths]
     return calibrate_operators(measured, args.gpu, "op-times")
 
 
@@ -73,7 +61,7 @@ def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[F
     from stepcast.calibrate.classes import calibrate_operators
     from stepcast.inputs.kineto.ops import read_operators
 
-    measured = read_operators([open_source(path) for path in _select(paths, "kineto")])
+    measured = read_operators(list(map(open_source, paths)))
     return calibrate_operators([measured], args.gpu, "kineto")
 
 
@@ -83,7 +71,7 @@ def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple
 
     gpu = _load_gpu(args, paths[0])
     folders: dict[str, list[str]] = {}
-    for path in _select(paths, "megatron"):
+    for path in paths:
         folders.setdefault(os.path.dirname(path), []).append(path)
     reader = format_named("megatron")
     runs = {
@@ -191,7 +179,7 @@ def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tu
         )
     cluster = load_cluster(args.cluster)
     logs, skipped = [], []
-    for path in _select(paths, "nccl-tests"):
+    for path in paths:
         source = open_source(path)
         log = MeasuredSweep(read_sources([source], recognise(source)), cluster)
         try:

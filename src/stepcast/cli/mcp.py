@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.main import VERBS, build_parser, main
 from stepcast.cli.output import WRITTEN
-from stepcast.ir.children import block_interrupts
+from stepcast.ir.children import Child
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 MOST_MESSAGE_BYTES = 2**20
@@ -56,7 +55,7 @@ class AgentServer:
         self._calls: SimpleQueue[FactDict | None] = SimpleQueue()
         self._waiting: dict[str, threading.Event] = {}  # calls that are not answered; set: cancelled
         self._lock = threading.Lock()
-        self._process: tuple[SpawnProcess, Connection] | None = None
+        self._child: Child | None = None
 
     def serve(self) -> None:
         """Answer until standard input ends."""
@@ -141,7 +140,9 @@ class AgentServer:
         """Return the result of a call; None if it was cancelled."""
         began = reported = time.monotonic()
         try:
-            pipe = self._start_process()
+            if self._child is None or not self._child.process.is_alive():
+                self._child = Child(answer_calls, self.folder, MOST_BYTES)
+            pipe = self._child.pipe
             pipe.send(call["words"])
             while not pipe.poll(0.02):
                 now = time.monotonic()
@@ -160,28 +161,10 @@ class AgentServer:
             self._end_process()
             return _result(False, "the process that answers ended; it may have run out of memory")
 
-    def _start_process(self) -> "Connection":
-        """Return the pipe to the process that answers, which is started where none is alive."""
-        if self._process is not None and self._process[0].is_alive():
-            return self._process[1]
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=answer_calls, args=(theirs, self.folder, MOST_BYTES), daemon=True)
-        self._process = process, ours
-        with block_interrupts():
-            process.start()
-        theirs.close()
-        return ours
-
     def _end_process(self) -> None:
-        if self._process is not None:
-            process, pipe = self._process
-            process.kill()
-            process.join(5)
-            pipe.close()
-            self._process = None
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
     def _answer(self, number: object, result: Facts) -> None:
         self._send({"jsonrpc": "2.0", "id": number, "result": result})

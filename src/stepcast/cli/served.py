@@ -1,7 +1,6 @@
 """Answers of the local app, for the choices of its forms."""
 
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from stepcast.inputs.huggingface.reader import looks_like as is_model
 from stepcast.inputs.huggingface.reader import read as read_model
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_as_one
-from stepcast.ir.children import block_interrupts, follow_parent
+from stepcast.ir.children import Child
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
@@ -157,22 +156,14 @@ Send = Callable[[dict[str, str]], None]
 
 def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: Report, most_s: float = inf) -> Answer:
     """Return the answer of *task* from another process, so that other answers do not wait and it can be ended."""
-    import multiprocessing
-
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send_answer, args=(os.getpid(), task, given, theirs), daemon=True)
-    with block_interrupts():
-        process.start()
-    theirs.close()
-    until = time.monotonic() + most_s
+    child, until = Child(_send_answer, task, given), time.monotonic() + most_s
     try:
         while True:
-            while not ours.poll(EVERY_S):
+            while not child.pipe.poll(EVERY_S):
                 report({})
                 if time.monotonic() > until:
                     raise ValueError(f"the answer takes longer than {most_s:.0f} s; use the command line")
-            kind, value = ours.recv()
+            kind, value = child.pipe.recv()
             if kind == "answer":
                 return cast("Answer", value)
             if kind == "mistake":
@@ -181,14 +172,11 @@ def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: R
     except EOFError:
         raise ValueError("the work ended without an answer, perhaps because memory ran out") from None
     finally:
-        process.kill()  # before its pipe closes, which it would complain about
-        process.join()
-        ours.close()
+        child.end()
 
 
-def _send_answer(parent: int, task: Callable[..., Answer], given: tuple[object, ...], pipe: "Connection") -> None:
+def _send_answer(pipe: "Connection", task: Callable[..., Answer], given: tuple[object, ...]) -> None:
     """Send the progress and the answer of *task* into *pipe*."""
-    follow_parent(parent)
     try:
         pipe.send(("answer", task(*given, lambda progress: pipe.send(("progress", progress)))))
     except MISTAKES as error:

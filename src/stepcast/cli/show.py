@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from operator import methodcaller
 
 from stepcast.cli.documents import apply_edits, load_lazily, open_sources
@@ -123,15 +124,7 @@ def _calibration_facts(calibration: Calibration) -> FactDict:
     return {
         "kind": "calibration",
         "gpu": calibration.gpu,
-        "classes": {
-            name: {
-                "factor": correction.factor,
-                "slope": correction.slope,
-                "least_s": correction.least_s,
-                "spread": correction.spread,
-            }
-            for name, correction in calibration.corrections.items()
-        },
+        "classes": {name: asdict(correction) for name, correction in calibration.corrections.items()},
         "constants": dict(calibration.constants),
     }
 

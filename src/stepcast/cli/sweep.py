@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from dataclasses import asdict
 
 import msgspec
 
@@ -86,7 +87,8 @@ def _ask(args: argparse.Namespace) -> int:
     finally:
         show_status("")
     _write_page(args, args.output)
-    _show_counts(args, _progress_facts(found, args.output))
+    counted = {name: value for name, value in asdict(found).items() if name != "best"}
+    _show_counts(args, {"folder": args.output, **counted, "points_per_s": found.rate})
     return 1 if found.errors else 0
 
 
@@ -119,18 +121,6 @@ class _SweepWatch:
         if progress.best and progress.best.get("tokens_per_s_per_gpu"):
             words += f"; best {progress.best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
         show_status(words)
-
-
-def _progress_facts(progress: Progress, folder: str) -> FactDict:
-    return {
-        "folder": folder,
-        "points": progress.points,
-        "answered": progress.answered,
-        "errors": progress.errors,
-        "new": progress.new,
-        "seconds": progress.seconds,
-        "points_per_s": progress.rate,
-    }
 
 
 def _show_counts(args: argparse.Namespace, facts: FactDict) -> int:

@@ -4,8 +4,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 LOOK_EVERY_S = 0.3
 
@@ -24,6 +29,32 @@ def block_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a child has inherited the mask
+
+
+class Child:
+    """A process of its own with a pipe to it, in which ``task(pipe, *args)`` runs; it ends with its parent."""
+
+    def __init__(self, task: Callable[..., None], *args: object) -> None:
+        from multiprocessing import get_context
+
+        context = get_context("spawn")  # a forked process would share open files and locks
+        self.pipe, theirs = context.Pipe()
+        given = (os.getpid(), task, theirs, *args)
+        self.process: BaseProcess = context.Process(target=_run_child, args=given, daemon=True)
+        with block_interrupts():
+            self.process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        """End the process at once."""
+        self.process.kill()  # before its pipe closes, which it would complain about
+        self.process.join()
+        self.pipe.close()
+
+
+def _run_child(parent: int, task: Callable[..., None], pipe: "Connection", *args: object) -> None:
+    follow_parent(parent)
+    task(pipe, *args)
 
 
 def follow_parent(parent: int, ignores_interrupts: bool = True) -> None:

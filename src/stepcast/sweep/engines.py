@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepcast.ir.children import block_interrupts, follow_parent
+from stepcast.ir.children import Child
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.outputs.files import write_file
@@ -28,7 +28,6 @@ from stepcast.sweep.spec import Words
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
 
 Answers = list[FactDict]
 Answer = Callable[[str, Sequence[Words]], Answers]
@@ -159,22 +158,11 @@ def load_engine(name: str) -> SweepEngine:
 # ---- processes of this machine ----------------------------------------------------------------------------
 
 
-class _Worker:
+class _Worker(Child):
     """A process at the end of its own pipe, so that one that dies affects no other."""
 
-    def __init__(self, answer: Answer, site: WorkSite) -> None:
-        from multiprocessing import get_context
-
-        context = get_context("spawn")  # a forked process would share the driver's open store
-        self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, answer, site, os.getpid()), daemon=True
-        )
-        with block_interrupts():
-            self.process.start()
-        theirs.close()
-        self.chunk: PointChunk | None = None
-        self.is_started = False
+    chunk: PointChunk | None = None
+    is_started = False
 
     def give(self, chunk: PointChunk) -> None:
         self.chunk = chunk
@@ -188,11 +176,6 @@ class _Worker:
         self.chunk = None
         return result
 
-    def end(self) -> None:
-        self.process.kill()  # before its pipe closes, which it would complain about
-        self.process.join()
-        self.pipe.close()
-
 
 def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks in processes; those of workers that die go to new ones, at most DEATHS times a point."""
@@ -201,7 +184,7 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     again: deque[PointChunk] = deque()
 
     def start() -> _Worker:
-        return _Worker(answer, setting.site)
+        return _Worker(_serve, answer, setting.site)
 
     workers = [start() for _ in range(setting.workers)]
     try:
@@ -264,9 +247,8 @@ def _exit_words(code: int | None) -> str:
     return signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
 
 
-def _serve(pipe: "Connection", answer: Answer, site: WorkSite, driver: int) -> None:
+def _serve(pipe: "Connection", answer: Answer, site: WorkSite) -> None:
     """Work until the driver ends, which closes its end of the pipe."""
-    follow_parent(driver)
     sys.stderr = io.StringIO()  # errors are sent, and the driver shows the progress
     with suppress(BrokenPipeError, ConnectionResetError):  # the driver has ended, which recv notices
         pipe.send(True)
