@@ -6,6 +6,8 @@ to its length however few rows there are, and a row too long to stay in the cach
 it is read once more.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, StreamFit
@@ -23,10 +25,14 @@ BLOCKS_PER_SM = 16  # resident thread blocks of 128 threads, one row each (2,048
 # Blackwell alone. They read 2 bytes an element; copies of narrower ones go by their bytes.
 ISSUED_PER_CLOCK, ISSUED_BYTES = 5.0, 2.0
 PLAIN = frozenset({"add", "mul", "silu", "cast", "copy", "other"})
-# Formats of kernels with two elements a thread in fp32 and four in narrower formats; of batch norms that are cuDNN's.
-WIDE_FORMATS = {
-    **dict.fromkeys((ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED, ElementwiseKind.LAYER_NORM), (DType.FP32,)),
-    **dict.fromkeys((ElementwiseKind.BATCH_NORM, ElementwiseKind.LAST_NORM), (DType.FP32, DType.FP16)),
+# Formats with a kernel of their own: fp32 with two elements a thread, narrower ones have four; batch norms of cuDNN.
+WIDE, HALF = "-wide", "-half"
+OWN_KERNELS: Mapping[ElementwiseKind, Mapping[DType, str]] = {
+    ElementwiseKind.BROADCAST: {DType.FP32: WIDE},
+    ElementwiseKind.STRIDED: {DType.FP32: WIDE},
+    ElementwiseKind.LAYER_NORM: {DType.FP32: WIDE},
+    ElementwiseKind.LAST_NORM: {DType.FP32: WIDE, DType.FP16: WIDE},
+    ElementwiseKind.BATCH_NORM: {DType.FP32: WIDE, DType.FP16: HALF},
 }
 
 
@@ -71,8 +77,8 @@ def stream_key(work: Elementwise) -> str:
         if work.columns > 1024 and work.columns % 2 and work.dtype.bytes < DType.FP32.bytes:
             return "softmax-odd"
         return softmax_key(work.columns)
-    wide = "-wide" if work.dtype in WIDE_FORMATS.get(work.kind, ()) else ""
-    return f"{work.kind}{wide}-backward" if work.backward else f"{work.kind}{wide}"
+    own = OWN_KERNELS.get(work.kind, {}).get(work.dtype, "")
+    return f"{work.kind}{own}-backward" if work.backward else f"{work.kind}{own}"
 
 
 def softmax_key(columns: int) -> str:
