@@ -10,7 +10,7 @@ from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.work import ElementwiseKind, Matmul
 from stepcast.ir.workload import OpPart
 
-LISTS = kernels._read_lists()
+LISTS = {name: kernels._read_list(name) for name in kernels._split_lists()}
 OPTIONS = {"rows", "columns", "kernels", "part", "as"}
 
 

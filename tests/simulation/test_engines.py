@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepcast.ir.arrays import FloatArray
 from stepcast.simulation import kernels
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.program import Program, Times
+from stepcast.simulation.program import Program, Times, _find_levels_together
 from stepcast.simulation.timeline import critical_path
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.reference import Plan, Task, event_simulation, random_plan, seconds_of, waits
@@ -64,6 +64,14 @@ def test_compiled_kernels_and_numpy_agree_bit_for_bit(plan: Plan) -> None:
     assert np.array_equal(runs[0].left_s, runs[1].left_s)
     assert np.array_equal(runs[0].maps, runs[1].maps)
     assert np.array_equal(runs[0].entry_s, runs[1].entry_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans)
+def test_levels_of_all_ranks_together_are_those_of_one_call_after_the_other(plan: Plan) -> None:
+    table = plan.program().table
+    if table.calls:
+        assert np.array_equal(_find_levels_together(table.rank_start, table.source_call), table.levels)
 
 
 def test_a_kernel_that_another_process_compiled_is_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

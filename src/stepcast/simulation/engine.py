@@ -6,7 +6,7 @@ level of the dependency graph together. The times of single tasks are computed a
 """
 
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.simulation import fold
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
 from stepcast.simulation.program import Program, Times
-from stepcast.simulation.segments import Piece, Shape
+from stepcast.simulation.segments import Piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,17 +160,11 @@ def _fold_compiled(program: Program, seconds: FloatArray, kernel: Kernel) -> Flo
 def _fold(program: Program, seconds: FloatArray) -> FloatArray:
     """Return rows x columns x chains: the matrix of every chain."""
     lanes, read, ports = len(program.lanes), tuple(program.read.tolist()), (program.inputs, program.outputs)
-    pieces = _list_pieces(program, seconds)
+    durations_s = tuple(seconds.tolist())
+    pieces = [(piece.shape, durations_s[ops]) for piece, ops in program.ops_of.items()]
     chains = [tuple([(*pieces[number], repeat) for number, repeat in chain]) for chain in program.chains]
     maps = np.array([fold.fold_chain(lanes, chain, read, ports) for chain in chains])
     return maps.reshape(len(chains), len(read) + ports[1], len(read) + ports[0]).transpose(1, 2, 0)
-
-
-def _list_pieces(program: Program, seconds: FloatArray) -> list[tuple[Shape, tuple[float, ...]]]:
-    """Return the shape of each piece and the seconds of its ops."""
-    ends = accumulate([shape.ops for shape in program.shapes], initial=0)
-    bounds, durations_s = zip(program.shapes, pairwise(ends), strict=True), tuple(seconds.tolist())
-    return [(shape, durations_s[start:stop]) for shape, (start, stop) in bounds]
 
 
 def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
@@ -180,8 +174,9 @@ def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
 
 def piece_maps(program: Program, seconds: FloatArray) -> dict[Piece, FloatArray]:
     """Return (lanes + outputs) x (lanes + inputs): the matrix of each piece."""
-    matrices = [fold.widen(fold.fold_piece(*piece), piece[0]) for piece in _list_pieces(program, seconds)]
-    return dict(zip(program.pieces, matrices, strict=True))
+    durations_s = tuple(seconds.tolist())
+    matrices = {piece: fold.fold_piece(piece.shape, durations_s[ops]) for piece, ops in program.ops_of.items()}
+    return {piece: fold.widen(matrix, piece.shape) for piece, matrix in matrices.items()}
 
 
 def task_times(run: Run) -> Times:

@@ -32,13 +32,11 @@ def fold_piece(shape: Shape, durations_s: tuple[float, ...], repeat: int = 1) ->
     return np.array([values[node] for node in shape.exits.tolist()]).reshape(len(shape.exits), len(shape.entries))
 
 
-Part = tuple[Shape, tuple[float, ...], int]
-"""A piece of a chain: its shape, the seconds of its ops and its repeats."""
-
-
 @lru_cache(maxsize=2**12)
-def fold_chain(lanes: int, parts: tuple[Part, ...], read: tuple[int, ...], ports: tuple[int, int]) -> FloatArray:
-    """Return (read + outputs) x (read + inputs): the matrix of a chain.
+def fold_chain(
+    lanes: int, parts: tuple[tuple[Shape, tuple[float, ...], int], ...], read: tuple[int, ...], ports: tuple[int, int]
+) -> FloatArray:
+    """Return (read + outputs) x (read + inputs): the matrix of a chain of *parts*: shapes, seconds of ops, repeats.
 
     *read*: the lanes and registers that chains read; *ports*: the most inputs and outputs of a chain.
     """

@@ -112,10 +112,6 @@ class Shape:
         return self.compact_nodes(self.before)
 
     @cached_property
-    def wait_counts(self) -> IntArray:
-        return np.diff(self.before_start)
-
-    @cached_property
     def compact_waits(self) -> list[list[int]]:
         """The compact nodes that each op waits for."""
         nodes, bounds = self.compact_before.tolist(), self.before_start.tolist()
@@ -141,7 +137,7 @@ class Shape:
     @cached_property
     def packed(self) -> IntArray:
         """The touched lanes and registers, the number of waits of each op, their compact nodes, and the exits."""
-        return np.concatenate([self.touched, self.wait_counts, self.compact_before, self.exits])
+        return np.concatenate([self.touched, np.diff(self.before_start), self.compact_before, self.exits])
 
 
 MOST_SHAPES = 16384

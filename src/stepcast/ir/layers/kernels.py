@@ -15,7 +15,7 @@ next such line.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -44,20 +44,24 @@ class KernelLine(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
-@lru_cache(maxsize=1)
-def _read_lists() -> dict[str, list[KernelLine]]:
-    lists: dict[str, list[KernelLine]] = {}
+@cache
+def _split_lists() -> dict[str, str]:
+    lists = f"\n{FILE.read_text(encoding='utf-8')}".split("\n[")[1:]
+    return {name: text for name, _, text in (part.partition("]") for part in lists)}
+
+
+@cache
+def _read_list(name: str) -> list[KernelLine]:
+    lines: list[KernelLine] = []
     shared: tuple[str, ...] = ()
-    for line in FILE.read_text(encoding="utf-8").splitlines():
+    for line in _split_lists()[name].splitlines():
         text, mark, conditions = (part.strip() for part in line.partition("#")[0].partition("?"))
-        if text.startswith("["):
-            lines, shared = lists.setdefault(text.strip("[]"), []), ()
-        elif text:
+        if text:
             entry = KernelLine(text[2:]) if text.startswith("> ") else _read_line(text)
             lines.append(entry._replace(conditions=(*shared, *conditions.split())))
         elif mark:
             shared = tuple(conditions.split())
-    return lists
+    return lines
 
 
 def _read_line(text: str) -> KernelLine:
@@ -84,7 +88,7 @@ def list_kernels(name: str, rows: int, columns: int, dtype: DType, prefix: str =
 
 
 def _build_list(name: str, known: Mapping[str, Value], prefix: str) -> Iterator[Op]:
-    for line in _read_lists()[name]:
+    for line in _read_list(name):
         if not all(bool(known[word.removeprefix("!")]) is not word.startswith("!") for word in line.conditions):
             continue
         if line.kind:

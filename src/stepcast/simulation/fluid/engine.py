@@ -229,7 +229,7 @@ def waits_of(program: Program) -> Pairs:
         for port in range(shape.inputs):
             node[lanes + port] = program.source_tasks[calls, port]
         node[shape.first_op :] = tasks[calls] + np.arange(shape.ops)[:, None]
-        op_of = np.repeat(np.arange(shape.ops), shape.wait_counts)
+        op_of = np.repeat(np.arange(shape.ops), np.diff(shape.before_start))
         waited, waits = node[shape.before].ravel(), node[shape.first_op + op_of].ravel()
         known = waited >= 0
         sources.append(waited[known])
