@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from stepcast.ir.dataclass import ByIdentity, dataclass, require, require_counts
@@ -306,28 +306,39 @@ def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
     own = {id(unit): unit for unit in units}  # most are one object
     number: dict[tuple[int, ...], int] = {}
     known = {key: number.setdefault(tuple(map(id, unit)), len(number)) for key, unit in own.items()}
-    keys = [known[id(unit)] for unit in units]
     blocks: list[Block] = []
-    at, end = 0, len(units)
-    while at < end:
-        best, run = 1, at + 1
-        while run < end and keys[run] == keys[at]:
+    start = 0
+    for length, times in _find_patterns(tuple([known[id(unit)] for unit in units])):
+        pattern = units[start : start + length]
+        layers = pattern[0] if length == 1 else tuple([layer for unit in pattern for layer in unit])
+        kept = _RUNS.get(layers, partial(tuple, layers)) if isinstance(layers, tuple) else tuple(layers)
+        blocks.append(Block(kept, times))
+        start += length * times
+    return blocks
+
+
+@lru_cache(maxsize=4096)
+def _find_patterns(keys: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the repeating patterns that follow one another in *keys*: the length of each, and its times."""
+    patterns: list[tuple[int, int]] = []
+    start, end = 0, len(keys)
+    while start < end:
+        best, run = 1, start + 1
+        while run < end and keys[run] == keys[start]:
             run += 1
-        times = run - at
+        times = run - start
         # A pattern that covers more than equal ones is longer than they are.
-        for length in range(times + 1, min(LONGEST_PATTERN, (end - at) // 2) + 1):
-            if keys[at + length] != keys[at]:
+        for length in range(times + 1, min(LONGEST_PATTERN, (end - start) // 2) + 1):
+            if keys[start + length] != keys[start]:
                 continue
-            pattern, count = keys[at : at + length], 1
-            while keys[at + count * length : at + (count + 1) * length] == pattern:
+            pattern, count = keys[start : start + length], 1
+            while keys[start + count * length : start + (count + 1) * length] == pattern:
                 count += 1
             if count > 1 and count * length > best * times:
                 best, times = length, count
-        layers = units[at] if best == 1 else tuple([each for unit in units[at : at + best] for each in unit])
-        kept = _RUNS.get(layers, partial(tuple, layers)) if isinstance(layers, tuple) else tuple(layers)
-        blocks.append(Block(kept, times))
-        at += best * times
-    return blocks
+        patterns.append((best, times))
+        start += best * times
+    return patterns
 
 
 # One object for the same layers in the same order, so that caches by identity find it again.
