@@ -106,17 +106,25 @@ def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
 
 @dataclass(frozen=True, eq=False)
 class OpList:
-    """Ops that are issued one after the other, layer by layer."""
+    """Ops that are issued one after the other: those of a layer, or of several *lists* that were joined."""
 
-    issued: list[IssuedOp]
     sequences: tuple[OpSequence, ...]
-    lists: tuple["OpList", ...] = ()  # those that it was joined from
+    own: Sequence[IssuedOp] = ()
+    lists: tuple["OpList", ...] = ()
+
+    @cached_property
+    def size(self) -> int:
+        return sum([len(sequence.ops) for sequence in self.sequences])
+
+    @cached_property
+    def issued(self) -> Sequence[IssuedOp]:
+        return list(chain.from_iterable([part.issued for part in self.lists])) if self.lists else self.own
 
     @cached_property
     def works(self) -> list[Work]:
         if self.lists:
             return list(chain.from_iterable([part.works for part in self.lists]))
-        return [issued.op.work for issued in self.issued]
+        return [issued.op.work for issued in self.own]
 
     @cached_property
     def groups(self) -> frozenset[Channel]:
@@ -147,6 +155,8 @@ class OpList:
     @cached_property
     def delays_s(self) -> FloatArray | None:
         """The delay after which the result of each communication may be used; None without any."""
+        if self.lists and all([part.delays_s is None for part in self.lists]):
+            return None
         if {issued.layer.process_s for issued in self.issued} <= {0.0}:
             return None
         return np.where(self.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
@@ -171,8 +181,7 @@ def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
 
 def join_lists(lists: Sequence[OpList]) -> OpList:
     """Return the ops of all *lists*."""
-    issued = list(chain.from_iterable([ops.issued for ops in lists]))
-    return OpList(issued, tuple(chain.from_iterable([ops.sequences for ops in lists])), tuple(lists))
+    return OpList(tuple(chain.from_iterable([ops.sequences for ops in lists])), lists=tuple(lists))
 
 
 def _list_layer_ops(layer: Layer, action: SlotAction) -> OpList:
@@ -186,7 +195,7 @@ def list_once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issu
 
 
 def describe_list(issued: list[IssuedOp]) -> OpList:
-    return OpList(issued, (_describe_ops(issued),))
+    return OpList((_describe_ops(issued),), issued)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -55,25 +55,27 @@ class StepPlan:
     def of(
         cls, program: Program, terms: lowering.LoweringTerms, lists: Sequence[PricedList], rounds: tuple[int, int]
     ) -> "StepPlan":
-        starts: IntArray = np.cumsum([2, *[len(ops.issued) for ops, _ in lists], 0])
+        starts = list(accumulate([ops.size for ops, _ in lists], initial=2))
         index = [_INDICES.of(piece.costs, _index_slots, 0) for piece in program.pieces]
-        sizes = [len(own) for own in index]
-        source = np.repeat([piece.source for piece in program.pieces], sizes)
-        places, start, stop = np.concatenate([np.zeros(0, np.int64), *index]), starts[source], starts[source + 1]
-        places = np.where((places >= 2) & (source >= 0), places + start - 2, places)
+        sizes, sources = [len(places) for places, _ in index], [piece.source for piece in program.pieces]
+        places = np.concatenate([np.zeros(0, np.int64), *[places for places, _ in index]])
+        moved = places + np.repeat([starts[source] - 2 for source in sources], sizes)
         issues = starts[-1] - 2 if terms.eager else 0
-        places = np.where((places >= stop) & (source >= 0), places - stop + start + issues, places)
+        if issues:  # those of a list come after the works of all
+            stop = np.repeat([starts[source + 1] for source in sources], sizes)
+            moved = np.where(moved >= stop, 2 * moved - places - stop + issues + 2, moved)
+        places = np.where(places >= 2, moved, places)
         contention: list[tuple[int, lowering.ContentionSlot]] = []
-        for piece, end in zip(program.pieces, accumulate(sizes), strict=True):
-            if piece.costs and isinstance(piece.costs[-1], lowering.ContentionSlot):
+        for source, (_, slot), end in zip(sources, index, accumulate(sizes), strict=True):
+            if slot is not None:
                 places[end - 1] = starts[-1] + issues + len(contention)
-                contention.append((piece.source, piece.costs[-1]))
+                contention.append((source, slot))
         return cls(program, terms.lanes, terms.alone, rounds, tuple(lists), places, contention)
 
     @cached_property
     def starts(self) -> list[int]:
         """The first work of each list, and the end of all."""
-        return [0, *accumulate([len(ops.issued) for ops, _ in self.lists])]
+        return [0, *accumulate([ops.size for ops, _ in self.lists])]
 
     @cached_property
     def works(self) -> lowering.OpList:
@@ -91,13 +93,16 @@ class StepPlan:
         return bool((self.index == 1).any())
 
 
-_INDICES: ByIdentity[IntArray] = ByIdentity(4096)
+_INDICES: ByIdentity[tuple[IntArray, lowering.ContentionSlot | None]] = ByIdentity(4096)
 
 
-def _index_slots(costs: tuple[Cost, ...], key: int) -> IntArray:
-    """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
+def _index_slots(costs: tuple[Cost, ...], key: int) -> tuple[IntArray, lowering.ContentionSlot | None]:
+    """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list; and what computing
+    loses, which is the last of them.
+    """
     places = [2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE) for cost in costs]
-    return np.array(places, np.int64)
+    lost = costs[-1] if costs and isinstance(costs[-1], lowering.ContentionSlot) else None
+    return np.array(places, np.int64), lost
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,10 +131,11 @@ class Step:
             parts.append(works_s)
         if self.lanes.host:
             parts.append(prices.issues_s(plan.works))
+        seconds = works_s.tolist() if plan.contention else []
         lost_s = []
         for number, slot in plan.contention:
             ops, factor = plan.lists[number]
-            own_s = works_s[plan.starts[number] : plan.starts[number + 1]].tolist()
+            own_s = seconds[plan.starts[number] : plan.starts[number + 1]]
             lost_s.append(prices.contention_s(slot, ops, own_s, factor))
         return in_ticks(np.concatenate([*parts, lost_s])[plan.index])
 
@@ -268,19 +274,16 @@ class _PlanBuilder:
         """
         self.schedule, self.chunks, self.places, self.once, self.turns = schedule, chunks, places, once, turns
         self.prices, self.slow_stages, self.send, self.is_free = prices, slow_stages, send, is_free
-        eager = prices.issue_s is not None
         groups = frozenset().union(*[chunk.groups for chunk in chunks], *[ops.groups for ops in once])
         named = frozenset().union(*[chunk.awaited for chunk in chunks])
-        channels = tuple(group for group in (*Group, *HostWay) if group in groups)
-        self.lanes = lanes = Lanes(channels, send is Send.BLOCKING, eager, tuple(sorted(named)))
-        self.terms = lowering.LoweringTerms(lanes, alone & groups, eager, prices.takes is not None)
-        self.factory = lowering.piece_factory(self.terms)
+        terms = (send is Send.BLOCKING, prices.issue_s is not None, prices.takes is not None)
+        self.factory, self.once_factory = _find_factories(groups, named, alone & groups, *terms)
+        self.lanes, self.terms = self.factory.lanes, self.factory.terms
         self.lists = _ListNumbers()
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
-        factory = lowering.piece_factory(replace(self.terms, contention=False))
-        rounds = _RoundSegments(factory, self.once, self.turns, self.lists)
+        rounds = _RoundSegments(self.once_factory, self.once, self.turns, self.lists)
         before, after = rounds.list_before(), rounds.list_after()
         if self.terms.eager and self.prices.ahead:
             # What begins before the step: the host, and whatever it would wait for.
@@ -316,7 +319,7 @@ class _PlanBuilder:
         factor = self.slow_stages.get(stage, 1.0)
         own = [self._chunk(stage, slot) for slot in slots]
         found = [chunk.find_slot(slot) for chunk, slot in zip(own, slots, strict=True)]
-        key = (factor, *[(id(chunk), slot) for chunk, slot in zip(own, found, strict=True)])
+        key = (factor, *found, *map(id, own))
         if key not in self.segments:
             if len(slots) == 1:
                 middle = self._chain(own[0].slots[found[0]], factor)
@@ -324,22 +327,37 @@ class _PlanBuilder:
                 pairs = zip(own, slots, strict=True)
                 ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
-                middle = ((piece.with_source(self.lists.number(joined, factor)), 1),)
+                middle = [(piece.with_source(self.lists.number(joined, factor)), 1)]
             ends = (self.factory.make_begin(len(slots)), 1), (self.factory.make_end(len(slots)), 1)
-            self.segments[key] = intern_segment((ends[0], *middle, ends[1]))
+            self.segments[key] = Segment("", (ends[0], *middle, ends[1]))
         return self.segments[key]
 
-    def _chain(self, blocks: Sequence[tuple[lowering.OpList, int]], factor: float) -> tuple[tuple[Piece, int], ...]:
+    def _chain(self, blocks: Sequence[tuple[lowering.OpList, int]], factor: float) -> list[tuple[Piece, int]]:
         pieces = [(self._piece(ops, factor, True), repeat) for ops, repeat in blocks]
         if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], lowering.ContentionSlot):
             # Collectives that outlast the last piece overlap no other.
             piece, repeat = pieces.pop()
             pieces += [(piece, repeat - 1)] if repeat > 1 else []
             pieces.append((self._piece(blocks[-1][0], factor, False), 1))
-        return tuple(pieces)
+        return pieces
 
     def _piece(self, ops: lowering.OpList, factor: float, continues: bool) -> Piece:
         return number_piece(self.factory.make_layers(ops.sequences, continues), self.lists.number(ops, factor))
+
+
+@lru_cache(maxsize=256)
+def _find_factories(
+    groups: frozenset[Channel],
+    named: frozenset[str],
+    alone: frozenset[Channel],
+    receives: bool,
+    eager: bool,
+    contention: bool,
+) -> tuple[lowering.PieceFactory, lowering.PieceFactory]:
+    """Return what makes the pieces of slots, and of what runs once per step, where nothing slows computing down."""
+    lanes = Lanes(tuple([group for group in (*Group, *HostWay) if group in groups]), receives, eager, tuple(sorted(named)))
+    terms = lowering.LoweringTerms(lanes, alone, eager, contention)
+    return lowering.piece_factory(terms), lowering.piece_factory(replace(terms, contention=False))
 
 
 class _ListNumbers:
@@ -420,7 +438,7 @@ class _RoundSegments:
         self.factory, self.once, self.turns, self.lists = factory, once, turns, lists
 
     def list_before(self) -> list[Round]:
-        present = [stage for stage, turn in enumerate(self.turns) if self.once[turn].before.issued]
+        present = [stage for stage, turn in enumerate(self.turns) if self.once[turn].before.size]
         return [self._make([ops.before for ops in self.once], present, "before")] if present else []
 
     def list_after(self) -> list[Round]:
@@ -459,7 +477,7 @@ class _RoundSegments:
             turn, others = key = self.turns[stage], len(waits[stage]) if stage in waits else 0
             if key not in known:
                 ops = issued[turn]
-                source = self.lists.number(ops, self.once[turn].factor) if ops.issued else -1
+                source = self.lists.number(ops, self.once[turn].factor) if ops.size else -1
                 piece = self.factory.make_once(ops.sequences, name, others, finish)
                 known[key] = intern_segment(((number_piece(piece, source), 1),))
             segments[stage] = known[key]
