@@ -17,7 +17,16 @@ from stepcast.ir.layers.ops import C, collective
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
-from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, pieces, trained_matrices, trained_shard
+from stepcast.ir.model import (
+    Model,
+    StagePiece,
+    count_frozen,
+    first_pieces,
+    held_shard,
+    pieces,
+    trained_matrices,
+    trained_shard,
+)
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import find_schedule
@@ -42,6 +51,15 @@ class StageMaker:
         self._block_units: dict[tuple[LayerParts, bool, bool, bool], Unit] = {}
         self._blocks = model.blocks
         self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
+
+    def stages(self, strategy: Strategy) -> tuple[Stage, ...]:
+        """Return the stages of a *strategy* that has these, in model order."""
+        every = pieces(self.model, strategy)
+        # Layers may differ by their place in the model as well.
+        by_place = self.strategy.trained_layers or self.strategy.precision.scaled
+        first = range(len(every)) if by_place else first_pieces(self.model, strategy)
+        known = {index: self.stage(every[index]) for index in dict.fromkeys(first)}
+        return tuple([known[index] for index in first])
 
     def stage(self, piece: StagePiece) -> Stage:
         # Blocks of a kind are one object.
@@ -296,7 +314,7 @@ def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
     check(model, strategy, framework=framework)
     maker = _maker(model, _stage_view(strategy), framework)
     return Workload(
-        stages=tuple(map(maker.stage, pieces(model, strategy))),
+        stages=maker.stages(strategy),
         layout=strategy.layout,
         micro_batches=strategy.micro_batches,
         boundary_bytes=maker.sizes.boundary_bytes if strategy.layout.pp > 1 else None,

@@ -126,6 +126,20 @@ def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     return _pieces(model.layers, count, strategy.stage_layers, strategy.further_tokens, is_two_way)
 
 
+def first_pieces(model: Model, strategy: Strategy) -> tuple[int, ...]:
+    """Return for each of the ``pieces`` the first one that has the same kinds of layers and the same ends."""
+    return _first_pieces(model, pieces(model, strategy))
+
+
+@lru_cache(maxsize=4096)
+def _first_pieces(model: Model, every: tuple[StagePiece, ...]) -> tuple[int, ...]:
+    first: dict[tuple[object, ...], int] = {}
+    return tuple(
+        first.setdefault((piece.embedding, piece.head, *model.blocks[piece.layers.start : piece.layers.stop]), index)
+        for index, piece in enumerate(every)
+    )
+
+
 def describe_split(model: Model, strategy: Strategy) -> str:
     """Return the default split of layers that do not divide, such as ``7, 14 x 8, 7``; else nothing."""
     sizes = [len(piece.layers) for piece in pieces(model, strategy)]

@@ -85,16 +85,16 @@ class ShardingPlan:
 
 def plan_of(strategy: Strategy, framework: Framework) -> ShardingPlan:
     """Return how *strategy* splits, gathers and reduces."""
-
-    def make() -> ShardingPlan:
-        keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
-        mirrored = find_schedule(strategy.schedule, strategy.layout.pp).copies > 1
-        return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
-
-    return _PLANS.get((strategy, framework), make)
+    return _PLANS.of(strategy, _find_plan, framework)
 
 
 _PLANS: ByIdentity[ShardingPlan] = ByIdentity(256)
+
+
+def _find_plan(strategy: Strategy, framework: Framework) -> ShardingPlan:
+    keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
+    mirrored = find_schedule(strategy.schedule, strategy.layout.pp).copies > 1
+    return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
 
 
 def gathered_bytes(strategy: Strategy, shard: Shard) -> int:

@@ -26,7 +26,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
-from stepcast.ir.model import Model, pieces, pieces_of_stage
+from stepcast.ir.model import Model, first_pieces, pieces, pieces_of_stage
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
@@ -277,17 +277,13 @@ class MemoryMoment(NamedTuple):
 
 def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> list[PieceTotals]:
     """Return the totals of every piece in model order; pieces of the same layers share theirs."""
-    known: dict[tuple[object, ...], PieceTotals] = {}
+    every, first = pieces(model, strategy), first_pieces(model, strategy)
     kinds: dict[LayerParts, SavedActivations] = {}
-    totals = []
-    for piece in pieces(model, strategy):
-        # Blocks of a kind are one object.
-        layers = tuple(map(id, model.blocks[piece.layers.start : piece.layers.stop]))
-        key = (layers, piece.embedding, piece.head)
-        if key not in known:
-            known[key] = piece_totals(model, strategy, framework, piece, kinds, orientations)
-        totals.append(known[key])
-    return totals
+    totals = {
+        index: piece_totals(model, strategy, framework, every[index], kinds, orientations)
+        for index in dict.fromkeys(first)
+    }
+    return [totals[index] for index in first]
 
 
 class _Shared:
