@@ -68,7 +68,7 @@ class ShardingPlan:
 
     def share(self, shard: Shard) -> float:
         """Parameters of *shard* whose optimizer states one rank keeps."""
-        return sum(each.total / part.ways for part, each in self.kinds(shard))
+        return sum([each.total / part.ways for part, each in self.kinds(shard)])
 
     def collected(self, shard: Shard) -> Shard:
         """Return the part of *shard* that is gathered before it is used."""

@@ -150,13 +150,9 @@ class Layer:
         return self.forward + self.input_gradient + self.weight_gradient
 
     def ops(self, phase: Phase) -> tuple[Op, ...]:
-        match phase:
-            case Phase.FORWARD:
-                return self.forward
-            case Phase.INPUT_GRADIENT:
-                return self.input_gradient
-            case Phase.WEIGHT_GRADIENT:
-                return self.weight_gradient
+        if phase is Phase.FORWARD:
+            return self.forward
+        return self.input_gradient if phase is Phase.INPUT_GRADIENT else self.weight_gradient
 
 
 def label_op(layer: str, op: str) -> str:
@@ -240,11 +236,8 @@ class Stage:
             usual = layers[(position - starts[index]) % len(layers)]
             pair = id(layer), id(usual)
             if pair not in differs:
-                differs[pair] = [
-                    changed
-                    for changed, phases in zip(changes, parts, strict=True)
-                    if any(layer.ops(phase) is not usual.ops(phase) for phase in phases)
-                ]
+                phases = {phase for phase in Phase if layer.ops(phase) is not usual.ops(phase)}
+                differs[pair] = [changed for changed, part in zip(changes, parts, strict=True) if phases & {*part}]
             for changed in differs[pair]:
                 changed.setdefault(each.micro_batch, {})[position] = layer
         return [{which: _varied(self.body, changed) for which, changed in each.items()} for each in changes]

@@ -381,34 +381,24 @@ class PieceFactory:
     def __init__(self, terms: LoweringTerms) -> None:
         self.terms, self.lanes = terms, terms.lanes
         self._pieces: dict[tuple[object, ...], Piece] = {}
+        self._ends: dict[int, tuple[Piece, Piece]] = {}
 
-    def make_begin(self, streams: int) -> Piece:
-        """Return the begin of a slot, or of two that are interleaved: input k is what stream k needs. A pair begins
-        when the inputs of both have come (deepseek-ai/DualPipe, _forward_backward_chunk).
+    def make_ends(self, streams: int) -> tuple[Piece, Piece]:
+        """Return the begin and the end of a slot, or of two that are interleaved: input k is what stream k needs, output
+        k what it produced, or its input if it produced nothing. A pair begins when the inputs of both have come, and
+        sends both results when both are there (deepseek-ai/DualPipe, _forward_backward_chunk).
         """
-
-        def build() -> Piece:
+        if streams not in self._ends:
             lanes, every = self.lanes, tuple(range(streams))
             ops = [TimedOp("turn", 0.0, NO_LANE, lanes=(COMPUTE,), stores=(lanes.turn,))]
             for stream in every:
                 ops.append(TimedOp("given", 0.0, NO_LANE, inputs=every, stores=(lanes.given(stream),)))
                 ops.append(TimedOp("fresh", 0.0, NO_LANE, lanes=(lanes.begin,), stores=(lanes.done(stream),)))
-            return Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
-
-        return self._find(("begin", streams), build)
-
-    def make_end(self, streams: int) -> Piece:
-        """Return the end: output k is what stream k produced, or its input if it produced nothing. A pair sends both
-        results when both are there, as in DualPipe's code.
-        """
-
-        def build() -> Piece:
-            lanes, every = self.lanes, range(streams)
+            begin = Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
             waits = (*map(lanes.done, every), *map(lanes.given, every), lanes.turn)
             ops = [TimedOp("made", 0.0, NO_LANE, lanes=waits, stores=(lanes.done(stream),)) for stream in every]
-            return Piece.of("end", ops, lanes=lanes.count, outputs=every)
-
-        return self._find(("end", streams), build)
+            self._ends[streams] = begin, Piece.of("end", ops, lanes=lanes.count, outputs=every)
+        return self._ends[streams]
 
     def make_layers(
         self, sequences: tuple[OpSequence, ...], continues: bool = False, streams: tuple[int, ...] = ()

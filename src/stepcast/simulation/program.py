@@ -519,7 +519,7 @@ def _pack(numbers: Iterable[int]) -> IntArray:
 
 def in_ticks(seconds: FloatArray) -> FloatArray:
     """Return *seconds* rounded to whole ticks."""
-    if not (np.isfinite(seconds).all() and (seconds >= 0).all()):
+    if not (seconds.min(initial=0.0) >= 0 and seconds.max(initial=0.0) < np.inf):  # of NaN, neither is true
         raise ProgramError("a duration is negative or not finite")
     rounded: FloatArray = np.rint(seconds / TICK_S) * TICK_S
     return rounded

@@ -31,6 +31,7 @@ ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 MESSAGE, LEAD = "message", "lead"
 """The costs of a message between two stages, and of a host that began before the step."""
 NO_WAITS: Mapping[int, tuple[int, ...]] = {}
+NO_OPS = lowering.describe_list([])
 PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
 
@@ -328,8 +329,8 @@ class _PlanBuilder:
                 ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
                 middle = [(piece.with_source(self.lists.number(joined, factor)), 1)]
-            ends = (self.factory.make_begin(len(slots)), 1), (self.factory.make_end(len(slots)), 1)
-            self.segments[key] = Segment("", (ends[0], *middle, ends[1]))
+            begin, end = self.factory.make_ends(len(slots))
+            self.segments[key] = Segment("", ((begin, 1), *middle, (end, 1)))
         return self.segments[key]
 
     def _chain(self, blocks: Sequence[tuple[lowering.OpList, int]], factor: float) -> list[tuple[Piece, int]]:
@@ -425,7 +426,8 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
             after.append([])
             meetings.append(group)
         after[-1].append(issued)
-    return _OnceOps(lowering.describe_list(before), tuple(map(lowering.describe_list, after)), tuple(meetings), factor)
+    first = lowering.describe_list(before) if before else NO_OPS
+    return _OnceOps(first, tuple(map(lowering.describe_list, after)), tuple(meetings), factor)
 
 
 class _RoundSegments:
@@ -455,8 +457,7 @@ class _RoundSegments:
             met = [number + comes for number, comes in zip(met, meets, strict=True)]
             present = [stage for stage, turn in enumerate(self.turns) if meets[turn]]
             turns = {stage: (before,) for before, stage in pairwise(present)}
-            nothing = [lowering.describe_list([])] * len(self.once)
-            rounds.append(self._make(nothing, present, "come", turns, in_turn=True))
+            rounds.append(self._make([NO_OPS] * len(self.once), present, "come", turns, in_turn=True))
             issued = [ops.after[number] for number, ops in zip(met, self.once, strict=True)]
             rounds.append(self._make(issued, present, "meet", dict.fromkeys(present, (present[-1],))))
         return rounds
