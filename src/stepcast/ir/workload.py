@@ -96,6 +96,8 @@ class Phase(StrEnum):
     WEIGHT_GRADIENT = "weight-gradient"
 
 
+PHASES = tuple(Phase)
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One thing to do. A non-blocking op overlaps the ops that follow it.
@@ -236,7 +238,7 @@ class Stage:
             usual = layers[(position - starts[index]) % len(layers)]
             pair = id(layer), id(usual)
             if pair not in differs:
-                phases = {phase for phase in Phase if layer.ops(phase) is not usual.ops(phase)}
+                phases = {phase for phase in PHASES if layer.ops(phase) is not usual.ops(phase)}
                 differs[pair] = [changed for changed, part in zip(changes, parts, strict=True) if phases & {*part}]
             for changed in differs[pair]:
                 changed.setdefault(each.micro_batch, {})[position] = layer

@@ -7,7 +7,7 @@ same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -163,7 +163,6 @@ class OpList:
 
 
 _SLOT_OPS: ByIdentity[OpList] = ByIdentity(2**15)
-_JOINED_OPS: ByIdentity[OpList] = ByIdentity(2**15)
 _LAYER_OPS: ByIdentity[OpList] = ByIdentity(32768)
 
 
@@ -175,8 +174,7 @@ def list_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     """Return the ops of one slot in the order of issue. Many blocks share most of their layers."""
     ordered = layers if action is SlotAction.FORWARD else reversed(layers)
-    parts = tuple([_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
-    return _JOINED_OPS.get(parts, partial(join_lists, parts))
+    return join_lists([_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
 
 
 def join_lists(lists: Sequence[OpList]) -> OpList:
