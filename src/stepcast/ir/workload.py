@@ -98,6 +98,7 @@ class Phase(StrEnum):
 
 PHASES = tuple(Phase)
 
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One thing to do. A non-blocking op overlaps the ops that follow it.

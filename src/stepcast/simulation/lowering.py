@@ -155,7 +155,7 @@ class OpList:
     @cached_property
     def delays_s(self) -> FloatArray | None:
         """The delay after which the result of each communication may be used; None without any."""
-        if self.lists and all([part.delays_s is None for part in self.lists]):
+        if self.lists and all(part.delays_s is None for part in self.lists):
             return None
         if {issued.layer.process_s for issued in self.issued} <= {0.0}:
             return None
@@ -382,8 +382,8 @@ class PieceFactory:
         self._ends: dict[int, tuple[Piece, Piece]] = {}
 
     def make_ends(self, streams: int) -> tuple[Piece, Piece]:
-        """Return the begin and the end of a slot, or of two that are interleaved: input k is what stream k needs, output
-        k what it produced, or its input if it produced nothing. A pair begins when the inputs of both have come, and
+        """Return the begin and the end of a slot, or of two that are interleaved. Input k is what stream k needs,
+        output k what it produced, or its input if it produced nothing. A pair begins when both inputs have come, and
         sends both results when both are there (deepseek-ai/DualPipe, _forward_backward_chunk).
         """
         if streams not in self._ends:
@@ -469,12 +469,6 @@ class PieceFactory:
             issued += ops
         joined = describe_list(issued)
         return joined, self.make_layers(joined.sequences, streams=tuple(numbers))
-
-
-@lru_cache(maxsize=256)
-def piece_factory(terms: LoweringTerms) -> PieceFactory:
-    """Return the one factory for *terms*, with the pieces that it has made."""
-    return PieceFactory(terms)
 
 
 def _run_alone_s(ops: Sequence[IssuedOp], seconds: Seconds, factor: float) -> float:

@@ -34,6 +34,7 @@ NO_WAITS: Mapping[int, tuple[int, ...]] = {}
 NO_OPS = lowering.describe_list([])
 PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
+ListNumbers = dict[PricedList, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class StepPlan:
 
     @classmethod
     def of(
-        cls, program: Program, terms: lowering.LoweringTerms, lists: Sequence[PricedList], rounds: tuple[int, int]
+        cls, program: Program, terms: lowering.LoweringTerms, lists: tuple[PricedList, ...], rounds: tuple[int, int]
     ) -> "StepPlan":
         starts = list(accumulate([ops.size for ops, _ in lists], initial=2))
         index = [_INDICES.of(piece.costs, _index_slots, 0) for piece in program.pieces]
@@ -71,7 +72,7 @@ class StepPlan:
             if slot is not None:
                 places[end - 1] = starts[-1] + issues + len(contention)
                 contention.append((source, slot))
-        return cls(program, terms.lanes, terms.alone, rounds, tuple(lists), places, contention)
+        return cls(program, terms.lanes, terms.alone, rounds, lists, places, contention)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -280,7 +281,7 @@ class _PlanBuilder:
         terms = (send is Send.BLOCKING, prices.issue_s is not None, prices.takes is not None)
         self.factory, self.once_factory = _find_factories(groups, named, alone & groups, *terms)
         self.lanes, self.terms = self.factory.lanes, self.factory.terms
-        self.lists = _ListNumbers()
+        self.lists: ListNumbers = {}
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
@@ -307,7 +308,7 @@ class _PlanBuilder:
         program = pipeline_program(
             self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, same_calls
         )
-        return StepPlan.of(program, self.terms, self.lists.every, (len(before), len(after)))
+        return StepPlan.of(program, self.terms, tuple(self.lists), (len(before), len(after)))
 
     def _chunk(self, stage: int, slot: SlotKind) -> Chunk:
         return self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]]
@@ -328,7 +329,7 @@ class _PlanBuilder:
                 pairs = zip(own, slots, strict=True)
                 ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
-                middle = [(piece.with_source(self.lists.number(joined, factor)), 1)]
+                middle = [(piece.with_source(self.lists.setdefault((joined, factor), len(self.lists))), 1)]
             begin, end = self.factory.make_ends(len(slots))
             self.segments[key] = Segment("", ((begin, 1), *middle, (end, 1)))
         return self.segments[key]
@@ -343,36 +344,20 @@ class _PlanBuilder:
         return pieces
 
     def _piece(self, ops: lowering.OpList, factor: float, continues: bool) -> Piece:
-        return number_piece(self.factory.make_layers(ops.sequences, continues), self.lists.number(ops, factor))
+        number = self.lists.setdefault((ops, factor), len(self.lists))
+        return number_piece(self.factory.make_layers(ops.sequences, continues), number)
 
 
 @lru_cache(maxsize=256)
 def _find_factories(
-    groups: frozenset[Channel],
-    named: frozenset[str],
-    alone: frozenset[Channel],
-    receives: bool,
-    eager: bool,
-    contention: bool,
+    groups: frozenset[Channel], named: frozenset[str], alone: frozenset[Channel], *flags: bool
 ) -> tuple[lowering.PieceFactory, lowering.PieceFactory]:
     """Return what makes the pieces of slots, and of what runs once per step, where nothing slows computing down."""
-    lanes = Lanes(tuple([group for group in (*Group, *HostWay) if group in groups]), receives, eager, tuple(sorted(named)))
+    receives, eager, contention = flags
+    channels = tuple([group for group in (*Group, *HostWay) if group in groups])
+    lanes = Lanes(channels, receives, eager, tuple(sorted(named)))
     terms = lowering.LoweringTerms(lanes, alone, eager, contention)
-    return lowering.piece_factory(terms), lowering.piece_factory(replace(terms, contention=False))
-
-
-class _ListNumbers:
-    """Numbers lists of ops by what they are and how fast they run."""
-
-    def __init__(self) -> None:
-        self.every: list[PricedList] = []
-        self._number: dict[tuple[int, float], int] = {}
-
-    def number(self, ops: lowering.OpList, factor: float) -> int:
-        number = self._number.setdefault((id(ops), factor), len(self.every))
-        if number == len(self.every):
-            self.every.append((ops, factor))
-        return number
+    return lowering.PieceFactory(terms), lowering.PieceFactory(replace(terms, contention=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,7 +419,7 @@ class _RoundSegments:
     """Makes the rounds of what runs once per step, which begin where stages must meet."""
 
     def __init__(
-        self, factory: lowering.PieceFactory, once: Sequence[_OnceOps], turns: tuple[int, ...], lists: _ListNumbers
+        self, factory: lowering.PieceFactory, once: Sequence[_OnceOps], turns: tuple[int, ...], lists: ListNumbers
     ) -> None:
         """*turns*: the ops of each stage among *once*."""
         self.factory, self.once, self.turns, self.lists = factory, once, turns, lists
@@ -478,7 +463,8 @@ class _RoundSegments:
             turn, others = key = self.turns[stage], len(waits[stage]) if stage in waits else 0
             if key not in known:
                 ops = issued[turn]
-                source = self.lists.number(ops, self.once[turn].factor) if ops.size else -1
+                priced = ops, self.once[turn].factor
+                source = self.lists.setdefault(priced, len(self.lists)) if ops.size else -1
                 piece = self.factory.make_once(ops.sequences, name, others, finish)
                 known[key] = intern_segment(((number_piece(piece, source), 1),))
             segments[stage] = known[key]
