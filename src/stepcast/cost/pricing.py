@@ -70,7 +70,6 @@ class Pricer:
     _by_identity: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
     _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
-    _lost_shares: dict[tuple[CollectiveKind, Group], float] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[Callable[..., "Pricer"], tuple[object, ...]]:
         """Return a copy with the prices that are known, but without the compute model, which is a function."""
@@ -182,15 +181,12 @@ class Pricer:
         """Return the seconds of computation lost for each second that *work* overlaps it."""
         if not isinstance(work, Collective):
             return 0.0
-        key = work.kind, work.group
-        if key not in self._lost_shares:
-            route, sms, routing = self.route(work.group), self.cluster.gpu.sms, self.once_per_node
-            exchanges = self._exchanges_tokens(work) and route.ranks > 1
-            share = lost_share(work, route, sms)
-            if exchanges:
-                share = (multiprocessors_of(routing.library) / sms if routing else share) + EXCHANGE_LOSS
-            self._lost_shares[key] = share
-        return self._lost_shares[key]
+        route, sms = self.route(work.group), self.cluster.gpu.sms
+        if not self._exchanges_tokens(work) or route.ranks == 1:
+            return lost_share(work, route, sms)
+        routing = self.once_per_node
+        blocks_share = multiprocessors_of(routing.library) / sms if routing else lost_share(work, route, sms)
+        return blocks_share + EXCHANGE_LOSS
 
     def route(self, group: Group) -> Route:
         """Return the links that the slowest set of *group* crosses."""

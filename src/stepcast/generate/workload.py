@@ -17,16 +17,7 @@ from stepcast.ir.layers.ops import C, collective
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
-from stepcast.ir.model import (
-    Model,
-    StagePiece,
-    count_frozen,
-    first_pieces,
-    held_shard,
-    pieces,
-    trained_matrices,
-    trained_shard,
-)
+from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, piece_kinds, trained_matrices, trained_shard
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import find_schedule
@@ -53,12 +44,11 @@ class StageMaker:
         self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
 
     def stages(self, strategy: Strategy) -> tuple[Stage, ...]:
-        """Return the stages of a *strategy* that has these, in model order."""
-        every = pieces(self.model, strategy)
-        # Layers may differ by their place in the model as well.
-        by_place = self.strategy.trained_layers or self.strategy.precision.scaled
-        first = range(len(every)) if by_place else first_pieces(self.model, strategy)
-        known = {index: self.stage(every[index]) for index in dict.fromkeys(first)}
+        """Return the stages of *strategy* in model order."""
+        every, first = piece_kinds(self.model, strategy)
+        if strategy.trained_layers or strategy.precision.scaled:  # layers may differ by their place in the model
+            return tuple(map(self.stage, every))
+        known = {index: self.stage(every[index]) for index in set(first)}
         return tuple([known[index] for index in first])
 
     def stage(self, piece: StagePiece) -> Stage:

@@ -126,18 +126,15 @@ def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     return _pieces(model.layers, count, strategy.stage_layers, strategy.further_tokens, is_two_way)
 
 
-def first_pieces(model: Model, strategy: Strategy) -> tuple[int, ...]:
-    """Return for each of the ``pieces`` the first one that has the same kinds of layers and the same ends."""
-    return _first_pieces(model, pieces(model, strategy))
+def piece_kinds(model: Model, strategy: Strategy) -> tuple[tuple[StagePiece, ...], tuple[int, ...]]:
+    """Return the pieces, and for each the first one that has the same kinds of layers and the same ends."""
+    return (every := pieces(model, strategy)), _find_first(model, every)
 
 
 @lru_cache(maxsize=4096)
-def _first_pieces(model: Model, every: tuple[StagePiece, ...]) -> tuple[int, ...]:
-    first: dict[tuple[object, ...], int] = {}
-    return tuple(
-        first.setdefault((piece.embedding, piece.head, *model.blocks[piece.layers.start : piece.layers.stop]), index)
-        for index, piece in enumerate(every)
-    )
+def _find_first(model: Model, every: tuple[StagePiece, ...]) -> tuple[int, ...]:
+    keys = [(piece.embedding, piece.head, *model.blocks[piece.layers.start : piece.layers.stop]) for piece in every]
+    return tuple(map(keys.index, keys))
 
 
 def describe_split(model: Model, strategy: Strategy) -> str:

@@ -96,9 +96,6 @@ class Phase(StrEnum):
     WEIGHT_GRADIENT = "weight-gradient"
 
 
-PHASES = tuple(Phase)
-
-
 @dataclass(frozen=True, slots=True)
 class Op:
     """One thing to do. A non-blocking op overlaps the ops that follow it.
@@ -239,7 +236,7 @@ class Stage:
             usual = layers[(position - starts[index]) % len(layers)]
             pair = id(layer), id(usual)
             if pair not in differs:
-                phases = {phase for phase in PHASES if layer.ops(phase) is not usual.ops(phase)}
+                phases = {phase for part in parts for phase in part if layer.ops(phase) is not usual.ops(phase)}
                 differs[pair] = [changed for changed, part in zip(changes, parts, strict=True) if phases & {*part}]
             for changed in differs[pair]:
                 changed.setdefault(each.micro_batch, {})[position] = layer

@@ -25,8 +25,15 @@ class Run:
     program: Program
     seconds: FloatArray  # the price of each of the program's costs
     maps: FloatArray  # rows x columns x chains: the matrix of every chain
-    left_s: FloatArray  # (1 + calls) x rows: what each call leaves behind; row 0 is the start of the step
+    values: FloatArray  # (1 + calls) x rows: what each call leaves behind, in the order of the plan
     makespan_s: float
+
+    @cached_property
+    def left_s(self) -> FloatArray:
+        """(1 + calls) x rows: what each call leaves behind; row 0 is the start of the step."""
+        left_s = np.zeros_like(self.values)
+        left_s[1 + self.program.table.plan(self.maps).order] = self.values[1:]
+        return left_s
 
     @cached_property
     def entry_s(self) -> FloatArray:
@@ -50,9 +57,7 @@ def simulate(program: Program, seconds: FloatArray | None = None, maps: FloatArr
     prices = program.price_costs() if seconds is None else seconds
     sweep = _Sweep(program, prices, maps)
     sweep.run(0, len(sweep.plan.bounds) - 1)
-    left_s = np.zeros_like(sweep.values)
-    left_s[1 + sweep.plan.order] = sweep.values[1:]
-    return Run(program, prices, sweep.maps, left_s, float(left_s.max(initial=0.0)))
+    return Run(program, prices, sweep.maps, sweep.values, float(sweep.values.max(initial=0.0)))
 
 
 class _Sweep:
@@ -65,8 +70,7 @@ class _Sweep:
         if maps is None:
             maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
         self.maps = maps  # rows x columns x chains
-        lanes = self.maps.shape[1] - program.inputs
-        self.plan = program.table.plan(lanes, len(self.maps) - lanes)
+        self.plan = program.table.plan(maps)
         self.chain = program.call_chains[self.plan.order]
         self.values = np.zeros((program.calls + 1, len(self.maps)))
         self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 0, 1) if self.kernel else (1, 2, 0)))
@@ -232,8 +236,7 @@ def find_shift_s(run: Run, size: int, slack_s: float = 0.0) -> float:
     periods or if that is not one number but for *slack_s*. A lane that a call does not touch may stay where it is: if
     it does, it did for all calls of its rank.
     """
-    lanes = run.maps.shape[1] - run.program.inputs
-    plan = run.program.table.plan(lanes, len(run.maps) - lanes)
+    lanes, plan = run.maps.shape[1] - run.program.inputs, run.program.table.plan(run.maps)
     period = plan.find_period(size)
     if period is None:
         return 0.0

@@ -4,7 +4,7 @@ Structure comes first and seconds last: an op names its **cost**, which is a num
 and one program runs with any number of price lists. This module does not know what ops do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise, starmap
 from typing import TypeVar
@@ -175,8 +175,10 @@ class CallTable:
         previous[self.rank_start[:-1][np.diff(self.rank_start) > 0]] = 0
         return previous
 
-    def plan(self, lanes: int, outputs: int) -> CallPlan:
-        """Return the plan for calls that leave behind the times of so many *lanes* and *outputs*."""
+    def plan(self, maps: FloatArray) -> CallPlan:
+        """Return the plan for segments whose matrices are *maps*: the times of lanes, then of outputs or inputs."""
+        lanes = maps.shape[1] - self.source_call.shape[1]
+        outputs = len(maps) - lanes
         if (lanes, outputs) not in self._plans:
             rows, order = lanes + outputs, np.argsort(self.levels, kind="stable")
             place = np.zeros(self.calls + 1, np.int64)
@@ -367,14 +369,15 @@ class Program:
         their starts, the length of each chain, its pieces with their repeats, the lanes that are read, and the width of
         the largest matrix with the most nodes of a shape.
         """
-        every, chains = [(shape.sizes, shape.packed) for shape in self.shapes], self.chains
-        sizes = _pack(chain.from_iterable([own for own, _ in every])).reshape(-1, 4)
+        every = [(shape.sizes, shape.packed) for shape in self.shapes]
+        sizes = np.array([own for own, _ in every], np.int64).reshape(-1, 4)
         shapes = np.concatenate([np.zeros(0, np.int64), *[packed for _, packed in every]])
-        first = _pack(accumulate([len(packed) for _, packed in every], initial=0))
-        parts = _pack(chain.from_iterable(chain.from_iterable(chains))).reshape(-1, 2)
+        first = np.array([0, *accumulate([len(packed) for _, packed in every])], np.int64)
+        lengths = np.array([len(chain) for chain in self.chains], np.int64)
+        parts = np.fromiter(chain.from_iterable(chain.from_iterable(self.chains)), np.int64).reshape(-1, 2)
         width = max([touched + max(inputs, outputs) for (touched, inputs, outputs, _), _ in every], default=1)
         nodes = max([touched + inputs + ops for (touched, inputs, _, ops), _ in every], default=1)
-        return sizes, shapes, first, _pack(map(len, chains)), parts, self.read, _pack((width, nodes))
+        return sizes, shapes, first, lengths, parts, self.read, np.array([width, nodes])
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""
@@ -511,10 +514,6 @@ class Program:
         busy = np.zeros((self.ranks, len(self.lanes)))
         np.add.at(busy, self.rank, per_segment[self.segment])
         return busy
-
-
-def _pack(numbers: Iterable[int]) -> IntArray:
-    return np.fromiter(numbers, np.int64)
 
 
 def in_ticks(seconds: FloatArray) -> FloatArray:

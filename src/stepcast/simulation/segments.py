@@ -233,11 +233,11 @@ class Segment:
         """Build the segment of one piece."""
         return cls(name, ((Piece.of(name, ops, lanes=lanes, inputs=inputs, outputs=outputs), 1),))
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         return self.chain[0][0].shape.lanes
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         return self.chain[0][0].shape.inputs
 

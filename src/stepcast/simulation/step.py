@@ -34,7 +34,6 @@ NO_WAITS: Mapping[int, tuple[int, ...]] = {}
 NO_OPS = lowering.describe_list([])
 PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
-ListNumbers = dict[PricedList, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +58,8 @@ class StepPlan:
     ) -> "StepPlan":
         starts = list(accumulate([ops.size for ops, _ in lists], initial=2))
         index = [_INDICES.of(piece.costs, _index_slots, 0) for piece in program.pieces]
-        sizes, sources = [len(places) for places, _ in index], [piece.source for piece in program.pieces]
-        places = np.concatenate([np.zeros(0, np.int64), *[places for places, _ in index]])
+        sizes, sources = [len(own) for own in index], [piece.source for piece in program.pieces]
+        places = np.concatenate([np.zeros(0, np.int64), *index])
         moved = places + np.repeat([starts[source] - 2 for source in sources], sizes)
         issues = starts[-1] - 2 if terms.eager else 0
         if issues:  # those of a list come after the works of all
@@ -68,10 +67,10 @@ class StepPlan:
             moved = np.where(moved >= stop, 2 * moved - places - stop + issues + 2, moved)
         places = np.where(places >= 2, moved, places)
         contention: list[tuple[int, lowering.ContentionSlot]] = []
-        for source, (_, slot), end in zip(sources, index, accumulate(sizes), strict=True):
-            if slot is not None:
+        for piece, end in zip(program.pieces, accumulate(sizes), strict=True):
+            if piece.costs and isinstance(piece.costs[-1], lowering.ContentionSlot):
                 places[end - 1] = starts[-1] + issues + len(contention)
-                contention.append((source, slot))
+                contention.append((piece.source, piece.costs[-1]))
         return cls(program, terms.lanes, terms.alone, rounds, lists, places, contention)
 
     @cached_property
@@ -95,16 +94,13 @@ class StepPlan:
         return bool((self.index == 1).any())
 
 
-_INDICES: ByIdentity[tuple[IntArray, lowering.ContentionSlot | None]] = ByIdentity(4096)
+_INDICES: ByIdentity[IntArray] = ByIdentity(4096)
 
 
-def _index_slots(costs: tuple[Cost, ...], key: int) -> tuple[IntArray, lowering.ContentionSlot | None]:
-    """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list; and what computing
-    loses, which is the last of them.
-    """
+def _index_slots(costs: tuple[Cost, ...], key: int) -> IntArray:
+    """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
     places = [2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE) for cost in costs]
-    lost = costs[-1] if costs and isinstance(costs[-1], lowering.ContentionSlot) else None
-    return np.array(places, np.int64), lost
+    return np.array(places, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,7 +277,7 @@ class _PlanBuilder:
         terms = (send is Send.BLOCKING, prices.issue_s is not None, prices.takes is not None)
         self.factory, self.once_factory = _find_factories(groups, named, alone & groups, *terms)
         self.lanes, self.terms = self.factory.lanes, self.factory.terms
-        self.lists: ListNumbers = {}
+        self.lists: dict[PricedList, int] = {}
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
@@ -419,7 +415,11 @@ class _RoundSegments:
     """Makes the rounds of what runs once per step, which begin where stages must meet."""
 
     def __init__(
-        self, factory: lowering.PieceFactory, once: Sequence[_OnceOps], turns: tuple[int, ...], lists: ListNumbers
+        self,
+        factory: lowering.PieceFactory,
+        once: Sequence[_OnceOps],
+        turns: tuple[int, ...],
+        lists: dict[PricedList, int],
     ) -> None:
         """*turns*: the ops of each stage among *once*."""
         self.factory, self.once, self.turns, self.lists = factory, once, turns, lists

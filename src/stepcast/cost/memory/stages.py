@@ -26,7 +26,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
-from stepcast.ir.model import Model, first_pieces, pieces, pieces_of_stage
+from stepcast.ir.model import Model, piece_kinds, pieces_of_stage
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
@@ -277,7 +277,7 @@ class MemoryMoment(NamedTuple):
 
 def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> list[PieceTotals]:
     """Return the totals of every piece in model order; pieces of the same layers share theirs."""
-    every, first = pieces(model, strategy), first_pieces(model, strategy)
+    every, first = piece_kinds(model, strategy)
     kinds: dict[LayerParts, SavedActivations] = {}
     totals = {
         index: piece_totals(model, strategy, framework, every[index], kinds, orientations)

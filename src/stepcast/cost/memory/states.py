@@ -50,7 +50,7 @@ def piece_states(
     elif strategy.objective is Objective.DPO:
         parameters *= 2  # the reference; under LoRA it is the model without its adapters
     gradients = gradient_bytes(strategy, framework, plan, trained)
-    optimizer = optimizer_bytes(model, strategy, framework, piece, plan, trained)
+    optimizer = optimizer_bytes(model, strategy, framework, piece, plan)
     states = States(parameters, gradients, optimizer)
     return _offload(states, strategy, framework, plan, trained) if strategy.offload.optimizer else states
 
@@ -122,12 +122,10 @@ def _sharded_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> fl
 
 
 def optimizer_bytes(
-    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, plan: ShardingPlan, trained: Shard
+    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, plan: ShardingPlan
 ) -> float:
-    """Return the bytes of moments and, where the stored weights are less precise, of the fp32 copy, for the weights
-    *trained* of *piece*.
-    """
-    optimizer, owned = framework.optimizer, plan.share(trained)
+    """Return the bytes of moments and, where the stored weights are less precise, of the fp32 copy."""
+    optimizer, owned = framework.optimizer, plan.share(trained_shard(model, strategy, piece))
     copied = _copies_weights(strategy, framework)
     moments = optimizer.moments * owned
     if optimizer.knows_matrices:
@@ -142,8 +140,8 @@ def optimizer_bytes(
     if optimizer.moment_dtype is DType.INT8 and framework.modules is Modules.TRANSFORMERS and piece.embedding:
         # Embeddings keep 32-bit moments (transformers, Trainer: register_module_override of bitsandbytes).
         words = model.vocab * (model.embedding_width or model.hidden) / strategy.layout.tp / plan.dense.ways
-        trains = strategy.training is TrainingKind.FULL
-        wide = words * optimizer.moments * (FP32_BYTES - optimizer.moment_bytes) if trains else 0.0
+        trained = strategy.training is TrainingKind.FULL
+        wide = words * optimizer.moments * (FP32_BYTES - optimizer.moment_bytes) if trained else 0.0
     return moments * optimizer.moment_bytes + wide + (FP32_BYTES * owned if copied else 0.0)
 
 
@@ -172,9 +170,8 @@ def checkpoint_bytes(model: Model, strategy: Strategy, framework: Framework) -> 
         further_tokens=strategy.further_tokens,
     )
     piece = StagePiece(range(model.layers), embedding=True, head=True)
-    trained = trained_shard(model, single, piece)
-    states = optimizer_bytes(model, single, framework, piece, plan_of(single, framework), trained)
-    return _stored_bytes(single, framework) * trained.total + states
+    states = optimizer_bytes(model, single, framework, piece, plan_of(single, framework))
+    return _stored_bytes(single, framework) * trained_shard(model, single, piece).total + states
 
 
 # ZeRO and FSDP: weights that are gathered from their shards, and gradients that are not reduced yet.
