@@ -34,6 +34,7 @@ NO_WAITS: Mapping[int, tuple[int, ...]] = {}
 NO_OPS = lowering.describe_list([])
 PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
+ListNumbers = dict[PricedList, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +278,7 @@ class _PlanBuilder:
         terms = (send is Send.BLOCKING, prices.issue_s is not None, prices.takes is not None)
         self.factory, self.once_factory = _find_factories(groups, named, alone & groups, *terms)
         self.lanes, self.terms = self.factory.lanes, self.factory.terms
-        self.lists: dict[PricedList, int] = {}
+        self.lists: ListNumbers = {}
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
@@ -415,11 +416,7 @@ class _RoundSegments:
     """Makes the rounds of what runs once per step, which begin where stages must meet."""
 
     def __init__(
-        self,
-        factory: lowering.PieceFactory,
-        once: Sequence[_OnceOps],
-        turns: tuple[int, ...],
-        lists: dict[PricedList, int],
+        self, factory: lowering.PieceFactory, once: Sequence[_OnceOps], turns: tuple[int, ...], lists: ListNumbers
     ) -> None:
         """*turns*: the ops of each stage among *once*."""
         self.factory, self.once, self.turns, self.lists = factory, once, turns, lists
