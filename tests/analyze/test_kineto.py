@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepcast.analyze.kineto.analysis import KinetoAnalysis, analyze_kineto
 from stepcast.analyze.kineto.kernels import kernel_class
-from stepcast.analyze.kineto.matching import match_collectives
+from stepcast.analyze.kineto.matching import MatchedCollectives
 from stepcast.cli.main import main
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
@@ -283,7 +283,7 @@ def test_without_sequence_numbers_collectives_are_counted(tmp_path: Path) -> Non
             text = text.replace(f', "Seq": {number}}}', "}")
         assert "Seq" not in text
         path.write_text(text)
-    found = match_collectives(read(tmp_path))
+    found = MatchedCollectives(read(tmp_path))
     assert found.matched == LAYERS * STEPS
     assert found.last == {SLOW_RANK: LAYERS * STEPS}
 

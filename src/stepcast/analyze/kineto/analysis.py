@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.kineto import kernels
-from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait, match_collectives
+from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait
 from stepcast.analyze.kineto.rank import RankLanes, RankTime, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names
 from stepcast.ir.timeline import SpanKind, Timeline
@@ -100,7 +100,7 @@ class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     """Return where the time of the traced ranks went."""
     timeline, steps = marked_steps(timeline)
-    lanes, matching = RankLanes(timeline), match_collectives(timeline)
+    lanes, matching = RankLanes(timeline), MatchedCollectives(timeline)
     times = [
         time
         for rank in timeline.ranks

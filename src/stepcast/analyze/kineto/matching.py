@@ -10,7 +10,6 @@ import numpy as np
 
 from stepcast.analyze.result import bus_factor
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
@@ -42,59 +41,77 @@ class RankWait(msgspec.Struct, frozen=True):
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class MatchedCollectives:
-    rows: list[CollectiveRow]
-    wait_s: dict[int, float]  # by rank, in matched collectives
-    transfer_s: dict[int, float]
-    last: dict[int, int]  # how often a rank arrived last
-    waits: list[RankWait]
-    clock_offset_s: dict[int, float]  # of each rank's clock against that of the first
-    matched: int
-    unmatched: int
+    """The communication of several ranks, each run of a collective matched with those of its other members."""
 
+    def __init__(self, timeline: Timeline) -> None:
+        rows = np.flatnonzero(timeline.kind_of == SpanKind.COMMUNICATION).astype(np.int64)
+        self.timeline = timeline
+        self.spans = rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
+        self.kinds, key_of, sequence_of = _find_kinds(timeline)
+        detail = timeline.detail_of[rows]
+        self.key = np.where(detail == NONE, len(self.kinds), key_of[detail])
+        self.rank, self.duration_s = timeline.rank_of[rows], timeline.duration_s[rows]
+        # Buffers of another size are another collective: streams may run two at once, in either order.
+        sized = (self.key * (len(timeline.works) + 1) + timeline.work_of[rows] + 1).astype(np.int64)
+        ordinal = _ordinals(self.rank, sized, sequence_of[detail])
+        _, first, self.run_of, counts = np.unique(
+            np.stack([sized, ordinal]), axis=1, return_index=True, return_inverse=True, return_counts=True
+        )
+        self.run_of = self.run_of.reshape(-1).astype(np.int64)
+        self.shortest_s = np.full(len(counts), np.inf)
+        np.minimum.at(self.shortest_s, self.run_of, self.duration_s)
+        # Gloo names no group: then it is assumed to be all ranks, if all are in the trace.
+        everyone = 0 if timeline.facts.get("missing_ranks") else len(timeline.ranks)
+        members = np.array([*self.kinds.values(), 0], dtype=np.int64)[self.key]
+        unnamed = np.array([*(not any(names[1:]) for names in self.kinds), True])[self.key]
+        self.members = np.where((members == 0) & unnamed, everyone, members)
+        message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[timeline.work_of[rows]]
+        self.complete: BoolArray = (self.members > 1) & (counts[self.run_of] == self.members) & ~message
+        self.waited_s = np.where(self.complete, self.duration_s - self.shortest_s[self.run_of], 0.0)
+        self.matched = int(self.complete[first].sum())
+        self.unmatched = len(counts) - self.matched
+        is_last = self.complete & (self.duration_s == self.shortest_s[self.run_of])
+        last, times = np.unique(self.rank[is_last], return_counts=True)
+        self.last: dict[int, int] = dict(zip(last.tolist(), times.tolist(), strict=True))  # how often a rank came last
+        last_of = np.full(len(counts), NONE, np.int64)
+        last_of[self.run_of[is_last]] = self.rank[is_last]
+        rank, run_of, waited_s = (column[self.complete] for column in (self.rank, self.run_of, self.waited_s))
+        self.wait_s = _sum_by_rank(rank, waited_s)  # in matched collectives, as the three below
+        self.transfer_s = _sum_by_rank(rank, self.shortest_s[run_of])
+        self.waits = _rank_waits(rank, last_of[run_of], waited_s)
+        # Of each rank's clock against that of the first.
+        self.clock_offset_s = _clock_offsets(rank, run_of, timeline.end_s[rows][self.complete])
+        self.rows = self._rows()
 
-def match_collectives(timeline: Timeline) -> MatchedCollectives:
-    """Match the collectives of several ranks with each other."""
-    rows = np.flatnonzero(timeline.kind_of == SpanKind.COMMUNICATION).astype(np.int64)
-    rows = rows[np.argsort(timeline.start_s[rows], kind="stable")]
-    kinds, key_of, sequence_of = _find_kinds(timeline)
-    if not len(rows):
-        return MatchedCollectives([], {}, {}, {}, [], {}, 0, 0)
-    detail = timeline.detail_of[rows]
-    key = np.where(detail == NONE, len(kinds), key_of[detail])
-    rank, duration_s = timeline.rank_of[rows], timeline.duration_s[rows]
-    # Buffers of another size are another collective: streams may run two at once, in either order.
-    sized = (key * (len(timeline.works) + 1) + timeline.work_of[rows] + 1).astype(np.int64)
-    ordinal = _ordinals(rank, sized, sequence_of[detail])
-    instance = np.unique(np.stack([sized, ordinal]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    count = np.bincount(instance)
-    shortest = np.full(len(count), np.inf)
-    np.minimum.at(shortest, instance, duration_s)
-    # Gloo names no group: then it is assumed to be all ranks, if all are in the trace.
-    everyone = 0 if timeline.facts.get("missing_ranks") else len(timeline.ranks)
-    members = np.array([*kinds.values(), 0], dtype=np.int64)[key]
-    unnamed = np.array([*(not any(names[1:]) for names in kinds), True])[key]
-    members = np.where((members == 0) & unnamed, everyone, members)
-    message = np.array([isinstance(work, Transfer) for work in timeline.works] + [False])[timeline.work_of[rows]]
-    complete = (members > 1) & (count[instance] == members) & ~message
-    wait_s = np.where(complete, duration_s - shortest[instance], 0.0)
-    first_of = np.zeros(len(count), dtype=np.int64)
-    first_of[instance[::-1]] = np.arange(len(rows))[::-1]
-    is_last = complete & (duration_s == shortest[instance])
-    last, times = np.unique(rank[is_last], return_counts=True)
-    last_of = np.full(len(count), NONE, np.int64)
-    last_of[instance[is_last]] = rank[is_last]
-    return MatchedCollectives(
-        rows=_collective_rows(timeline, rows, kinds, key, members, complete, instance, shortest, wait_s),
-        wait_s=_sum_by_rank(rank[complete], wait_s[complete]),
-        transfer_s=_sum_by_rank(rank[complete], shortest[instance][complete]),
-        last=dict(zip(last.tolist(), times.tolist(), strict=True)),
-        waits=_rank_waits(rank[complete], last_of[instance[complete]], wait_s[complete]),
-        clock_offset_s=_clock_offsets(rank[complete], instance[complete], timeline.end_s[rows][complete]),
-        matched=int(complete[first_of].sum()),
-        unmatched=int((~complete)[first_of].sum()),
-    )
+    def _rows(self) -> list[CollectiveRow]:
+        groups, inverse = np.unique(
+            np.stack([self.key, self.timeline.work_of[self.spans]]), axis=1, return_inverse=True
+        )
+        inverse = inverse.reshape(-1)
+        table, names = [], [*self.kinds, ("unknown", "", "")]
+        for number, (kind, work_index) in enumerate(groups.T.tolist()):
+            mine = inverse == number
+            work = self.timeline.works[work_index] if work_index != NONE else None
+            matched = np.unique(self.run_of[mine & self.complete])
+            transfer_s = float(np.median(self.shortest_s[matched])) if len(matched) else None
+            members, seconds = int(self.members[mine][0]), self.duration_s[mine]
+            table.append(
+                CollectiveRow(
+                    kind=str(work.kind) if isinstance(work, Collective) else names[kind][0],
+                    group=names[kind][1],
+                    ranks=members,
+                    size_bytes=work.size_bytes if isinstance(work, Collective | Transfer) else None,
+                    count=int(mine.sum()),
+                    total_s=float(seconds.sum()),
+                    matched=len(matched),
+                    transfer_s=transfer_s,
+                    wait_s=float(self.waited_s[mine].sum()),
+                    # On one rank alone, the shortest run waited least.
+                    busbw_bytes_per_s=_busbw(work, members, transfer_s or float(seconds.min())),
+                )
+            )
+        return sorted(table, key=lambda row: -row.total_s)
 
 
 def _rank_waits(rank: Int32Array, last: IntArray, wait_s: FloatArray) -> list[RankWait]:
@@ -156,44 +173,6 @@ def _sum_by_rank(rank: Int32Array, seconds: FloatArray) -> dict[int, float]:
     ranks, inverse = np.unique(rank, return_inverse=True)
     sums = np.bincount(inverse, weights=seconds, minlength=len(ranks))
     return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
-
-
-def _collective_rows(
-    timeline: Timeline,
-    rows: IntArray,
-    kinds: CommunicationKinds,
-    key: IntArray,
-    members_of: IntArray,
-    complete: BoolArray,
-    instance: IntArray,
-    shortest: FloatArray,
-    wait_s: FloatArray,
-) -> list[CollectiveRow]:
-    groups, inverse = np.unique(np.stack([key, timeline.work_of[rows]]), axis=1, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    table, names = [], [*kinds, ("unknown", "", "")]
-    for number, (kind, work_index) in enumerate(groups.T.tolist()):
-        mine = inverse == number
-        work = timeline.works[work_index] if work_index != NONE else None
-        matched = np.unique(instance[mine & complete])
-        transfer_s = float(np.median(shortest[matched])) if len(matched) else None
-        members, seconds = int(members_of[mine][0]), timeline.duration_s[rows[mine]]
-        table.append(
-            CollectiveRow(
-                kind=str(work.kind) if isinstance(work, Collective) else names[kind][0],
-                group=names[kind][1],
-                ranks=members,
-                size_bytes=work.size_bytes if isinstance(work, Collective | Transfer) else None,
-                count=int(mine.sum()),
-                total_s=float(seconds.sum()),
-                matched=len(matched),
-                transfer_s=transfer_s,
-                wait_s=float(wait_s[mine].sum()),
-                # On one rank alone, the shortest run waited least.
-                busbw_bytes_per_s=_busbw(work, members, transfer_s or float(seconds.min())),
-            )
-        )
-    return sorted(table, key=lambda row: -row.total_s)
 
 
 def _busbw(work: object, ranks: int, seconds: float) -> float | None:
