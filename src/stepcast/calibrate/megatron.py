@@ -234,9 +234,6 @@ class NamedConstant(NamedTuple):
     known: str
 
 
-Constants = dict[str, NamedConstant]
-
-
 @dataclass(frozen=True, slots=True)
 class LinkPoint:
     """One measured transfer: bytes that cross each rank's link, and the time from the last arrival on."""
@@ -256,8 +253,6 @@ class LinkPoint:
 class LinkFit:
     """*latency_s* is None where the points cannot separate it from the bandwidth, which then contains it."""
 
-    group: str
-    points: int
     bandwidth_bytes_per_s: float | None
     latency_s: float | None
     error: float
@@ -298,7 +293,7 @@ def fit_link(points: Sequence[LinkPoint]) -> LinkFit:
         per_byte_s = 1 / float(np.sort(rates[long])[long.sum() // 2])
     error = float(np.abs((latency_s + sizes * per_byte_s) / seconds - 1).mean())
     bandwidth = 1 / per_byte_s if per_byte_s > 0 else None
-    return LinkFit(points[0].group, len(points), bandwidth, latency_s if separated else None, error)
+    return LinkFit(bandwidth, latency_s if separated else None, error)
 
 
 def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> tuple[str, float, bool]:
@@ -323,187 +318,178 @@ def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> tuple[str, flo
     return key, round(high, 4), False
 
 
+class _Calibration:
+    """The constants of several runs, as they are found."""
+
+    def __init__(self, runs: Mapping[str, MegatronAnalysis], gpu: Gpu, model: str | None) -> None:
+        self.runs, self.gpu = runs, gpu
+        self.measured = [compute_points(analysis, source, gpu, model) for source, analysis in runs.items()]
+        self.points = [point for run in self.measured for point in run.points]
+        # One factor for each number format.
+        self.factors = {
+            str(dtype): fit_factor([point for point in self.points if point.dtype is dtype])
+            for dtype in dict.fromkeys(point.dtype for point in self.points)
+        }
+        self.constants: dict[str, NamedConstant] = {}
+        self.warnings = [text for run in self.measured for text in run.warnings]
+
+    def add(self, name: str, title: str, value: float, text: str, points: int, known: str) -> None:
+        self.constants[name] = NamedConstant(title, value, text, points, known)
+
+    def add_factor(self, name: str, title: str, fit: FactorFit) -> None:
+        known = "one point: cannot be checked"
+        if fit.left_out is not None:
+            known = f"{format_percent(fit.left_out)} off where left out"
+        self.add(name, title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
+
+    def doubt_runs(self) -> None:
+        """Warn of slow ranks, and of what runs that are alike cannot show."""
+        for source, analysis in self.runs.items():
+            name = os.path.basename(source.rstrip("/"))
+            for slow in analysis.result.stragglers:
+                self.warnings.append(f"{name}: rank {slow.rank} is {slow.factor:.2f} times as slow and left out")
+        if all(analysis.recording.micro_batches <= 1 for analysis in self.runs.values()):
+            self.warnings.append(
+                "one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch"
+            )
+        widths = {analysis.recording.facts.get("hidden") for analysis in self.runs.values()}
+        if len(widths) == 1 and self.points:
+            self.warnings.append("one model width cannot show how the factor changes with size; slopes are left at 0")
+
+    def add_computation(self) -> None:
+        for dtype, fit in self.factors.items():
+            own = [point for point in self.points if point.dtype == dtype]
+            self.add_factor(f"compute_factor_{dtype}", f"compute over predicted, {dtype}", fit)
+            phases = {phase: fit_factor([point for point in own if point.phase is phase]) for phase in PHASES}
+            for phase, phase_fit in phases.items():
+                self.add_factor(f"{phase}_compute_factor_{dtype}", f"  {phase}", phase_fit)
+            forward, backward = (phase_fit.factor for phase_fit in phases.values())
+            if max(forward, backward) > UNLIKE * min(forward, backward):
+                self.warnings.append(
+                    f"{dtype}: forward takes {forward:.2f} and backward {backward:.2f} times what is predicted; "
+                    "one factor for both fits neither"
+                )
+            seconds = {(point.run, point.stage, point.phase): point.measured_s for point in own}
+            ratios = [
+                seconds[run, stage, BlockKind.BACKWARD] / forward_s
+                for (run, stage, phase), forward_s in seconds.items()
+                if phase is BlockKind.FORWARD
+            ]
+            value, known = median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
+            title = f"backward over forward, {dtype}"
+            self.add(f"backward_factor_{dtype}", title, value, f"{value:.2f}", len(ratios), known)
+        if self.points:
+            self.warnings.append(
+                "a trace times complete passes: one factor covers matmuls, attention and memory-bound kernels, "
+                "which it cannot separate"
+            )
+        self.warnings += [
+            f"{dtype}: the factor is not used: points left out of it are {format_percent(fit.left_out or 0.0)} "
+            f"off with it and {format_percent(fit.before)} without"
+            for dtype, fit in self.factors.items()
+            if not fit.helps
+        ]
+
+    def add_links(self, cluster: str | None) -> None:
+        groups: dict[str, list[LinkPoint]] = {}
+        for analysis in self.runs.values():
+            for point in link_points(analysis.result.communication):
+                groups.setdefault(point.group, []).append(point)
+        for group, points in groups.items():
+            fit, count = fit_link(points), len(points)
+            if rate := fit.bandwidth_bytes_per_s:
+                title, known = f"{group}: bus bandwidth", f"points {format_percent(fit.error)} off"
+                self.add(f"{group}_bandwidth_bytes_per_s", title, rate, format_rate(rate), count, known)
+            if fit.latency_s is not None:
+                title, known = f"{group}: latency of a transfer", f"within {format_seconds(RESOLUTION_S)} at best"
+                self.add(f"{group}_latency_s", title, fit.latency_s, format_seconds(fit.latency_s), count, known)
+                if fit.error > SCATTERED:
+                    self.warnings.append(
+                        f"{group}: transfers are {format_percent(fit.error)} off one latency and one bandwidth: "
+                        "do all runs use the same links?"
+                    )
+            else:
+                sizes = sorted({point.size_bytes for point in points})
+                listed = format_bytes(sizes[0]) if len(sizes) == 1 else f"{len(sizes)} sizes close together"
+                kind = "message" if group == "pp" else f"{group} transfer"
+                title, seconds = f"{group}: time of a transfer", median(point.seconds for point in points)
+                self.add(f"{group}_message_s", title, seconds, format_seconds(seconds), count, listed)
+                self.warnings.append(
+                    f"{group}: one {kind} size ({listed}) cannot split latency from bandwidth; the bandwidth "
+                    "contains the latency; add runs with another micro-batch, sequence or hidden size"
+                    if len(sizes) == 1
+                    else f"{group}: {listed} cannot split latency from bandwidth; add runs of other sizes"
+                )
+            if cluster and group == "tp":
+                key, value, beyond = link_efficiency(cluster, points)
+                title, known = f"tp: link efficiency of {cluster}", f"--set {key}={value:g}"
+                self.add("tp_link_efficiency", title, value, f"{value:.3f}", 1, known)
+                if beyond:
+                    self.warnings.append(f"tp: faster than the link of {cluster}: is this the cluster it ran on?")
+
+    def add_overhead(self) -> None:
+        """Add the time per step in which a rank neither computes nor communicates nor waits."""
+        ranks = [analysis.result.rank_times for analysis in self.runs.values()]
+        host_s = [mean(rank.breakdown_s["host"] for rank in own) for own in ranks]
+        known, value = f"{format_seconds(min(host_s))} to {format_seconds(max(host_s))}", median(host_s)
+        self.add("fixed_step_s", "fixed step overhead (host)", value, format_seconds(value), len(host_s), known)
+
+    def class_corrections(self) -> dict[str, Correction]:
+        """Correct matmuls by the factor of their format, and classes that formats share by that of all points.
+
+        A format whose factor does not help points left out of it is not corrected.
+        """
+        used = [point for point in self.points if self.factors[str(point.dtype)].helps]
+        if not used:
+            return {}
+        shared, formats = fit_factor(used), {str(point.dtype) for point in used}
+        corrections = {}
+        for kind in dict.fromkeys(kind for run in self.measured for kind in run.classes):
+            family, _, dtype = kind.partition(".")
+            if family not in MATRIX or dtype in formats:
+                fit = self.factors[dtype] if family in MATRIX else shared
+                corrections[kind] = Correction(fit.factor, spread=fit.spread)
+        return corrections
+
+    def toml(self, classes: Mapping[str, Correction], errors: Mapping[str, float | None]) -> str:
+        lines = [
+            "# Written by 'stepcast calibrate'; give it to predict or op with --calibration.",
+            f'gpu = "{self.gpu.name}"',
+            f'source = "stepcast calibrate on {len(self.runs)} Megatron-LM runs"',
+            "runs = [",
+            *(f'    "{os.path.basename(source.rstrip("/"))}",' for source in self.runs),
+            "]",
+        ]
+        for kind, correction in classes.items():
+            lines += ["", f'[class."{kind}"]', *(f"{key} = {value:.6g}" for key, value in asdict(correction).items())]
+        lines += ["", "[constants]"]
+        lines += [f"{name} = {constant.value:.6g}  # {constant.known}" for name, constant in self.constants.items()]
+        lines += ["", "[fit]  # mean errors of computation", f"points = {len(self.points)}"]
+        lines += [f"{name} = {error:.4g}" for name, error in errors.items() if error is not None]
+        return "\n".join(lines) + "\n"
+
+
 def calibrate_megatron(
     runs: Mapping[str, MegatronAnalysis], gpu: Gpu, cluster: str | None = None, model: str | None = None
 ) -> tuple[Facts, str]:
     """Return the constants of all *runs* (by where each was read from) together, and the file that holds them."""
-    measured = [compute_points(analysis, source, gpu, model) for source, analysis in runs.items()]
-    points = [point for run in measured for point in run.points]
-    # One factor for each number format.
-    factors = {
-        str(dtype): fit_factor([point for point in points if point.dtype is dtype])
-        for dtype in dict.fromkeys(point.dtype for point in points)
-    }
-    constants, warnings = _compute_constants(points, factors)
-    links, link_warnings = _link_constants(runs.values(), cluster)
-    constants |= links
-    # The time per step in which a rank neither computes nor communicates nor waits.
-    host_s = [mean(rank.breakdown_s["host"] for rank in analysis.result.rank_times) for analysis in runs.values()]
-    known = f"{format_seconds(min(host_s))} to {format_seconds(max(host_s))}"
-    title, value = "fixed step overhead (host)", median(host_s)
-    constants["fixed_step_s"] = NamedConstant(title, value, format_seconds(value), len(host_s), known)
-    classes = _class_corrections(measured, points, factors)
-    errors = overall_errors([(fit.points, fit.before, fit.after, fit.left_out) for fit in factors.values()])
+    found = _Calibration(runs, gpu, model)
+    found.doubt_runs()
+    found.add_computation()
+    found.add_links(cluster)
+    found.add_overhead()
+    classes = found.class_corrections()
+    errors = overall_errors([(fit.points, fit.before, fit.after, fit.left_out) for fit in found.factors.values()])
     facts: Facts = {
         "kind": "calibration",
         "source": "megatron",
         "gpu": gpu.name,
-        "points": len(points),
-        "constants": {name: constant._asdict() for name, constant in constants.items()},
+        "points": len(found.points),
+        "constants": {name: constant._asdict() for name, constant in found.constants.items()},
         "classes": {kind: asdict(correction) for kind, correction in classes.items()},
         **errors,
-        "stages": [asdict(point) for point in points],
-        "assumptions": list(dict.fromkeys(text for run in measured for text in run.assumptions)),
-        "warnings": [*_warnings(runs, measured), *warnings, *link_warnings],
+        "stages": [asdict(point) for point in found.points],
+        "assumptions": list(dict.fromkeys(text for run in found.measured for text in run.assumptions)),
+        "warnings": found.warnings,
     }
-    return facts, _toml(gpu.name, classes, constants, len(points), errors, list(runs))
-
-
-def _compute_constants(points: Sequence[ComputePoint], factors: Mapping[str, FactorFit]) -> tuple[Constants, list[str]]:
-    constants: Constants = {}
-    warnings: list[str] = []
-    for dtype, fit in factors.items():
-        own = [point for point in points if point.dtype == dtype]
-        constants[f"compute_factor_{dtype}"] = _factor_constant(f"compute over predicted, {dtype}", fit)
-        phases: dict[BlockKind, float] = {}
-        for phase in (BlockKind.FORWARD, BlockKind.BACKWARD):
-            phase_fit = fit_factor([point for point in own if point.phase is phase])
-            phases[phase] = phase_fit.factor
-            constants[f"{phase}_compute_factor_{dtype}"] = _factor_constant(f"  {phase}", phase_fit)
-        if max(phases.values()) > UNLIKE * min(phases.values()):
-            warnings.append(
-                f"{dtype}: forward takes {phases[BlockKind.FORWARD]:.2f} and backward "
-                f"{phases[BlockKind.BACKWARD]:.2f} times what is predicted; one factor for both fits neither"
-            )
-        seconds = {(point.run, point.stage, point.phase): point.measured_s for point in own}
-        ratios = [
-            seconds[run, stage, BlockKind.BACKWARD] / forward_s
-            for (run, stage, phase), forward_s in seconds.items()
-            if phase is BlockKind.FORWARD
-        ]
-        value = median(ratios)
-        title, known = f"backward over forward, {dtype}", f"{min(ratios):.2f} to {max(ratios):.2f}"
-        constants[f"backward_factor_{dtype}"] = NamedConstant(title, value, f"{value:.2f}", len(ratios), known)
-    if points:
-        warnings.append(
-            "a trace times complete passes: one factor covers matmuls, attention and memory-bound kernels, "
-            "which it cannot separate"
-        )
-    warnings += [
-        f"{dtype}: the factor is not used: points left out of it are {format_percent(fit.left_out or 0.0)} "
-        f"off with it and {format_percent(fit.before)} without"
-        for dtype, fit in factors.items()
-        if not fit.helps
-    ]
-    return constants, warnings
-
-
-def _factor_constant(title: str, fit: FactorFit) -> NamedConstant:
-    known = "one point: cannot be checked"
-    if fit.left_out is not None:
-        known = f"{format_percent(fit.left_out)} off where left out"
-    return NamedConstant(title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
-
-
-def _link_constants(runs: Iterable[MegatronAnalysis], cluster: str | None) -> tuple[Constants, list[str]]:
-    constants: Constants = {}
-    warnings: list[str] = []
-    groups: dict[str, list[LinkPoint]] = {}
-    for analysis in runs:
-        for point in link_points(analysis.result.communication):
-            groups.setdefault(point.group, []).append(point)
-    for group, points in groups.items():
-        fit, count = fit_link(points), len(points)
-        if rate := fit.bandwidth_bytes_per_s:
-            title, known = f"{group}: bus bandwidth", f"points {format_percent(fit.error)} off"
-            constants[f"{group}_bandwidth_bytes_per_s"] = NamedConstant(title, rate, format_rate(rate), count, known)
-        if fit.latency_s is not None:
-            known = f"within {format_seconds(RESOLUTION_S)} at best"
-            title, text = f"{group}: latency of a transfer", format_seconds(fit.latency_s)
-            constants[f"{group}_latency_s"] = NamedConstant(title, fit.latency_s, text, count, known)
-            if fit.error > SCATTERED:
-                warnings.append(
-                    f"{group}: transfers are {format_percent(fit.error)} off one latency and one bandwidth: "
-                    "do all runs use the same links?"
-                )
-        else:
-            sizes = sorted({point.size_bytes for point in points})
-            listed = format_bytes(sizes[0]) if len(sizes) == 1 else f"{len(sizes)} sizes close together"
-            kind = "message" if group == "pp" else f"{group} transfer"
-            seconds = median(point.seconds for point in points)
-            title, text = f"{group}: time of a transfer", format_seconds(seconds)
-            constants[f"{group}_message_s"] = NamedConstant(title, seconds, text, count, listed)
-            warnings.append(
-                f"{group}: one {kind} size ({listed}) cannot split latency from bandwidth; the bandwidth "
-                "contains the latency; add runs with another micro-batch, sequence or hidden size"
-                if len(sizes) == 1
-                else f"{group}: {listed} cannot split latency from bandwidth; add runs of other sizes"
-            )
-        if cluster and group == "tp":
-            key, value, beyond = link_efficiency(cluster, points)
-            title, known = f"tp: link efficiency of {cluster}", f"--set {key}={value:g}"
-            constants["tp_link_efficiency"] = NamedConstant(title, value, f"{value:.3f}", 1, known)
-            if beyond:
-                warnings.append(f"tp: faster than the link of {cluster}: is this the cluster it ran on?")
-    return constants, warnings
-
-
-def _class_corrections(
-    measured: Sequence[RunPoints], points: Sequence[ComputePoint], factors: Mapping[str, FactorFit]
-) -> dict[str, Correction]:
-    """Correct matmuls by the factor of their format, and classes that formats share by that of all points.
-
-    A format whose factor does not help points left out of it is not corrected.
-    """
-    used = [point for point in points if factors[str(point.dtype)].helps]
-    if not used:
-        return {}
-    shared = fit_factor(used)
-    formats = {str(point.dtype) for point in used}
-    corrections = {}
-    for kind in dict.fromkeys(kind for run in measured for kind in run.classes):
-        family, _, dtype = kind.partition(".")
-        if family not in MATRIX:
-            corrections[kind] = Correction(shared.factor, spread=shared.spread)
-        elif dtype in formats:
-            corrections[kind] = Correction(factors[dtype].factor, spread=factors[dtype].spread)
-    return corrections
-
-
-def _warnings(runs: Mapping[str, MegatronAnalysis], measured: Sequence[RunPoints]) -> list[str]:
-    texts = [text for run in measured for text in run.warnings]
-    for source, analysis in runs.items():
-        name = os.path.basename(source.rstrip("/"))
-        for slow in analysis.result.stragglers:
-            texts.append(f"{name}: rank {slow.rank} is {slow.factor:.2f} times as slow and left out")
-    if all(analysis.recording.micro_batches <= 1 for analysis in runs.values()):
-        texts.append("one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch")
-    widths = {analysis.recording.facts.get("hidden") for analysis in runs.values()}
-    if len(widths) == 1 and any(run.points for run in measured):
-        texts.append("one model width cannot show how the factor changes with size; slopes are left at 0")
-    return texts
-
-
-def _toml(
-    gpu: str,
-    classes: Mapping[str, Correction],
-    constants: Constants,
-    points: int,
-    errors: Mapping[str, float | None],
-    sources: Sequence[str],
-) -> str:
-    lines = [
-        "# Written by 'stepcast calibrate'; give it to predict or op with --calibration.",
-        f'gpu = "{gpu}"',
-        f'source = "stepcast calibrate on {len(sources)} Megatron-LM runs"',
-        "runs = [",
-        *(f'    "{os.path.basename(source.rstrip("/"))}",' for source in sources),
-        "]",
-    ]
-    for kind, correction in classes.items():
-        lines += ["", f'[class."{kind}"]', *(f"{key} = {value:.6g}" for key, value in asdict(correction).items())]
-    lines += ["", "[constants]"]
-    lines += [f"{name} = {constant.value:.6g}  # {constant.known}" for name, constant in constants.items()]
-    lines += ["", "[fit]  # mean errors of computation", f"points = {points}"]
-    lines += [f"{name} = {error:.4g}" for name, error in errors.items() if error is not None]
-    return "\n".join(lines) + "\n"
+    return facts, found.toml(classes, errors)
