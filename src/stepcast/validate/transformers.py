@@ -23,18 +23,14 @@ from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import load_profile, settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict
-from stepcast.ir.framework import Framework, Optimizer
-from stepcast.ir.layout import Layout
-from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
-from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
+from stepcast.questions.choices import build_question, spell_option
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.settle import settle
 from stepcast.validate import scoreboard
 
 if TYPE_CHECKING:
@@ -66,53 +62,36 @@ def config_words(record: scoreboard.Record, folder: Path) -> str:
 
 
 class Setting:
-    """The setting of a row, and the options of ``predict`` that mean the same."""
+    """The setting of a row, and the command of ``predict`` that means the same but for the kernel of the optimizer."""
 
     def __init__(self, record: scoreboard.Record, folder: Path) -> None:
-        words = setting_words(record)
+        words, model = setting_words(record), config_words(record, folder)
         if "experts-eager" in words:
             raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
-        self.words, self.batch, self.seq = words, int(record["batch"]), int(record["seq"])
-        self.said_model = config_words(record, folder)
-        self.model: Model = load_model(self.said_model)
-        profile = load_profile("transformers-compiled" if "compile" in words else "transformers")
-        settled = settle(profile, self.model, GPU, Layout(), self._given(profile.framework.optimizer))
-        self.framework: Framework = settled.framework
-        strategy = settled.strategy(Layout(), self.batch, self.batch, self.seq)
-        zeros = scoreboard.unseen_share(self.model, self.batch * self.seq)
-        self.strategy: Strategy = replace(strategy, zero_gradients=zeros)
-        self.profile_name = profile.name
-
-    def _given(self, usual: Optimizer) -> FactDict:
-        precision = DType.FP32 if "fp32" in self.words else DType.BF16
-        stored = DType.FP32 if self.words & {"fp32", "autocast"} else DType.BF16
-        fused = "fused" in self.words
-        given: FactDict = {
-            "precision": precision,
-            "autocast": "autocast" in self.words,
-            "recompute": Recompute(RecomputeKind.FULL) if "checkpoint" in self.words else Recompute(),
-            "optimizer": replace(usual, moment_dtype=stored, fused=fused, clips=False),
+        batch, seq = int(record["batch"]), int(record["seq"])
+        choices: dict[str, object] = {
+            "model": model,
+            "cluster": CLUSTER,
+            "framework": "transformers-compiled" if "compile" in words else "transformers",
+            "gpus": 1,
+            "micro_batch": batch,
+            "global_batch": batch,
+            "seq": seq,
+            "clipping": False,
+            "precision": "autocast-bf16" if "autocast" in words else "fp32" if "fp32" in words else None,
+            "recompute": "full" if "checkpoint" in words else None,
+            "flash_attention": False if "attn-eager" in words else None,
+            "zero_gradients": scoreboard.unseen_share(load_model(model), batch * seq) or None,
         }
-        if "attn-eager" in self.words:
-            given["flash_attention"] = False
-        return given
+        self.choices = {name: value for name, value in choices.items() if value is not None}
+        run = settle(build_question(PredictQuestion, self.choices))
+        self.model, self.strategy, optimizer = run.model, run.strategy, run.framework.optimizer
+        self.framework = replace(run.framework, optimizer=replace(optimizer, fused="fused" in words))
 
     @property
     def command(self) -> str:
-        words = ["stepcast", "predict", "--model", self.said_model, "--cluster", CLUSTER]
-        words += ["--framework", self.profile_name, "--gpus", "1", "--micro-batch", str(self.batch)]
-        words += ["--global-batch", str(self.batch), "--seq", str(self.seq), "--no-clipping"]
-        if "autocast" in self.words:
-            words += ["--precision", "autocast-bf16"]
-        elif "fp32" in self.words:
-            words += ["--precision", "fp32"]
-        if "checkpoint" in self.words:
-            words += ["--recompute", "full"]
-        if "attn-eager" in self.words:
-            words += ["--no-flash-attention"]
-        if self.strategy.zero_gradients:
-            words += ["--zero-gradients", str(self.strategy.zero_gradients)]
-        return shlex.join(words)
+        options = chain.from_iterable(spell_option(name, value) for name, value in self.choices.items())
+        return shlex.join(["stepcast", "predict", *options])
 
 
 def step_files(folder: str) -> list[Path]:
