@@ -28,7 +28,6 @@ MIDDLING = tuple(2**power for power in range(10, 21))
 
 def causes(text: str, cluster: str) -> list[str]:
     log = MeasuredSweep(read(Source("made.log", text.encode())), load_cluster(cluster))
-    log.check()
     return [finding.cause for finding in find_shortfalls(log)]
 
 
@@ -79,7 +78,7 @@ def test_what_is_faster_than_the_description_is_told() -> None:
 
 def test_ranges_follow_the_prediction_and_cover_every_size() -> None:
     log = MeasuredSweep(read(Source("a", log_of(load_cluster("dgx-h100"), 8).encode())), load_cluster("dgx-h100"))
-    parts = [log.within(part) for part in Range]
+    parts = [log.parts[part] for part in Range]
     assert np.sum(parts, axis=0).tolist() == [1] * len(log.sizes_bytes)
     small, middle, large = (log.sizes_bytes[part] for part in parts)
     assert small.max() < middle.min() < middle.max() < large.min()

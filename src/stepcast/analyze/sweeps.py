@@ -7,7 +7,7 @@ the fault is close to the measurement, the fault explains it. Nothing is looked 
 
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache
 from operator import attrgetter
 from typing import TypeVar
 
@@ -20,7 +20,6 @@ from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_rout
 from stepcast.hardware import Cluster, Fabric, FabricKind, Link
 from stepcast.hardware.catalog import load_data
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.units import GB, US, format_percent
 
@@ -92,103 +91,59 @@ class SweepResult(AnalysisResult, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-@dataclass(frozen=True)
 class MeasuredSweep:
-    """The timed sizes of one log, and their predicted times on *cluster*."""
+    """The timed sizes of one log, by size, and their predicted times on *cluster*.
 
-    sweep: CollectiveSweep
-    cluster: Cluster
+    A ValueError says why this log cannot be compared with this cluster.
+    """
 
-    def check(self) -> None:
-        """Raise a ValueError that says why this log cannot be compared with this cluster."""
-        kind_of(self.sweep)
-        sweep_route(self.sweep, self.cluster)
-        largest = max((row.size_bytes for row in self.sweep.rows), default=0)
-        if largest > LARGEST_BYTES:
-            raise ValueError(f"{self.sweep.source}: a size beyond {LARGEST_BYTES:,} bytes fits no memory")
-        if not len(self.sizes_bytes):
-            raise ValueError(f"{self.sweep.source}: no size has a time")
-
-    @cached_property
-    def timed(self) -> tuple[FloatArray, FloatArray]:
-        """Sizes and times, by size."""
-        rows = [(row.size_bytes, measured_time_s(row)) for row in self.sweep.rows if row.size_bytes]
-        points = sorted((float(size), time_s) for size, time_s in rows if time_s)
-        return np.array([size for size, _ in points]), np.array([time_s for _, time_s in points])
-
-    @property
-    def sizes_bytes(self) -> FloatArray:
-        return self.timed[0]
-
-    @property
-    def measured_s(self) -> FloatArray:
-        return self.timed[1]
-
-    @cached_property
-    def predicted_s(self) -> FloatArray:
-        return self.seconds_on(self.cluster)
+    def __init__(self, sweep: CollectiveSweep, cluster: Cluster) -> None:
+        self.sweep, self.cluster, self.kind, self.route = sweep, cluster, kind_of(sweep), sweep_route(sweep, cluster)
+        if max((row.size_bytes for row in sweep.rows), default=0) > LARGEST_BYTES:
+            raise ValueError(f"{sweep.source}: a size beyond {LARGEST_BYTES:,} bytes fits no memory")
+        timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
+        points = sorted((float(size), time_s) for size, time_s in timed if time_s)
+        if not points:
+            raise ValueError(f"{sweep.source}: no size has a time")
+        self.sizes_bytes, self.measured_s = (np.array(column) for column in zip(*points, strict=True))
+        self.predicted_s = self.seconds_on(cluster)
+        self.reached = self.predicted_s / self.measured_s  # measured divided by predicted bandwidth
+        self.spikes = np.append(self.measured_s[:-1] > SPIKE_FACTOR * self.measured_s[1:], False)
+        small = self.predicted_s <= LATENCY_FACTOR * float(sweep_s(sweep, np.array([SMALLEST_BYTES]), cluster)[0])
+        rate = self.sizes_bytes / self.predicted_s
+        large = ~small & (rate >= LEVEL_SHARE * rate.max())
+        # Which sizes belong to each range; each belongs to one.
+        self.parts: dict[Range, BoolArray] = {Range.SMALL: small, Range.MIDDLE: ~small & ~large, Range.LARGE: large}
 
     def seconds_on(self, cluster: Cluster) -> FloatArray:
         """Return the predicted times on another cluster, or on this one with a fault."""
         return sweep_s(self.sweep, self.sizes_bytes, cluster)
 
-    @property
-    def reached(self) -> FloatArray:
-        """Measured divided by predicted bandwidth, by size."""
-        return self.predicted_s / self.measured_s
-
-    @cached_property
-    def spikes(self) -> BoolArray:
-        slower = np.zeros(len(self.sizes_bytes), dtype=bool)
-        slower[:-1] = self.measured_s[:-1] > SPIKE_FACTOR * self.measured_s[1:]
-        return slower
-
-    def within(self, part: Range) -> BoolArray:
-        """Return which sizes belong to *part*; each belongs to one."""
-        empty_s = float(sweep_s(self.sweep, np.array([SMALLEST_BYTES]), self.cluster)[0])
-        small = self.predicted_s <= LATENCY_FACTOR * empty_s
-        rate = self.sizes_bytes / self.predicted_s
-        large = ~small & (rate >= LEVEL_SHARE * rate.max())
-        parts: dict[Range, BoolArray] = {Range.SMALL: small, Range.MIDDLE: ~small & ~large, Range.LARGE: large}
-        return parts[part]
-
     def mean_reached(self, part: Range, predicted_s: FloatArray | None = None) -> float | None:
         """Return the geometric mean of measured over predicted bandwidth in one range, without spikes."""
-        chosen = self.within(part) & ~self.spikes
+        chosen = self.parts[part] & ~self.spikes
         if not chosen.any():
             return None
         predicted_s = self.predicted_s if predicted_s is None else predicted_s
         return float(np.exp(np.log(predicted_s[chosen] / self.measured_s[chosen]).mean()))
 
     def busbw(self, seconds: FloatArray) -> FloatArray:
-        return self.sizes_bytes / seconds * bus_factor(kind_of(self.sweep), self.sweep.ranks)
+        return self.sizes_bytes / seconds * bus_factor(self.kind, self.sweep.ranks)
 
 
 def analyze_sweep(sweep: CollectiveSweep, cluster: Cluster) -> SweepResult:
     """Compare a log with *cluster*, size by size and by range, and name the likely causes of a shortfall."""
-    log, kind = MeasuredSweep(sweep, cluster), kind_of(sweep)
-    log.check()
-    route = sweep_route(sweep, cluster)
+    log = MeasuredSweep(sweep, cluster)
     measured, predicted = log.busbw(log.measured_s), log.busbw(log.predicted_s)
-    parts = {part: log.within(part) for part in Range}
+    columns = (log.measured_s, log.predicted_s, log.reached - 1, measured, predicted, log.reached)
+    range_of = np.argmax(np.stack(list(log.parts.values())), axis=0).tolist()
     rows = []
     for index, size in enumerate(log.sizes_bytes.tolist()):
-        best = price(kind, size, route)
-        rows.append(
-            ComparedSize(
-                round(size),
-                float(log.measured_s[index]),
-                float(log.predicted_s[index]),
-                float(log.predicted_s[index] / log.measured_s[index] - 1),
-                float(measured[index]),
-                float(predicted[index]),
-                float(log.reached[index]),
-                best.algorithm,
-                best.protocol,
-                next(part for part, chosen in parts.items() if chosen[index]),
-                bool(log.spikes[index]),
-            )
-        )
+        best = price(log.kind, size, log.route)
+        measured_s, predicted_s, error, own, expected, reached = (float(column[index]) for column in columns)
+        figures = measured_s, predicted_s, error, own, expected, reached
+        part, is_spike = list(log.parts)[range_of[index]], bool(log.spikes[index])
+        rows.append(ComparedSize(round(size), *figures, best.algorithm, best.protocol, part, is_spike))
     ranges = {
         str(part): ComparedRange(
             round(log.sizes_bytes[chosen].min()),
@@ -199,12 +154,12 @@ def analyze_sweep(sweep: CollectiveSweep, cluster: Cluster) -> SweepResult:
         )
         if chosen.any()
         else None
-        for part, chosen in parts.items()
+        for part, chosen in log.parts.items()
     }
     return SweepResult(
         kind="collective sweep",
         file=sweep.source,
-        collective=kind,
+        collective=log.kind,
         ranks=sweep.ranks,
         nodes=sweep.nodes,
         device=sweep.device,

@@ -181,13 +181,11 @@ def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tu
     logs, skipped = [], []
     for path in paths:
         source = open_source(path)
-        log = MeasuredSweep(read_sources([source], recognise(source)), cluster)
+        sweep = read_sources([source], recognise(source))
         try:
-            log.check()
+            logs.append(MeasuredSweep(sweep, cluster))
         except ValueError as error:
             skipped.append(f"left out: {error}")
-        else:
-            logs.append(log)
     if not logs:
         raise ValueError(f"no log can be compared with {cluster.name}: {'; '.join(skipped)}")
     fitted = fit_collectives(logs)
