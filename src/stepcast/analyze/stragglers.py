@@ -7,8 +7,7 @@ together, some time after the last of them began; the rest of a recorded time is
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -217,24 +216,45 @@ class WaitGraph:
             raise ValueError("operations wait for one another in a circle: no order of a pipeline") from None
 
 
-@dataclass(frozen=True, eq=False)
 class StragglerJob:
-    """A job with its operations as recorded and as they usually are."""
+    """A job with its operations as recorded and as they usually are, and its slowdown by stage, replica and kind."""
 
-    run: WorkerSteps
+    def __init__(self, run: WorkerSteps) -> None:
+        self.run, self.graph = run, WaitGraph(run)
+        end_s = run.start_s + run.duration_s
+        self.measured_s: FloatArray = end_s.max(axis=(1, 2)) - run.start_s.min(axis=(1, 2))
+        self.recorded_s = self._recorded(end_s)
+        self.usual_s = np.empty_like(self.recorded_s)
+        for kind in {operation.kind for operation in run.operations}:
+            indices = [index for index, operation in enumerate(run.operations) if operation.kind == kind]
+            own = self.recorded_s[:, :, indices]
+            self.usual_s[:, :, indices] = own.mean() if kind in MEANS else np.median(own)
+        self.undelayed_s = self.simulate_s(self.recorded_s)  # without the gaps that the host left between operations
+        self.ideal_s = self.simulate_s(self.usual_s)  # with every operation as its kind usually is
+        self.slowdown = float(self.undelayed_s.mean() / self.ideal_s.mean())
+        stage_of = np.array([operation.stage for operation in run.operations])
+        kinds = [JOINED_KINDS.get(operation.kind, operation.kind) for operation in run.operations]
+        replicas = np.arange(run.replicas)[:, None]
+        self.by_stage = [self._slowdown_by(stage_of == stage) for stage in range(run.stages)]
+        self.by_replica = [self._slowdown_by(replicas == replica) for replica in range(run.replicas)]
+        self.by_kind = {kind: self._slowdown_by(np.array(kinds) == kind) for kind in dict.fromkeys(kinds)}
+        self.last_stage_share = self._recovered(stage_of == run.stages - 1)
+        # (slowdown, replica, stage) of every worker, the slowest first.
+        workers = [
+            (min(of_replica, of_stage), replica, stage)
+            for replica, of_replica in enumerate(self.by_replica)
+            for stage, of_stage in enumerate(self.by_stage)
+        ]
+        self.workers = sorted(workers, key=lambda worker: -worker[0])
+        mask: BoolArray = np.zeros((run.replicas, len(run.operations)), dtype=np.bool_)
+        for _, replica, stage in self.workers[: math.ceil(WORST_SHARE * len(workers))]:
+            mask[replica] |= stage_of == stage
+        self.worst_workers_share = self._recovered(mask)
 
-    @cached_property
-    def graph(self) -> WaitGraph:
-        return WaitGraph(self.run)
-
-    @cached_property
-    def recorded_s(self) -> FloatArray:
-        """Durations; for operations that wait for others the part after the last of them began."""
+    def _recorded(self, end_s: FloatArray) -> FloatArray:
+        """Return durations; for operations that wait for others the part after the last of them began."""
         values = self.run.duration_s.copy()
-        end_s = self.run.start_s + self.run.duration_s
-        for unit in self.graph.units:
-            if not unit.grouped:
-                continue
+        for unit in (unit for unit in self.graph.units if unit.grouped):
             members = list(unit.members)
             latest = self.run.start_s[:, :, members].max(axis=2)
             if unit.across:
@@ -242,18 +262,6 @@ class StragglerJob:
             transfer = end_s[:, :, members] - latest[:, :, None]
             values[:, :, members] = np.where(transfer < LEAST_TRANSFER_S, 0.0, transfer)
         return values
-
-    @cached_property
-    def usual_s(self) -> FloatArray:
-        """One value for all operations of a kind."""
-        kinds: dict[str, list[int]] = defaultdict(list)
-        for index, operation in enumerate(self.run.operations):
-            kinds[operation.kind].append(index)
-        usual_s = np.empty_like(self.recorded_s)
-        for kind, indices in kinds.items():
-            own = self.recorded_s[:, :, indices]
-            usual_s[:, :, indices] = own.mean() if kind in MEANS else np.median(own)
-        return usual_s
 
     def simulate_s(self, values: FloatArray) -> FloatArray:
         """Return the time of each step if operations take *values*."""
@@ -274,51 +282,9 @@ class StragglerJob:
         step_s: FloatArray = ends.max(axis=(0, 2)) - starts.min(axis=(0, 2))
         return step_s
 
-    @cached_property
-    def measured_s(self) -> FloatArray:
-        end_s = self.run.start_s + self.run.duration_s
-        step_s: FloatArray = end_s.max(axis=(1, 2)) - self.run.start_s.min(axis=(1, 2))
-        return step_s
-
-    @cached_property
-    def undelayed_s(self) -> FloatArray:
-        """The steps without the gaps that the host left between operations."""
-        return self.simulate_s(self.recorded_s)
-
-    @cached_property
-    def ideal_s(self) -> FloatArray:
-        """The steps with every operation as its kind usually is."""
-        return self.simulate_s(self.usual_s)
-
-    @property
-    def slowdown(self) -> float:
-        return float(self.undelayed_s.mean() / self.ideal_s.mean())
-
-    def _mask(self, stages: Iterable[int] = (), replicas: Iterable[int] = (), kinds: Iterable[str] = ()) -> BoolArray:
-        mask = np.zeros((1, self.run.replicas, len(self.run.operations)), dtype=np.bool_)
-        for replica in replicas:
-            mask[:, replica, :] = True
-        for index, operation in enumerate(self.run.operations):
-            if operation.stage in stages or JOINED_KINDS.get(operation.kind, operation.kind) in kinds:
-                mask[:, :, index] = True
-        return mask
-
     def _slowdown_by(self, mask: BoolArray) -> float:
         """Return the slowdown if only the operations of *mask* are as recorded."""
         return float(self.simulate_s(np.where(mask, self.recorded_s, self.usual_s)).mean()) / float(self.ideal_s.mean())
-
-    @cached_property
-    def by_stage(self) -> list[float]:
-        return [self._slowdown_by(self._mask(stages=[stage])) for stage in range(self.run.stages)]
-
-    @cached_property
-    def by_replica(self) -> list[float]:
-        return [self._slowdown_by(self._mask(replicas=[replica])) for replica in range(self.run.replicas)]
-
-    @cached_property
-    def by_kind(self) -> dict[str, float]:
-        kinds = dict.fromkeys(JOINED_KINDS.get(operation.kind, operation.kind) for operation in self.run.operations)
-        return {kind: self._slowdown_by(self._mask(kinds=[kind])) for kind in kinds}
 
     def _recovered(self, mask: BoolArray) -> float:
         """Return the share of the loss that is gone if the operations of *mask* take their typical time."""
@@ -326,27 +292,6 @@ class StragglerJob:
         lost_s = undelayed_s - float(self.ideal_s.mean())
         left_s = float(self.simulate_s(np.where(mask, self.usual_s, self.recorded_s)).mean())
         return (undelayed_s - left_s) / lost_s if lost_s else 0.0
-
-    @property
-    def last_stage_share(self) -> float:
-        return self._recovered(self._mask(stages=[self.run.stages - 1]))
-
-    @cached_property
-    def workers(self) -> list[tuple[float, int, int]]:
-        """(slowdown, replica, stage) of every worker, the slowest first."""
-        workers = [
-            (min(self.by_replica[replica], self.by_stage[stage]), replica, stage)
-            for replica in range(self.run.replicas)
-            for stage in range(self.run.stages)
-        ]
-        return sorted(workers, key=lambda worker: -worker[0])
-
-    @property
-    def worst_workers_share(self) -> float:
-        mask = self._mask()
-        for _, replica, stage in self.workers[: math.ceil(WORST_SHARE * len(self.workers))]:
-            mask[:, replica] |= self._mask(stages=[stage])[:, replica]
-        return self._recovered(mask)
 
 
 def analyze_stragglers(run: WorkerSteps) -> StragglerResult:
