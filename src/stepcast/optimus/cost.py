@@ -156,21 +156,18 @@ def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants:
     backwards: list[list[PassWork]] = [[], []]  # the first of a step, and later ones, which accumulate gradients
     optimizer: list[PassWork] = []
     if halves:
-        share, weights = stage.layers / halves, stage.weights / plan.layout.tp / halves
-        costs = _LayerCosts(plan, machine, constants, stage.weights / stage.layers)
-        forward = [costs.forward(share)] * halves
-        backwards = [[costs.backward(share, accumulated, weights)] * halves for accumulated in (0.0, weights)]
-        optimizer = [costs.optimizer(share, weights)] * halves
-    ends = _EndCosts(plan, machine, constants)
+        own = _layer_work(plan, stage, machine, constants, halves)
+        forward, *backwards, optimizer = ([work] * halves for work in own)
+    ends = _EndWork(plan, machine, constants)
     if stage.embeds:
-        forward.insert(0, ends.embedding())
+        forward.insert(0, ends.embedding)
     if stage.heads:
-        forward.append(ends.head())
-    for accumulates, backward in enumerate(backwards):
+        forward.append(ends.head)
+    for number, backward in enumerate(backwards):
         if stage.embeds:
-            backward.append(ends.embedding_backward(bool(accumulates)))
+            backward.append(ends.embedding_backward[number])
         if stage.heads:
-            backward.insert(0, ends.head_backward(bool(accumulates)))
+            backward.insert(0, ends.head_backward[number])
     optimizer += [ends.optimizer] * (stage.embeds + stage.heads)
     first_backward, later_backward = map(tuple, backwards)
     return StageWork(tuple(forward), first_backward, later_backward, tuple(optimizer))
@@ -181,83 +178,66 @@ def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
     return machine.move_s(passes * weights)
 
 
-class _LayerCosts:
-    """Costs of one layer on one GPU."""
+def _layer_work(
+    plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants, pieces: int
+) -> tuple[PassWork, PassWork, PassWork, PassWork]:
+    """Return forward, first and later backward and optimizer of one of the *pieces* of a stage's layers on one GPU."""
+    tp, tokens, model, factor = plan.layout.tp, plan.tokens, plan.model, constants.backward_factor
+    share, weights = stage.layers / pieces, stage.weights / plan.layout.tp / pieces
 
-    def __init__(self, plan: OptimusPlan, machine: Machine, constants: Constants, weights_per_layer: float) -> None:
-        self.plan, self.machine, self.constants = plan, machine, constants
-        tp, tokens, model = plan.layout.tp, plan.tokens, plan.model
-        work = PLAIN_WORK if tp == 1 else SHARDED_WORK
-        slowest = slowest_of(tp)
-        self.forward_host_s = work[0] * constants.host_op_s * slowest
-        self.backward_host_s = work[1] * constants.host_op_s * slowest
-        self.update_host_s = work[2] * constants.host_op_s
-        self.matmul_s = self._matmul_s(weights_per_layer / tp)
-        self.activation_s = machine.move_s(2 * tokens * model.ffn / tp)
-        scores = plan.micro_batch * model.heads / tp * plan.sequence**2
-        passes = WHOLE_PASSES + SHARDED_PASSES / tp
-        self.untimed_s = max(
-            machine.move_s(passes * tokens * model.hidden + 2 * scores), UNTIMED_KERNELS * machine.launch_s
-        )
-        size_bytes = tokens * model.hidden * FP32_BYTES
-        self.reduce_s = machine.all_reduce_s(range(tp), size_bytes) if tp > 1 else 0.0
+    def product_s(values: float) -> float:
+        return matmul_s(values, tokens, machine, constants.matmul_efficiency)
 
-    def _matmul_s(self, weights: float) -> float:
-        return matmul_s(weights, self.plan.tokens, self.machine, self.constants.matmul_efficiency)
-
-    def forward(self, share: float) -> PassWork:
-        parts = {
-            "compute": (self.matmul_s + self.activation_s) * share,
-            "unhooked": self.untimed_s * share,
-            # The sums after the output and the down projection are used at once: nothing hides them.
-            "tensor": 2 * self.reduce_s * share,
-        }
-        return PassWork(self.forward_host_s * share, parts)
-
-    def backward(self, share: float, accumulated: float, weights: float) -> PassWork:
-        # Of the reductions, those of q, k, v, gate and up overlap the next of them.
-        model, tp = self.plan.model, self.plan.layout.tp
-        widths = (model.kv_heads * model.head_dim, model.heads * model.head_dim, model.ffn)
-        hidden_s = [self.constants.backward_factor * self._matmul_s(model.hidden * width / tp) for width in widths]
-        parts = {
-            "compute": (self.constants.backward_factor * self.matmul_s + 2 * self.activation_s) * share,
-            "unhooked": BACKWARD_PASSES * self.untimed_s * share,
-            "tensor": (2 * self.reduce_s + sum(max(0.0, self.reduce_s - behind_s) for behind_s in hidden_s)) * share,
-            "accumulation": self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES),
-        }
-        return PassWork(self.backward_host_s * share, parts, weights)
-
-    def optimizer(self, share: float, weights: float) -> PassWork:
-        return PassWork(self.update_host_s * share, {"optimizer": _update_s(self.plan, self.machine, weights)})
+    slowest = slowest_of(tp)
+    forward_host_s, backward_host_s, update_host_s = (
+        operators * constants.host_op_s for operators in (PLAIN_WORK if tp == 1 else SHARDED_WORK)
+    )
+    layer_s = product_s(stage.weights / stage.layers / tp)
+    activation_s = machine.move_s(2 * tokens * model.ffn / tp)
+    scores = plan.micro_batch * model.heads / tp * plan.sequence**2
+    passes = WHOLE_PASSES + SHARDED_PASSES / tp
+    untimed_s = max(machine.move_s(passes * tokens * model.hidden + 2 * scores), UNTIMED_KERNELS * machine.launch_s)
+    reduce_s = machine.all_reduce_s(range(tp), tokens * model.hidden * FP32_BYTES) if tp > 1 else 0.0
+    forward = {
+        "compute": (layer_s + activation_s) * share,
+        "unhooked": untimed_s * share,
+        # The sums after the output and the down projection are used at once: nothing hides them.
+        "tensor": 2 * reduce_s * share,
+    }
+    # Of the reductions, those of q, k, v, gate and up overlap the next of them.
+    widths = (model.kv_heads * model.head_dim, model.heads * model.head_dim, model.ffn)
+    hidden_s = [factor * product_s(model.hidden * width / tp) for width in widths]
+    backward = {
+        "compute": (factor * layer_s + 2 * activation_s) * share,
+        "unhooked": BACKWARD_PASSES * untimed_s * share,
+        "tensor": (2 * reduce_s + sum(max(0.0, reduce_s - behind_s) for behind_s in hidden_s)) * share,
+    }
+    first, later = (
+        {**backward, "accumulation": machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES)}
+        for accumulated in (0.0, weights)
+    )
+    return (
+        PassWork(forward_host_s * slowest * share, forward),
+        PassWork(backward_host_s * slowest * share, first, weights),
+        PassWork(backward_host_s * slowest * share, later, weights),
+        PassWork(update_host_s * share, {"optimizer": _update_s(plan, machine, weights)}),
+    )
 
 
-class _EndCosts:
-    """Costs of the embedding, and of the output projection with the loss, on one GPU."""
+class _EndWork:
+    """The embedding, and the output projection with the loss, on one GPU; backward the first time and later."""
 
     def __init__(self, plan: OptimusPlan, machine: Machine, constants: Constants) -> None:
-        self.plan, self.move_s, self.factor = plan, machine.move_s, constants.backward_factor
-        self.weights, self.logits = plan.head_weights, plan.tokens * plan.model.vocab
-        self.matmul_s = matmul_s(self.weights, plan.tokens, machine, constants.matmul_efficiency)
-        self.forward_host_s, self.backward_host_s, update_host_s = (work * constants.host_op_s for work in END_WORK)
-        self.optimizer = PassWork(update_host_s, {"optimizer": _update_s(plan, machine, self.weights)})
-
-    def embedding(self) -> PassWork:
-        parts = {"unhooked": self.move_s(5 * self.plan.tokens * self.plan.model.hidden)}
-        return PassWork(2 * self.forward_host_s, parts)
-
-    def embedding_backward(self, accumulates: bool) -> PassWork:
-        # The dense gradient is zeroed.
-        return self._backward({"unhooked": self.move_s(self.weights)}, accumulates)
-
-    def head(self) -> PassWork:
-        parts = {"compute": self.matmul_s, "unhooked": self.move_s(LOSS_PASSES[0] * self.logits)}
-        return PassWork(self.forward_host_s, parts)
-
-    def head_backward(self, accumulates: bool) -> PassWork:
-        parts = {"unhooked": self.move_s(LOSS_PASSES[1] * self.logits), "compute": self.factor * self.matmul_s}
-        return self._backward(parts, accumulates)
-
-    def _backward(self, parts: dict[str, float], accumulates: bool) -> PassWork:
-        if accumulates:
-            parts["accumulation"] = self.move_s(self.weights * ACCUMULATION_BYTES / FP32_BYTES)
-        return PassWork(self.backward_host_s, parts, self.weights)
+        move_s, weights, logits = machine.move_s, plan.head_weights, plan.tokens * plan.model.vocab
+        head_s = matmul_s(weights, plan.tokens, machine, constants.matmul_efficiency)
+        forward_host_s, backward_host_s, update_host_s = (work * constants.host_op_s for work in END_WORK)
+        accumulation: dict[str, float] = {"accumulation": move_s(weights * ACCUMULATION_BYTES / FP32_BYTES)}
+        self.embedding = PassWork(2 * forward_host_s, {"unhooked": move_s(5 * plan.tokens * plan.model.hidden)})
+        self.head = PassWork(forward_host_s, {"compute": head_s, "unhooked": move_s(LOSS_PASSES[0] * logits)})
+        embedding = {"unhooked": move_s(weights)}  # the dense gradient is zeroed
+        head = {"unhooked": move_s(LOSS_PASSES[1] * logits), "compute": constants.backward_factor * head_s}
+        self.embedding_backward, self.head_backward = (
+            [PassWork(backward_host_s, parts, weights), PassWork(backward_host_s, parts | accumulation, weights)]
+            for parts in (embedding, head)
+        )
+        self.optimizer = PassWork(update_host_s, {"optimizer": _update_s(plan, machine, weights)})
