@@ -1,5 +1,6 @@
 """A measured Megatron-LM step: time by part, communication, waits, stragglers and the critical path."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
 
@@ -7,8 +8,8 @@ import msgspec
 
 from stepcast.analyze import play as playing
 from stepcast.analyze.changes import heal_rank
+from stepcast.analyze.megatron import meetings as traced
 from stepcast.analyze.megatron import stragglers as straggling
-from stepcast.analyze.megatron.meetings import NOISE_S, OVERLAP_FACTOR, TraceOperation, operations_of, plain_name
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
@@ -112,7 +113,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     """Explain *timeline*; *busbw* says what a cluster should reach."""
     recording = record_megatron(timeline)
     layout, step_s = recording.layout, recording.measured_step_s
-    operations = operations_of(timeline, layout)
+    operations = traced.operations_of(timeline, layout)
     parts = playing.rank_parts(playing.measured(recording))
     alone = len(recording.ranks) == 1 and layout.gpus > 1  # nothing can be matched
     # On one rank alone, waiting for other stages is the time in receives.
@@ -159,7 +160,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     return MegatronAnalysis(recording, result)
 
 
-def _sum_operations(operations: Sequence[TraceOperation]) -> dict[str, float]:
+def _sum_operations(operations: Sequence[traced.TraceOperation]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for operation in operations:
         totals[operation.name] = totals.get(operation.name, 0.0) + operation.duration_s
@@ -184,7 +185,7 @@ def _exposure(parts: Sequence[playing.RankParts]) -> dict[str, dict[str, float]]
     }
 
 
-def _rank_breakdown(parts: playing.RankParts, operations: Sequence[TraceOperation]) -> RankBreakdown:
+def _rank_breakdown(parts: playing.RankParts, operations: Sequence[traced.TraceOperation]) -> RankBreakdown:
     inside: dict[str, dict[str, float]] = {}
     for operation in operations:
         for event in operation.parts:
@@ -241,7 +242,7 @@ def _warnings(recording: Recording, alone: bool) -> list[str]:
 
 
 def _find_traffic(
-    operations: Mapping[int, list[TraceOperation]], recording: Recording, busbw: BusBandwidth | None
+    operations: Mapping[int, list[traced.TraceOperation]], recording: Recording, busbw: BusBandwidth | None
 ) -> list[MeetingTraffic]:
     """Return every kind of communication, the longest first."""
     transfers_s: dict[tuple[str, str, int | None], list[float]] = {}
@@ -251,24 +252,17 @@ def _find_traffic(
         transfers_s.setdefault(key, []).append(meeting.transfer_s)
         if meeting.overlapped:
             overlapped.add(key)
-    times_of: dict[tuple[str, str, str, str, int | None], dict[int, list[float]]] = {}
-    uneven_bytes: dict[tuple[str, str, str, str, int | None], list[int]] = {}
-    for rank, listed in operations.items():
-        for operation in listed:
-            for event in operation.all_events:
-                if event.kind == "sync":
-                    continue
+    sites: dict[tuple[str, str, str, str, int | None], list[traced.RankEvent]] = defaultdict(list)
+    for operation in (operation for listed in operations.values() for operation in listed):
+        for event in operation.all_events:
+            if event.kind != "sync":
                 size_bytes = None if event.uneven else event.size_bytes
-                site = (operation.name, plain_name(event), event.kind, event.group, size_bytes)
-                if event.uneven and event.size_bytes is not None:
-                    uneven_bytes.setdefault(site, []).append(event.size_bytes)
-                times_of.setdefault(site, {}).setdefault(rank, []).append(event.duration_s)
+                sites[operation.name, traced.plain_name(event), event.kind, event.group, size_bytes].append(event)
     rows = []
-    for site, by_rank in times_of.items():
-        operation_name, name, kind, group, size_bytes = site
-        times_s = [time_s for listed_s in by_rank.values() for time_s in listed_s]
+    for (operation_name, name, kind, group, size_bytes), events in sites.items():
+        times_s, ranks = [event.duration_s for event in events], len({event.rank for event in events})
         transfers = transfers_s.get((name, group, size_bytes))
-        sizes = uneven_bytes.get(site)
+        sizes = [event.size_bytes for event in events if event.uneven and event.size_bytes is not None]
         rows.append(
             MeetingTraffic(
                 operation_name,
@@ -276,9 +270,9 @@ def _find_traffic(
                 kind,
                 group,
                 round(mean(sizes)) if sizes else size_bytes,
-                2 if kind == "message" else len(members(next(iter(by_rank)), group, recording.layout)),
-                round(len(times_s) / len(by_rank)),
-                sum(times_s) / len(by_rank),
+                2 if kind == "message" else len(members(events[0].rank, group, recording.layout)),
+                round(len(times_s) / ranks),
+                sum(times_s) / ranks,
                 min((time_s for time_s in times_s if time_s > 0), default=0.0),
                 median(transfers) if transfers else None,
                 (name, group, size_bytes) in overlapped or name.endswith("_async"),
@@ -298,7 +292,7 @@ def _mark_overlapped(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
         msgspec.structs.replace(row, overlapped=True)
         if row.kind != "message"
         and row.name != row.operation
-        and row.shortest_s > OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + NOISE_S
+        and row.shortest_s > traced.OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + traced.NOISE_S
         else row
         for row in rows
     ]

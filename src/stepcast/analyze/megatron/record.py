@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from stepcast.analyze.megatron import meetings as traced
-from stepcast.analyze.megatron.meetings import ClockAlignment, align_clocks, hold_meetings
 from stepcast.analyze.recording import (
     BlockKind,
     Join,
@@ -44,12 +43,12 @@ def record_megatron(timeline: Timeline) -> Recording:
     operations = traced.operations_of(timeline, layout)
     matched, ranks = traced.match_events(operations), sorted(operations)
     tied = [events for events in matched.values() if events[0].kind != "sync"]
-    alignment = align_clocks(tied, ranks)
+    alignment = traced.align_clocks(tied, ranks)
     _shift_clocks(operations, alignment)
     _remove_overlaps(operations)
     origin_s = min(listed[0].start_s for listed in operations.values())
     end_s = max(operation.end_s for listed in operations.values() for operation in listed)
-    meetings, impossible = hold_meetings(matched)
+    meetings, impossible = traced.hold_meetings(matched)
     records = tuple(
         RankRecord(rank, timeline.stage_of_rank.get(rank, 0), _blocks(operations[rank], origin_s, meetings))
         for rank in ranks
@@ -76,7 +75,7 @@ def _gradient_bytes(operations: Mapping[int, list[traced.TraceOperation]], timel
     return sizes
 
 
-def _warnings(timeline: Timeline, alignment: ClockAlignment, impossible: int) -> Iterator[str]:
+def _warnings(timeline: Timeline, alignment: traced.ClockAlignment, impossible: int) -> Iterator[str]:
     # The reader's warning about clocks is resolved by aligning them.
     yield from (text for text in timeline.warnings if "clocks are not one" not in text)
     moved = [clock for clock in alignment.clocks[1:] if clock[0] in alignment.offset_s]
@@ -98,7 +97,7 @@ def _warnings(timeline: Timeline, alignment: ClockAlignment, impossible: int) ->
         )
 
 
-def _shift_clocks(operations: Mapping[int, list[traced.TraceOperation]], alignment: ClockAlignment) -> None:
+def _shift_clocks(operations: Mapping[int, list[traced.TraceOperation]], alignment: traced.ClockAlignment) -> None:
     """Move every time to the clock of the first rank."""
     placed = [rank for rank in operations if rank in alignment.offset_s]
     start_s = min(operations[rank][0].start_s + alignment.offset_s[rank] for rank in placed)
