@@ -48,7 +48,11 @@ CUT_OFF = 500  # characters of further arguments that a row has at most
 # Kinds that are no training step of one language model.
 OTHER_KINDS = ("non-LLM", "multimodal", "multi-run", "distillation")
 PRECISIONS = {"bf16": DType.BF16, "fp16": DType.FP16, "fp8": DType.FP8, "mxfp8": DType.MXFP8, "fp32": DType.FP32}
+SIZES = {size: size for size in ("hidden", "heads", "kv_heads", "ffn")}
+SIZES |= {"head_dim": "kv_channels", "vocab": "vocab_padded", "max_seq": "seq"}
 POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+OVERLAPS = {"gradients": "overlap-grad-reduce", "parameters": "overlap-param-gather", "tensor": "tp-comm-overlap",
+            "experts": "overlap-moe-expert-parallel-comm"}  # fmt: skip
 LATENT = {size.removeprefix("mla_"): name for size, (name, _) in megatron.LATENT.items()}
 MAMBA = {"mamba_heads": ("mamba-num-heads", 0), "mamba_head_dim": ("mamba-head-dim", 64),
          "state": ("mamba-state-dim", 128), "groups": ("mamba-num-groups", 8)}  # fmt: skip
@@ -94,28 +98,14 @@ class MemoryCase:
             raise NotComparableError(f"--{flag} is not stated")
         return int(text)
 
-    @property
-    def name(self) -> str:
-        return f"{self.text('id')} {self.text('test')} {self.text('gpu')} {self.text('software')}"
-
-    @property
-    def measured_bytes(self) -> float:
-        return float(self.text("max_mem_bytes"))
-
     def _architecture(self) -> FactDict:
-        seq, bias = self.number("seq"), self.on("bias_linear")
+        bias = self.on("bias_linear")
         norm = {"RMSNorm": "rms", "LayerNorm": "layer+bias"}.get(self.text("normalization"))
         if norm is None:
             raise NotComparableError(f"normalization {self.text('normalization')!r} is not known")
         gated = self.on("swiglu")
         table: FactDict = {
-            "hidden": self.number("hidden"),
-            "heads": self.number("heads"),
-            "kv_heads": self.number("kv_heads"),
-            "head_dim": self.number("kv_channels"),
-            "ffn": self.number("ffn"),
-            "vocab": self.number("vocab_padded"),
-            "max_seq": seq,
+            **{size: self.number(column) for size, column in SIZES.items()},
             "tied": self.on("tied_embeddings"),
             "gated": gated,
             "activation": "squared-relu" if "squared-relu" in self.flags else "silu" if gated else "gelu",
@@ -138,7 +128,14 @@ class MemoryCase:
             table["head_dim"] = ranks["nope_dim"] + ranks["rope_dim"]
             table["kv_heads"] = table["heads"]
         if self.number("moe_experts"):
-            table["experts"] = self._experts()
+            frequency = self.text("moe_layer_freq")
+            table["experts"] = {
+                "count": self.number("moe_experts"),
+                "top_k": self.number("moe_topk", 2),
+                "ffn": self.number("moe_ffn") or self.number("ffn"),
+                "shared_ffn": self.number("moe_shared_ffn"),
+                **({"pattern": layer_pattern(frequency)} if frequency else {}),
+            }
         if further := self.number_flag("mtp-num-layers"):
             table["next_token_layers"] = further
         return table
@@ -151,17 +148,6 @@ class MemoryCase:
         """The letters of a hybrid's layers, with a bar between those of different stages and chunks."""
         pattern = self.flags.get("hybrid-layer-pattern") or self.flags.get("hybrid-override-pattern") or ""
         return pattern.partition("/")[0]
-
-    def _experts(self) -> FactDict:
-        found: FactDict = {
-            "count": self.number("moe_experts"),
-            "top_k": self.number("moe_topk", 2),
-            "ffn": self.number("moe_ffn") or self.number("ffn"),
-            "shared_ffn": self.number("moe_shared_ffn"),
-        }
-        if frequency := self.text("moe_layer_freq"):
-            found["pattern"] = layer_pattern(frequency)
-        return found
 
     def _run(self) -> tuple[Strategy, Framework, Profile]:
         profile, pp = load_profile(PROFILE), self.number("pp", 1)
@@ -205,7 +191,11 @@ class MemoryCase:
             # Long lists of arguments are cut off, and those of large recent models, which have none.
             "dropout": not (self.cut_off or all(text is not None and float(text) == 0.0 for text in said)),
             "fused_accumulation": self.on("grad_accum_fusion"),
-            "overlap": self._overlap(),
+            "overlap": Overlap(
+                **{name: flag in self.flags for name, flag in OVERLAPS.items()},
+                tensor_gradients=True,
+                transfers=self.number("vpp", 1) > 1,
+            ),
             "loss": loss if "cross-entropy-loss-fusion" in self.flags else LossKernel.IN_PLACE,
             "deferred_gradients": deferred if "defer-embedding-wgrad-compute" in self.flags else 0,
             "recompute": read_recompute(self.text("recompute")) or Recompute(),
@@ -220,16 +210,6 @@ class MemoryCase:
         if further := self.number_flag("mtp-num-layers"):
             given["further_tokens"] = further
         return given
-
-    def _overlap(self) -> Overlap:
-        return Overlap(
-            gradients="overlap-grad-reduce" in self.flags,
-            parameters="overlap-param-gather" in self.flags,
-            tensor="tp-comm-overlap" in self.flags,
-            tensor_gradients=True,
-            transfers=self.number("vpp", 1) > 1,
-            experts="overlap-moe-expert-parallel-comm" in self.flags,
-        )
 
     def _stage_layers(self, layout: Layout) -> tuple[int, ...]:
         if written := self.text("pp_layout"):
@@ -286,7 +266,8 @@ def _row(test: MemoryCase) -> ScoredRow:
     allocated = last.allocated
     if test.model.experts and "moe-grouped-gemm" not in test.flags and not test.cut_off:
         allocated -= EXPERT_STREAMS * engine_workspace_bytes(cluster.gpu)  # experts one by one run on one stream
-    return ScoredRow(test.name, test.measured_bytes, allocated, tags)
+    name = " ".join(map(test.text, ("id", "test", "gpu", "software")))
+    return ScoredRow(name, float(test.text("max_mem_bytes")), allocated, tags)
 
 
 def _command(test: MemoryCase) -> str:
