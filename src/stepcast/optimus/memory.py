@@ -14,7 +14,6 @@ from stepcast.cost.memory import StageMemory
 from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import PositionKind
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.units import MIB
@@ -27,33 +26,26 @@ WORKSPACE_BYTES = 8.125 * MIB  # cuBLAS before Hopper: 2 x 4096 + 8 x 16 KiB
 BlockPart = tuple[str, int]  # "attention", "up" (norm, gate and up projection) or "down", and the layer
 
 
-@dataclass(frozen=True, slots=True)
-class StageShape:
-    """The part of one tensor rank in a stage."""
+class StageTensors:
+    """Everything one tensor rank of a stage allocates; blocks are the numbers of the allocator."""
 
-    plan: OptimusPlan
-    stage: int
-    parts: tuple[BlockPart, ...]
+    def __init__(self, plan: OptimusPlan, stage: int, parts: tuple[BlockPart, ...]) -> None:
+        model, tp = plan.model, plan.layout.tp
+        self.plan, self.stage, self.parts, self.tp = plan, stage, parts, tp
+        self.first, self.last = stage == 0, stage == len(plan.stages) - 1
+        # Columns of queries, of keys and of the MLP on one rank.
+        self.widths = model.heads * model.head_dim // tp, model.kv_heads * model.head_dim // tp, model.ffn // tp
+        self.memory = CachingAllocator()
+        self.new = self.memory.allocate
+        self.sizes: dict[object, int] = {}
+        self.weights: dict[object, int] = {}
+        self.gradients: dict[object, int] = {}
+        self.states: list[int] = []
+        self.cycles: list[int] = []
+        self.objects = 0.0
+        self._load()
 
-    @property
-    def tp(self) -> int:
-        return self.plan.layout.tp
-
-    @property
-    def first(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def last(self) -> bool:
-        return self.stage == len(self.plan.stages) - 1
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Columns of queries, of keys and of the MLP on one rank."""
-        model = self.plan.model
-        return model.heads * model.head_dim // self.tp, model.kv_heads * model.head_dim // self.tp, model.ffn // self.tp
-
-    def weights(self) -> Iterable[tuple[object, int, str]]:
+    def named_weights(self) -> Iterable[tuple[object, int, str]]:
         """Yield the name, the unsharded bytes, and how they are split: by "rows", by "columns" or not at all."""
         vocab, norm = self.plan.model.vocab, FLOAT * self.plan.model.hidden
         query, key, ffn = (norm * self.tp * width for width in self.widths)
@@ -76,55 +68,38 @@ class StageShape:
             yield ("norm", -1), norm, ""
             yield ("head", -1), vocab * norm, ""
 
-
-class StageTensors:
-    """Everything one rank allocates; blocks are the numbers of the allocator."""
-
-    def __init__(self, shape: StageShape) -> None:
-        self.shape = shape
-        self.memory = CachingAllocator()
-        self.new = self.memory.allocate
-        self.sizes: dict[object, int] = {}
-        self.weights: dict[object, int] = {}
-        self.gradients: dict[object, int] = {}
-        self.states: list[int] = []
-        self.cycles: list[int] = []
-        self.objects = 0.0
-        self._load()
-
     def drop(self, *blocks: int) -> None:
         for block in blocks:
             self.memory.free(block)
 
     def _load(self) -> None:
         """Load unsharded weights, then the share of each rank; a split by columns copies every share first."""
-        shape = self.shape
-        for name, size, _ in shape.weights():
+        for name, size, _ in self.named_weights():
             self.weights[name], self.sizes[name] = self.new(size), size
-        for name, size, split in shape.weights():
-            if split and shape.tp > 1:
-                copies = [self.new(size // shape.tp) for _ in range(shape.tp)] if split == "columns" else []
-                share = self.new(size // shape.tp)
+        for name, size, split in self.named_weights():
+            if split and self.tp > 1:
+                copies = [self.new(size // self.tp) for _ in range(self.tp)] if split == "columns" else []
+                share = self.new(size // self.tp)
                 self.drop(*copies, self.weights[name])
-                self.weights[name], self.sizes[name] = share, size // shape.tp
+                self.weights[name], self.sizes[name] = share, size // self.tp
         self.new(WORKSPACE_BYTES)
 
     def begin(self, seq: int) -> None:
         """Begin a step of sequences padded to *seq* tokens."""
-        shape, plan, model = self.shape, self.shape.plan, self.shape.plan.model
+        plan, model = self.plan, self.plan.model
         self.drop(*self.gradients.values())
         self.gradients = {}
         self.seq = seq
         unit = plan.micro_batch * seq * FLOAT  # one value per token
         mask = plan.micro_batch * seq * (-(-seq // 8) * 8) * FLOAT
-        heads = model.heads // shape.tp
-        query, key, inner = (unit * width for width in shape.widths)
+        heads = model.heads // self.tp
+        query, key, inner = (unit * width for width in self.widths)
         self.size = {"unit": unit, "wide": unit * model.hidden, "inner": inner, "logits": unit * model.vocab}
         self.size |= {"query": query, "key": key, "half-query": query // 2, "half-key": key // 2}
         self.size |= {"mask": mask, "scores": heads * mask}
         self.size["sums"] = plan.micro_batch * heads * (-(-seq // 32) * 32) * 4
-        self.conditions = {"first": shape.first, "later": not shape.first, "odd": seq % 8 > 0, "tp": shape.tp > 1}
-        wide, unsharded = self.size["wide"], inner * shape.tp
+        self.conditions = {"first": self.first, "later": not self.first, "odd": seq % 8 > 0, "tp": self.tp > 1}
+        wide, unsharded = self.size["wide"], inner * self.tp
         self.sent = (wide, unsharded, unsharded) if plan.inside else (wide, wide)
         table = seq * model.head_dim * FLOAT
         self.side = (plan.micro_batch * seq * seq * FLOAT, table, table)
@@ -133,7 +108,7 @@ class StageTensors:
         """End a step: empty the cache, then run the optimizer weight by weight."""
         self._collect()
         self.memory.empty_cache()
-        if self.shape.tp > 1:
+        if self.tp > 1:
             # The losses of the sweep do not fall then, and moments would not fit its middle stages.
             return
         fresh = not self.states
@@ -171,7 +146,7 @@ class StageTensors:
     def delay(self, *blocks: int) -> None:
         """Free blocks later: a reference cycle holds outputs and their gradients for some micro-batches."""
         self.cycles += blocks
-        self.objects += BATCH_OBJECTS + LAYER_OBJECTS * len(self.shape.parts) / 3
+        self.objects += BATCH_OBJECTS + LAYER_OBJECTS * len(self.parts) / 3
         if self.objects >= COLLECTED_AT:
             self._collect()
 
@@ -209,7 +184,7 @@ def optimus_memory(plan: OptimusPlan, gpu: Gpu, sequences: Sequence[int] = ()) -
         raise ValueError(f"{model.name} is not a Llama: OptimusPrime's memory is known only for those")
     lengths = tuple(sequences) or (round(plan.sequence),) * STEPS
     parts = _stage_parts(plan)
-    return tuple(_stage_memory(StageShape(plan, stage, own), gpu, lengths) for stage, own in enumerate(parts))
+    return tuple(_stage_memory(StageTensors(plan, stage, own), gpu, lengths) for stage, own in enumerate(parts))
 
 
 def _stage_parts(plan: OptimusPlan) -> list[tuple[BlockPart, ...]]:
@@ -230,26 +205,25 @@ class _StepMemory(NamedTuple):
     peak: int  # allocated at once
 
 
-def _stage_memory(shape: StageShape, gpu: Gpu, lengths: Sequence[int]) -> StageMemory:
+def _stage_memory(stage: StageTensors, gpu: Gpu, lengths: Sequence[int]) -> StageMemory:
     """Return the memory halfway between the upper quartile of the steps and the highest.
 
     Whether a large tensor fits its old place depends on a few kilobytes, so the highest step is half luck.
     """
-    stage = StageTensors(shape)
     steps = sorted((_step(stage, seq) for seq in lengths), key=lambda step: step.reserved)
     usual = steps[-1 - len(steps) // 4]
     reserved = (usual.reserved + steps[-1].reserved) / 2
-    tensor = RANK_BYTES * shape.tp if shape.tp > 1 else 0
+    tensor = RANK_BYTES * stage.tp if stage.tp > 1 else 0
     states = usual.parameters + usual.gradients + usual.optimizer
     return StageMemory(
-        stage=shape.stage,
+        stage=stage.stage,
         parameters=usual.parameters,
         gradients=usual.gradients,
         optimizer=usual.optimizer,
         activations=usual.peak - states,
         temporary=0.0,
         fragmentation=reserved - usual.peak,
-        communication=tensor + (MESSAGE_BYTES if len(shape.plan.stages) > 1 else 0),
+        communication=tensor + (MESSAGE_BYTES if len(stage.plan.stages) > 1 else 0),
         framework=CONTEXT_BYTES,
         capacity=gpu.memory_bytes,
     )
@@ -257,12 +231,12 @@ def _stage_memory(shape: StageShape, gpu: Gpu, lengths: Sequence[int]) -> StageM
 
 def _step(stage: StageTensors, seq: int) -> _StepMemory:
     """Run one step in OptimusPrime's 1F1B (Schedule1F1B of opt_prime/schedule.py)."""
-    shape, memory, micro_batches = stage.shape, stage.memory, stage.shape.plan.micro_batches
+    memory, micro_batches = stage.memory, stage.plan.micro_batches
     memory.peak_reserved, memory.peak_allocated = memory.reserved, memory.allocated
     stage.begin(seq)
     messages: list[int] = []
     saved: dict[int, SavedBlocks] = {}
-    ahead = min(len(shape.plan.stages) - 1 - shape.stage, micro_batches)
+    ahead = min(len(stage.plan.stages) - 1 - stage.stage, micro_batches)
     for batch in range(ahead):
         saved[batch] = _forward(stage, messages)
     for batch in range(micro_batches):
@@ -283,52 +257,52 @@ def _step(stage: StageTensors, seq: int) -> _StepMemory:
 
 def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
     """Run one micro-batch; received tensors are added to *messages*, which stay."""
-    shape, saved, wide = stage.shape, SavedBlocks(), stage.size["wide"]
-    if shape.first:
+    saved, wide = SavedBlocks(), stage.size["wide"]
+    if stage.first:
         inputs = [stage.new(wide)]
         messages += [stage.new(size) for size in stage.side]
     else:
         inputs = [stage.new(size) for size in stage.sent]
         messages += inputs
-        others = stage.side if shape.stage == 1 else (*stage.sent, *stage.side)
+        others = stage.side if stage.stage == 1 else (*stage.sent, *stage.side)
         messages += [stage.new(size) for size in others]
     residual, factors = inputs[0], dict(zip(("activated", "up"), inputs[1:], strict=False))
-    if not shape.first and not shape.plan.inside:
+    if not stage.first and not stage.plan.inside:
         residual = stage.new(wide)  # the sum of both tensors
-    for part in shape.parts:
+    for part in stage.parts:
         blocks = saved[part] = dict(factors) if part[0] == "down" else {"input": residual}
         stage.run(load_scripts()["forward"][part[0]], blocks, part)
         if part[0] == "attention":
             residual = blocks["residual"]
         elif part[0] == "up":
             factors = {name: blocks[name] for name in ("activated", "up")}
-        elif part != shape.parts[-1] or shape.last:
+        elif part != stage.parts[-1] or stage.last:
             residual = stage.new(wide)
             stage.drop(blocks.pop("output"))
-    if shape.last:
+    if stage.last:
         saved[NORM_PART] = {"input": residual}
         stage.run(load_scripts()["forward"]["norm"], saved[NORM_PART], NORM_PART)
     return saved
 
 
 def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> None:
-    shape, wide = stage.shape, stage.size["wide"]
+    wide = stage.size["wide"]
     gradient, factors, cycle = -1, dict[str, int](), list[int]()
     received = {*messages}
-    if shape.last:
+    if stage.last:
         blocks = saved[NORM_PART]
         stage.run(load_scripts()["backward"]["norm"], blocks, NORM_PART)
         stage.drop(blocks["input"])
         gradient, cycle = blocks["back"], [blocks["to-logits"], blocks["logits"]]
     else:
         messages += [stage.new(size) for size in (*stage.sent, *stage.side)]
-    for position, part in reversed(list(enumerate(shape.parts))):
-        blocks, is_end = saved[part], part == shape.parts[-1]
+    for position, part in reversed(list(enumerate(stage.parts))):
+        blocks, is_end = saved[part], part == stage.parts[-1]
         if part[0] == "down":
             stage.run(load_scripts()["backward"]["down"], blocks, part)
             factors = {name: blocks[name] for name in ("to-activated", "to-up")}
             stage.drop(*(blocks[name] for name in ("activated", "up") if blocks[name] not in received))
-            if is_end and not shape.last:
+            if is_end and not stage.last:
                 gradient = stage.new(wide)
             if position == 0:
                 messages += [*factors.values(), gradient]
@@ -342,13 +316,13 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
         gradient = blocks["total"]
         if blocks["input"] not in received:
             stage.drop(blocks["input"])
-    if shape.first:
+    if stage.first:
         stage.weight_gradient(("embedding", -1))
         stage.drop(gradient)
     else:
-        if not shape.plan.inside:
+        if not stage.plan.inside:
             messages += [gradient, stage.new(wide)]
         messages += [stage.new(size) for size in stage.side]
-    if "output" in saved[shape.parts[-1]]:
-        stage.drop(saved[shape.parts[-1]]["output"])
+    if "output" in saved[stage.parts[-1]]:
+        stage.drop(saved[stage.parts[-1]]["output"])
     stage.delay(*cycle)
