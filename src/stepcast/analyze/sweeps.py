@@ -215,17 +215,18 @@ class SweepCause(msgspec.Struct, frozen=True):
             return replace(cluster, node=replace(node, fabric=Fabric(FabricKind.PCIE, link)))
         old = attrgetter(self.field)(cluster)
         if isinstance(old, bool):
-            return _change_field(cluster, self.field, False) if old else None
+            return change_field(cluster, self.field, False) if old else None
         left = old // self.divide if self.divide else 1
-        return _change_field(cluster, self.field, left) if log.sweep.nodes > 1 and 0 < left < old else None
+        return change_field(cluster, self.field, left) if log.sweep.nodes > 1 and 0 < left < old else None
 
 
 Owner = TypeVar("Owner")
 
 
-def _change_field(owner: Owner, path: str, value: object) -> Owner:
+def change_field(owner: Owner, path: str, value: object) -> Owner:
+    """Return *owner* with another value of a field, which may be one of its fields': ``node.nic.latency_s``."""
     name, _, rest = path.partition(".")
-    changed = _change_field(getattr(owner, name), rest, value) if rest else value
+    changed = change_field(getattr(owner, name), rest, value) if rest else value
     return replace(owner, **{name: changed})  # type: ignore[type-var]
 
 
@@ -262,7 +263,7 @@ def _tcp(log: MeasuredSweep) -> SweepFinding | None:
         return None
     nic = log.cluster.node.nic
     assert nic is not None, "the nodes of a sweep over several have NICs"
-    sockets = _change_field(log.cluster, "node.nic.latency_s", max(nic.latency_s, TCP_LATENCY_S))
+    sockets = change_field(log.cluster, "node.nic.latency_s", max(nic.latency_s, TCP_LATENCY_S))
     over_tcp = log.mean_reached(Range.SMALL, log.seconds_on(sockets))
     if over_tcp is None or not small < over_tcp <= TCP_WITHIN:
         return None

@@ -6,12 +6,10 @@ predictions decides whether the logs identify it: no rule here depends on a clus
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
-from stepcast.analyze.sweeps import MeasuredSweep
+from stepcast.analyze.sweeps import MeasuredSweep, change_field
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
@@ -38,8 +36,8 @@ class Constant:
     is_time: bool = False
 
     @property
-    def path(self) -> list[str]:
-        return f"{self.key}_s".split(".") if self.is_time else self.key.split(".")
+    def path(self) -> str:
+        return f"{self.key}_s" if self.is_time else self.key
 
     @property
     def scale(self) -> float:
@@ -50,7 +48,7 @@ class Constant:
         if self.key == REDUCTION and not cluster.node.fabric.in_switch_reduction:
             return None
         value: object = cluster
-        for name in self.path:
+        for name in self.path.split("."):
             value = getattr(value, name)
             if value is None:
                 return None
@@ -62,7 +60,6 @@ class Constant:
         return f'"{value / US:.4g} us"' if self.is_time else f"{value:.4g}"
 
 
-Owner = TypeVar("Owner")
 CONSTANTS = (
     Constant("communication.launch_overhead", "to start a rank's kernel", is_time=True),
     Constant("communication.channel_overhead", "for each channel that opens", is_time=True),
@@ -271,10 +268,5 @@ def _reason(constant: Constant, points: SweepPoints, spread: float) -> str:
 def with_constants(cluster: Cluster, chosen: Sequence[Constant], values: Sequence[float] | FloatArray) -> Cluster:
     """Return *cluster* with other values of the *chosen* constants."""
     for constant, value in zip(chosen, values, strict=True):
-        cluster = _replace_field(cluster, constant.path, float(value))
+        cluster = change_field(cluster, constant.path, float(value))
     return cluster
-
-
-def _replace_field(owner: Owner, path: Sequence[str], value: float) -> Owner:
-    own = value if len(path) == 1 else _replace_field(getattr(owner, path[0]), path[1:], value)
-    return replace(owner, **{path[0]: own})  # type: ignore[type-var]
