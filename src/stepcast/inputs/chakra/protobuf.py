@@ -39,22 +39,12 @@ Scalar = float | int | bool | str | bytes
 Value = Scalar | tuple[Scalar, ...] | None
 
 STRUCTS = {
-    AttributeKind.DOUBLE: struct.Struct("<d"),
-    AttributeKind.FLOAT: struct.Struct("<f"),
-    AttributeKind.FIXED32: struct.Struct("<I"),
-    AttributeKind.FIXED64: struct.Struct("<Q"),
-    AttributeKind.SFIXED32: struct.Struct("<i"),
-    AttributeKind.SFIXED64: struct.Struct("<q"),
+    AttributeKind[name]: struct.Struct(f"<{code}")
+    for name, code in zip(("DOUBLE", "FLOAT", "FIXED32", "FIXED64", "SFIXED32", "SFIXED64"), "dfIQiq", strict=True)
 }
-RANGES = {
-    AttributeKind.INT32: (-(2**31), 2**31),
-    AttributeKind.INT64: (-(2**63), 2**63),
-    AttributeKind.UINT32: (0, 2**32),
-    AttributeKind.UINT64: (0, 2**64),
-    AttributeKind.SINT32: (-(2**31), 2**31),
-    AttributeKind.SINT64: (-(2**63), 2**63),
-    AttributeKind.BOOL: (0, 2),
-}
+RANGES = {AttributeKind.BOOL: (0, 2), AttributeKind.UINT32: (0, 2**32), AttributeKind.UINT64: (0, 2**64)}
+RANGES |= dict.fromkeys((AttributeKind.INT32, AttributeKind.SINT32), (-(2**31), 2**31))
+RANGES |= dict.fromkeys((AttributeKind.INT64, AttributeKind.SINT64), (-(2**63), 2**63))
 SIGNED = (AttributeKind.SINT32, AttributeKind.SINT64)
 
 
