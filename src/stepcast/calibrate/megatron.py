@@ -343,7 +343,7 @@ class _Calibration:
         self.add(name, title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
 
     def doubt_runs(self) -> None:
-        """Warn of slow ranks, and of what runs that are alike cannot show."""
+        """Warn of slow ranks, and of what the runs cannot show."""
         for source, analysis in self.runs.items():
             name = os.path.basename(source.rstrip("/"))
             for slow in analysis.result.stragglers:
