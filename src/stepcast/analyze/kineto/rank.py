@@ -12,7 +12,6 @@ import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
@@ -42,23 +41,8 @@ def launch_times(timeline: Timeline) -> FloatArray:
     return launched_s
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedSteps:
-    """The begin and end of the steps of one rank, in order and without overlap."""
-
-    start_s: FloatArray
-    end_s: FloatArray
-
-    def __len__(self) -> int:
-        return len(self.start_s)
-
-    @property
-    def mean_s(self) -> float:
-        return float(np.mean(self.end_s - self.start_s))
-
-
-def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, MarkedSteps]]:
-    """Return the timeline without rows that no marked step launched, and the steps of each rank with marks."""
+def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, Intervals]]:
+    """Return the timeline without rows that no marked step launched, and by rank the steps, where it has marks."""
     lanes_of: dict[int, list[tuple[str, IntArray]]] = {}
     for lane, rows in zip(timeline.lanes, rows_by_lane(timeline), strict=True):
         lanes_of.setdefault(lane.rank, []).append((lane.name, rows))
@@ -74,7 +58,7 @@ def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, MarkedSteps
 
 def _steps_of_rank(
     timeline: Timeline, marks: IntArray, lanes: list[tuple[str, IntArray]], launched_s: FloatArray, in_steps: BoolArray
-) -> MarkedSteps:
+) -> Intervals:
     """Return the steps that *marks* are the host's part of; clear *in_steps* for rows of *lanes* outside them."""
     marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     first_s, last_s = timeline.start_s[marks], timeline.end_s[marks]
@@ -97,7 +81,7 @@ def _steps_of_rank(
         if step_index:
             start_s[step_index] = max(start_s[step_index], end_s[step_index - 1])
         end_s[step_index] = max(end_s[step_index], start_s[step_index])
-    return MarkedSteps(start_s, end_s)
+    return Intervals(start_s, end_s)
 
 
 def _stream_launches(timeline: Timeline, rows: IntArray, launched_s: FloatArray) -> FloatArray:
@@ -207,7 +191,7 @@ class RankLanes:
 
 
 def rank_time(
-    lanes: RankLanes, rank: int, steps: MarkedSteps | None, wait_s: float | None = None, transfer_s: float | None = None
+    lanes: RankLanes, rank: int, steps: Intervals | None, wait_s: float | None = None, transfer_s: float | None = None
 ) -> tuple[RankTime, dict[str, tuple[float, float]]] | None:
     """Return the times of a rank, and by group all and the exposed seconds of communication; None without any work."""
     timeline = lanes.timeline
@@ -233,7 +217,7 @@ def rank_time(
     window_s = window[1] - window[0]
     time = RankTime(
         rank=rank,
-        step_s=steps.mean_s if steps else window_s,
+        step_s=float(np.mean(steps.durations_s)) if steps else window_s,
         steps=len(steps) if steps else 0,
         window_s=window_s,
         busy_s=window_s - idle_s,

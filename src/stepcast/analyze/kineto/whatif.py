@@ -15,9 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
-from stepcast.analyze.kineto.rank import QUEUE_GAP_S, MarkedSteps, RankLanes, marked_steps, rank_time
+from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_steps, rank_time
 from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
@@ -116,7 +117,7 @@ class RankScript:
         return last_s
 
 
-def script_of(lanes: RankLanes, rank: int, steps: MarkedSteps | None) -> RankScript | None:
+def script_of(lanes: RankLanes, rank: int, steps: Intervals | None) -> RankScript | None:
     """Return the script of a rank; None without work of a GPU whose launches are known."""
     timeline, streams = lanes.timeline, lanes.streams(rank)
     time = rank_time(lanes, rank, steps)
