@@ -105,20 +105,13 @@ def _predict_strategy(
     from stepcast.forecast.options import DEFAULTS
     from stepcast.forecast.predict import predict as run
     from stepcast.frameworks.catalog import DEFAULT, load_profile, missing_features, profile_of
-    from stepcast.questions.settle import load_calibration
 
     if model is None or cluster is None:
         raise TypeError("predict() missing a model or a cluster")
     software = framework or DEFAULT
     profile = load_profile(software) if isinstance(software, str) else profile_of(software)
-    prediction = run(
-        _load_model(model),
-        _load_cluster(cluster),
-        strategy,
-        profile.framework,
-        options or DEFAULTS,
-        load_calibration(fspath(calibration)) if isinstance(calibration, str | PathLike) else calibration,
-    )
+    values = _load_model(model), _load_cluster(cluster), strategy, profile.framework
+    prediction = run(*values, options or DEFAULTS, _load_calibration(calibration))
     missing = missing_features(profile, strategy, profile.framework)
     return prediction.noting(warnings=missing) if missing else prediction
 
@@ -135,19 +128,11 @@ def predict_many(
     from stepcast.forecast.options import DEFAULTS
     from stepcast.forecast.predict import predict_many as run
     from stepcast.frameworks.catalog import DEFAULT, load_framework
-    from stepcast.questions.settle import load_calibration
 
     software = framework or DEFAULT
-    return list(
-        run(
-            _load_model(model),
-            _load_cluster(cluster),
-            strategies,
-            load_framework(software) if isinstance(software, str) else software,
-            options or DEFAULTS,
-            load_calibration(fspath(calibration)) if isinstance(calibration, str | PathLike) else calibration,
-        )
-    )
+    own = load_framework(software) if isinstance(software, str) else software
+    values = _load_model(model), _load_cluster(cluster), strategies, own
+    return list(run(*values, options or DEFAULTS, _load_calibration(calibration)))
 
 
 def search(
@@ -443,6 +428,12 @@ def _load_cluster(cluster: "Cluster | str") -> "Cluster":
     from stepcast.hardware import load_cluster
 
     return load_cluster(cluster) if isinstance(cluster, str) else cluster
+
+
+def _load_calibration(given: "Calibration | Path | None") -> "Calibration | None":
+    from stepcast.questions.settle import load_calibration
+
+    return load_calibration(fspath(given)) if isinstance(given, str | PathLike) else given
 
 
 def _paths(files: Sequence[Path]) -> list[str]:

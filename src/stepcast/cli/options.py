@@ -15,20 +15,8 @@ from stepcast.cli.output import new_file, print_notes, print_warnings
 from stepcast.inputs.source import DATA, Source, read_words
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION, ELEMENTS, LAYERS, RUNS, SEQUENCES, STEPS
-from stepcast.questions.choices import (
-    Choice,
-    Question,
-    alias_flags,
-    alias_names,
-    amount,
-    choices_of,
-    count,
-    defaults_of,
-    gpu_count,
-    invert_words,
-    rate,
-    share,
-)
+from stepcast.questions import choices as readers
+from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
 from stepcast.questions.choices import option_of as option_of
 from stepcast.questions.question import CHOICES, DEFAULTS, SCHEDULES, WHAT, PredictQuestion, check_rules
 from stepcast.units import parse_size_bytes
@@ -46,7 +34,7 @@ def _read_size(text: str) -> int:
 
 def _read_batch(text: str) -> int | str:
     """Return a number of sequences, or the shapes of a batch as they are."""
-    return text if "x" in text or ":" in text else count(1, SEQUENCES.most)(text)
+    return text if "x" in text or ":" in text else readers.count(1, SEQUENCES.most)(text)
 
 
 def _read_collective(text: str) -> str:
@@ -68,17 +56,17 @@ TYPES: Mapping[str, Callable[[str], object]] = {
         name: kind
         for names, kind in (
             ("output trace html save to-file to-workload history markdown junit", new_file),
-            ("gpus-per-server nics-per-server ranks ranks-per-node ranks-per-thread", gpu_count),
-            ("repeat-layers", count(1, LAYERS.most)),
-            ("steps", count(1, STEPS.most)),
-            ("runs", count(1, RUNS.most)),
-            ("seed", count(0, 2**63)),
-            ("imbalance", amount),
-            ("nvlink-gb-per-s nic-gb-per-s", rate),
+            ("gpus-per-server nics-per-server ranks ranks-per-node ranks-per-thread", readers.gpu_count),
+            ("repeat-layers", readers.count(1, LAYERS.most)),
+            ("steps", readers.count(1, STEPS.most)),
+            ("runs", readers.count(1, RUNS.most)),
+            ("seed", readers.count(0, 2**63)),
+            ("imbalance", readers.amount),
+            ("nvlink-gb-per-s nic-gb-per-s", readers.rate),
             ("jitter backward-factor idle", float),
-            ("min-change", share),
+            ("min-change", readers.share),
             ("size", _read_size),
-            ("m n k groups keys heads kv-heads head-dim rows columns", count(1, ELEMENTS.most)),
+            ("m n k groups keys heads kv-heads head-dim rows columns", readers.count(1, ELEMENTS.most)),
         )
         for name in names.split()
     },
@@ -243,7 +231,7 @@ def add_row(parser: argparse._ActionsContainer, row: str, verb: str = "") -> Non
             values = word[1:-1]
             known["choices"] = LISTS[values]() if values in LISTS else values.split(",")
         elif limits := LIMITS.fullmatch(word):
-            read = count(int(limits[1]), int(limits[2]))
+            read = readers.count(int(limits[1]), int(limits[2]))
         elif word.startswith("="):
             default = word[1:]
         elif word in ("?", "+", "*"):

@@ -12,7 +12,6 @@ import msgspec
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.output import moving_text, show_alternatives, show_emitted, show_view, write_file
 from stepcast.cli.streams import show_status
-from stepcast.forecast.predict import predict
 from stepcast.ir.facts import CandidateFacts, FactDict
 from stepcast.ir.step import StepReport
 from stepcast.questions.changes import explain_choices
@@ -184,7 +183,7 @@ class _Watching:
 
 def search_facts(asked: SettledSearch, result: SearchResult) -> FactDict:
     """Return the ranked rows, why they rank so, and what would change it."""
-    reports = [_predict(asked, candidate) for candidate in result.best]
+    reports = [asked.predict(candidate) for candidate in result.best]
     rows = [
         {
             **_row(asked, rank, candidate, report, _is_tie(asked, result.best[0], reports[0], candidate)),
@@ -254,7 +253,7 @@ def best_row(asked: SettledSearch) -> tuple[FactDict | None, SearchCounts]:
     if not result.best:
         return None, result.counts
     best = result.best[0]
-    return _row(asked, 1, best, _predict(asked, best), True), result.counts
+    return _row(asked, 1, best, asked.predict(best), True), result.counts
 
 
 def _is_tie(
@@ -266,11 +265,6 @@ def _is_tie(
     if asked.question.objective == "memory":
         return candidate.memory_bytes == best.memory_bytes
     return report.low_s <= report.step_s * (candidate.score / best.score) <= report.high_s
-
-
-def _predict(asked: SettledSearch, candidate: SimulatedCandidate) -> StepReport:
-    values = asked.model, asked.joined_cluster, candidate.strategy, candidate.framework, candidate.options
-    return predict(*values).report
 
 
 def _sensitivity(asked: SettledSearch, result: SearchResult) -> list[FactDict]:

@@ -179,15 +179,12 @@ def _predict_row(question: PredictQuestion, _: Watching) -> Row:
 
 
 def _search_row(question: SearchQuestion, watching: Watching) -> Row:
-    from stepcast.forecast.predict import predict
-
     settled = settle_search(question)
     result = settled.answer(top=1, watching=watching)
     if not result.best:
         raise ValueError("nothing fits" if result.counts.complete else "nothing found in the time given")
     best = result.best[0]
-    values = settled.model, settled.joined_cluster, best.strategy, best.framework, best.options
-    row = _step_row(settled.cluster, settled.profile.name, best.strategy, predict(*values).report)
+    row = _step_row(settled.cluster, settled.profile.name, best.strategy, settled.predict(best))
     training = training_facts(settled.question, best.strategy, best.step_s) or {}
     return {**row, **_money(training, settled.question), "command": settled.command(best)}, settled.assumptions
 

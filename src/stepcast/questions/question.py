@@ -21,17 +21,7 @@ from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernel
 from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
 from stepcast.questions import choices as readers
-from stepcast.questions.choices import (
-    Choice,
-    Question,
-    amount,
-    choices_of,
-    count,
-    defaults_of,
-    gpu_count,
-    option_of,
-    positive,
-)
+from stepcast.questions.choices import Choice, Question, amount, choices_of, count, defaults_of, gpu_count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_count
 
 PIPELINED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if not facts.alone)
@@ -103,7 +93,7 @@ def check_rules(name: str, given: Collection[str], facts: Facts) -> tuple[str, .
 def _message(option: str, rule: Rule, facts: Facts) -> str:
     denied = f"no-{option}" if option == "sequence_parallel" and facts[option] is False else option
     reason = rule.otherwise.format_map({"paired_list": " or ".join(PAIRED), **facts})
-    return f"{option_of(denied)} has no effect: {reason}"
+    return f"{readers.option_of(denied)} has no effect: {reason}"
 
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from stepcast.questions.settle import adapter_fields, default_framework, name_cl
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
+    from stepcast.ir.step import StepReport
     from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
     from stepcast.searching.space import CandidateSpace, SpacePart
 
@@ -310,6 +311,13 @@ class SettledSearch:
         }
         several = {name for name, values in self.axes.items() if len(values) > 1}
         return {**strategy_facts(strategy), **{name: value for name, value in used.items() if name in several}}
+
+    def predict(self, candidate: "SimulatedCandidate") -> "StepReport":
+        """Return the report of a candidate's step."""
+        from stepcast.forecast.predict import predict
+
+        values = candidate.strategy, candidate.framework, candidate.options
+        return predict(self.model, self.joined_cluster, *values).report
 
     def command(self, candidate: "SimulatedCandidate") -> str:
         """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""

@@ -45,7 +45,6 @@ class Answer:
 
     page: Page
     summary: Facts
-    status: int = 200
 
     def facts(self) -> FactDict:
         return {"html": str(body_of(self.page)), "command": self.page.about.command, "summary": self.summary}

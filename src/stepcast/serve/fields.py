@@ -196,30 +196,12 @@ def _field(verb: str, field: Field) -> Markup:
         options = [] if field.initial else [tag("option", field.unset, value="")]
         options += [tag("option", each, value=each, selected=each == field.initial) for each in field.choices]
         return tag("div", label, tag("select", options, id=key, name=field.name), class_="field")
-    low, high = field.limits
-    number = tag(
-        "input",
-        type="number",
-        id=key,
-        name=field.name,
-        data_plain=field.default or None,
-        min=low,
-        max=high,
-        value=field.initial,
-        placeholder=field.unset,
-        step="any" if field.decimals else None,
-        inputmode="decimal" if field.decimals else "numeric",
-    )
-    slider = None
+    named = {"type": "number", "id": key, "name": field.name, "data_plain": field.default or None}
+    limits = {"min": field.limits[0], "max": field.limits[1], "value": field.initial, "placeholder": field.unset}
+    typed = {"step": "any", "inputmode": "decimal"} if field.decimals else {"inputmode": "numeric"}
+    number, slider = tag("input", **named, **limits, **typed), None
     if field.powers:
         power = (int(field.initial) if field.initial else 1).bit_length() - 1
-        slider = tag(
-            "input",
-            type="range",
-            min=0,
-            max=MOST_POWER,
-            value=power,
-            data_for=key,
-            aria_label=f"{field.label}, by powers of two",
-        )
+        about = {"data_for": key, "aria_label": f"{field.label}, by powers of two"}
+        slider = tag("input", type="range", min=0, max=MOST_POWER, value=power, **about)
     return tag("div", label, tag("div", slider, number, class_="number"), class_="field")

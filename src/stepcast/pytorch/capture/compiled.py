@@ -207,30 +207,24 @@ class Fusion:
 
     def _join_nodes(self) -> list[FusedKernel]:
         """Join fusible operators of one moment and level where one reads what another makes."""
-        parents: dict[int, int] = {}
+        from networkx.utils import UnionFind
 
-        def root(number: int) -> int:
-            while parents[number] != number:
-                parents[number] = parents[parents[number]]
-                number = parents[number]
-            return number
-
+        joined = UnionFind()
         nodes = [node for node in self._flow.nodes.values() if node.fusible]
         readers: dict[tuple[int, int, bool, int], int] = {}
         for node in nodes:
-            parents[node.number] = node.number
             for storage, tensor in node.reads.items():
                 for maker in self._flow.makers[storage]:
                     together = maker.backward == node.backward and maker.level == node.level
-                    if maker.fusible and together and maker.number in parents:
-                        parents[root(node.number)] = root(maker.number)
+                    if maker.fusible and together and maker.number < node.number:
+                        joined.union(maker.number, node.number)
                 # So are those that pass over the same tensor, element by element.
                 if tensor.numel == node.size:
                     other = readers.setdefault((storage, node.level, node.backward, node.size), node.number)
-                    parents[root(node.number)] = root(other)
+                    joined.union(other, node.number)
         kernels: dict[int, FusedKernel] = defaultdict(list)
         for node in nodes:
-            kernels[root(node.number)].append(node)
+            kernels[joined[node.number]].append(node)
         return list(kernels.values())
 
     # ---- memory ---------------------------------------------------------------------------------------

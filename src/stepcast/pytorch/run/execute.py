@@ -1,7 +1,7 @@
 """Run one rank's part of a step, op by op."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -181,25 +181,18 @@ class DistributedExchange(Exchange):
         share = self._buffer("share", max(4, full.numel() * 4 // ranks))
         options = {"group": group, "async_op": True}
         parts = list(full.chunk(ranks)) if self._rank == members[0] else None  # of a gather or scatter
-        match kind:
-            case C.ALL_REDUCE:
-                return dist.all_reduce(full, **options)
-            case C.ALL_GATHER:
-                return dist.all_gather_into_tensor(full, share, **options)
-            case C.REDUCE_SCATTER:
-                return dist.reduce_scatter_tensor(share, full, **options)
-            case C.ALL_TO_ALL:
-                return dist.all_to_all_single(self._buffer("exchanged", full.numel() * 4), full, **options)
-            case C.BROADCAST:
-                return dist.broadcast(full, members[0], **options)
-            case C.REDUCE:
-                return dist.reduce(full, members[0], **options)
-            case C.GATHER:
-                return dist.gather(share, parts, dst=members[0], **options)
-            case C.SCATTER:
-                return dist.scatter(share, parts, src=members[0], **options)
-            case C.BARRIER:
-                return dist.barrier(**options)
+        calls: dict[CollectiveKind, Callable[[], Any]] = {
+            C.ALL_REDUCE: lambda: dist.all_reduce(full, **options),
+            C.ALL_GATHER: lambda: dist.all_gather_into_tensor(full, share, **options),
+            C.REDUCE_SCATTER: lambda: dist.reduce_scatter_tensor(share, full, **options),
+            C.ALL_TO_ALL: lambda: dist.all_to_all_single(self._buffer("exchanged", 4 * full.numel()), full, **options),
+            C.BROADCAST: lambda: dist.broadcast(full, members[0], **options),
+            C.REDUCE: lambda: dist.reduce(full, members[0], **options),
+            C.GATHER: lambda: dist.gather(share, parts, dst=members[0], **options),
+            C.SCATTER: lambda: dist.scatter(share, parts, src=members[0], **options),
+            C.BARRIER: lambda: dist.barrier(**options),
+        }
+        return calls[kind]()
 
     def _peer(self, stage: int) -> int:
         per_stage = self._layout.gpus // self._layout.pp
