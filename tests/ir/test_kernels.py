@@ -7,11 +7,14 @@ import pytest
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers import kernels
 from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layout import Layout
+from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import ElementwiseKind, Matmul
-from stepcast.ir.workload import OpPart
+from stepcast.models.catalog import catalogue_model
 
 LISTS = {name: kernels._read_list(name) for name in kernels._split_lists()}
-OPTIONS = {"rows", "columns", "kernels", "part", "as"}
+SIZES = Sizes(catalogue_model("llama-3.1-8b"), Strategy(Layout(), 1, 1, 1024))
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -22,13 +25,11 @@ def test_list_is_well_formed(name: str) -> None:
             continue
         named = line.kind in (*ElementwiseKind, "matmul") or re.fullmatch("[a-z_]+", line.kind)
         assert named, line
-        assert set(line.options) <= OPTIONS, line
-        assert len(line.amounts) == (3 if line.kind == "matmul" else 2), line
-        assert "part" not in line.options or OpPart(line.options["part"])
+        assert len(line.reads) == 3 or line.kind != "matmul", line
 
 
 def test_kernels_of_a_list() -> None:
-    ops = list_kernels("int8 product", 8, 16, DType.BF16, "up", outputs=32, batch=1)
+    ops = list_kernels("int8 product", SIZES, 8, 16, DType.BF16, "up", outputs=32)
     assert [op.name.removeprefix("up").strip() for op in ops][:4] == [
         "cast input",
         "find outliers",
@@ -37,4 +38,6 @@ def test_kernels_of_a_list() -> None:
     ]
     assert ops[1].host_reads
     assert ops[3].work == Matmul(8, 32, 16, 1, DType.INT8)
-    assert [op.name for op in list_kernels("gelu-new", 8, 16, DType.BF16)] == [f"activation {at}" for at in range(8)]
+    assert [op.name for op in list_kernels("gelu-new", SIZES, 8, 16, DType.BF16)] == [
+        f"activation {at}" for at in range(8)
+    ]

@@ -318,16 +318,15 @@ def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) ->
     turned = max(1, round(width * position.share)) if eager else width
     return list_kernels(
         f"{code}{word}",
+        sizes,
         sizes.tokens,
         width,
         FP32 if widened else stored,
         f"{name}{word}",
-        stored=stored,
         wide=widened and stored is not FP32,
         turned=turned,
         half=max(1, turned // 2),
         rest=max(1, width - turned),
-        eager=eager,
         sinks=eager and sizes.model.attention_sinks,
         tailed=eager and position.tailed,
         joined=eager and sizes.model.joined,
@@ -339,16 +338,10 @@ def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) ->
 
 def _join_gradients(sizes: Sizes) -> Ops:
     """Join the gradients of queries, keys and values, which one product made."""
-    model, widths = sizes.model, (sizes.query_width, sizes.key_width, sizes.value_width)
+    model, width = sizes.model, sizes.query_width + sizes.key_width + sizes.value_width
+    shape, sliced = (sizes.tokens, width, sizes.stored), model.gated or core.selects_heads(model)
     return list_kernels(
-        "joined gradients",
-        sizes.tokens,
-        sum(widths),
-        sizes.stored,
-        "join gradients",
-        **dict(zip(("query", "key", "value"), widths, strict=True)),
-        sliced=model.gated or core.selects_heads(model),
-        tailed=model.position.tailed,
+        "joined gradients", sizes, *shape, "join gradients", sliced=sliced, tailed=model.position.tailed
     )
 
 
@@ -369,8 +362,8 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     forward, backward = _rotate(sizes, rotated), _rotate(sizes, rotated, gradient=True)
     if sizes.eager_modules:
         shape, up_width = (sizes.tokens, sizes.query_width, sizes.stored), up[-1].outputs
-        forward += list_kernels("latent heads", *shape)
-        backward = list_kernels("latent heads gradient", *shape, up=up_width) + backward
+        forward += list_kernels("latent heads", sizes, *shape)
+        backward = list_kernels("latent heads gradient", sizes, *shape, up=up_width) + backward
     down_forward, down_gradient, down_weights = build.join_phases(sizes, down)
     norm_ops = norms.norm_backward(sizes, "latent norm", outer, normed)
     width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)

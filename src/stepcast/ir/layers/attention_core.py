@@ -20,7 +20,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
 from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.ops import FP32, C, Ops, collective, make_layer
-from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
 from stepcast.ir.strategy import ContextKind, RecomputeModule, Strategy
@@ -309,6 +309,7 @@ class _Core:
         dtype, batch = FP32 if fallen else sizes.unquantised, micro_batch * self.heads
         return list_kernels(
             name,
+            sizes,
             batch * self.query_len,
             self.key_len,
             dtype,
@@ -319,25 +320,13 @@ class _Core:
             row=self.key_len + sinks,
             tokens=micro_batch * self.query_len,
             key_tokens=micro_batch * self.key_len,
-            head=model.head_dim,
-            value=model.value_dim,
             seen=0.5 if sizes.fused and self.causal else 1.0,
-            element=sizes.element,
-            mask=MASK_BYTES,
-            stored=sizes.stored,
-            stream=sizes.stream,
             soft=sizes.stream if sizes.strategy.autocast else sizes.unquantised,
-            asked=sizes.unquantised,
             narrowed=sizes.unquantised is not FP32,
             alibi=model.position.kind is PositionKind.ALIBI,
             shared=self.heads != self.kv_heads,
-            capped=bool(model.attention_softcap),
-            sinks=sinks,
             widened=not sinks and widens_softmax(model) and dtype is not FP32,
             scaled=not (selects_heads(model) or fallen),
             dropped=framework.dropout and (model.drops_attention or not eager),
-            casts=sizes.casts_activations,
-            plain=not sizes.fused,
-            eager=eager,
             fallen=fallen,
         )

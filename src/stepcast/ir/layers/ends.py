@@ -116,8 +116,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
         backward = [*norms.norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
     if sizes.strategy.training is TrainingKind.FULL:
         tied = model.tied and sizes.strategy.layout.pp == 1
-        lookup = (sizes.tokens, width, dtype)
-        weight += list_kernels("lookup gradient", *lookup, vocab=sizes.vocab, plain=not sizes.fused, tied=tied)
+        weight += list_kernels("lookup gradient", sizes, sizes.tokens, width, dtype, tied=tied)
     return (make_layer(Role.EMBEDDING, tuple(forward), tuple(backward), tuple(weight)),)
 
 
@@ -193,17 +192,15 @@ def _loss_layer(sizes: Sizes) -> Layer:
     forward, backward = (
         list_kernels(
             name,
+            sizes,
             sizes.tokens,
             sizes.vocab,
             FP32,
-            stored=stored,
             narrow=stored is not FP32,
             compiled=compiled,
             one_pass=sizes.tp == 1 and (compiled or framework.loss is LossKernel.COMPOSER),
             in_place=sizes.fused_by_hand and framework.loss is LossKernel.IN_PLACE,
-            plain=not sizes.fused,
             capped=sizes.eager_modules and bool(sizes.model.logit_softcap),
-            looped=framework.loop_kernels > 0,
         )
         for name in ("loss", "loss gradient")
     )

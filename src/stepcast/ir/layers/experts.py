@@ -224,16 +224,14 @@ def _permute_passes(sizes: Sizes) -> float:
 
 def _reorder(sizes: Sizes, name: str) -> Ops:
     """Return the kernels that bring tokens into the order of their experts, or back."""
-    eager = sizes.eager_modules
     return list_kernels(
         name,
+        sizes,
         _routed_rows(sizes),
         _width(sizes.model),
         sizes.stored,
-        tokens=sizes.outer_tokens,
         passes=_permute_passes(sizes),
-        compiled=sizes.framework.kernels is Kernels.COMPILED and not eager,
-        eager=eager,
+        compiled=sizes.framework.kernels is Kernels.COMPILED and not sizes.eager_modules,
     )
 
 
@@ -318,27 +316,28 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
         # (``ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8`` and its backward in Transformer Engine).
         up, down = replace(up, quantises_gradient=False), replace(down, quantises_input=False)
         return make_layer(Role.EXPERTS_UP, *up.phases(sizes)), make_layer(Role.EXPERTS_DOWN, *down.phases(sizes))
-    eager, biased, per_token = sizes.eager_modules, model.biases.mlp, max(1, rows // sizes.outer_tokens)
+    eager, per_token = sizes.eager_modules, max(1, rows // sizes.outer_tokens)
+    biased, pads = model.biases.mlp and (eager or sizes.fused), dtype.scaled and sizes.fused_by_hand and not eager
 
     def around(place: str) -> Ops:
+        if not (eager or biased or pads):
+            return ()
         return list_kernels(
             f"{place} experts",
+            sizes,
             rows,
             width,
             sizes.stored,
             inner=inner,
             first=up.outputs,
             arriving=_routed_rows(sizes),
-            tokens=sizes.outer_tokens,
             per_token=per_token,
             summed=1 / per_token,
             groups=groups,
             weighed=FP32 if experts.wide_weights else sizes.stored,
             wide=experts.wide_weights,
-            eager=eager,
-            biased=biased and (eager or sizes.fused),
-            gated=model.gated,
-            pads=dtype.scaled and sizes.fused_by_hand and not eager,
+            biased=biased,
+            pads=pads,
             once=sizes.framework.dispatcher.sends_once,
         )
 

@@ -4,44 +4,55 @@ A heading in brackets begins a list, a line of it is a kernel::
 
     NAME: KIND READS WRITES FORMAT rows=SIZE columns=SIZE kernels=COUNT part=PART FLAGS ? CONDITIONS
 
-It reads and writes so many tensors of *rows* x *columns* elements, one of each by default. All but the kind
-may be left out. Sizes are numbers and names of values that the caller states, multiplied and added up (``2*inner``); a
-kind or a format may be such a name, too. Several reads (``1,1,2``) are as many kernels, numbered from the number at
-the end of the name. After ``bytes``, reads and writes are bytes of each element, a format counting as its own. A cast
-names ``FROM->TO`` instead (``as=FORMAT``: the format by which it is priced), a ``matmul`` its rows, columns and depth,
-*batch* times. A line ``> LIST`` adds the kernels of another list. All conditions after a question mark must be
-true, those with an exclamation mark false; in a line of their own they hold for the lines below, up to the
-next such line.
+It reads and writes so many tensors of *rows* x *columns* elements, one of each by default; all but the kind may be left
+out. Sizes are numbers and names, multiplied and added up (``2*inner``): of values that the caller states, or of fields
+of `Sizes`, the model, the strategy or the framework. A kind or a format may be such a name, too. Several reads
+(``1,1,2``) are as many kernels, numbered from the number at the end of the name. After ``bytes``, reads and writes are
+bytes of each element, a format counting as its own. A cast names ``FROM->TO`` instead (``as=FORMAT``: the format by
+which it is priced), a ``matmul`` its rows, columns and depth, *batch* times. A line ``> LIST`` adds the kernels of
+another list. All conditions after a question mark must be true, those with an exclamation mark false; in a line of
+their own they hold for the lines below, up to the next such line.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import replace
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
 from stepcast.ir.layers.ops import K, Ops, moved_op, stream_op
+from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
+from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Matmul
 from stepcast.ir.workload import Op, OpPart
 
 FILE = Path(__file__).parents[2] / "data" / "kernels.txt"
-Value = float | DType | K
 FLAGS = ("backward", "bytes", "host")
-Named = TypeVar("Named", DType, K)
+Value = float | DType | K
+Find = Callable[[str], object]
+KINDS, FORMATS = {str(kind): kind for kind in K}, {str(dtype): dtype for dtype in DType}
+Amount = float | str | tuple[tuple[float | str, ...], ...]
+"""A number, a name, or a sum of products of these."""
 
 
 class KernelLine(NamedTuple):
     """A line of a list, or where it has no *kind* the list of which it is the name."""
 
     name: str
-    kind: str = ""
-    amounts: tuple[str, ...] = ()  # what it reads and writes, in tensors or bytes; sizes of a product
-    dtype: str = "dtype"
-    options: Mapping[str, str] = {}
+    kind: K | str = ""
+    reads: tuple[Amount, ...] = ()  # of each kernel; sizes of a product
+    write: Amount = 0
+    dtype: DType | str = "dtype"
+    rows: Amount = 0
+    columns: Amount = 0
+    kernels: Amount = 1
+    part: OpPart | None = None
     flags: frozenset[str] = frozenset()
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[tuple[str, bool], ...] = ()
 
 
 @cache
@@ -53,14 +64,16 @@ def _split_lists() -> dict[str, str]:
 @cache
 def _read_list(name: str) -> list[KernelLine]:
     lines: list[KernelLine] = []
-    shared: tuple[str, ...] = ()
+    shared: list[str] = []
     for line in _split_lists()[name].splitlines():
-        text, mark, conditions = (part.strip() for part in line.partition("#")[0].partition("?"))
+        text, mark, after = (part.strip() for part in line.partition("#")[0].partition("?"))
         if text:
+            words = (*shared, *after.split())
+            conditions = tuple((word.removeprefix("!"), not word.startswith("!")) for word in words)
             entry = KernelLine(text[2:]) if text.startswith("> ") else _read_line(text)
-            lines.append(entry._replace(conditions=(*shared, *conditions.split())))
+            lines.append(entry._replace(conditions=conditions))
         elif mark:
-            shared = tuple(conditions.split())
+            shared = after.split()
     return lines
 
 
@@ -68,74 +81,117 @@ def _read_line(text: str) -> KernelLine:
     name, _, rest = text.rpartition(":")
     kind, *words = rest.split()
     options = dict(word.split("=") for word in words if "=" in word)
+    assert options.keys() <= {"rows", "columns", "kernels", "part", "as"}, text
     flags = frozenset(word for word in words if word in FLAGS)
     plain = [word for word in words if word not in flags and "=" not in word]
+    counted, part = options.get("as", "dtype"), OpPart(options["part"]) if "part" in options else None
+    defaults = {"rows": "rows", "columns": "columns", "kernels": "1"}
+    rows, columns, kernels = (_read_amount(options.get(key, default)) for key, default in defaults.items())
+    sizes = rows, columns, kernels
+    if kind == "matmul":
+        amounts = tuple(map(_read_amount, plain))
+        return KernelLine(name, kind, amounts, 0, FORMATS.get(counted, counted), *sizes, part)
     if plain and "->" in plain[0]:
         before, after = plain[0].split("->")
-        return KernelLine(name, kind, (before, after), options.get("as", before), options, flags | {"bytes"})
-    if kind == "matmul":
-        return KernelLine(name, kind, tuple(plain), options.get("as", "dtype"), options)
-    reads, writes, dtype = (*plain, *("1", "1", "dtype")[len(plain) :])
-    return KernelLine(name, kind, (reads, writes), dtype, options, flags)
+        plain, flags = [before, after, options.get("as", before)], flags | {"bytes"}
+    reads, write, dtype = (*plain, *("1", "1", "dtype")[len(plain) :])
+    amounts, kernel = tuple(map(_read_amount, reads.split(","))), KINDS.get(kind, kind)
+    return KernelLine(name, kernel, amounts, _read_amount(write), FORMATS.get(dtype, dtype), *sizes, part, flags)
 
 
-def list_kernels(name: str, rows: int, columns: int, dtype: DType, prefix: str = "", **values: Value) -> Ops:
-    """Return the kernels of the list *name* for *rows* x *columns* elements of *dtype* and the *values* of its names.
+def _read_amount(text: str) -> Amount:
+    terms = tuple(tuple(map(_read_factor, term.split("*"))) for term in text.split("+"))
+    return terms if len(terms) > 1 or len(terms[0]) > 1 else terms[0][0]
 
-    Their names begin with *prefix*.
+
+def _read_factor(word: str) -> float | str:
+    """Return a number, or a name; that of a format is the bytes of its elements."""
+    if word in FORMATS:
+        return FORMATS[word].bytes
+    return word if word[0].isalpha() else float(word) if "." in word else int(word)
+
+
+def list_kernels(
+    name: str, sizes: Sizes, rows: int, columns: int, dtype: DType, prefix: str = "", **values: Value
+) -> Ops:
+    """Return the kernels of the list *name* for *rows* x *columns* elements of *dtype*; names are those of *values*, or
+    what *sizes* know. The names of the kernels begin with *prefix*.
     """
-    return tuple(_build_list(name, {**values, "rows": rows, "columns": columns, "dtype": dtype}, prefix))
+    known: dict[str, object] = {"mask": MASK_BYTES, "batch": 1, **values}
+    known |= {"rows": rows, "columns": columns, "dtype": dtype}
+    owners = (sizes, sizes.model, sizes.strategy, sizes.framework)
+
+    def find(word: str) -> object:
+        if word not in known:
+            known[word] = getattr(owners[_owner_of(word)], word)
+        return known[word]
+
+    truths = tuple([bool(find(word)) for word in _condition_words(name)])
+    ops: list[Op] = []
+    for line in _select_lines(name, truths):
+        _add_kernels(ops, line, find, f"{prefix} {line.name}".strip() if prefix else line.name)
+    return tuple(ops)
 
 
-def _build_list(name: str, known: Mapping[str, Value], prefix: str) -> Iterator[Op]:
+@cache
+def _owner_of(word: str) -> int:
+    """Return which of sizes, model, strategy and framework has a field of that name."""
+    return [hasattr(owner, word) for owner in (Sizes, Architecture, Strategy, Framework)].index(True)
+
+
+@cache
+def _condition_words(name: str) -> tuple[str, ...]:
+    """Return the words of all conditions of a list and of those that it adds."""
+    words: dict[str, None] = {}
     for line in _read_list(name):
-        if not all(bool(known[word.removeprefix("!")]) is not word.startswith("!") for word in line.conditions):
-            continue
-        if line.kind:
-            yield from _build_kernels(line, known, f"{prefix} {line.name}".strip())
-        else:
-            yield from _build_list(line.name, known, prefix)
+        words |= dict.fromkeys(word for word, _ in line.conditions)
+        words |= {} if line.kind else dict.fromkeys(_condition_words(line.name))
+    return tuple(words)
 
 
-def _build_kernels(line: KernelLine, known: Mapping[str, Value], name: str) -> Iterator[Op]:
-    dtype, options, flags = _name(line.dtype, known, DType), line.options, line.flags
-    kernels = _whole(options.get("kernels", "1"), known)
-    part = OpPart(options["part"]) if "part" in options else None
+@lru_cache(maxsize=4096)
+def _select_lines(name: str, truths: tuple[bool, ...]) -> tuple[KernelLine, ...]:
+    """Return the lines of a list whose conditions hold where its words have these *truths*."""
+    holds = dict(zip(_condition_words(name), truths, strict=True))
+    lines: list[KernelLine] = []
+    for line in _read_list(name):
+        if all(holds[word] is wanted for word, wanted in line.conditions):
+            inner = () if line.kind else tuple(holds[word] for word in _condition_words(line.name))
+            lines += (line,) if line.kind else _select_lines(line.name, inner)
+    return tuple(lines)
+
+
+def _add_kernels(ops: list[Op], line: KernelLine, find: Find, name: str) -> None:
+    dtype = line.dtype if isinstance(line.dtype, DType) else find(line.dtype)
+    kernels = int(_amount(line.kernels, find))
+    assert isinstance(dtype, DType), line
     if line.kind == "matmul":
-        m, n, k = (_whole(size, known) for size in line.amounts)
-        yield Op(name, Matmul(m, n, k, _whole("batch", known), dtype), kernels=kernels, part=part)
+        m, n, k, batch = (int(_amount(size, find)) for size in (*line.reads, "batch"))
+        ops.append(Op(name, Matmul(m, n, k, batch, dtype), kernels=kernels, part=line.part))
         return
-    rows, columns = (_whole(options.get(side, side), known) for side in ("rows", "columns"))
-    shape = _name(line.kind, known, K), rows, columns
-    reads, write = line.amounts[0].split(","), _amount(line.amounts[1], known)
-    stem, _, start = name.rpartition(" ")
-    for number, text in enumerate(reads):
-        own, read = name if len(reads) == 1 else f"{stem} {int(start) + number}", _amount(text, known)
+    kind = line.kind if isinstance(line.kind, K) else find(line.kind)
+    assert isinstance(kind, K), line
+    rows, columns, flags = int(_amount(line.rows, find)), int(_amount(line.columns, find)), line.flags
+    write, own = _amount(line.write, find), name
+    for number, amount in enumerate(line.reads):
+        read = _amount(amount, find)
+        if len(line.reads) > 1:
+            stem, _, start = name.rpartition(" ")
+            own = f"{stem} {int(start) + number}"
         if "bytes" in flags:
-            op = moved_op(own, *shape, read, write, dtype, kernels=kernels)
-            yield replace(op, host_reads=True) if "host" in flags else op
+            op, host_reads = moved_op(own, kind, rows, columns, read, write, dtype, kernels), "host" in flags
+            ops.append(replace(op, part=line.part, host_reads=host_reads) if line.part or host_reads else op)
         else:
-            yield stream_op(own, *shape, read, write, dtype, "backward" in flags, kernels=kernels, part=part)
+            backward = "backward" in flags
+            op = stream_op(own, kind, rows, columns, read, write, dtype, backward, kernels=kernels, part=line.part)
+            ops.append(op)
 
 
-def _amount(text: str, known: Mapping[str, Value]) -> float:
-    """Return the value of a sum of products."""
-    return sum(prod(_factor(word, known) for word in term.split("*")) for term in text.split("+"))
-
-
-def _factor(word: str, known: Mapping[str, Value]) -> float:
-    if word not in known:
-        return DType(word).bytes if word[0].isalpha() else float(word) if "." in word else int(word)
-    value = known[word]
-    assert not isinstance(value, K), f"{word} is a kind of kernel, not a number"
+def _amount(amount: Amount, find: Find) -> float:
+    if isinstance(amount, tuple):
+        return sum([prod([_amount(factor, find) for factor in term]) for term in amount])
+    if not isinstance(amount, str):
+        return amount
+    value = find(amount)
+    assert isinstance(value, int | float | DType), f"{amount} is no number"
     return value.bytes if isinstance(value, DType) else value
-
-
-def _whole(text: str, known: Mapping[str, Value]) -> int:
-    return int(_amount(text, known))
-
-
-def _name(word: str, known: Mapping[str, Value], kind: type[Named]) -> Named:
-    """Return the kind of kernel or the format that *word* is, or is the name of."""
-    value = known.get(word, word)
-    return value if isinstance(value, kind) else kind(word)

@@ -239,6 +239,7 @@ def _eager_core(own: MambaSizes) -> Layer:
     forward, backward = (
         list_kernels(
             name,
+            own.sizes,
             tokens * heads,
             width,
             FP32,
@@ -250,7 +251,6 @@ def _eager_core(own: MambaSizes) -> Layer:
             pairs=tokens * chunk * heads,
             cells=tokens * heads * width,
             between=scan.batch * (chunks + 1) ** 2 * heads * width,
-            stored=own.sizes.stored,
         )
         for name in ("eager scan", "eager scan gradient")
     )

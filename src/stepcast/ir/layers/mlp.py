@@ -129,6 +129,7 @@ def activation_ops(sizes: Sizes, rows: int, inner: int, weighted: bool = False) 
         name = "compiled gate" if sizes.fused_by_hand and not sizes.framework.op_fuser else "fused gate"
     run = partial(
         list_kernels,
+        sizes=sizes,
         rows=rows,
         columns=inner,
         dtype=sizes.stored,

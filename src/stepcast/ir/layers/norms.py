@@ -80,6 +80,7 @@ def eager_norm(
     weighted = FP32 if sizes.model.wide_norms else narrow
     return list_kernels(
         "norm gradient" if gradient else "norm",
+        sizes,
         rows,
         width,
         FP32,
@@ -88,7 +89,6 @@ def eager_norm(
         narrows=narrow is not FP32,
         weighted=weighted,
         wide=weighted is FP32,
-        trained=sizes.trains_norms,
         product=K.STRIDED if swapped else K.MUL,
         total=K.STRIDED if swapped else K.ADD,
     )

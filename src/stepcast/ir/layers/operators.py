@@ -13,7 +13,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.layers.kernels import Value, list_kernels
 from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, moved_op, stream_op
-from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import BaseWeights, TrainingKind
 from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
@@ -101,9 +101,8 @@ class Linear:
         casts = self._quantise(sizes, "input", self.gathered, self.inputs) if self.quantises_input else ()
         weights = self._cast_weights(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
         if sizes.strategy.base_weights is BaseWeights.INT8 and self.adapted:
-            int8 = list_kernels(
-                "int8 product", self.rows, self.inputs, sizes.stored, self.name, outputs=self.outputs, batch=1
-            )
+            shape = (self.rows, self.inputs, sizes.stored, self.name)
+            int8 = list_kernels("int8 product", sizes, *shape, outputs=self.outputs)
             return (*int8, *self._adapters(sizes, "forward"))
         return (*casts, *weights, *self._dequantise(sizes, ""), matmul, *self._adapters(sizes, "forward"))
 
@@ -243,19 +242,14 @@ class Linear:
         values: dict[str, Value] = {
             "result_rows": result_rows,
             "outputs": self.outputs,
-            "rank": strategy.lora_rank,
-            "batch": 1,
             "wide": wide,
-            "mask": MASK_BYTES,
-            "casts": casts,
             "quantised": strategy.base_weights is not BaseWeights.TRAINED,
-            "drops": strategy.lora_dropout,
             "mixed": K.STRIDED if casts else K.MUL,
             "product": K.CAST if casts else K.MUL,
         }
 
         def around(name: str, rows: int = rows, columns: int = self.inputs, code: str = "lora") -> Ops:
-            return list_kernels(name, rows, columns, stored, f"{self.name} {code}", **values)
+            return list_kernels(name, sizes, rows, columns, stored, f"{self.name} {code}", **values)
 
         small = 2 if sizes.framework.fp32_adapters else 0  # casts of both matrices
         peft = sizes.framework.modules is Modules.TRANSFORMERS
@@ -290,30 +284,12 @@ def accumulate_vectors(sizes: Sizes, name: str, *vectors: int) -> Ops:
 def gate_ops(sizes: Sizes, rows: int, width: int) -> tuple[Ops, Ops]:
     """Multiply *rows* x *width* elements by an activation of as many: one kernel, or one per operation."""
     shape, fused = (rows, width, sizes.stored, "gate"), sizes.fused or sizes.framework.runs_liger
-    return list_kernels("mixer gate", *shape, fused=fused), list_kernels("mixer gate gradient", *shape, fused=fused)
+    backward = list_kernels("mixer gate gradient", sizes, *shape, fused=fused)
+    return list_kernels("mixer gate", sizes, *shape, fused=fused), backward
 
 
 def add_op(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None = None) -> Op:
     return stream_op(name, K.ADD, rows, width, 2, 1, sizes.stream, part=part)
-
-
-def residual_op(sizes: Sizes) -> Op:
-    """Add the branch to the stream; with dropout in the same kernel, which also writes its mask."""
-    rows, width, stream = sizes.outer_tokens, sizes.model.hidden, sizes.stream
-    read, write = stream.bytes + sizes.element, stream.bytes
-    if not sizes.framework.dropout or sizes.eager_modules:
-        # A branch of another format than the stream keeps PyTorch from reading several elements at once.
-        kind = K.STRIDED if sizes.eager_modules and stream is not sizes.stored else K.ADD
-    else:
-        kind, write = K.DROPOUT, write + MASK_BYTES
-    return replace(moved_op("residual", kind, rows, width, read, write, stream), part=OpPart.RESIDUAL)
-
-
-def dropout_op(sizes: Sizes, name: str, rows: int, width: int, gradient: bool = False) -> Op:
-    """Drop some of *rows* x *width* elements and write the mask of those left; or multiply their gradient by it."""
-    values, with_mask = sizes.element, sizes.element + MASK_BYTES
-    kind, read, write = (K.MUL, with_mask, values) if gradient else (K.DROPOUT, values, with_mask)
-    return moved_op(name, kind, rows, width, read, write, sizes.stored)
 
 
 def sum_input_gradients(sizes: Sizes, layer: Layer, products: int) -> Layer:
@@ -405,15 +381,11 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     if _gathers_quantised(sizes, linear):
         linear = replace(linear, gathered_gradient=sizes.tp)
     forward, gradient, weight = linear.phases(sizes)
-    tail: Ops = (residual_op(sizes),) if ends else ()
-    if ends and sizes.framework.dropout:
-        if sizes.eager_modules:
-            tail = (dropout_op(sizes, "dropout", rows, hidden), *tail)
-        gradient = (dropout_op(sizes, "dropout gradient", rows, hidden, gradient=True), *gradient)
-    if ends and sizes.casts_activations:
-        # The stream's gradient is as wide as the stream, the branch's as narrow as the branch.
-        narrow = cast_op("branch gradient cast", rows, hidden, sizes.stream, sizes.stored, sizes.stored)
-        gradient = (narrow, *gradient)
+    tail: Ops = ()
+    if ends:
+        shape, drops = (sizes, rows, hidden, sizes.stream), sizes.framework.dropout
+        tail = list_kernels("branch end", *shape, narrow=sizes.stream is not sizes.stored, drops=drops)
+        gradient = list_kernels("branch end gradient", *shape, drops=drops) + gradient
     if sizes.tp == 1:
         return make_layer(role, forward + tail, gradient, weight)
     size, overlap = tensor_bytes(sizes), sizes.strategy.overlap.tensor
