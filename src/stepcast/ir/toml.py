@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from typing import Any
 
 import msgspec
 
@@ -9,12 +10,13 @@ from stepcast.ir.facts import FactDict
 
 _STATEMENT = re.compile(r'\n(?=[\w"\[])')  # statements begin a line, the lines of a long value do not
 _NAME = re.compile(r'"([^"]*)"|([\w-]+)')
+_PAIR = re.compile(r"([\w-]+) = ")
 
 
 def parse_tables(text: str) -> FactDict:
     """Return the tables of *text*, a file of the package. Text of users is checked (``inputs.source.parse_toml``).
 
-    Most values are JSON as well, which msgspec parses in next to no time; tomllib parses the others.
+    Most values are JSON as well, which msgspec parses in next to no time, or almost; tomllib parses the others.
     """
     if '"""' in text or "'''" in text:
         return tomllib.loads(text)
@@ -37,5 +39,12 @@ def parse_tables(text: str) -> FactDict:
             try:
                 table[name] = msgspec.json.decode(value)
             except msgspec.DecodeError:
-                table[name] = tomllib.loads(f"value = {value}")["value"]
+                table[name] = _parse_other(value)
     return tables
+
+
+def _parse_other(text: str) -> Any:
+    try:  # an inline table; where a string contains such a pair, this is no JSON either
+        return msgspec.json.decode(_PAIR.sub(r'"\1": ', text))
+    except msgspec.DecodeError:
+        return tomllib.loads(f"value = {text}")["value"]
