@@ -180,7 +180,9 @@ def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, capsys: pytest.CaptureFi
             driver.send_signal(signal.SIGINT)
             break
     _, said = driver.communicate()
-    if driver.returncode != 0:  # it may have been faster
+    if driver.returncode == -signal.SIGINT:  # Python was ending, and no longer handles signals
+        assert _answered(folder) == POINTS
+    elif driver.returncode != 0:  # it may have been faster
         assert driver.returncode == 130
         # After the last answer there is nothing to resume.
         assert "answers are saved; the same command resumes the sweep" in said or _answered(folder) == POINTS
