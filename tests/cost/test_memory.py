@@ -56,6 +56,13 @@ def test_states_per_parameter(sharding: Sharding, bytes_per_parameter: float) ->
     assert states == pytest.approx(bytes_per_parameter * LLAMA.parameters)
 
 
+def test_stages_of_frozen_layers_have_no_optimizer_states() -> None:
+    """The last 12 of 32 layers are half of the third of four stages and all of the fourth."""
+    stages = memory(LLAMA, strategy(pp=4, trained_layers=12), H100)
+    assert [stage.optimizer for stage in stages[:2]] == [0, 0]
+    assert 2 * stages[2].optimizer == stages[3].optimizer > 0
+
+
 def test_the_first_bf16_optimizer_of_deepspeed_keeps_fp32_weights_whole() -> None:
     """bf16 weight and gradient, fp32 weight and sum of gradients; moments of one parameter in eight."""
     framework = load_framework("megatron-deepspeed-bf16")

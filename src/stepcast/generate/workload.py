@@ -46,7 +46,7 @@ class StageMaker:
     def stages(self, strategy: Strategy) -> tuple[Stage, ...]:
         """Return the stages of *strategy* in model order."""
         every, first = piece_kinds(self.model, strategy)
-        if strategy.trained_layers or strategy.precision.scaled:  # layers may differ by their place in the model
+        if strategy.precision.scaled:  # layers may differ by their place in the model
             return tuple(map(self.stage, every))
         known = {index: self.stage(every[index]) for index in set(first)}
         return tuple([known[index] for index in first])
@@ -67,7 +67,7 @@ class StageMaker:
         return min(len(piece.layers), max(0, self.model.layers - self.framework.wide_layers - piece.layers.start))
 
     def _frozen_layers(self, piece: StagePiece) -> int:
-        return count_frozen(self.model, self.strategy, piece.layers)
+        return count_frozen(self.model, self.strategy.trained_layers, piece.layers)
 
     def _make_stage(self, piece: StagePiece) -> Stage:
         units = [*self._reference_units(piece), *self._units(piece)]

@@ -127,13 +127,23 @@ def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
 
 
 def piece_kinds(model: Model, strategy: Strategy) -> tuple[tuple[StagePiece, ...], tuple[int, ...]]:
-    """Return the pieces, and for each the first one that has the same kinds of layers and the same ends."""
-    return (every := pieces(model, strategy)), _find_first(model, every)
+    """Return the pieces, and for each the first one that has the same kinds of layers, as many of them frozen, and the
+    same ends.
+    """
+    return (every := pieces(model, strategy)), _find_first(model, every, strategy.trained_layers)
 
 
 @lru_cache(maxsize=4096)
-def _find_first(model: Model, every: tuple[StagePiece, ...]) -> tuple[int, ...]:
-    keys = [(piece.embedding, piece.head, *model.blocks[piece.layers.start : piece.layers.stop]) for piece in every]
+def _find_first(model: Model, every: tuple[StagePiece, ...], trained_layers: int) -> tuple[int, ...]:
+    keys = [
+        (
+            piece.embedding,
+            piece.head,
+            count_frozen(model, trained_layers, piece.layers),
+            *model.blocks[piece.layers.start : piece.layers.stop],
+        )
+        for piece in every
+    ]
     return tuple(map(keys.index, keys))
 
 
@@ -214,18 +224,18 @@ def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     return sum([next_token_shard(model, *sizes)] * modules, start=shard)
 
 
-def count_frozen(model: Model, strategy: Strategy, layers: range) -> int:
-    """Return how many of *layers* lie below those that are trained, and so run no backward."""
-    if not strategy.trained_layers:
+def count_frozen(model: Model, trained_layers: int, layers: range) -> int:
+    """Return how many of *layers* lie below the last *trained_layers*, and so run no backward; 0: all are trained."""
+    if not trained_layers:
         return 0
-    return min(len(layers), max(0, model.layers - strategy.trained_layers - layers.start))
+    return min(len(layers), max(0, model.layers - trained_layers - layers.start))
 
 
 def _trained_piece(model: Model, strategy: Strategy, piece: StagePiece) -> StagePiece:
     """Return the part of *piece* whose own weights are trained."""
     if not strategy.trained_layers:
         return piece
-    return StagePiece(piece.layers[count_frozen(model, strategy, piece.layers) :], False, False)
+    return StagePiece(piece.layers[count_frozen(model, strategy.trained_layers, piece.layers) :], False, False)
 
 
 def trained_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:

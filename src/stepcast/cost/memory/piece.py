@@ -61,7 +61,8 @@ def piece_totals(
     activations = recomputed = on_host = staged = 0.0
     blocks = model.blocks[piece.layers.start : piece.layers.stop]
     marks = ((block, index < recomputed_layers, index < offloaded_layers) for index, block in enumerate(blocks))
-    marked = islice(marks, count_frozen(model, strategy, piece.layers), None)  # frozen layers save nothing
+    frozen = count_frozen(model, strategy.trained_layers, piece.layers)
+    marked = islice(marks, frozen, None)  # they save nothing
     # Most layers equal the one before; they are added one by one, as sums of floats are.
     for (block, again, sent), run in groupby(marked):
         saved = saved_by(block)
