@@ -5,16 +5,17 @@ their memory, on the machine where it took 118 ms at pp 1 before; 2 s and 500 MB
 micro-batches, and no more for a million of them. Seconds are those of this machine; the ratio to ten million
 additions in Python tells them from another one's.
 
-On a machine where the code of that time takes 302 ms at pp 1, 2.6 times as long as there: 2.5, 4 and 7 ms at
-pp 1, 4 and 16 (the bar times 2.6: 20 ms); for each of the mixed strategies 7.0 ms, 4.7 ms when they are asked
-for again, with other work on the machine (the bar times 2.6: 7.7 ms). Since programs are shared by steps that differ in
-their costs alone: 1.7, 2.7 and 4.7 ms, and for each of 1,000 mixed strategies of two models 8.6 and 3.4 ms of processor
-time (5.8 before, when asked again), where ten million additions take 0.57 s. Then 5.9 and 1.0 ms, with other work
-on the machine. Since strategies pass the phases of a prediction together: 6.2 and 0.94 ms in an hour of more other
-work, in which 7.2 and 1.26 ms were measured before. 942 of the 1,000 programs differ in their structure, so that few
-could be shared as a whole; 584 differ in their pieces. Both models have 70 kinds of layers, 75 schedules and 114 kinds
-of sequences of ops, but 2,646 different bodies of stages. No function takes more than 6 %: putting programs together
-takes 20 %, pricing, lowering and running 16 % each, generating 14 %, memory 8 %, power and pace 4 %.
+On a machine where the code of that time takes 302 ms at pp 1, 2.6 times as long as there: 2.5, 4 and 7 ms at pp 1, 4
+and 16 (the bar times 2.6: 20 ms); for each of the mixed strategies 7.0 ms, 4.7 ms when they are asked for again, with
+other work on the machine (the bar times 2.6: 7.7 ms). Since programs are shared by steps that differ in their costs
+alone: 1.7, 2.7 and 4.7 ms, and for each of 1,000 mixed strategies of two models 8.6 and 3.4 ms of processor time (5.8
+before, when asked again), where ten million additions take 0.57 s. Then 5.9 and 1.0 ms, with other work on the machine.
+Since strategies pass the phases of a prediction together: 5.1 and 0.86 ms without other work, where the additions take
+0.66 s (6.2 and 0.94 ms in an hour of much other work, in which 7.2 and 1.26 ms were measured before). 942 of the 1,000
+programs differ in their structure, so that few could be shared as a whole; 584 differ in their pieces. Both models have
+70 kinds of layers, 75 schedules and 114 kinds of sequences of ops, but 2,646 different bodies of stages. No function
+takes more than 6 %: putting programs together takes 20 %, pricing, lowering and running 16 % each, generating 14 %,
+memory 8 %, power and pace 4 %.
 """
 
 import random
