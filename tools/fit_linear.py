@@ -16,7 +16,7 @@ import numpy as np
 from fit_mamba import refined, report
 
 from stepcast.cost.fits import ScanFit, default_fit
-from stepcast.cost.rates import matrix_rates, vector_rates
+from stepcast.cost.price import matrix_rates, vector_rates
 from stepcast.cost.scan import chunk_steps, scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.dtype import DType

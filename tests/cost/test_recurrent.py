@@ -10,8 +10,7 @@ import pytest
 import stepcast
 from stepcast.cost.compute import compute_price, moved_bytes
 from stepcast.cost.fits import default_fit
-from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.cost.rates import matrix_rates, vector_rates
+from stepcast.cost.price import Bound, Price, PriceSource, matrix_rates, vector_rates
 from stepcast.cost.scan import cells_bytes, chunk_steps, scan_kind, scan_s
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.cost.power import Load
-from stepcast.cost.rates import Number
+from stepcast.cost.price import Number
 from stepcast.cost.serving import (
     LINEAR_FORMATS,
     decode_s,

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from stepcast.cost.fits import AttentionFit, ComputeFit
 from stepcast.cost.power import ALONE, Load, launch_s, limit_power
-from stepcast.cost.price import Price
-from stepcast.cost.rates import Number, Rates, matrix_rates, price_kernel, scale_rates
+from stepcast.cost.price import Number, Price, Rates, matrix_rates, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import ATTENTION, ComputeFit
 from stepcast.cost.power import ALONE, Load
-from stepcast.cost.price import Price, PriceSource
-from stepcast.cost.rates import Number
+from stepcast.cost.price import Number, Price, PriceSource
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray

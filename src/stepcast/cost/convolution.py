@@ -12,8 +12,7 @@ import numpy as np
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.matmul import fastest_s
 from stepcast.cost.power import Load, launch_s, limit_power
-from stepcast.cost.price import Price
-from stepcast.cost.rates import matrix_rates, price_kernel, scale_rates, vector_rates
+from stepcast.cost.price import Price, matrix_rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Convolution, ConvolutionPass

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from stepcast.cost.collectives.route import Route
-from stepcast.cost.rates import Number
+from stepcast.cost.price import Number
 from stepcast.hardware.catalog import convert_units, load_fit
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import Amount, convert_table

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.cost.rates import Number
+from stepcast.cost.price import Number
 from stepcast.ir.arrays import FloatArray
 
 DRAWS = 6

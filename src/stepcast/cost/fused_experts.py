@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepcast.cost.expert_loads import RankLoad
-from stepcast.cost.rates import Number
+from stepcast.cost.price import Number
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray

@@ -19,8 +19,7 @@ import numpy as np
 
 from stepcast.cost.fits import ComputeFit, MatmulFit
 from stepcast.cost.power import ALONE, Load, launch_s, limit_power
-from stepcast.cost.price import Price
-from stepcast.cost.rates import SIMT, Number, Rates, matrix_rates, matrix_unit, price_kernel, scale_rates
+from stepcast.cost.price import SIMT, Number, Price, Rates, matrix_rates, matrix_unit, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dtype import DType

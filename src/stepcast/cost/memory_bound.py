@@ -12,8 +12,7 @@ import numpy as np
 
 from stepcast.cost.fits import ComputeFit, StreamFit
 from stepcast.cost.power import ALONE, Load, launch_s
-from stepcast.cost.price import Price
-from stepcast.cost.rates import Number, Rates, price_kernel, scale_rates, vector_rates
+from stepcast.cost.price import Number, Price, Rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, PowerFit
-from stepcast.cost.rates import Number, Rates
+from stepcast.cost.price import Number, Rates
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass

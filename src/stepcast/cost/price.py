@@ -1,9 +1,19 @@
-"""The price of an operator: its seconds, and where the number came from."""
+"""The price of an operator: its seconds, where the number came from, and the few rates of a GPU that decide it.
+
+Every rate may be a number or an array that broadcasts with the sizes, so that one function prices one
+operator on one GPU and a million operators on many.
+"""
 
 import math
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
+from stepcast.cost.fits import ComputeFit
+from stepcast.hardware.cluster import ORDINARY, Gpu
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dtype import DType
 
 
 class PriceSource(StrEnum):
@@ -53,3 +63,72 @@ class Price:
         """Return the price of the same work on a GPU that is *factor* times as slow."""
         low_s, high_s = self.low_s * factor, self.high_s * factor
         return Price(self.seconds * factor, self.source, self.bound, self.efficiency / factor, low_s, high_s)
+
+
+Number = float | FloatArray
+
+TENSOR = "tensor"
+SIMT = "simt"
+
+
+class Rates(NamedTuple):
+    """One GPU as a kernel that computes in one number format sees it."""
+
+    peak_flops: Number
+    bandwidth_bytes_per_s: Number
+    sms: Number
+    l2_bytes: Number
+    clock_hz: Number
+    shared_memory_bytes: Number
+    launch_s: Number
+
+
+def matrix_unit(gpu: Gpu, dtype: DType) -> str:
+    """Return the unit that multiplies: fp32 and fp64 run on the ordinary cores, all else on tensor cores."""
+    return SIMT if gpu.runs_as(dtype) in ORDINARY else TENSOR
+
+
+@lru_cache(maxsize=256)
+def matrix_rates(gpu: Gpu, dtype: DType) -> Rates:
+    return _rates(gpu, gpu.matrix_peak_flops(dtype))
+
+
+def vector_rates(gpu: Gpu) -> Rates:
+    return _rates(gpu, gpu.vector_peak_flops("fp32"))
+
+
+def _rates(gpu: Gpu, peak_flops: float) -> Rates:
+    return Rates(
+        peak_flops,
+        gpu.memory_bandwidth_bytes_per_s,
+        float(gpu.sms),
+        gpu.l2_bytes,
+        gpu.clock_hz,
+        gpu.shared_memory_per_sm_bytes,
+        gpu.launch_overhead_s,
+    )
+
+
+def scale_rates(rates: Rates, gpu: Gpu, fit: ComputeFit, peak_share: float = 1.0) -> Rates:
+    """Return *rates* with the share of its memory bandwidth that the architecture reaches, and *peak_share*."""
+    share = fit.memory_share(gpu.architecture)
+    if share == 1.0 and peak_share == 1.0:
+        return rates
+    return rates._replace(
+        peak_flops=rates.peak_flops * peak_share, bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s * share
+    )
+
+
+def price_kernel(
+    kind: str, seconds: float, flops: float, moved: float, rates: Rates, gpu: Gpu, fit: ComputeFit
+) -> Price:
+    """Return the price of a kernel of *kind* that takes *seconds*, with its physical bound and its uncertainty."""
+    ideal = {
+        Bound.COMPUTE: flops / rates.peak_flops,
+        Bound.MEMORY: moved / rates.bandwidth_bytes_per_s,
+        Bound.LAUNCH: rates.launch_s,
+    }
+    bound = max(ideal, key=lambda name: ideal[name])
+    source = PriceSource.FITTED if fit.measured(kind, gpu.architecture) else PriceSource.SCALED
+    efficiency = min(1.0, float(ideal[bound]) / seconds) if seconds > 0 else 1.0
+    return Price.spread(seconds, source, bound, fit.half_width(kind, gpu.architecture), efficiency)

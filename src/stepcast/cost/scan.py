@@ -20,8 +20,7 @@ from stepcast.cost.host import HOST_PACES
 from stepcast.cost.matmul import price_matmul
 from stepcast.cost.memory_bound import price_stream
 from stepcast.cost.power import Load, launch_s
-from stepcast.cost.price import Bound, Price
-from stepcast.cost.rates import Number, Rates, matrix_rates, price_kernel, scale_rates, vector_rates
+from stepcast.cost.price import Bound, Number, Price, Rates, matrix_rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul

@@ -28,7 +28,7 @@ from msgspec import Struct, to_builtins
 from stepcast.cost.fits import AtLeastOne, MatmulFit, default_fit
 from stepcast.cost.matmul import matmul_s
 from stepcast.cost.power import Load
-from stepcast.cost.rates import Number, matrix_rates
+from stepcast.cost.price import Number, matrix_rates
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray

@@ -16,9 +16,9 @@ from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layers.ends import STEP_KERNELS, count_visits
+from stepcast.ir.layers.kernels import C, K, Ops, collective, make_layer, stream_op
 from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
-from stepcast.ir.layers.ops import C, K, Ops, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model import Matrices, Model

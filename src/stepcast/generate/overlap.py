@@ -18,8 +18,8 @@ from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Kernels
+from stepcast.ir.layers.kernels import K, Ops
 from stepcast.ir.layers.operators import wait_for
-from stepcast.ir.layers.ops import K, Ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from stepcast.ir.dataclass import replace
+from stepcast.ir.layers.kernels import Ops
 from stepcast.ir.layers.operators import rename_ops
-from stepcast.ir.layers.ops import Ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.strategy import RecomputeModule
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, GroupedMatmul, Matmul

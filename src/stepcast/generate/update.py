@@ -13,8 +13,8 @@ from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.dataclass import replace
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import ADAM, ITERATIONS, Modules, Offloaded, Optimizer, OptimizerKind
+from stepcast.ir.layers.kernels import K, Ops, collective
 from stepcast.ir.layers.kinds import block_weights, count_adapted
-from stepcast.ir.layers.ops import K, Ops, collective
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Matrices

@@ -11,9 +11,9 @@ from stepcast.ir.architecture import NOTHING, Shard, WeightPart
 from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
+from stepcast.ir.layers.kernels import C, collective
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, count_adapted
 from stepcast.ir.layers.operators import rename_ops
-from stepcast.ir.layers.ops import C, collective
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check

@@ -16,7 +16,7 @@ from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
 from stepcast.cost.expert_loads import TILES, RankLoad
 from stepcast.cost.fused_experts import fused_experts_s, served_kernel
 from stepcast.cost.power import SUSTAINED
-from stepcast.cost.rates import Number
+from stepcast.cost.price import Number
 from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout, state_bytes
 from stepcast.hardware import Cluster, job_path
 from stepcast.ir.architecture import UNQUANTISED, Weight, WeightPart

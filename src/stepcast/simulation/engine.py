@@ -12,10 +12,9 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.simulation import fold
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
 from stepcast.simulation.program import Program, Times
-from stepcast.simulation.segments import Piece
+from stepcast.simulation.segments import Piece, fold_chain, fold_piece, widen
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +166,7 @@ def _fold(program: Program, seconds: FloatArray) -> FloatArray:
     durations_s = tuple(seconds.tolist())
     pieces = [(piece.shape, durations_s[ops]) for piece, ops in program.ops_of.items()]
     chains = [tuple([(*pieces[number], repeat) for number, repeat in chain]) for chain in program.chains]
-    maps = np.array([fold.fold_chain(lanes, chain, read, ports) for chain in chains])
+    maps = np.array([fold_chain(lanes, chain, read, ports) for chain in chains])
     return maps.reshape(len(chains), len(read) + ports[1], len(read) + ports[0]).transpose(1, 2, 0)
 
 
@@ -179,8 +178,8 @@ def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
 def piece_maps(program: Program, seconds: FloatArray) -> dict[Piece, FloatArray]:
     """Return (lanes + outputs) x (lanes + inputs): the matrix of each piece."""
     durations_s = tuple(seconds.tolist())
-    matrices = {piece: fold.fold_piece(piece.shape, durations_s[ops]) for piece, ops in program.ops_of.items()}
-    return {piece: fold.widen(matrix, piece.shape) for piece, matrix in matrices.items()}
+    matrices = {piece: fold_piece(piece.shape, durations_s[ops]) for piece, ops in program.ops_of.items()}
+    return {piece: widen(matrix, piece.shape) for piece, matrix in matrices.items()}
 
 
 def task_times(run: Run) -> Times:

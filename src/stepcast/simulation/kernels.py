@@ -266,7 +266,7 @@ def fold_chains(
     scratch: FloatArray,
     maps: FloatArray,
 ) -> None:
-    """Fill *maps*, chains x rows x columns, as ``fold.fold_chain`` does. All of *maps* and *scratch* is -inf at first.
+    """Fill *maps*, chains x rows x columns, as ``fold_chain`` does. All of *maps* and *scratch* is -inf at first.
 
     *sizes* are pieces x (touched lanes, inputs, outputs, ops), *shapes* their ``Shape.packed`` end to end from *first*
     on, *lengths* the number of pieces of each chain, *parts* those pieces with their repeats, and *read* the lanes of

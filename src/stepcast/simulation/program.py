@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import TASKS
-from stepcast.simulation.fold import Chain, lanes_read
 from stepcast.simulation.kernels import find_kernel, find_levels
-from stepcast.simulation.segments import NO_LANE, Cost, Piece, ProgramError, Segment, Shape
+from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape, lanes_read
 
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and one of its outputs."""

@@ -24,10 +24,9 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.kernels import FP32, C, K, Ops, PhaseOps, collective, list_kernels, make_layer, stream_op
 from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm

@@ -18,8 +18,7 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
-from stepcast.ir.layers.kernels import list_kernels
-from stepcast.ir.layers.ops import FP32, C, Ops, collective, make_layer
+from stepcast.ir.layers.kernels import FP32, C, Ops, collective, list_kernels, make_layer
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind

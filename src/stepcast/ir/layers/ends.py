@@ -12,10 +12,9 @@ from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, li
 from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.kernels import FP32, C, K, collective, list_kernels, make_layer, stream_op
 from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, C, K, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind

@@ -13,11 +13,21 @@ from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.kernels import (
+    FP32,
+    C,
+    K,
+    Ops,
+    PhaseOps,
+    cast_op,
+    collective,
+    list_kernels,
+    make_layer,
+    stream_op,
+)
 from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Experts, LayerParts, Routing

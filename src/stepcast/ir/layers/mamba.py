@@ -24,10 +24,9 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.kernels import FP32, K, list_kernels, make_layer, stream_op
 from stepcast.ir.layers.kind import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import FP32, K, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Hybrid, LayerParts
 from stepcast.ir.recurrent import Scan, scan_of

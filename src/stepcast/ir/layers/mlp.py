@@ -8,10 +8,9 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.kernels import K, Ops, list_kernels
 from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import K, Ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M

@@ -2,8 +2,7 @@
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import list_kernels
-from stepcast.ir.layers.ops import FP32, K, Ops, cast_op, make_layer, stream_op
+from stepcast.ir.layers.kernels import FP32, K, Ops, cast_op, list_kernels, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.work import ElementwiseKind

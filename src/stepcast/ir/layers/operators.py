@@ -11,8 +11,20 @@ from collections.abc import Iterable
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
-from stepcast.ir.layers.kernels import Value, list_kernels
-from stepcast.ir.layers.ops import FP32, C, K, Ops, PhaseOps, cast_op, collective, make_layer, moved_op, stream_op
+from stepcast.ir.layers.kernels import (
+    FP32,
+    C,
+    K,
+    Ops,
+    PhaseOps,
+    Value,
+    cast_op,
+    collective,
+    list_kernels,
+    make_layer,
+    moved_op,
+    stream_op,
+)
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import BaseWeights, TrainingKind

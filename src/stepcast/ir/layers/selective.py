@@ -10,9 +10,9 @@ from stepcast.ir.architecture import Architecture, Weight, WeightPart
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
+from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
 from stepcast.ir.layers.kind import LayerKind, SavedTensor, no_adapters
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.ops import K, Ops, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Selective, SelectiveScan
