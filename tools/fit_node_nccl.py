@@ -23,7 +23,7 @@ from stepcast.cost.collectives.route import Route, Tuning, route_of
 from stepcast.hardware import load_cluster, resolve
 from stepcast.hardware.catalog import convert_units, load_fit
 from stepcast.inputs.operator_tables import read_operator_table
-from stepcast.ir.limits import convert_table
+from stepcast.ir.tables import convert_table
 from stepcast.ir.work import CollectiveKind
 from stepcast.pytorch.profile.imported import gpu_of
 from stepcast.units import MIB, MS

@@ -17,8 +17,8 @@ from stepcast.cost.scan import scan_bytes, scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.limits import convert_table
 from stepcast.ir.recurrent import Scan
+from stepcast.ir.tables import convert_table
 from tests.cost.mamba_rows import cases
 
 H200 = load_gpu("h200")

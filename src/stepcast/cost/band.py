@@ -15,10 +15,10 @@ from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.framework import Framework
-from stepcast.ir.limits import Positive, convert_table
 from stepcast.ir.model import Model
 from stepcast.ir.step import LEVEL, Band
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.tables import Positive, convert_table
 
 
 class BandKind(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.limits import Amount, Positive, convert_table
+from stepcast.ir.tables import Amount, Positive, convert_table
 
 WIDEST = 2**20  # above any inner width
 

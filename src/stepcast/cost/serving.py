@@ -34,7 +34,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.limits import Amount, Positive, Share, convert_table
+from stepcast.ir.tables import Amount, Positive, Share, convert_table
 
 TRAINING_GPU = "h200"  # on which operators of training were measured
 BURST = Load(0.0, repeats=6.0)  # a few calls, as the tables were measured

@@ -12,9 +12,9 @@ from msgspec import Struct
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.dtype import DType
-from stepcast.ir.limits import Amount, Count, Positive, Share, TableError, convert_table
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer
+from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
 
 FOLDER = Path(__file__).parents[1] / "data" / "engines"
 

@@ -17,7 +17,8 @@ import msgspec
 
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
-from stepcast.ir.limits import BACKGROUND, LISTED, convert_table
+from stepcast.ir.limits import BACKGROUND, LISTED
+from stepcast.ir.tables import convert_table
 from stepcast.units import Dimension, parse_quantity
 
 RANGE = re.compile(r"\s*([0-9]{1,7})\s*(?:-\s*([0-9]{1,7})\s*)?")

@@ -19,8 +19,8 @@ from stepcast.hardware.cluster import Cluster, Gpu
 from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.limits import BASES, DESCRIPTION, TableError, convert_table
-from stepcast.ir.toml import parse_tables
+from stepcast.ir.limits import BASES, DESCRIPTION
+from stepcast.ir.tables import TableError, convert_table, parse_tables
 from stepcast.units import GB, NS, US, Dimension, parse_quantity
 
 

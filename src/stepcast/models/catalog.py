@@ -16,7 +16,7 @@ from stepcast.inputs.source import prefix_errors
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
-from stepcast.ir.toml import parse_tables
+from stepcast.ir.tables import parse_tables
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
 INDEX = "index"

@@ -24,10 +24,10 @@ from stepcast.generation.placement import EngineProfile, GenerationFormats, Gene
 from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
-from stepcast.ir.limits import Amount, Count, Positive, convert_table
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.strategy import RecomputeKind
+from stepcast.ir.tables import Amount, Count, Positive, convert_table
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 from stepcast.units import MS

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stepcast.ir.toml import parse_tables
+from stepcast.ir.tables import parse_tables
 from stepcast.views.text import visible
 
 VOID = {"meta", "link", "input", "br", "hr", "rect", "circle", "line", "path", "polygon", "polyline"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
-from stepcast.ir.toml import parse_tables
+from stepcast.ir.tables import parse_tables
 from stepcast.units import (
     DAY,
     format_bytes,

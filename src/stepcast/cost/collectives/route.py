@@ -12,7 +12,7 @@ from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
 from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath, Place
 from stepcast.ir.dataclass import assign, dataclass, replace
-from stepcast.ir.limits import Amount, convert_table
+from stepcast.ir.tables import Amount, convert_table
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.units import MIB
 

@@ -24,10 +24,10 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
-from stepcast.ir.limits import TableError, convert_table
 from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import PARAMETER_FORMATS, Recompute, RecomputeKind, RecomputeModule, Sharding, Strategy
+from stepcast.ir.tables import TableError, convert_table
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.questions.settle import adapter_fields

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import stepcast
-from stepcast.ir.toml import parse_tables
+from stepcast.ir.tables import parse_tables
 
 FILES = sorted((Path(stepcast.__file__).parent / "data").rglob("*.toml"))
 
