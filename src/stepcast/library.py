@@ -395,7 +395,7 @@ def watch(
     return watch_events(fspath(log), StepWatch(known, steps), idle_s)
 
 
-def rows(*answers: object) -> list[FactDict]:
+def rows(*answers: Any) -> list[FactDict]:
     """Return Predictions, results of searches and Plans as rows, for ``pandas.DataFrame(stepcast.rows(...))``."""
     table: list[FactDict] = []
     for answer in answers:
