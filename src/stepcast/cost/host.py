@@ -45,9 +45,9 @@ PART_ISSUE_S = 6e-6
 # that it limits, in eight visits (data/transformers/tuning.csv), 0.80 and 1.38; other visits hold 84 % of one's.
 # The same host-bound steps took 0.8 to 1.3 times as long on three days (tools/measure_pace.py), and 0.73 to 1.03 times
 # the median within one minute (20 small PyTorch programs on an H200).
-# 64 captured steps that it limits, in seven visits that had no part in these, are inside by 91 %.
+# Of 64 captured steps that it limits, in seven visits that were not used for these numbers, 91 % are inside.
 HOST_PACES = 0.8, 1.4
-# The same where the pace was measured in the visit or next to the step: 159 of these fine-tuning steps, 0.86 and 1.22.
+# The same where the pace was measured in the same visit: 159 of these fine-tuning steps, 0.86 and 1.22.
 MEASURED_PACES = 0.86, 1.22
 # Share of the memory's peak that an update on the host reaches. DeepSpeed's CPU-Adam updates 4 and 10 billion
 # parameters in 1.03 and 2.57 s on a DGX-2 with 12 channels of DDR4-2666, 30 bytes each: 0.46; PyTorch's, not

@@ -43,7 +43,7 @@ class Options:
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
     issue_s: IssueSeconds | None = None
-    # Between these paces, over that of issue_s, are nine in ten hosts.
+    # Nine in ten hosts take between these times as long as issue_s says.
     host_paces: tuple[float, float] = HOST_PACES
     # Whether that host goes on to the next step before this one has ended.
     ahead: bool = False

@@ -108,7 +108,7 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
 
 # Slots of all stages up to which a breakdown is that of the whole step.
 REPORTED_SLOTS = 2**14
-# Of a step: less by which the CPU's pace widens its interval is not worth a sentence.
+# The answer mentions the CPU's pace where it widens the interval by more than this share of the step.
 NOTED_SHARE = 0.05
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
@@ -223,7 +223,7 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
     ends = min(low_s - sooner_s, around[0]), max(high_s + later_s, around[1])
     unpaced = min(low_s, around[0]), max(high_s, around[1])
     wider_s = (ends[1] - ends[0]) - (unpaced[1] - unpaced[0])
-    return *ends, options.host_paces is HOST_PACES and wider_s > NOTED_SHARE * step_s
+    return *ends, options.host_paces == HOST_PACES and wider_s > NOTED_SHARE * step_s
 
 
 def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatArray]]) -> tuple[float, float]:

@@ -127,9 +127,7 @@ def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
 
 
 def piece_kinds(model: Model, strategy: Strategy) -> tuple[tuple[StagePiece, ...], tuple[int, ...]]:
-    """Return the pieces, and for each the first one that has the same kinds of layers, as many of them frozen, and the
-    same ends.
-    """
+    """Return the pieces, and for each the first one with the same kinds of layers, frozen layers and ends."""
     return (every := pieces(model, strategy)), _find_first(model, every, strategy.trained_layers)
 
 

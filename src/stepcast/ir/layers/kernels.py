@@ -96,7 +96,7 @@ Amount = float | str | tuple[tuple[float | str, ...], ...]
 
 
 class KernelLine(NamedTuple):
-    """A line of a list, or where it has no *kind* the list of which it is the name."""
+    """A kernel of a list; without a *kind*, the *name* of another list whose kernels follow here."""
 
     name: str
     kind: K | str = ""

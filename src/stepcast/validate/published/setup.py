@@ -118,7 +118,7 @@ def _is_same(held: str | None, stated: str) -> bool:
 
 
 class NotComparableError(ValueError):
-    """A row that states too little, or something of which no prediction can be made."""
+    """A row that states too little, or a run that cannot be predicted."""
 
 
 # ---- one published training run as its csv row states it: a blank stays None --------------------------------
