@@ -119,9 +119,9 @@ def _read_recorded(paths: Sequence[str], facts: FactDict) -> "RecordedResult | N
     return join_recorded(ranks, read_logs(paths[0]), facts["collectives"])
 
 
-def read_measured(paths: Sequence[str], format_name: str | None) -> tuple[Format, Any]:
+def read_measured(paths: Sequence[str]) -> tuple[Format, Any]:
     """Return the run in *paths* and its format."""
-    return read_as_one(open_sources(paths, format_name), format_name)
+    return read_as_one(open_sources(paths))
 
 
 # ---- by format --------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def read_facts(path: str) -> FactDict:
     printed = read_printed(path)
     if printed is not None:
         return printed
-    entry, document = read_measured([path], None)
+    entry, document = read_measured([path])
     if entry.name not in ANALYSES:
         raise ValueError(
             f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
@@ -103,7 +103,7 @@ def _play(path: str) -> "PlayedStep":
 
     if read_printed(path) is not None:
         raise ValueError(f"{path}: has no timeline; --trace needs two Megatron runs")
-    entry, document = read_measured([path], None)
+    entry, document = read_measured([path])
     if entry.name != "megatron":
         raise ValueError(f"{path}: is {entry.name}; --trace needs two Megatron runs")
     return measured(record_megatron(document))

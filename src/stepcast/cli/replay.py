@@ -35,7 +35,7 @@ def replay_files(
     """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
     from stepcast.analyze.megatron.record import record_megatron
 
-    entry, timeline = read_measured(files, None)
+    entry, timeline = read_measured(files)
     if entry.name == "kineto":
         return _replay_kineto(timeline, question, files[0], trace)
     if entry.name != "megatron":

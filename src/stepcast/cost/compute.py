@@ -76,9 +76,9 @@ def work_class(work: Compute) -> str:
     return COSTS[type(work)].label(work)
 
 
-def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
+def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit) -> Load:
     """Return the load of a sequence of operators: the share of its time that matrix kernels take."""
-    return counted_load(Counter(works), gpu, fit, busy_s)
+    return counted_load(Counter(works), gpu, fit)
 
 
 def counted_load(

@@ -94,7 +94,7 @@ def matrix_rates(gpu: Gpu, dtype: DType) -> Rates:
 
 
 def vector_rates(gpu: Gpu) -> Rates:
-    return _rates(gpu, gpu.vector_peak_flops("fp32"))
+    return _rates(gpu, gpu.vector_flops["fp32"])
 
 
 def _rates(gpu: Gpu, peak_flops: float) -> Rates:

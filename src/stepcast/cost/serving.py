@@ -309,18 +309,12 @@ def prefill_s(
 
 
 def mla_prefill_s(
-    batch: Number,
-    tokens: Number,
-    heads: Number,
-    gpu: Gpu,
-    cache_dtype: str = "bf16",
-    load: Load = BURST,
-    fit: ServingFit | None = None,
+    batch: Number, tokens: Number, heads: Number, gpu: Gpu, cache_dtype: str = "bf16", fit: ServingFit | None = None
 ) -> Number:
     """Return the seconds of DeepSeek's attention of new tokens: *heads* of one rank, keys 192 and values 128 wide."""
     own = _of_format((fit or fit_for(gpu)).mla_prefill, cache_dtype, gpu)
     moved = 2.0 * batch * tokens * heads * (MLA_KEY + MLA_VALUE) * BF16_BYTES
-    return _prefill(batch, tokens, heads, MLA_KEY, MLA_VALUE, moved, 0.0, 0.0, gpu, "bf16", own, load)
+    return _prefill(batch, tokens, heads, MLA_KEY, MLA_VALUE, moved, 0.0, 0.0, gpu, "bf16", own, BURST)
 
 
 def _prefill(

@@ -288,17 +288,14 @@ class PlanAlternative(TypedDict):
 
 
 def plan_alternatives(
-    phases: Sequence[TrainingPhase],
-    operation: Operation,
-    factors: Sequence[float] = (0.25, 0.5, 1, 2, 4),
-    spares: Sequence[int | None] = (),
+    phases: Sequence[TrainingPhase], operation: Operation, spares: Sequence[int | None]
 ) -> list[PlanAlternative]:
     """Return the goodput in closed form for other checkpoint intervals and numbers of spare nodes."""
     ideal_s = sum(phase.steps * phase.step_s for phase in phases)
     rows: list[PlanAlternative] = []
     for count in spares or (operation.spares,):
         processes = [build_process(phase, replace(operation, spares=count)) for phase in phases]
-        for factor in factors:
+        for factor in (0.25, 0.5, 1, 2, 4):
             total_s, interval_s = 0.0, 0.0
             for phase, best in zip(phases, processes, strict=True):
                 if not best.checkpoints:
@@ -326,13 +323,9 @@ def plan_alternatives(
 def steps_within(phase: TrainingPhase, operation: Operation, available_s: float) -> int:
     """Return how many steps finish within *available_s* on average."""
     low, high = 0, int(available_s / phase.step_s)
-
-    def takes_s(steps: int) -> float:
-        return expect_split(build_process(replace(phase, steps=steps), operation)).total_s
-
     while low < high:
         middle = (low + high + 1) // 2
-        if takes_s(middle) <= available_s:
+        if expect_split(build_process(replace(phase, steps=middle), operation)).total_s <= available_s:
             low = middle
         else:
             high = middle - 1

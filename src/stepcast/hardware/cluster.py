@@ -78,10 +78,6 @@ class Gpu:
         shares = (flops / self.matrix_flops[name] for name, flops in self.reached_flops.items())
         return self.matrix_flops[used] * max(shares)
 
-    def vector_peak_flops(self, dtype: str) -> float:
-        """Return the peak outside the matrix units; formats without a rate of their own run at the fp32 rate."""
-        return self.vector_flops.get(dtype, self.vector_flops["fp32"])
-
 
 class NetworkKind(StrEnum):
     RAIL_OPTIMISED = "rail-optimised"  # NIC i of every node on leaf switch i, leaves joined by spines

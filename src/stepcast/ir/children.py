@@ -57,13 +57,12 @@ def _run_child(parent: int, task: Callable[..., None], pipe: "Connection", *args
     task(pipe, *args)
 
 
-def follow_parent(parent: int, ignores_interrupts: bool = True) -> None:
+def follow_parent(parent: int) -> None:
     """Let this process end when process *parent* does, even if that was killed; call it in a child at its start.
 
     Interrupts of the terminal reach children too; they are handled by the parent, which ends its children.
     """
-    if ignores_interrupts:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_parent() -> None:
         while os.getppid() == parent:

@@ -283,11 +283,11 @@ class RunLog:
         """Median forward time of one micro-batch on each stage, all its layers, steps from *first_step*."""
         return self._medians(np.ones(len(self.layer_times), dtype=bool), first_step)
 
-    def layer_forward(self, layer: str, first_step: int = FIRST_WARM_STEP) -> dict[int, Median]:
+    def layer_forward(self, layer: str) -> dict[int, Median]:
         """Return `stage_forward` for one layer alone; a cut layer has an entry for each stage it is on."""
         times = self.layer_times
         number = times.layers.index(layer)
-        return self._medians(np.equal(times.layer_of, number), first_step)
+        return self._medians(np.equal(times.layer_of, number), FIRST_WARM_STEP)
 
     def batch_time(self, first_index: int = FIRST_WARM_STEP) -> Median | None:
         """Median wall time of a batch from *first_index* on; None where no such batch was printed.

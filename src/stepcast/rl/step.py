@@ -336,10 +336,10 @@ def _late_rewards_s(task: RlTask, rollout: GenerationForecast) -> float:
     return float((np.resize(rollout.finish_s, len(latency_s)) + latency_s).max() - max(rollout.finish_s))
 
 
-def vary_spread(step: RlStep, cvs: tuple[float, ...] = (0.3, 0.6, 1.0)) -> dict[str, float]:
+def vary_spread(step: RlStep) -> dict[str, float]:
     """Return the step time for other spreads of the response lengths, where the distribution was assumed."""
     times = {}
-    for cv in cvs:
+    for cv in (0.3, 0.6, 1.0):
         response = replace(step.task.response, shape="lognormal", cv=cv)
         task = replace(step.task, response=response)
         engine, known = step.generation.engine, step.training

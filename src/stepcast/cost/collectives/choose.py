@@ -132,12 +132,7 @@ def _choose(
 
 
 def collective_s(
-    kind: CollectiveKind,
-    sizes_bytes: "FloatArray",
-    route: Route,
-    algorithm: Algorithm | None = None,
-    imbalance: float = 1.0,
-    in_place: bool = True,
+    kind: CollectiveKind, sizes_bytes: "FloatArray", route: Route, in_place: bool = True
 ) -> "FloatArray":
     """Return the seconds of many sizes at once."""
     import numpy
@@ -146,10 +141,10 @@ def collective_s(
     if not (sizes >= 0).all():
         raise ValueError("sizes must not be negative")
     if kind is CollectiveKind.BARRIER:
-        return numpy.full(sizes.shape, price(kind, 0, route, algorithm).seconds)
+        return numpy.full(sizes.shape, price(kind, 0, route).seconds)
     if route.ranks == 1:
         return numpy.zeros(sizes.shape)
-    choices = candidates(kind, route, algorithm, imbalance)
+    choices = candidates(kind, route)
     seconds = numpy.empty(sizes.shape)
     flat_sizes, flat_seconds = sizes.ravel(), seconds.ravel()
     for start in range(0, sizes.size, BLOCK):
