@@ -86,7 +86,7 @@ def test_a_users_file_builds_on_others(tmp_path: Path) -> None:
         ("[memory]\nfragmentation = -1\n", "fragmentation is below 0"),
         ("[defaults]\nrecompute = 'all'\n", "defaults.recompute: 'all': expected none, selective"),
         ("[defaults]\noverlap = ['everything']\n", "defaults.overlap: 'everything': expected gradients"),
-        ("[defaults]\nseq = 0\n", "defaults.seq: 0 is not a whole number above zero"),
+        ("[defaults]\nseq = 0\n", "defaults.seq: must be at least 1, not 0"),
         ("extends = 'torchtitn'\n", "mine.toml:1: unknown framework 'torchtitn'; did you mean torchtitan"),
         ("extends = 'mine.toml'\n", "extends itself"),
         ("extends = 3\n", "3 is not the name of a framework"),

@@ -7,13 +7,14 @@ its presets for this model, GPU and layout, and the choices of the user.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import asdict, field, fields, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Annotated, NamedTuple, get_type_hints
+
+from msgspec import Meta
 
 from stepcast.hardware.catalog import CatalogError, Description, flat, nearest
 from stepcast.inputs.source import DATA, FormatError, Source, read_words
@@ -42,6 +43,7 @@ from stepcast.ir.strategy import (
     recompute_of,
     recompute_word,
 )
+from stepcast.ir.tables import Count, TableError, convert_table
 from stepcast.units import Dimension, parse_quantity
 
 # Fields of the software that a user or a preset may set; all others are choices.
@@ -303,61 +305,34 @@ MOST_PER_PARAMETER = 1000
 Read = Callable[[object], object]
 Keys = Mapping[str, tuple[str, Read]]
 """Key of a profile -> the field it sets and how its value is read."""
-PLAIN = {bool: "true or false", int: "a whole number", str: "text"}
+RecomputeWord = StrEnum("RecomputeWord", [*RecomputeKind, *RecomputeModule])  # type: ignore[misc]
 
 
-def _kind(*kinds: type) -> Read:
-    """Return a reader of plain values, or of the values of enumerations, which also read their former names."""
-
-    def read(value: object) -> object:
-        if kinds[0] in PLAIN:
-            if type(value) is not kinds[0]:
-                raise ValueError(f"{value!r} is not {PLAIN[kinds[0]]}")
-            return value
-        for kind in kinds:
-            with suppress(ValueError, TypeError):
-                return kind(value)
-        known = ", ".join(str(word) for kind in kinds for word in getattr(kind, "__members__", {}).values())
-        raise ValueError(f"{value!r} is not known; expected one of {known}")
-
-    return read
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a number")
-    if not value <= MOST_PER_PARAMETER:
-        raise ValueError(f"{value!r} is not at most {MOST_PER_PARAMETER}")
-    return float(value)
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is not a whole number above zero")
-    return value
+def _typed(kind: object) -> Read:
+    """Return a reader of the values of a type."""
+    return partial(convert_table, kind=kind)  # type: ignore[arg-type]
 
 
 _size = partial(parse_quantity, dimension=Dimension.SIZE)
+_number = _typed(Annotated[float, Meta(le=MOST_PER_PARAMETER)])
 
 
 def _format(value: object) -> object:
-    return AS_TRAINED if value == AS_TRAINED else _kind(DType)(value)
+    return AS_TRAINED if value == AS_TRAINED else convert_table(value, DType)
 
 
 def _words(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise ValueError(f"{value!r} is not a list of words")
-    return tuple(value)
+    return convert_table(value, tuple[str, ...])
 
 
-def _some_of(*kinds: type) -> Read:
-    return lambda value: tuple(str(_kind(*kinds)(word)) for word in _words(value)) if value else ()
+def _some_of(kind: type[StrEnum]) -> Read:
+    return lambda value: tuple(map(str, convert_table(value, tuple[kind, ...])))  # type: ignore[valid-type]
 
 
 def _fields_of(kind: type, special: Mapping[str, tuple[str, Read]], left_out: Collection[str] = ()) -> Keys:
     """Return a key for each field of *kind*, read by the type of the field, except the *special* ones."""
     kinds = {name: hint for name, hint in get_type_hints(kind).items() if name not in left_out}
-    usual = {name: (name, _number if hint is float else _kind(hint)) for name, hint in kinds.items()}
+    usual = {name: (name, _number if hint is float else _typed(hint)) for name, hint in kinds.items()}
     return {key: (name, read) for name, (key, read) in {**usual, **special}.items()}
 
 
@@ -369,7 +344,7 @@ SOFTWARE = _fields_of(
     },
     ("name", "optimizer", "overhead"),
 )
-OPTIMIZER = _fields_of(Optimizer, {"kind": ("name", _kind(OptimizerKind)), "moment_dtype": ("moment_format", _format)})
+OPTIMIZER = _fields_of(Optimizer, {"kind": ("name", _typed(OptimizerKind)), "moment_dtype": ("moment_format", _format)})
 MEMORY = _fields_of(
     Overhead,
     {
@@ -381,34 +356,31 @@ MEMORY = _fields_of(
 CHOICES = _fields_of(
     Defaults,
     {
-        "recompute": ("recompute", lambda value: recompute_of(str(_kind(str)(value)))),
+        "recompute": ("recompute", lambda value: recompute_of(convert_table(value, str))),
         "overlap": ("overlap", lambda value: overlap_of(_words(value))),
-        **{name: (name, _count) for name in ("seq", "chunks")},
+        **{name: (name, _typed(Count)) for name in ("seq", "chunks")},
     },
 )
 # Settings of presets: decisions of the software, and choices that recipes make.
 SETTINGS: Keys = {
     **{key: entry for key, entry in SOFTWARE.items() if key not in ("gradients", "peak")},
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
-    "overlap_experts": ("overlap_experts", _kind(bool)),
-    "further_tokens": ("further_tokens", _count),
-    "stage_layers": ("stage_layers", _kind(StageSpread)),
+    "overlap_experts": ("overlap_experts", _typed(bool)),
+    "further_tokens": ("further_tokens", _typed(Count)),
+    "stage_layers": ("stage_layers", _typed(StageSpread)),
 }
-CONDITIONS: Mapping[str, Read] = {
-    "model": _words,
-    "gpu": _words,
-    "precision": lambda value: tuple(_kind(DType)(word) for word in _words(value)),
-    "pp": lambda value: tuple(_count(each) for each in value) if isinstance(value, list) else (_count(value),),
-    "spread": _kind(bool),
-    "pairable": _kind(bool),
-}
+CONDITIONS = _fields_of(
+    Preset,
+    {"pp": ("pp", lambda value: convert_table(value if isinstance(value, list) else [value], tuple[Count, ...]))},
+    ("settings",),
+)
 # Features of the software; a run that uses others of the kind gets a warning.
 SUPPORTS: Keys = {
     "schedules": ("schedules", _some_of(ScheduleKind)),
     "shardings": ("shardings", _some_of(Sharding)),
     "pipeline_shardings": ("pipeline_shardings", _some_of(Sharding)),
     "dispatchers": ("dispatchers", _some_of(Dispatcher)),
-    "recompute": ("recompute", _some_of(RecomputeKind, RecomputeModule)),
+    "recompute": ("recompute", _some_of(RecomputeWord)),
     "overlaps": ("overlaps", lambda value: overlap_words(overlap_of(_words(value))) if value else ()),
     "contexts": ("contexts", _some_of(ContextKind)),
 }
@@ -576,7 +548,7 @@ def _read_preset(table: Facts, where: str) -> Preset:
             continue
         if key not in CONDITIONS:
             raise CatalogError(where, f"presets.{key}", f"unknown key{nearest(key, [*CONDITIONS, 'set'])}")
-        conditions[key] = _read_value(CONDITIONS[key], value, where, f"presets.{key}")
+        conditions[key] = _read_value(CONDITIONS[key][1], value, where, f"presets.{key}")
     for key, value in table.get("set", {}).items():
         if key not in SETTINGS:
             raise CatalogError(where, f"presets.set.{key}", f"unknown key{nearest(key, SETTINGS)}")
@@ -591,4 +563,4 @@ def _read_value(read: Read, value: object, where: str, key: str) -> object:
     try:
         return read(value)
     except (ValueError, TypeError) as error:
-        raise CatalogError(where, key, str(error)) from None
+        raise CatalogError(where, key, error.problem if isinstance(error, TableError) else str(error)) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dataclass import dataclass, require
+from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer
@@ -89,9 +89,7 @@ class GenerationLayout:
     replicas: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "ep", "replicas"):
-            value = getattr(self, name)
-            require(type(value) is int and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
+        require_counts(self, 1, "tp", "pp", "dp", "ep", "replicas")
         require(self.width % self.ep == 0, f"ep {self.ep} does not divide tp x dp = {self.width}")
 
     @property

@@ -37,20 +37,20 @@ class TableError(ValueError):
         self.path, self.problem = path, problem
 
 
-def convert_table(values: Mapping[str, object], kind: type[Built]) -> Built:
-    """Return *values* as a *kind*, a dataclass or a msgspec struct; a TableError says what does not fit."""
+def convert_table(values: object, kind: type[Built]) -> Built:
+    """Return a table as a *kind*, a dataclass or a msgspec struct, or a value; a TableError says what does not fit."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), values, kind) from None
 
 
-def _explain(text: str, values: Mapping[str, object], kind: type) -> TableError:
+def _explain(text: str, values: object, kind: type) -> TableError:
     message, _, place = text.partition(" - at `$")
     path = tuple(re.findall(r"[\w-]+", place))
     if match := re.fullmatch(r"Object (missing required|contains unknown) field `(.+)`", message):
         return TableError((*path, match[2]), "is missing" if match[1].startswith("missing") else "unknown key")
-    value: object = values
+    value = values
     for part in path:
         if isinstance(value, Mapping):
             value = value.get(part)
@@ -69,7 +69,7 @@ def _explain(text: str, values: Mapping[str, object], kind: type) -> TableError:
 def _choices(kind: type, path: tuple[str, ...]) -> list[str]:
     """Return the words that the field at *path* may hold."""
     for part in path:
-        hint = get_type_hints(kind).get(part)
+        hint = kind if part.isdigit() else get_type_hints(kind).get(part)
         kind = next((inner for inner in (*get_args(hint), hint) if isinstance(inner, type)), str)
     return list(kind) if issubclass(kind, StrEnum) else []
 

@@ -131,9 +131,7 @@ def _choose(
     return CollectivePrice(seconds, best.algorithm, best.protocol, *sizes, start_s)
 
 
-def collective_s(
-    kind: CollectiveKind, sizes_bytes: "FloatArray", route: Route, in_place: bool = True
-) -> "FloatArray":
+def collective_s(kind: CollectiveKind, sizes_bytes: "FloatArray", route: Route, in_place: bool = True) -> "FloatArray":
     """Return the seconds of many sizes at once."""
     import numpy
 
