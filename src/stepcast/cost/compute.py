@@ -81,14 +81,9 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit) -> Load:
     return counted_load(Counter(works), gpu, fit)
 
 
-def counted_load(
-    works: WorkCounts, gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf, drawing: WorkCounts | None = None
-) -> Load:
-    """Return the load of operators that each run a number of times; only those *drawing* use power, if given."""
-    matrix_s, total_s, energy_s = cool_seconds(works, gpu, fit)
-    if drawing is not None:
-        energy_s = cool_seconds(drawing, gpu, fit)[2]
-    return load_of(matrix_s, total_s, energy_s, gpu, fit, busy_s)
+def counted_load(works: WorkCounts, gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
+    """Return the load of operators that each run a number of times."""
+    return load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s)
 
 
 def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:

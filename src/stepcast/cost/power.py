@@ -14,7 +14,7 @@ from stepcast.cost.fits import ComputeFit, PowerFit
 from stepcast.cost.price import Number, Rates
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 
 LEAST_SLOWDOWN = 1.02  # the difference between two measurements of the same
@@ -33,6 +33,13 @@ class Load:
     def __post_init__(self) -> None:
         if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
             raise ValueError(f"a load needs busy_s >= 0, a duty within 0 and 1 and repeats >= 1, not {self}")
+
+    @property
+    def decisive(self) -> "Load":
+        """The same as far as prices depend on it: less power than the board may draw slows nothing down, and where the
+        power is known the duty says no more.
+        """
+        return self if self.wanted is None else replace(self, duty=1.0, wanted=max(1.0, self.wanted))
 
 
 @lru_cache(maxsize=64)

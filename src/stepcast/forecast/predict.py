@@ -10,8 +10,8 @@ from itertools import islice
 from stepcast.cost import host as host_costs
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.compute import counted_load, priced_once
-from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.compute import cool_seconds, load_of, priced_once
+from stepcast.cost.fits import ComputeFit, default_dispatch, default_fit
 from stepcast.cost.memory import StageMemory, memory, verdict_of
 from stepcast.cost.pace import CLOCKED, apply_pace, convert_for_kernel, pace_of, slow_for_kernel
 from stepcast.cost.power import Load
@@ -45,7 +45,7 @@ from stepcast.ir.work import (
     Matmul,
     Work,
 )
-from stepcast.ir.workload import Block, Layer, Manner, Stage, Workload
+from stepcast.ir.workload import Layer, Manner, Stage, Workload
 from stepcast.simulation.costs import IssueSeconds
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, US, format_bytes
@@ -67,6 +67,8 @@ SCAN_LIBRARIES = {
 """The libraries whose kernels the fits were measured with."""
 TOGETHER = 32
 """Strategies that are predicted together."""
+Spent = tuple[float, float]
+"""Seconds that clocks decide, and seconds of other kernels."""
 
 
 def predict(
@@ -287,15 +289,7 @@ def compute_pricer(
     *idle*: its backward multiplies zeros, which takes next to no power.
     """
     gpu, fit = cluster.gpu, default_fit()
-    body = workload.stages[len(workload.stages) // 2].body
-    if len(body) == 1:  # shares of time do not depend on how often all of it is repeated
-        body = (Block(body[0].layers),)
-    layers, repeats = [block.layers for block in body], [block.repeat for block in body]
-
-    def count_load() -> Load:
-        return counted_load(_count_works(body), gpu, fit, drawing=_count_works(body, forward=True) if idle else None)
-
-    load = _LOADS.get((gpu, fit, *layers), count_load, idle, *repeats)
+    load = _find_load(workload.stages[len(workload.stages) // 2], gpu, fit, idle)
     current = priced_once(gpu, fit, load)
     pace = pace_of(workload.layout, workload.micro_batches, _stage_seconds(workload, current, schedule))
     if calibration is None and attention is AttentionKernel.CURRENT:
@@ -309,55 +303,61 @@ def compute_pricer(
     return price
 
 
-def _stage_seconds(
-    workload: Workload, price: ComputePrice, schedule: ScheduleKind | None
-) -> tuple[tuple[float, float], ...]:
+def _find_load(stage: Stage, gpu: Gpu, fit: ComputeFit, idle: bool) -> Load:
+    """Return the load of a stage, as far as prices depend on it; an *idle* one draws power in its forward alone."""
+    matrix_s = total_s = energy_s = 0.0
+    for block in stage.body:
+        own_s = _COOL.get((block.layers, gpu, fit), partial(_cool_seconds, block.layers, gpu, fit, idle), idle)
+        matrix_s += block.repeat * own_s[0]
+        total_s += block.repeat * own_s[1]
+        energy_s += block.repeat * own_s[2]
+    return load_of(matrix_s, total_s, energy_s, gpu, fit).decisive
+
+
+def _cool_seconds(layers: Sequence[Layer], gpu: Gpu, fit: ComputeFit, idle: bool) -> tuple[float, float, float]:
+    matrix_s, total_s, energy_s = cool_seconds(_count_works(layers), gpu, fit)
+    return matrix_s, total_s, cool_seconds(_count_works(layers, forward=True), gpu, fit)[2] if idle else energy_s
+
+
+def _stage_seconds(workload: Workload, price: ComputePrice, schedule: ScheduleKind | None) -> tuple[Spent, ...]:
     """Return for each pipeline stage the seconds of a micro-batch that clocks decide, and those of other kernels."""
     layout = workload.layout
     if workload.uniform or layout.pp == 1:
         return ()
     facts = SCHEDULES[schedule or default_schedule(layout.vpp)]
-    pieces_s = [_SPENT.of(stage, _spend, price) for stage in workload.stages]
+    pieces_s = [_STAGES_S.of(stage, _sum_blocks, price) for stage in workload.stages]
     stages = [facts.pieces_of_stage(stage, layout.pp, layout.vpp) for stage in range(layout.pp)]
-    return tuple((sum(pieces_s[piece][0] for piece in own), sum(pieces_s[piece][1] for piece in own)) for own in stages)
+    return tuple([_add([pieces_s[piece] for piece in own]) for own in stages])
 
 
-def _spend(stage: Stage, price: ComputePrice) -> tuple[float, float]:
+def _sum_blocks(stage: Stage, price: ComputePrice) -> Spent:
+    blocks_s = [(_BLOCKS_S.of(block.layers, _spend, price), block.repeat) for block in stage.body]
+    return _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
+
+
+def _add(parts: Sequence[Spent]) -> Spent:
+    return sum([clocked_s for clocked_s, _ in parts]), sum([other_s for _, other_s in parts])
+
+
+def _spend(layers: Sequence[Layer], price: ComputePrice) -> Spent:
     clocked_s = other_s = 0.0
-    costs: dict[Compute, tuple[float, bool]] = {}  # in the order in which works are counted
-    for block in stage.body:
-        costs |= _COSTS.of(block.layers, _price_works, price)
-    for number, (seconds, is_clocked) in zip(_count_works(stage.body).values(), costs.values(), strict=True):
-        if is_clocked:
-            clocked_s += number * seconds
+    for work, number in _count_works(layers).items():
+        if isinstance(work, CLOCKED):
+            clocked_s += number * price(work).seconds
         else:
-            other_s += number * seconds
+            other_s += number * price(work).seconds
     return clocked_s, other_s
 
 
-def _price_works(layers: Sequence[Layer], price: ComputePrice) -> dict[Compute, tuple[float, bool]]:
-    """Return for each work of *layers* its seconds, and whether clocks decide them."""
-    return {work: (price(work).seconds, isinstance(work, CLOCKED)) for work in _COUNTED.of(layers, _count, False)}
+_COOL: ByIdentity[tuple[float, float, float]] = ByIdentity(4096)
+_STAGES_S: ByIdentity[Spent] = ByIdentity(4096)
+_BLOCKS_S: ByIdentity[Spent] = ByIdentity(4096)
 
 
-_SPENT: ByIdentity[tuple[float, float]] = ByIdentity(4096)
-_LOADS: ByIdentity[Load] = ByIdentity(4096)
-_COUNTED: ByIdentity[dict[Compute, int]] = ByIdentity(4096)
-_COSTS: ByIdentity[dict[Compute, tuple[float, bool]]] = ByIdentity(4096)
-
-
-def _count(layers: Sequence[Layer], forward: bool) -> dict[Compute, int]:
+def _count_works(layers: Sequence[Layer], forward: bool = False) -> dict[Compute, int]:
+    """Return what *layers* compute, and how often; only in the *forward* if asked."""
     ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
     return dict(Counter([op.work for op in ops if type(op.work) in COMPUTING]))  # type: ignore[misc]
-
-
-def _count_works(body: Sequence[Block], forward: bool = False) -> dict[Compute, int]:
-    """Return what the layers of *body* compute, and how often; only in the *forward* if asked."""
-    works: dict[Compute, int] = {}
-    for block in body:
-        counted = _COUNTED.of(block.layers, _count, forward)
-        works |= {work: works.get(work, 0) + number * block.repeat for work, number in counted.items()}
-    return works
 
 
 # The report of a model.
