@@ -7,12 +7,11 @@ from statistics import mean
 import pytest
 
 from stepcast.cost.collectives.route import Route, lost_share
-from stepcast.ir.layout import Group
-from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.ir.work import CollectiveKind
 
 FILE = Path(__file__).parent.parent / "data" / "h200" / "overlap.csv"
 SMS = 132
-GATHER = Collective(CollectiveKind.ALL_GATHER, 1 << 20, Group.DP)
+GATHER = CollectiveKind.ALL_GATHER
 
 
 def measured(blocks: int) -> float:
@@ -38,5 +37,4 @@ def test_fewer_channels_leave_a_node_than_work_inside() -> None:
 
 
 def test_dispatch_of_tokens_keeps_blocks_of_its_own() -> None:
-    work = Collective(CollectiveKind.ALL_TO_ALL, 1 << 20, Group.EP)
-    assert lost_share(work, Route(8), SMS) == 20 / SMS
+    assert lost_share(CollectiveKind.ALL_TO_ALL, Route(8), SMS) == 20 / SMS

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, bus_factor, price, send_receive_price
 from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
-from stepcast.ir.dataclass import ByIdentity, dataclass, replace
+from stepcast.hardware import Cluster, Gpu, GroupPath, Place, group_path, neighbour_path
+from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.layout import Group, Layout, grid_of
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import (
@@ -50,6 +50,55 @@ def refuse_to_price(work: Compute) -> Price:
     raise ValueError(f"a {type(work).__name__} that was not priced before: predict again")
 
 
+@dataclass(frozen=True, eq=False)
+class CollectiveTerms:
+    """All that decides the prices of one kind of collective of a group but for its size: layouts of many strategies
+    have few.
+    """
+
+    route: Route
+    gpu: Gpu
+    kind: CollectiveKind
+    algorithm: Algorithm | None
+    ideal: bool
+    exchanges_tokens: bool
+    # How tokens choose experts where an exchange sends each of them to a node once.
+    routing: Routing | None
+
+    def price(self, work: Collective) -> Price:
+        if self.ideal:
+            seconds = ideal_s(work, self.route)
+        elif self.routing is None:
+            seconds = self.choose(work).seconds
+        elif self.route.ranks == 1 or work.size_bytes == 0:
+            seconds = 0.0
+        else:
+            seconds = self._exchange_s(work, self.routing)[0]
+        return _network_price(seconds * work.times, self.ideal)
+
+    def choose(self, work: Collective) -> CollectivePrice:
+        """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
+        return price(self.kind, work.size_bytes, self.route, self.algorithm)
+
+    def start_share(self, work: Collective) -> float:
+        """Return the share of the time of *work* that does not depend on its bytes."""
+        if self.routing is None:
+            return self.choose(work).start_share
+        total_s, start_s = self._exchange_s(work, self.routing)
+        return start_s / total_s
+
+    def _exchange_s(self, work: Collective, routing: Routing) -> tuple[float, float]:
+        return mean_exchange_s(work.size_bytes, routing, self.route, self.gpu.architecture)
+
+    @cached_property
+    def lost_share(self) -> float:
+        """The seconds of computation lost for each second that the collective overlaps it."""
+        share = lost_share(self.kind, self.route, self.gpu.sms)
+        if not self.exchanges_tokens or self.route.ranks == 1:
+            return share
+        return EXCHANGE_LOSS + (multiprocessors_of(self.routing.library) / self.gpu.sms if self.routing else share)
+
+
 @dataclass
 class Pricer:
     """Prices each distinct work once."""
@@ -65,15 +114,15 @@ class Pricer:
     place: Place = Place.EVEN
     # Prices of a group while the others of its family are idle: who shares links with whom is found later.
     alone: bool = False
-    # Prices of all works by identity, which is faster; by value only those of communication, where many works are
-    # equal, and after unpickling those of all works.
+    # Prices by identity, which is faster, and those that were pickled by value.
     _by_identity: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
     _by_value: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
+    _terms: dict[tuple[CollectiveKind, Group], CollectiveTerms] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[Callable[..., "Pricer"], tuple[object, ...]]:
         """Return a copy with the prices that are known, but without the compute model, which is a function."""
-        changed = {"compute": refuse_to_price, "_by_identity": {}, "_by_value": dict(self.known())}
+        changed = {"compute": refuse_to_price, "_by_identity": {}, "_by_value": dict(self.known()), "_terms": {}}
         return Pricer, tuple(changed.get(name, getattr(self, name)) for name in Pricer.__match_args__)
 
     def known(self) -> Iterator[tuple[Work, Price]]:
@@ -89,10 +138,8 @@ class Pricer:
 
     def _add_price(self, work: Work) -> tuple[Work, Price]:
         price = self._by_value.get(work) if self._by_value else None
-        if price is None and type(work) in COMPUTING:
-            price = self.compute(work)  # type: ignore[arg-type]
-        elif price is None:
-            price = self._by_value[work] = self._price_other(work)  # type: ignore[arg-type]
+        if price is None:
+            price = self.compute(work) if type(work) in COMPUTING else self.price_other(work)  # type: ignore[arg-type]
         entry = self._by_identity[id(work)] = work, price
         return entry
 
@@ -111,34 +158,13 @@ class Pricer:
             worst[kind] = max(worst.get(kind, known.source), known.source, key=trust.index)
         return {kind: str(source) for kind, source in sorted(worst.items())}
 
-    def _price_other(self, work: Communication | HostUpdate) -> Price:
+    def price_other(self, work: Communication | HostUpdate) -> Price:
+        """Return the price of work that no GPU computes."""
         match work:
             case Collective():
-                route, algorithm = self._route_for(work), self.algorithms.get(work.kind)
-                routing = None if self.ideal else self._sends_once(work)
-                architecture, ideal = self.cluster.gpu.architecture, self.ideal
-
-                def price_collective() -> Price:
-                    if ideal:
-                        seconds = ideal_s(work, route)
-                    elif routing is None:
-                        seconds = price(work.kind, work.size_bytes, route, algorithm).seconds
-                    elif route.ranks == 1 or work.size_bytes == 0:
-                        seconds = 0.0
-                    else:
-                        seconds = mean_exchange_s(work.size_bytes, routing, route, architecture)[0]
-                    return _network_price(seconds * work.times, ideal)
-
-                return _PRICES.get((route,), price_collective, work, algorithm, ideal, routing, architecture)
+                return _PRICES.of(self._find_terms(work), CollectiveTerms.price, work)
             case Transfer():
-                route, ideal = self.neighbour_route(work.group), self.ideal
-
-                def price_transfer() -> Price:
-                    if ideal:
-                        return _network_price(work.size_bytes / _slowest_bytes_per_s(route), ideal)
-                    return _network_price(send_receive_price(work.size_bytes, route).seconds, ideal)
-
-                return _PRICES.get((route,), price_transfer, work, ideal)
+                return _PRICES.of(self.neighbour_route(work.group), _price_message, (work.size_bytes, self.ideal))
             case HostCopy():
                 return copy_price(work, host_of(self.cluster), self.node_gpus)
             case HostUpdate():
@@ -146,47 +172,33 @@ class Pricer:
 
     def chosen(self, work: Collective) -> CollectivePrice:
         """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
-        return price(work.kind, work.size_bytes, self._route_for(work), self.algorithms.get(work.kind))
+        return self._find_terms(work).choose(work)
 
-    def _exchanges_tokens(self, work: Collective) -> bool:
-        return work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP
-
-    def _sends_once(self, work: Collective) -> Routing | None:
-        """Return how tokens choose experts if *work* is an exchange that sends each to a rank once."""
-        return self.once_per_node if self._exchanges_tokens(work) else None
-
-    def _route_for(self, work: Collective) -> Route:
-        route = self.route(work.group)
-        if self._exchanges_tokens(work):
-            route = replace(route, exchange_share=self.cluster.communication.expert_share)
-            if self.once_per_node and self.ideal:
-                route = forwarding_route(route, self.once_per_node)
-            route = _intern(route)
-        return route
+    def _find_terms(self, work: Collective) -> CollectiveTerms:
+        key = kind, group = work.kind, work.group
+        terms = self._terms.get(key)
+        if terms is None:
+            exchanges = kind is CollectiveKind.ALL_TO_ALL and group is Group.EP
+            route, routing = self.route(group), self.once_per_node if exchanges else None
+            if exchanges:
+                route = replace(route, exchange_share=self.cluster.communication.expert_share)
+                route = _intern(forwarding_route(route, routing) if routing and self.ideal else route)
+            values = (kind, self.algorithms.get(kind), self.ideal, exchanges, routing)
+            make = partial(CollectiveTerms, route, self.cluster.gpu, *values)
+            terms = self._terms[key] = _TERMS.get((route, self.cluster), make, *values)
+        return terms
 
     def start_share(self, work: Collective | Transfer) -> float:
         """Return the share of the time of *work* that does not depend on its bytes: its latency."""
         if self.ideal:
             return 0.0
         if isinstance(work, Collective):
-            if routing := self._sends_once(work):
-                total_s, start_s = mean_exchange_s(
-                    work.size_bytes, routing, self._route_for(work), self.cluster.gpu.architecture
-                )
-                return start_s / total_s
-            return self.chosen(work).start_share
+            return self._find_terms(work).start_share(work)
         return send_receive_price(work.size_bytes, self.neighbour_route(work.group)).start_share
 
     def lost_share(self, work: Work) -> float:
         """Return the seconds of computation lost for each second that *work* overlaps it."""
-        if not isinstance(work, Collective):
-            return 0.0
-        route, sms = self.route(work.group), self.cluster.gpu.sms
-        if not self._exchanges_tokens(work) or route.ranks == 1:
-            return lost_share(work, route, sms)
-        routing = self.once_per_node
-        blocks_share = multiprocessors_of(routing.library) / sms if routing else lost_share(work, route, sms)
-        return blocks_share + EXCHANGE_LOSS
+        return self._find_terms(work).lost_share if type(work) is Collective else 0.0
 
     def route(self, group: Group) -> Route:
         """Return the links that the slowest set of *group* crosses."""
@@ -226,6 +238,7 @@ class Pricer:
 
 
 _ROUTES: ByIdentity[Route] = ByIdentity(4096)
+_TERMS: ByIdentity[CollectiveTerms] = ByIdentity(4096)
 
 
 @lru_cache(maxsize=4096)
@@ -273,8 +286,15 @@ def _slowest_bytes_per_s(route: Route) -> float:
     return min(route.intra_bytes_per_s, between)
 
 
-# Prices of communication by its route, which decides all of them: layouts of many strategies have few.
 _PRICES: ByIdentity[Price] = ByIdentity(65536)
+"""Prices of communication by its terms, or by the route of a message."""
+
+
+def _price_message(route: Route, key: tuple[int, bool]) -> Price:
+    size_bytes, ideal = key
+    if ideal:
+        return _network_price(size_bytes / _slowest_bytes_per_s(route), ideal)
+    return _network_price(send_receive_price(size_bytes, route).seconds, ideal)
 
 
 def _network_price(seconds: float, ideal: bool) -> Price:

@@ -115,17 +115,17 @@ class WorkTable:
 
     def _price(self, works: Sequence[Work]) -> FloatArray:
         """Price each work once: the slots of a plan have most of their works in common."""
-        base, pace, known = self.compute.base, self.compute.pace, dict[int, float]()
-        keys = list(map(id, works))
-        for key, work in dict(zip(keys, works, strict=True)).items():
+        base, pace, price_other = self.compute.base, self.compute.pace, self.pricer.price_other
+        known: dict[int, float] = {}
+        for key, work in {id(work): work for work in works}.items():
             if type(work) in COMPUTING:
                 seconds = base(work).seconds  # type: ignore[arg-type]
                 known[key] = seconds * pace if isinstance(work, CLOCKED) else seconds
             else:
                 group = group_of(work)
                 runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-                known[key] = self.pricer.seconds(work) if runs else 0.0
-        return np.fromiter(map(known.__getitem__, keys), np.float64, len(keys))
+                known[key] = price_other(work).seconds if runs else 0.0  # type: ignore[arg-type]
+        return np.array([known[id(work)] for work in works])
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

@@ -13,7 +13,7 @@ from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath, Place
 from stepcast.ir.dataclass import assign, dataclass, replace
 from stepcast.ir.tables import Amount, convert_table
-from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
 
 # The architecture whose limits hold for those that no table names, and for routes that name no GPU.
@@ -242,8 +242,8 @@ def uneven_warning(group: str, route: Route, cluster: Cluster, place: Place) -> 
     ]
 
 
-def lost_share(work: Collective, route: Route, multiprocessors: int) -> float:
-    """Return the seconds of computation lost for each second that *work* overlaps it.
+def lost_share(kind: CollectiveKind, route: Route, multiprocessors: int) -> float:
+    """Return the seconds of computation lost for each second that a collective of *kind* overlaps it.
 
     The kernel of a collective occupies one multiprocessor per channel, which large matrix kernels cannot share. While
     it runs, computation has the other multiprocessors, so every second of it costs blocks / multiprocessors seconds of
@@ -253,5 +253,5 @@ def lost_share(work: Collective, route: Route, multiprocessors: int) -> float:
     """
     if route.ranks == 1:
         return 0.0
-    blocks = EXPERT_BLOCKS if work.kind is CollectiveKind.ALL_TO_ALL else route.open_channels
+    blocks = EXPERT_BLOCKS if kind is CollectiveKind.ALL_TO_ALL else route.open_channels
     return min(1.0, blocks / multiprocessors)
