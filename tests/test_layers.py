@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.mutants import AREAS
+
 PACKAGE = Path(__file__).parents[1] / "src" / "stepcast"
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -280,3 +282,11 @@ def test_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_planted_bugs_are_drawn_from_files_that_are_there() -> None:
+    """A module that is renamed or joined to another takes its entry in tools/mutants.py with it."""
+    for files, tests in AREAS.values():
+        missing = [name for name in files if not (PACKAGE / name).is_file()]
+        missing += [name for name in tests if not (PACKAGE.parents[1] / name).exists()]
+        assert missing == []
