@@ -2,6 +2,7 @@
 
 ``data/configs/*.toml`` list the keys of each tool. A key that a reader does not use belongs to exactly one of
 three lists: it has no effect on time or memory, it is understood but not modelled, or it is not recognised.
+``[keys]`` has the spellings of each meaning.
 """
 
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
 # A variable that the file does not set, or a value that a tool works out by itself.
@@ -74,6 +76,7 @@ class KnownKeys:
 
     no_effect: frozenset[str]
     not_modelled: Mapping[str, NotModelled]
+    table: FactDict = field(default_factory=dict)  # of the file
 
     def find(self, name: str) -> str:
         """Return the listed name or pattern that *name* matches, or nothing."""
@@ -95,7 +98,7 @@ def known_keys(tool: str) -> KnownKeys:
     for entry in table.get("not_modelled", []):
         reason = NotModelled(entry["why"], frozenset(entry.get("unless", "").split()), entry.get("off", False))
         reasons |= dict.fromkeys(entry["keys"].split(), reason)
-    return KnownKeys(frozenset(no_effect), reasons)
+    return KnownKeys(frozenset(no_effect), reasons, table)
 
 
 class Keys:
@@ -115,9 +118,16 @@ class Keys:
     def __contains__(self, name: str) -> bool:
         return name in self.values
 
+    def spell(self, *names: str) -> tuple[str, ...]:
+        """Return the keys that *names* stand for: a tool with ``[keys]`` is asked by meaning, or by dotted key."""
+        meanings: Mapping[str, str] | None = self.known.table.get("keys")
+        if meanings is None:
+            return names
+        return tuple(key for name in names for key in meanings.get(name, name if "." in name else "").split())
+
     def raw(self, *names: str) -> object:
         """Return the value of the first of *names* that is there and set."""
-        result = None
+        result, names = None, self.spell(*names)
         self._asked.update(names)
         for name in names:
             if name in self.values:
@@ -156,9 +166,7 @@ class Keys:
     def flag(self, *names: str) -> bool | None:
         """Return whether it is switched on; None where the file leaves it out."""
         value = self.raw(*names)
-        if value is None:
-            return None
-        return value if isinstance(value, bool) else str(value).strip().lower() not in NO
+        return None if value is None else is_on(value)
 
     def is_unset(self, name: str) -> bool:
         """Return whether the file names it and leaves its value open, as ``auto`` or a variable."""
@@ -167,16 +175,16 @@ class Keys:
 
     def own_names(self, *names: str) -> Iterator[str]:
         """Yield the keys of the file that go by *names*."""
-        yield from (name for name in names if name in self.values)
+        yield from (name for name in self.spell(*names) if name in self.values)
 
     def report(self, why: str, *names: str) -> None:
         """Report keys as understood but not modelled, with what is predicted instead."""
-        self._asked.update(names)
+        self._asked.update(self.spell(*names))
         self._reasons |= dict.fromkeys(self.own_names(*names), why)
 
     def report_without_effect(self, *names: str) -> None:
         """Report keys as having no effect in this configuration."""
-        self._asked.update(names)
+        self._asked.update(self.spell(*names))
         self._without_effect.update(self.own_names(*names))
 
     def assume(self, text: str) -> None:
@@ -241,6 +249,11 @@ def closest(name: str, known: Iterable[str]) -> str:
     """Return the name in *known* that is spelt most like *name*, or nothing."""
     plain = [candidate for candidate in known if "*" not in candidate and not candidate.startswith("$")]
     return next(iter(get_close_matches(name, sorted(plain), n=1, cutoff=0.75)), "")
+
+
+def is_on(value: object) -> bool:
+    """Return whether the value of a switch turns it on."""
+    return value if isinstance(value, bool) else str(value).strip().lower() not in NO
 
 
 def check_key_count(count: int) -> None:

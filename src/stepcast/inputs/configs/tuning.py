@@ -8,11 +8,10 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from stepcast.inputs.configs.accelerate import read_deepspeed
-from stepcast.inputs.configs.keys import DATA, Keys, OptionValue, RunConfig, flat, given_options
-from stepcast.inputs.source import FormatError, read_toml
+from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options, is_on
+from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import SCRIPT
 
 # Keys that only a tool has, the more specific tools first.
@@ -82,84 +81,64 @@ def _evaluate(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> 
         return "<expression>"
 
 
-class _Meanings:
-    """The values of a tool's keys by what they mean."""
+def _count(keys: Keys, meaning: str) -> int | None:
+    """Return a whole number above zero; others leave the choice to the tool."""
+    value = keys.number(meaning)
+    return value if value is not None and value > 0 else None
 
-    def __init__(self, table: Mapping[str, object], tool: str) -> None:
-        self.tool: dict[str, Any] = read_toml(DATA / f"{tool}.toml")
-        self.keys = Keys(flat(table), tool)
-        for meaning in self.tool["keys"]:  # also where another key decides what it means
-            self.keys.raw(*self.names(meaning))
 
-    def names(self, meaning: str) -> list[str]:
-        spellings: str = self.tool["keys"].get(meaning, "")
-        return spellings.split()
-
-    def number(self, meaning: str) -> int | None:
-        value = self.keys.number(*self.names(meaning))
-        return value if value is not None and value > 0 else None
-
-    def share(self, meaning: str) -> float | None:
-        return self.keys.share(*self.names(meaning))
-
-    def flag(self, meaning: str) -> bool | None:
-        return self.keys.flag(*self.names(meaning))
-
-    def text(self, meaning: str) -> str:
-        return self.keys.text(*self.names(meaning))
-
-    def word(self, meaning: str, default: str = "") -> str | None:
-        """Return our word for a value; one without any is reported, with what is predicted instead."""
-        text = self.text(meaning).rpartition(".")[2].lower()
-        words: dict[str, str] = self.tool.get("words", {}).get(meaning, {})
-        if text and text not in words and text not in ("none", "null"):
-            self.keys.report(f"predicted as {default}", *self.names(meaning))
-        return words.get(text) or None
+def _translate(keys: Keys, meaning: str, default: str) -> str | None:
+    """Return our word for a value; one without any is reported, with what is predicted instead."""
+    text = keys.text(meaning).rpartition(".")[2].lower()
+    words: Mapping[str, str] = keys.known.table.get("words", {}).get(meaning, {})
+    if text and text not in words and text not in ("none", "null"):
+        keys.report(f"predicted as {default}", meaning)
+    return words.get(text) or None
 
 
 def read(table: Mapping[str, object], tool: str) -> RunConfig:
     """Read the configuration of a fine-tuning *tool*."""
     deepspeed = table.get("deepspeed")
     nested = read_deepspeed(deepspeed) if isinstance(deepspeed, dict) else None
-    values = _Meanings({name: value for name, value in table.items() if name != "deepspeed" or nested is None}, tool)
-    adapters = _read_adapters(values)
-    sharding = _read_sharding(values) if nested is None else dict(nested.options)
+    keys = Keys(flat({name: value for name, value in table.items() if name != "deepspeed" or nested is None}), tool)
+    known = keys.known.table
+    keys.raw(*known["keys"])  # also where another key decides what one means
+    adapters = _read_adapters(keys)
+    sharding = _read_sharding(keys) if nested is None else dict(nested.options)
     is_sharded = sharding.get("sharding") in ("fsdp", "hybrid-fsdp", "zero-3")
-    has_deepspeed = nested is not None or bool(values.text("deepspeed"))
-    accumulation, batch, norm = values.number("accumulation"), values.number("global_batch"), values.share("max_norm")
+    has_deepspeed = nested is not None or bool(keys.text("deepspeed"))
+    accumulation, batch, norm = _count(keys, "accumulation"), _count(keys, "global_batch"), keys.share("max_norm")
     options = given_options(
-        micro_batch=values.number("micro_batch") or sharding.pop("micro-batch", None),
+        micro_batch=_count(keys, "micro_batch") or sharding.pop("micro-batch", None),
         global_batch=batch if accumulation is None else None,
         accumulation=accumulation if batch is None or accumulation else None,
-        seq=values.number("seq"),
-        gpus=values.number("gpus") or (values.number("gpus_per_node") or 0) * (values.number("nodes") or 1) or None,
-        tp=values.number("tp"),
-        cp=values.number("cp"),
-        precision=_read_precision(values, "lora-rank" in adapters, is_sharded or has_deepspeed),
-        recompute=_read_checkpointing(values),
-        optimizer=values.word("optimizer", "AdamW"),
+        seq=_count(keys, "seq"),
+        gpus=_count(keys, "gpus") or (_count(keys, "gpus_per_node") or 0) * (_count(keys, "nodes") or 1) or None,
+        tp=_count(keys, "tp"),
+        cp=_count(keys, "cp"),
+        precision=_read_precision(keys, "lora-rank" in adapters, is_sharded or has_deepspeed),
+        recompute=_read_checkpointing(keys),
+        optimizer=_translate(keys, "optimizer", "AdamW"),
         clipping=None if norm is None else norm > 0,
-        kernels="compiled" if values.flag("compile") else None,
-        task=_read_task(values),
-        batching=_read_batching(values),
-        samples=values.number("samples"),
-        epochs=values.share("epochs") or None,
-        steps=values.number("steps"),
-        liger=_read_liger(values),
-        **_read_attention(values),
+        kernels="compiled" if keys.flag("compile") else None,
+        task=_read_task(keys),
+        batching=_read_batching(keys),
+        samples=_count(keys, "samples"),
+        epochs=keys.share("epochs") or None,
+        steps=_count(keys, "steps"),
+        liger=_read_liger(keys),
+        **_read_attention(keys),
     )
     own = {*options, "accumulation", "gpus"}
     used = {name: value for name, value in sharding.items() if name not in own}
     options |= {**adapters, **used}
     if "accumulation" not in options and "global-batch" not in options:
         options["accumulation"] = sharding.get("accumulation", 1)
-        values.keys.assume("gradient accumulation of 1 step (--accumulation), the tool's default")
-    framework = (
-        "deepspeed-transformers" if has_deepspeed else "peft" if "lora-rank" in adapters else values.tool["framework"]
-    )
+        keys.assume("gradient accumulation of 1 step (--accumulation), the tool's default")
+    framework = "deepspeed-transformers" if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
-    config = values.keys.config(tool, framework, options, model=_name_model(values.text("model")))
+    config = keys.config(tool, framework, options, model=_name_model(keys.text("model")))
     return config if nested is None else _join(config, nested)
 
 
@@ -189,89 +168,87 @@ def _name_model(text: str) -> str:
     return "-".join(part.replace("_", ".") for part in parts.groups()) if parts else text
 
 
-def _read_adapters(values: _Meanings) -> dict[str, OptionValue]:
+def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
     """Return the choices of LoRA and of 4-bit weights, where adapters are trained."""
-    kind = values.text("adapter").lower()
-    component = values.text("model").rpartition(".")[2]
-    rank = values.number("lora_rank")
-    is_asked = kind in ("lora", "qlora") or values.flag("use_lora") or component.startswith(("lora_", "qlora_"))
-    if kind in ("full", "freeze") or values.flag("full") or not (is_asked or (rank and not kind)):
+    kind = keys.text("adapter").lower()
+    component = keys.text("model").rpartition(".")[2]
+    rank = _count(keys, "lora_rank")
+    is_asked = kind in ("lora", "qlora") or keys.flag("use_lora") or component.startswith(("lora_", "qlora_"))
+    if kind in ("full", "freeze") or keys.flag("full") or not (is_asked or (rank and not kind)):
         if kind == "freeze":
-            layers = values.keys.number(*values.names("freeze")) or 2
+            layers = keys.number("freeze") or 2
             if layers < 0:
-                values.keys.report("predicted as training of the last layers, not the first", *values.names("freeze"))
+                keys.report("predicted as training of the last layers, not the first", "freeze")
             return {"train-layers": abs(layers)}
         if kind and kind != "full":
-            values.keys.report("predicted as training of all weights", *values.names("adapter"))
-        if values.flag("use_lora") is False:
-            parts = ("lora_rank", "lora_targets", "lora_dropout")
-            values.keys.report_without_effect(*(name for part in parts for name in values.names(part)))
+            keys.report("predicted as training of all weights", "adapter")
+        if keys.flag("use_lora") is False:
+            keys.report_without_effect("lora_rank", "lora_targets", "lora_dropout")
         return {}
     if rank is None:
         rank = 8
-        values.keys.assume("LoRA rank 8 (--lora-rank), peft's default")
-    bits = values.number("bits")
-    is_four = kind == "qlora" or values.flag("load_4bit") or bits == 4 or component.startswith("qlora_")
-    is_eight = values.flag("load_8bit") or bits == 8
+        keys.assume("LoRA rank 8 (--lora-rank), peft's default")
+    bits = _count(keys, "bits")
+    is_four = kind == "qlora" or keys.flag("load_4bit") or bits == 4 or component.startswith("qlora_")
+    is_eight = keys.flag("load_8bit") or bits == 8
     if bits not in (None, 4, 8):
-        values.keys.report("weights are predicted as frozen in the training precision", *values.names("bits"))
-    if values.flag("unsloth"):
+        keys.report("weights are predicted as frozen in the training precision", "bits")
+    if keys.flag("unsloth"):
         why = "predicted with transformers' own kernels, which take more time and memory"
-        values.keys.report(why, *values.names("unsloth"))
+        keys.report(why, "unsloth")
     base = "int8" if is_eight else None
-    if is_four or values.flag("quantize"):
-        nested = values.flag("nested")
-        twice = values.tool.get("quantises_twice", True) or values.flag("unsloth") if nested is None else nested
+    if is_four or keys.flag("quantize"):
+        nested = keys.flag("nested")
+        twice = keys.known.table.get("quantises_twice", True) or keys.flag("unsloth") if nested is None else nested
         base = "nf4" if twice else "nf4-single"
-        if values.text("quant_type").lower() == "fp4":
-            values.keys.report("predicted as NF4, which takes as many bits", *values.names("quant_type"))
+        if keys.text("quant_type").lower() == "fp4":
+            keys.report("predicted as NF4, which takes as many bits", "quant_type")
     return given_options(
         lora_rank=rank,
-        lora_targets=_read_targets(values),
-        lora_dropout=values.share("lora_dropout") or None,
-        dora=values.flag("dora") or None,
+        lora_targets=_read_targets(keys),
+        lora_dropout=keys.share("lora_dropout") or None,
+        dora=keys.flag("dora") or None,
         base_weights=base,
     )
 
 
-def _read_targets(values: _Meanings) -> str | None:
+def _read_targets(keys: Keys) -> str | None:
     """Return the modules with adapters, or None for all linear layers."""
-    asked = values.keys.raw(*values.names("lora_targets"))
+    asked = keys.raw("lora_targets")
     words = asked if isinstance(asked, list | tuple | set) else re.split(r"[\s,]+", str(asked or ""))
     modules = [str(module) for module in words if module]
-    mlp = values.flag("lora_mlp")
+    mlp = keys.flag("lora_mlp")
     if mlp is not None:
         modules = [module.replace("output_proj", "o_proj") for module in modules] + (["mlp"] if mlp else [])
-    if values.flag("lora_all") or any(module in ("all", "all-linear") for module in modules):
+    if keys.flag("lora_all") or any(module in ("all", "all-linear") for module in modules):
         return None
     kept = [module for module in modules if module not in ("lm_head", "embed_tokens")]
     if kept != modules:
         why = "adapters of embeddings and of the output projection are not predicted"
-        values.keys.report(why, *values.names("lora_targets"))
+        keys.report(why, "lora_targets")
     if not modules:
-        values.keys.assume("adapters on all linear layers (--lora-targets)")
+        keys.assume("adapters on all linear layers (--lora-targets)")
     return ",".join(kept) or None
 
 
-def _read_sharding(values: _Meanings) -> dict[str, OptionValue]:
+def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     """Return sharding and offload from the name of a DeepSpeed file, from a stage, or from FSDP's options."""
-    keys = values.keys
-    if path := values.text("deepspeed") or values.text("stage"):
+    if path := keys.text("deepspeed") or keys.text("stage"):
         found = STAGE.search(path.rpartition("/")[2])
         stage = int(found[1] or found[2]) if found else 3
         keys.assume(f"{path}: taken for ZeRO-{stage} by its name (--sharding); give the file as --config for the rest")
         offload = "optimizer" if "offload" in path.lower() and "no_offload" not in path.lower() else None
         return given_options(sharding=f"zero-{stage}" if stage else "none", offload=offload)
-    asked = keys.raw(*values.names("fsdp"))
+    asked = keys.raw("fsdp")
     words = " ".join(map(str, asked)) if isinstance(asked, list) else str(asked or "")
     strategy = keys.word("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy")
-    version = keys.number("fsdp_config.fsdp_version", "fsdp_config.version", *values.names("fsdp_version"))
-    if words.lower() in ("", "none", "false") and not strategy and version is None and not values.number("shard"):
+    version = keys.number("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
+    if words.lower() in ("", "none", "false") and not strategy and version is None and not _count(keys, "shard"):
         return {}
     chosen = next((FSDP_WORDS[word] for word in FSDP_WORDS if word in f"{words.lower()} {strategy}"), "fsdp")
-    offloads = keys.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", *values.names("offload"))
+    offloads = keys.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", "offload")
     reshard = keys.word("fsdp_config.fsdp_reshard_after_forward", "fsdp_config.reshard_after_forward")
-    copies = values.number("replicate")
+    copies = _count(keys, "replicate")
     return given_options(
         sharding="hybrid-fsdp" if copies and copies > 1 else chosen,
         replicate=copies if copies and copies > 1 else None,
@@ -280,56 +257,56 @@ def _read_sharding(values: _Meanings) -> dict[str, OptionValue]:
     )
 
 
-def _read_precision(values: _Meanings, has_adapters: bool, is_sharded: bool) -> str | None:
+def _read_precision(keys: Keys, has_adapters: bool, is_sharded: bool) -> str | None:
     """Return the format; full training whose weights stay in fp32 casts them for each use."""
-    narrow = "bf16" if values.flag("bf16") else "fp16" if values.flag("fp16") else None
-    stored = re.sub("b?float", lambda word: {"bfloat": "bf", "float": "fp"}[word[0]], values.text("dtype").lower())
+    narrow = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else None
+    stored = re.sub("b?float", lambda word: {"bfloat": "bf", "float": "fp"}[word[0]], keys.text("dtype").lower())
     if stored in ("bf16", "fp16", "fp32") and narrow is None:
         return stored
-    if values.flag("tf32") and narrow is None:
+    if keys.flag("tf32") and narrow is None:
         return "tf32"
-    wide = stored == "fp32" or (bool(values.tool.get("fp32_trained")) and not (values.flag("pure") or is_sharded))
+    wide = stored == "fp32" or (bool(keys.known.table.get("fp32_trained")) and not (keys.flag("pure") or is_sharded))
     if narrow and wide and not has_adapters:
         return f"autocast-{narrow}"
-    return "bf16" if any(values.keys.is_unset(name) for name in values.names("bf16")) else narrow
+    return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow
 
 
-def _read_checkpointing(values: _Meanings) -> str | None:
-    asked = values.flag("checkpointing")
-    if values.tool.get("checkpoints"):
-        return "none" if values.flag("no_checkpointing") else "full"
-    activations = values.keys.flag("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
+def _read_checkpointing(keys: Keys) -> str | None:
+    asked = keys.flag("checkpointing")
+    if keys.known.table.get("checkpoints"):
+        return "none" if keys.flag("no_checkpointing") else "full"
+    activations = keys.flag("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
     return None if asked is None and activations is None else "full" if asked or activations else "none"
 
 
-def _read_task(values: _Meanings) -> str | None:
-    task = values.word("task", "SFT")
-    if values.flag("reward"):
+def _read_task(keys: Keys) -> str | None:
+    task = _translate(keys, "task", "SFT")
+    if keys.flag("reward"):
         return "reward"
-    return "dpo" if "dpo" in values.text("loss").lower() else None if task == "sft" else task
+    return "dpo" if "dpo" in keys.text("loss").lower() else None if task == "sft" else task
 
 
-def _read_batching(values: _Meanings) -> str | None:
-    if values.flag("packing"):
-        values.keys.assume("packed sequences are full, and each is one document; --lengths says how long documents are")
+def _read_batching(keys: Keys) -> str | None:
+    if keys.flag("packing"):
+        keys.assume("packed sequences are full, and each is one document; --lengths says how long documents are")
         return "packed"
-    is_grouped = values.flag("group_by_length") or values.text("sampling") == "group_by_length"
+    is_grouped = keys.flag("group_by_length") or keys.text("sampling") == "group_by_length"
     return "grouped" if is_grouped else None
 
 
-def _read_liger(values: _Meanings) -> bool | None:
+def _read_liger(keys: Keys) -> bool | None:
     """Return True if all of Liger's kernels are asked for; some of them alone are reported."""
-    if values.flag("liger"):
+    if keys.flag("liger"):
         return True
-    if any(values.keys.flag(name) for name in values.names("liger_parts")):
+    if any(is_on(keys.values[name]) for name in keys.own_names("liger_parts")):
         why = "predicted with transformers' own kernels, which take more time and memory"
-        values.keys.report(why, *values.names("liger_parts"))
+        keys.report(why, "liger_parts")
     return None
 
 
-def _read_attention(values: _Meanings) -> dict[str, OptionValue | None]:
-    word = values.word("attention", "PyTorch's attention")
-    if values.flag("flash"):
+def _read_attention(keys: Keys) -> dict[str, OptionValue | None]:
+    word = _translate(keys, "attention", "PyTorch's attention")
+    if keys.flag("flash"):
         word = "flash-2"
-    is_eager = word == "eager" or bool(values.flag("eager"))
+    is_eager = word == "eager" or bool(keys.flag("eager"))
     return {"attention_kernel": word if word == "flash-2" else None, "flash_attention": False if is_eager else None}
