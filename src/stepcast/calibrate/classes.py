@@ -5,25 +5,23 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, Load
-from stepcast.hardware import load_gpu
+from stepcast.hardware import Gpu, load_gpu
 from stepcast.ir.measured import OperatorTimes
 from stepcast.ir.work import Compute
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.corrections import FittedClass, fit_class
 from stepcast.pytorch.profile.measure import Document, MeasuredPoints, to_toml
 
-if TYPE_CHECKING:
-    from stepcast.hardware import Gpu
-
 Facts = dict[str, object]
 
 
-def gpu_of(name: str | None, devices: Iterable[str], where: str) -> "Gpu":
+def gpu_of(name: str | None, devices: Iterable[str], where: str) -> Gpu:
     """Return the GPU that the user names, or that the runs name."""
     if name is not None:
         return load_gpu(name)
@@ -88,10 +86,8 @@ def _mean_seconds(measured: Sequence[OperatorTimes], in_step: bool) -> tuple[dic
 
 
 def _fit_classes(
-    works: dict[str, Compute], points: MeasuredPoints, gpu: "Gpu", matrix_share: float | None
+    works: dict[str, Compute], points: MeasuredPoints, gpu: Gpu, matrix_share: float | None
 ) -> list[FittedClass]:
-    import numpy as np
-
     fit, load = default_fit(), ALONE if matrix_share is None else Load(math.inf, matrix_share)
     classes: dict[str, list[tuple[float, float]]] = {}
     for name, work in works.items():

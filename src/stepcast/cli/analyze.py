@@ -3,28 +3,36 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
+from stepcast.analyze.logs import AnalyzedLogs
+from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic, analyze_megatron
+from stepcast.analyze.megatron.record import record_megatron
+from stepcast.analyze.play import measured, timeline_of
+from stepcast.analyze.recorded import RecordedResult, join_recorded
+from stepcast.analyze.result import AnalysisResult
+from stepcast.analyze.sweeps import analyze_sweep
 from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace
+from stepcast.cost.collectives.sweep import reached_busbw
+from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
+from stepcast.inputs.recorded import STEPS, read_logs, read_steps
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
 from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.measured import CollectiveSweep, RunLog
 from stepcast.ir.timeline import Timeline
+from stepcast.optimus.analysis import analyze_optimus
+from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
+from stepcast.optimus.cost import machine_of
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.question import check_rules
+from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
-
-if TYPE_CHECKING:
-    from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic
-    from stepcast.analyze.recorded import RecordedResult
-    from stepcast.analyze.result import AnalysisResult
-    from stepcast.inputs.source import Source
-    from stepcast.ir.measured import CollectiveSweep, RunLog
-    from stepcast.views.view import View
+from stepcast.views.view import View
 
 Analyze = Callable[..., "AnalysisResult"]
 BuildView = Callable[..., "View"]
@@ -43,8 +51,6 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print_json(facts)
     else:
-        from stepcast.views.terminal import render_text
-
         width = terminal_width()
         texts = [f"{visible(view.facts['file'])}\n\n{render_text(view, width, verbose)}" for view in views]
         print("\n\n".join(texts))
@@ -54,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def analyze_files(
     files: Sequence[str], question: AnalyzeQuestion, trace: str | None = None, with_page: bool = False
-) -> "tuple[AnalysisResult, list[View]]":
+) -> tuple[AnalysisResult, list[View]]:
     """Return the result for measured *files*, and a view of each run in them; write *trace* if it is given."""
     if question.format is not None:
         format_named(question.format)
@@ -74,9 +80,6 @@ def analyze_files(
     analyze, build_view = ANALYSES[entry.name]
     result = replace(analyze(document, question), format=entry.name)
     if trace:
-        from stepcast.analyze.megatron.record import record_megatron
-        from stepcast.analyze.play import measured, timeline_of
-
         write_trace(timeline_of({"measured": measured(record_megatron(document))}), trace)
     facts = result.facts()
     result = replace(result, warnings=[*facts["warnings"], *find_doubts(facts)])
@@ -91,11 +94,9 @@ def _check(question: AnalyzeQuestion, format_name: str, file: str, trace: str | 
 
 
 def _analyze_each(
-    sources: "Sequence[Source]", entry: Format, question: AnalyzeQuestion
-) -> "tuple[AnalysisResult, list[View]]":
+    sources: Sequence[Source], entry: Format, question: AnalyzeQuestion
+) -> tuple[AnalysisResult, list[View]]:
     """Analyze each file alone, for formats in which a run has one file."""
-    from stepcast.analyze.logs import AnalyzedLogs
-
     analyze, build_view = ANALYSES[entry.name]
     _check(question, entry.name, os.fspath(sources[0].path), None)
     runs = []
@@ -108,11 +109,8 @@ def _analyze_each(
     return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), views
 
 
-def _read_recorded(paths: Sequence[str], facts: FactDict) -> "RecordedResult | None":
+def _read_recorded(paths: Sequence[str], facts: FactDict) -> RecordedResult | None:
     """Return what ``stepcast record`` wrote next to the traces, if *paths* is its folder."""
-    from stepcast.analyze.recorded import join_recorded
-    from stepcast.inputs.recorded import STEPS, read_logs, read_steps
-
     ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
     if not ranks:
         return None
@@ -127,21 +125,16 @@ def read_measured(paths: Sequence[str]) -> tuple[Format, Any]:
 # ---- by format --------------------------------------------------------------------------------------------
 
 
-def _analyze_megatron(timeline: Timeline, question: AnalyzeQuestion) -> "AnalysisResult":
-    from stepcast.analyze.megatron.analysis import analyze_megatron
-
+def _analyze_megatron(timeline: Timeline, question: AnalyzeQuestion) -> AnalysisResult:
     return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).result
 
 
-def _estimate_busbw(question: AnalyzeQuestion) -> "BusBandwidth":
+def _estimate_busbw(question: AnalyzeQuestion) -> BusBandwidth:
     """Return the bus bandwidth that the cluster reaches for the same collective over as many adjacent ranks."""
-    from stepcast.cost.collectives.sweep import reached_busbw
-    from stepcast.hardware import load_cluster
-
     assert question.cluster is not None
     cluster = load_cluster(question.cluster, question.set)
 
-    def busbw(traffic: "MeetingTraffic") -> float | None:
+    def busbw(traffic: MeetingTraffic) -> float | None:
         if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
             return None
         return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
@@ -149,13 +142,8 @@ def _estimate_busbw(question: AnalyzeQuestion) -> "BusBandwidth":
     return busbw
 
 
-def _analyze_optimus(log: "RunLog", question: AnalyzeQuestion) -> "AnalysisResult":
+def _analyze_optimus(log: RunLog, question: AnalyzeQuestion) -> AnalysisResult:
     """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
-    from stepcast.hardware import load_cluster
-    from stepcast.optimus.analysis import analyze_optimus
-    from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
-    from stepcast.optimus.cost import machine_of
-
     cluster = load_cluster(question.cluster or CLUSTER, question.set)
     constants, lengths = shipped(), lengths_of(log)
     if question.calibration:
@@ -164,11 +152,8 @@ def _analyze_optimus(log: "RunLog", question: AnalyzeQuestion) -> "AnalysisResul
     return analyze_optimus(log, planned(log, lengths), machine_of(cluster), constants.constants)
 
 
-def _analyze_nccl_tests(sweep: "CollectiveSweep", question: AnalyzeQuestion) -> "AnalysisResult":
+def _analyze_nccl_tests(sweep: CollectiveSweep, question: AnalyzeQuestion) -> AnalysisResult:
     """Compare an nccl-tests log with its cluster, size by size, and explain shortfalls."""
-    from stepcast.analyze.sweeps import analyze_sweep
-    from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
-
     if question.cluster is None:
         try:
             gpu = load_gpu(sweep.device).name
@@ -184,7 +169,7 @@ def _by_document(name: str) -> Analyze:
     """Return an analysis by the function *name*, which takes the document alone."""
     analyze = load_lazily(name)
 
-    def analyze_document(document: object, question: AnalyzeQuestion) -> "AnalysisResult":
+    def analyze_document(document: object, question: AnalyzeQuestion) -> AnalysisResult:
         result: AnalysisResult = analyze(document)
         return result
 

@@ -3,26 +3,31 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from stepcast.analyze.megatron.analysis import analyze_megatron
+from stepcast.analyze.sweeps import MeasuredSweep
+from stepcast.calibrate.classes import calibrate_operators
+from stepcast.calibrate.collectives import CONSTANTS, Fitted, fit_collectives
+from stepcast.calibrate.megatron import calibrate_megatron
 from stepcast.cli.documents import expand
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import open_source, show_view, write_file
+from stepcast.hardware import Gpu, load_cluster, load_gpu
+from stepcast.inputs.kineto.ops import read_operators
+from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
 from stepcast.ir.facts import FactDict
+from stepcast.models.catalog import load_model
+from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
+from stepcast.optimus.cost import machine_of
 from stepcast.units import format_percent
-
-if TYPE_CHECKING:
-    from stepcast.calibrate.collectives import Fitted
-    from stepcast.hardware import Gpu
+from stepcast.views.costs import fit_view
 
 ERRORS = {"before": "before", "after": "after", "left_out": "on sizes left out"}
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.views.costs import fit_view
-
     paths = expand(args.runs)
     kinds: dict[str, list[str]] = {}  # other files in the folder of a run are left out
     for path in paths:
@@ -51,24 +56,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _calibrate_operators(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
-    from stepcast.calibrate.classes import calibrate_operators
-
     measured = [read_as_one([open_source(path)], "op-times")[1] for path in paths]
     return calibrate_operators(measured, args.gpu, "op-times")
 
 
 def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
-    from stepcast.calibrate.classes import calibrate_operators
-    from stepcast.inputs.kineto.ops import read_operators
-
     measured = read_operators(list(map(open_source, paths)))
     return calibrate_operators([measured], args.gpu, "kineto")
 
 
 def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
-    from stepcast.analyze.megatron.analysis import analyze_megatron
-    from stepcast.calibrate.megatron import calibrate_megatron
-
     gpu = _load_gpu(args, paths[0])
     folders: dict[str, list[str]] = {}
     for path in paths:
@@ -81,9 +78,7 @@ def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple
     return calibrate_megatron(runs, gpu, args.cluster, args.model)
 
 
-def _load_gpu(args: argparse.Namespace, path: str) -> "Gpu":
-    from stepcast.hardware import load_cluster, load_gpu
-
+def _load_gpu(args: argparse.Namespace, path: str) -> Gpu:
     if args.gpu:
         return load_gpu(args.gpu)
     if args.cluster:
@@ -98,12 +93,6 @@ def _load_gpu(args: argparse.Namespace, path: str) -> "Gpu":
 
 def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     """Return constants fitted to all runs together, and the file that holds them."""
-    from stepcast.hardware import load_cluster
-    from stepcast.inputs.optimus_log import read_logs
-    from stepcast.models.catalog import load_model
-    from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
-    from stepcast.optimus.cost import machine_of
-
     skipped: list[str] = []
     logs = read_logs(paths, lambda path, reason: skipped.append(f"{path}: left out: {reason}"))
     cluster = load_cluster(args.cluster or CLUSTER)
@@ -166,10 +155,6 @@ def _read_lengths(text: str) -> tuple[float, ...]:
 
 def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     """Return constants fitted to all logs together, and a description that extends that of their cluster."""
-    from stepcast.analyze.sweeps import MeasuredSweep
-    from stepcast.calibrate.collectives import fit_collectives
-    from stepcast.hardware import load_cluster
-
     if args.cluster is None:
         raise ValueError("no cluster given: use --cluster to name the cluster of the logs, whose description is fitted")
     if ":" in args.cluster:
@@ -193,9 +178,7 @@ def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tu
     return facts, _write_cluster(fitted, facts, args)
 
 
-def _collective_facts(fitted: "Fitted", files: list[str], cluster: str, skipped: list[str]) -> FactDict:
-    from stepcast.calibrate.collectives import CONSTANTS
-
+def _collective_facts(fitted: Fitted, files: list[str], cluster: str, skipped: list[str]) -> FactDict:
     helps = fitted.left_out < fitted.before
     constants = {
         constant.key: {
@@ -229,9 +212,7 @@ def _collective_facts(fitted: "Fitted", files: list[str], cluster: str, skipped:
     }
 
 
-def _write_cluster(fitted: "Fitted", facts: FactDict, args: argparse.Namespace) -> str:
-    from stepcast.calibrate.collectives import CONSTANTS
-
+def _write_cluster(fitted: Fitted, facts: FactDict, args: argparse.Namespace) -> str:
     base = args.cluster
     if base.endswith(".toml"):
         folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()

@@ -2,10 +2,17 @@
 
 import argparse
 
+from stepcast.cli.captured import captured_facts, predict_program, shown_gpu
 from stepcast.cli.options import option_of
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file, write_view
+from stepcast.forecast.prediction import roofline
+from stepcast.outputs.plain import write_captured
+from stepcast.pytorch.load import load_torch
 from stepcast.questions.question import PredictQuestion
 from stepcast.version import __version__
+from stepcast.views.documents import captured_view
+from stepcast.views.step import step_view
+from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
 
 PROGRAM_OPTIONS = frozenset((
@@ -18,10 +25,6 @@ PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", 
 def run(args: argparse.Namespace) -> int:
     if not args.predict and (given := [name for name in (*PREDICTING, "html") if name in args.given]):
         raise ValueError(f"{option_of(given[0])} has no effect without --predict")
-    from stepcast.cli.captured import captured_facts, predict_program, shown_gpu
-    from stepcast.outputs.plain import write_captured
-    from stepcast.pytorch.load import load_torch
-
     load_torch("capture")
     from stepcast.pytorch.capture.program import CaptureOptions
     from stepcast.pytorch.capture.run import capture, capture_command, is_command
@@ -52,19 +55,11 @@ def run(args: argparse.Namespace) -> int:
         prediction, asked_facts = predict_program(captured, question)
         found["prediction"] = {**asked_facts, **prediction.report.facts()}
         if args.html:
-            from stepcast.cli.output import write_view
-            from stepcast.forecast.prediction import roofline
-            from stepcast.views.step import step_view
-
             facts = {**found["prediction"], "command": args.command, "version": __version__}
             write_view(args, step_view(facts, prediction.drawn, roofline(prediction)))
     if args.json:
         print_json(found)
         return 0
-    from stepcast.views.documents import captured_view
-    from stepcast.views.step import step_view
-    from stepcast.views.terminal import render_text
-
     print(render_text(captured_view(found), terminal_width()))
     if args.predict:
         print("\n" + render_text(step_view(found["prediction"]), terminal_width()))

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import product
 
 from stepcast.cli.options import option_of
-from stepcast.cli.output import open_source
+from stepcast.cli.output import open_source, show_view
 from stepcast.forecast.captured import CapturedSharding, Spread, add_gaps, predict_captured
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
@@ -23,6 +23,7 @@ from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import add_background, check_gpu, load_calibration
 from stepcast.units import MIB
 from stepcast.version import __version__
+from stepcast.views.documents import captured_search_view
 
 # Options of predict that apply to a captured program; the file has its computation and its software.
 ACTING = frozenset((
@@ -105,9 +106,6 @@ def predict_program(
 
 def run_captured_search(args: argparse.Namespace) -> int:
     """Predict a captured program for every way to use the GPUs, and show the fastest that fit; return the status."""
-    from stepcast.cli.output import show_view
-    from stepcast.views.documents import captured_search_view
-
     for name in sorted(args.given - SEARCHED):
         raise ValueError(
             f"{option_of(name)} has no effect with --captured: tensor and pipeline parallelism and sharding are "

@@ -2,11 +2,12 @@
 
 import argparse
 import os
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepcast.analyze.compare import account_of, compare, is_measured, kind_of
+from stepcast.analyze.megatron.record import record_megatron
+from stepcast.analyze.play import PlayedStep, measured, timeline_of
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.output import open_source, show_view, write_trace
 from stepcast.inputs.source import FormatError, prefix_errors
@@ -16,16 +17,10 @@ from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.views.compare import compare_view
 from stepcast.views.view import View
 
-if TYPE_CHECKING:
-    from stepcast.analyze.play import PlayedStep
-
-
 NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement of another run
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.analyze.play import timeline_of
-
     sides = [(path, read_facts(path)) for path in (args.predicted, args.measured)]
     sides.sort(key=lambda side: is_measured(side[1]))  # errors are those of the prediction
     (args.predicted, first), (args.measured, second) = sides
@@ -83,8 +78,6 @@ def read_printed(path: str) -> FactDict | None:
 
 def _build_view(args: argparse.Namespace, found: FactDict) -> View:
     """Return the view of both sides, with the timelines of two Megatron runs."""
-    from stepcast.analyze.play import timeline_of
-
     names = (os.path.basename(args.predicted) or args.predicted, os.path.basename(args.measured) or args.measured)
     if names[0] == names[1]:
         names = (f"{names[0]} (first)", f"{names[1]} (second)")
@@ -97,10 +90,7 @@ def _build_view(args: argparse.Namespace, found: FactDict) -> View:
     return compare_view(found, names, timeline)
 
 
-def _play(path: str) -> "PlayedStep":
-    from stepcast.analyze.megatron.record import record_megatron
-    from stepcast.analyze.play import measured
-
+def _play(path: str) -> PlayedStep:
     if read_printed(path) is not None:
         raise ValueError(f"{path}: has no timeline; --trace needs two Megatron runs")
     entry, document = read_measured([path])

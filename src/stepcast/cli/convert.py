@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import replace
 
+from stepcast.cli.captured import build_workload
 from stepcast.cli.documents import read_document
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import print_data, print_json, print_warnings, write_files
@@ -22,8 +23,6 @@ def run(args: argparse.Namespace) -> int:
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(to)
     if type(document).__name__ == "Captured" and target.takes == "workload":
-        from stepcast.cli.captured import build_workload
-
         document = build_workload(document, args)
     elif args.gpu and type(document).__name__ == "Wiring":
         document = replace(document, gpu=args.gpu)

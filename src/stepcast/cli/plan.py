@@ -5,6 +5,7 @@ import argparse
 from stepcast.cli.output import print_notes, show_alternatives, show_view, write_file
 from stepcast.goodput.plan import Plan, plan_alternatives
 from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.outputs.plain import table_bytes
 from stepcast.questions.choices import several_of
 from stepcast.questions.plan import SettledPlan, settle_plan
 from stepcast.questions.runs import run_facts
@@ -21,8 +22,6 @@ def run(args: argparse.Namespace) -> int:
             "--captured: a plan needs --model, whose checkpoints and restarts it knows; 'stepcast predict --captured "
             "FILE' and 'stepcast search --captured FILE' predict the step of a captured program"
         )
-    from stepcast.outputs.plain import table_bytes
-
     if several_of(args.question):
         return show_alternatives(args, args.question)
     settled = settle_plan(args.question)

@@ -3,20 +3,23 @@
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import print_notes, show_alternatives, show_emitted, show_prediction, write_file, write_files
+from stepcast.forecast.predict import compute_pricer, manner_of
+from stepcast.forecast.simulate import simulate
+from stepcast.generate.workload import generate
+from stepcast.ir.facts import ChangeFacts
+from stepcast.ir.framework import Execution
+from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
+from stepcast.ir.work import Work
 from stepcast.questions.choices import several_of
+from stepcast.questions.runs import run_facts, save_run, training_facts, write_command
+from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_change, format_seconds
 
 DOES_NOT_FIT = 1  # exit status
 SAME_STEP = 0.01  # of a step: an exported workload that differs by more is reported
-
-if TYPE_CHECKING:
-    from stepcast.ir.facts import ChangeFacts
-    from stepcast.ir.work import Work
-    from stepcast.questions.settle import SettledRun
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,10 +27,6 @@ def run(args: argparse.Namespace) -> int:
         return _run_captured(args)
     if several_of(args.question):
         return show_alternatives(args, args.question)
-    from stepcast.ir.framework import Execution
-    from stepcast.questions.runs import run_facts, save_run, training_facts, write_command
-    from stepcast.questions.settle import settle
-
     check_applicable(args)
     settled = settle(args.question)
     print_notes(settled.notes)
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
         remedies = find_remedies(settled, prediction.step_s)
 
-    def changes() -> "list[ChangeFacts]":
+    def changes() -> list[ChangeFacts]:
         from stepcast.questions.changes import find_neighbours
 
         return find_neighbours(settled, args.command)
@@ -83,12 +82,9 @@ def _run_captured(args: argparse.Namespace) -> int:
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
-def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
+def _write_workload(path: Path, settled: SettledRun) -> list[str]:
     """Write the generated workload with its estimated times, for other simulators; return warnings."""
-    from stepcast.forecast.predict import compute_pricer, manner_of
     from stepcast.generate.aicb import aicb_times, aicb_workload, record_times
-    from stepcast.generate.workload import generate
-    from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
     from stepcast.outputs import chakra, simai
 
     model, strategy, framework = settled.model, settled.strategy, settled.framework
@@ -98,7 +94,7 @@ def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
     given = settled.calibration, framework.attention
     price = compute_pricer(workload, settled.cluster, *given, schedule=strategy.schedule)
 
-    def seconds(work: "Work") -> float:
+    def seconds(work: Work) -> float:
         return price(work).seconds  # type: ignore[arg-type]
 
     packed = path.suffix == ".gz"
@@ -115,8 +111,6 @@ def _write_workload(path: Path, settled: "SettledRun") -> list[str]:
     except StrategyError as error:
         raise ValueError(f"{path}: {error}; a name that ends in .et writes Chakra, which may work") from None
     write_file(str(path), data)
-    from stepcast.forecast.simulate import simulate
-
     step_s, predicted_s = simulate(written, settled.cluster).step_s, settled.prediction.step_s
     if abs(step_s / predicted_s - 1) < SAME_STEP:
         return []

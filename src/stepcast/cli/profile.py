@@ -8,19 +8,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from stepcast.calibrate.classes import gpu_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.streams import show_status
+from stepcast.cost.calibration import LOOKS, Calibration
+from stepcast.cost.fits import default_fit
+from stepcast.hardware import load_gpu
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.pytorch.load import load_torch_with_gpu
+from stepcast.pytorch.profile.backend import TorchBackend, all_reduce_points, bus_bytes_per_s
+from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
+from stepcast.pytorch.profile.corrections import FittedClass, fit_classes, fit_energies
+from stepcast.pytorch.profile.imported import import_tables
+from stepcast.pytorch.profile.measure import (
+    Document,
+    MeasuredPoints,
+    MeasuringProgress,
+    measure,
+    measure_sustained,
+    read_document,
+    to_toml,
+)
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views.text import facts, table
-
-if TYPE_CHECKING:
-    from stepcast.pytorch.profile.backend import TorchBackend
-    from stepcast.pytorch.profile.corrections import FittedClass
-    from stepcast.pytorch.profile.measure import Document, MeasuringProgress
 
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; the rest is measured when the command runs again
 
@@ -31,15 +43,6 @@ LOOK_EVERY = 5  # operators, between two measurements of the CPU
 def run(args: argparse.Namespace) -> int:
     if vars(args)["import"]:
         return _import_tables(args)
-    from stepcast.calibrate.classes import gpu_of
-    from stepcast.cost.calibration import Calibration
-    from stepcast.cost.fits import default_fit
-    from stepcast.pytorch.load import load_torch_with_gpu
-    from stepcast.pytorch.profile.backend import TorchBackend
-    from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
-    from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
-    from stepcast.pytorch.profile.measure import Document, MeasuredPoints, measure, measure_sustained
-
     torch = load_torch_with_gpu()
     backend = TorchBackend(torch)
     gpu = gpu_of(args.gpu, [backend.device], "this machine")
@@ -61,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
     every |= {case.name: case for case in kept_up}
     fit = Calibration(gpu.name, {}, power=power).adapt_fit(gpu, default_fit())
     fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
-    from stepcast.cost.calibration import LOOKS
-
     before = int(paces[0].get(LOOKS, 1))
     names = [name for name in paces[0] if name != LOOKS]
     seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
@@ -81,12 +82,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _import_tables(args: argparse.Namespace) -> int:
     """Write the calibration of a GPU that others measured."""
-    from stepcast.cost.fits import default_fit
-    from stepcast.hardware import load_gpu
-    from stepcast.pytorch.profile.corrections import fit_classes
-    from stepcast.pytorch.profile.imported import import_tables
-    from stepcast.pytorch.profile.measure import Document, MeasuredPoints
-
     if args.quick:
         raise ValueError("--quick has no effect with --import: nothing is measured; leave it out")
     rows = import_tables(vars(args)["import"], load_gpu(args.gpu) if args.gpu else None)
@@ -99,10 +94,8 @@ def _import_tables(args: argparse.Namespace) -> int:
     return 0
 
 
-def _known(path: Path, backend: "TorchBackend") -> "Document | None":
+def _known(path: Path, backend: TorchBackend) -> Document | None:
     """Return what an earlier run measured on the same GPU with the same software."""
-    from stepcast.pytorch.profile.measure import read_document
-
     if not path.exists():
         return None
     document = read_document(Source(path).text(DESCRIPTION), str(path))
@@ -112,10 +105,8 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     return document
 
 
-def _with_collectives(document: "Document", torch: ModuleType) -> "Document":
+def _with_collectives(document: Document, torch: ModuleType) -> Document:
     """Measure all-reduce over the GPUs of this machine, unless an earlier run did."""
-    from stepcast.pytorch.profile.backend import all_reduce_points
-
     ranks = int(torch.cuda.device_count())
     if ranks < 2 or document.collectives:
         return document
@@ -126,19 +117,17 @@ def _with_collectives(document: "Document", torch: ModuleType) -> "Document":
         return replace(document, points=replace(document.points, failed=failed))
 
 
-def _write(path: str, document: "Document") -> None:
-    from stepcast.pytorch.profile.measure import to_toml
-
+def _write(path: str, document: Document) -> None:
     write_file(path, to_toml(document).encode(), resumes=True)
 
 
 class _Keeper:
     """Shows progress and saves what was measured, so that an interrupted run is not lost."""
 
-    def __init__(self, path: str, document: "Document", look: Callable[[], None]) -> None:
+    def __init__(self, path: str, document: Document, look: Callable[[], None]) -> None:
         self._path, self._document, self._written_s, self._look = path, document, 0.0, look
 
-    def __call__(self, progress: "MeasuringProgress") -> None:
+    def __call__(self, progress: MeasuringProgress) -> None:
         took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
         line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
         if sys.stderr.isatty():
@@ -152,9 +141,7 @@ class _Keeper:
             _write(self._path, replace(self._document, points=progress.points))
 
 
-def _show(args: argparse.Namespace, document: "Document", fitted: Sequence["FittedClass"]) -> None:
-    from stepcast.pytorch.profile.backend import bus_bytes_per_s
-
+def _show(args: argparse.Namespace, document: Document, fitted: Sequence[FittedClass]) -> None:
     points = document.points
     about = {
         "gpu": document.gpu,

@@ -2,10 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepcast.analyze.kineto.whatif import KinetoReplay, replay_kineto
+from stepcast.analyze.megatron.record import record_megatron
+from stepcast.analyze.play import timeline_of
 from stepcast.analyze.replay import Replay, ReplayResult, replay, surroundings
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.output import print_notes, show_view, write_trace
@@ -18,9 +20,6 @@ from stepcast.views.measured import replay_view
 from stepcast.views.traces import kineto_replay_view
 from stepcast.views.view import View
 
-if TYPE_CHECKING:
-    from stepcast.analyze.kineto.whatif import KinetoReplay
-
 
 def run(args: argparse.Namespace) -> int:
     _, view, notes = replay_files(args.files, args.question, args.trace, with_timeline=bool(args.html))
@@ -31,10 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
 def replay_files(
     files: Sequence[str], question: ReplayQuestion, trace: str | None = None, with_timeline: bool = False
-) -> "tuple[ReplayResult | KinetoReplay, View, tuple[str, ...]]":
+) -> tuple[ReplayResult | KinetoReplay, View, tuple[str, ...]]:
     """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
-    from stepcast.analyze.megatron.record import record_megatron
-
     entry, timeline = read_measured(files)
     if entry.name == "kineto":
         return _replay_kineto(timeline, question, files[0], trace)
@@ -59,9 +56,7 @@ def replay_files(
 
 def _replay_kineto(
     timeline: Timeline, question: ReplayQuestion, file: str, trace: str | None
-) -> "tuple[KinetoReplay, View, tuple[str, ...]]":
-    from stepcast.analyze.kineto.whatif import replay_kineto
-
+) -> tuple[KinetoReplay, View, tuple[str, ...]]:
     if other := sorted(question.given - {"what_if"} | ({"trace"} if trace else set())):
         raise ValueError(f"{file}: --{other[0].replace('_', '-')} is for Megatron traces; leave it out")
     result = replay_kineto(timeline, question.changes)
@@ -69,8 +64,6 @@ def _replay_kineto(
 
 
 def _build_timeline(result: Replay) -> Timeline:
-    from stepcast.analyze.play import timeline_of
-
     labelled = {"measured": result.measured, "replayed": result.before}
     if result.changes:
         labelled["changed"] = result.after

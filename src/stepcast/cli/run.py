@@ -3,11 +3,11 @@
 import argparse
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
+from stepcast.cli.captured import load_place, predict_program
 from stepcast.cli.documents import read_document
 from stepcast.cli.output import print_notes, show_view, write_file, write_trace
 from stepcast.forecast.options import Options
@@ -20,6 +20,9 @@ from stepcast.ir.schedules import PiecePlacement
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import Collective
 from stepcast.ir.workload import Workload
+from stepcast.pytorch.load import load_torch
+from stepcast.pytorch.run.execute import OpRecord, RunPlan, ScheduleTurn
+from stepcast.pytorch.run.launch import medians, run_alone, run_as_rank, run_here
 from stepcast.questions.runs import run_facts
 from stepcast.questions.settle import settle
 from stepcast.simulation.schedule import SlotAction
@@ -27,16 +30,11 @@ from stepcast.version import __version__
 from stepcast.views.costs import run_view
 from stepcast.views.text import visible
 
-if TYPE_CHECKING:
-    from stepcast.pytorch.run.execute import OpRecord, RunPlan
-
 # Kinds of op that take less of the rank's time are too short to compare.
 LEAST_SHARE = 0.005
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.pytorch.load import load_torch
-
     torch = load_torch("run")
     prediction, asked = _predict(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,8 +42,6 @@ def run(args: argparse.Namespace) -> int:
     records = _execute(plan, args.rank, device, torch)
     if records is None:  # another rank tells
         return 0
-    from stepcast.pytorch.run.launch import medians
-
     step = medians(records, args.steps)
     timeline = _timeline(step, prediction.workload, asked)
     found = _facts(step, timeline, prediction, args, device, asked)
@@ -72,8 +68,6 @@ def _predict(args: argparse.Namespace) -> tuple[Prediction, FactDict]:
         settled = settle(args.question)
         print_notes(settled.notes)
         return settled.prediction, run_facts(settled)
-    from stepcast.cli.captured import load_place, predict_program
-
     document = read_document([args.file], args)
     if isinstance(document, Captured):
         return predict_program(document, args.question)
@@ -89,9 +83,7 @@ def _predict(args: argparse.Namespace) -> tuple[Prediction, FactDict]:
     return prediction, {"workload": args.file, "cluster": cluster.name}
 
 
-def _plan(prediction: Prediction, steps: int) -> "RunPlan":
-    from stepcast.pytorch.run.execute import RunPlan, ScheduleTurn
-
+def _plan(prediction: Prediction, steps: int) -> RunPlan:
     schedule, workload = prediction.step.schedule, prediction.workload
     if schedule.placement is not PiecePlacement.LOOP:
         raise ValueError(f"schedule {schedule.name} places its chunks both ways, which run cannot do yet")
@@ -104,9 +96,7 @@ def _plan(prediction: Prediction, steps: int) -> "RunPlan":
     return RunPlan(workload.stages, workload.layout, orders, workload.boundary_bytes or 4, steps)
 
 
-def _execute(plan: "RunPlan", rank: int | None, device: str, torch: ModuleType) -> "list[OpRecord] | None":
-    from stepcast.pytorch.run.launch import run_alone, run_as_rank, run_here
-
+def _execute(plan: RunPlan, rank: int | None, device: str, torch: ModuleType) -> list[OpRecord] | None:
     if rank is not None:
         if rank >= plan.layout.gpus:
             raise ValueError(f"--rank {rank} is outside the {plan.layout.gpus} ranks of the workload")
@@ -122,7 +112,7 @@ def _execute(plan: "RunPlan", rank: int | None, device: str, torch: ModuleType) 
     return run_here(plan, device)
 
 
-def _timeline(step: "list[OpRecord]", workload: Workload, asked: FactDict) -> Timeline:
+def _timeline(step: list[OpRecord], workload: Workload, asked: FactDict) -> Timeline:
     builder = TimelineBuilder()
     for row in step:
         kind = SpanKind.COMPUTE if row.lane == "compute" else SpanKind.COMMUNICATION
@@ -139,7 +129,7 @@ def _timeline(step: "list[OpRecord]", workload: Workload, asked: FactDict) -> Ti
 
 
 def _facts(
-    step: "list[OpRecord]",
+    step: list[OpRecord],
     timeline: Timeline,
     prediction: Prediction,
     args: argparse.Namespace,

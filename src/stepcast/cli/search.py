@@ -1,11 +1,12 @@
 """``stepcast search --model M --cluster C --gpus N --global-batch B ...``"""
 
 import argparse
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import FrameType
 
 import msgspec
 
@@ -14,6 +15,7 @@ from stepcast.cli.output import moving_text, show_alternatives, show_emitted, sh
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import CandidateFacts, FactDict
 from stepcast.ir.step import StepReport
+from stepcast.outputs.plain import check_parquet, table_bytes
 from stepcast.questions.changes import explain_choices
 from stepcast.questions.choices import build_question, option_of, several_of
 from stepcast.questions.question import PredictQuestion
@@ -35,10 +37,6 @@ from stepcast.version import __version__
 from stepcast.views.search import search_view, strategy_words
 from stepcast.views.view import View
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-
 WRITTEN = (".csv", ".parquet", ".json")
 EVERY_S = 0.1
 MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
@@ -54,8 +52,6 @@ def run(args: argparse.Namespace) -> int:
     if args.output and not args.output.endswith(WRITTEN):
         raise ValueError(f"{args.output}: use a file name that ends in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}")
     if args.output and args.output.endswith(".parquet"):
-        from stepcast.outputs.plain import check_parquet
-
         check_parquet()
     question = args.question
     if args.name is not None:
@@ -114,8 +110,6 @@ def result_view(facts: FactDict, result: SearchResult) -> View:
 def _build_document(name: str, facts: FactDict) -> bytes:
     if name.endswith(".json"):
         return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
-    from stepcast.outputs.plain import table_bytes
-
     return table_bytes(name, [{key: value for key, value in row.items() if key != "variants"} for row in facts["rows"]])
 
 
@@ -140,18 +134,13 @@ class _Watching:
 
     def __exit__(self, *_: object) -> None:
         if self.before is not None:
-            import signal
-
             signal.signal(signal.SIGINT, self.before)
 
     def __call__(self, counts: SearchCounts, best: SimulatedCandidate | None) -> None:
-        if self.before is None:
-            import signal
-
-            if threading.current_thread() is threading.main_thread():
-                self.before = signal.getsignal(signal.SIGINT)
-                if self.before is not signal.SIG_IGN:
-                    signal.signal(signal.SIGINT, self._stop)
+        if self.before is None and threading.current_thread() is threading.main_thread():
+            self.before = signal.getsignal(signal.SIGINT)
+            if self.before is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, self._stop)
         if self.stopped:
             raise KeyboardInterrupt
         now = time.monotonic()
@@ -171,9 +160,7 @@ class _Watching:
                 )
             show_status(moving_text("search", round((now - self.began) / EVERY_S), text))
 
-    def _stop(self, number: int, frame: "FrameType | None") -> None:
-        import signal
-
+    def _stop(self, number: int, frame: FrameType | None) -> None:
         self.stopped = True
         signal.signal(signal.SIGINT, self.before)
 
@@ -256,9 +243,7 @@ def best_row(asked: SettledSearch) -> tuple[FactDict | None, SearchCounts]:
     return _row(asked, 1, best, asked.predict(best), True), result.counts
 
 
-def _is_tie(
-    asked: SettledSearch, best: SimulatedCandidate, report: StepReport, candidate: "SimulatedCandidate"
-) -> bool:
+def _is_tie(asked: SettledSearch, best: SimulatedCandidate, report: StepReport, candidate: SimulatedCandidate) -> bool:
     """Return True if *candidate* is as good as the best within our error of its step, on as many GPUs."""
     if candidate.gpus != best.gpus:
         return False

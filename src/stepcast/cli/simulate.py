@@ -9,6 +9,7 @@ from stepcast.cli.documents import read_document
 from stepcast.cli.options import check_applicable, cluster_question, has_racks
 from stepcast.cli.output import print_json, print_warnings, show_prediction, terminal_width
 from stepcast.cost.collectives.choose import Algorithm
+from stepcast.cost.simai import SimaiOverlap, SimaiSystem, simai_price
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
@@ -25,6 +26,7 @@ from stepcast.questions.settle import add_background
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
+from stepcast.simulation.schedule_file import parse_schedule
 from stepcast.simulation.step import Conditions
 from stepcast.units import US, format_percent
 from stepcast.views.text import table
@@ -119,8 +121,6 @@ def _schedule(name: str | None) -> Schedule | str | None:
         return name
     if not Path(name).exists():
         raise ValueError(f"--schedule {name}: no such schedule or file; known: {', '.join(SCHEDULES)}")
-    from stepcast.simulation.schedule_file import parse_schedule
-
     text = Source(name).text(SCHEDULE_FILE)
     with prefix_errors(name):
         return parse_schedule(text, Path(name).stem)
@@ -164,8 +164,6 @@ SIMAI_GROUPS = ("tp", "ep", "dp", "dp_ep")
 
 def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     """Print the step by the cost model of SimAI-analytical."""
-    from stepcast.cost.simai import SimaiOverlap, SimaiSystem, simai_price
-
     ratios: dict[str, float] = {}
     for entry in args.overlap:
         name, _, ratio = entry.partition("=")

@@ -14,6 +14,7 @@ from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.outputs.plain import table_bytes
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import read_spec
 from stepcast.sweep.store import Store, page_facts, rows_of, status_facts
@@ -162,6 +163,4 @@ def _export(args: argparse.Namespace) -> int:
 def _document(kind: str, name: str, rows: list[FactDict]) -> bytes:
     if kind == "json":
         return msgspec.json.encode(rows) + b"\n"
-    from stepcast.outputs.plain import table_bytes
-
     return table_bytes(f"{name}.{kind}", rows)

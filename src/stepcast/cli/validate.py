@@ -5,11 +5,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import ProgressBar, show_view, write_file
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict, PointFacts
 from stepcast.ir.progress import watch_progress
+from stepcast.outputs.plain import csv_bytes
 from stepcast.validate.scoreboard import (
     MEASUREMENT_SETS,
     MeasuredColumns,
@@ -56,8 +59,6 @@ def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
 
 def _points(columns: MeasuredColumns, most: int) -> Iterable[PointFacts]:
     """Rows to draw: all, or evenly picked ones and the worst."""
-    import numpy as np
-
     picked = np.arange(len(columns))
     if len(picked) > most:
         worst = np.argsort(-abs(columns.error))[: most // 4]
@@ -153,10 +154,8 @@ def _ends(columns: MeasuredColumns, at: int, banded: bool) -> tuple[str, ...]:
     return tuple("" if end != end else f"{end:.9g}" for end in ends)
 
 
-def _write_csv(path: str, measured: Mapping[str, "MeasuredColumns"], units: Mapping[str, str]) -> None:
+def _write_csv(path: str, measured: Mapping[str, MeasuredColumns], units: Mapping[str, str]) -> None:
     """Sets of one unit share its two columns; those of the other are blank."""
-    from stepcast.outputs.plain import csv_bytes
-
     tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
     known = [unit for unit in ("s", "bytes") if unit in units.values()]
     heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]

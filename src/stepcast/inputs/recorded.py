@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
+from stepcast.inputs.collective_logs import read_run_flight_recorder, read_run_inspector
 from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
@@ -41,8 +42,6 @@ def read_steps(folder: str) -> list[FactDict]:
 
 def read_logs(folder: str) -> list[CollectiveLog]:
     """Return the logs of the flight recorder and of NCCL's Inspector, where the recorded *folder* holds them."""
-    from stepcast.inputs.collective_logs import read_run_flight_recorder, read_run_inspector
-
     logs = []
     for name, read in ((FLIGHT, read_run_flight_recorder), (INSPECTOR, read_run_inspector)):
         inside = os.path.join(folder, name)

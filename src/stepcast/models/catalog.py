@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from stepcast.inputs.model_table import model_of
-from stepcast.inputs.source import prefix_errors
+from stepcast.inputs.source import FormatError, Source, prefix_errors, read_toml
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
@@ -129,7 +129,6 @@ def _toml(stem: str) -> FactDict:
 
 def _model_of_file(path: Path) -> Model:
     from stepcast.inputs.huggingface.reader import read
-    from stepcast.inputs.source import FormatError, Source, read_toml
 
     if path.is_dir():
         path = path / "config.json"

@@ -1,16 +1,20 @@
 """Documents as JSON, captured programs as JSON of our own, and rows as csv or parquet."""
 
+import csv
+import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from importlib.util import find_spec
+
+import msgspec
 
 from stepcast.ir.captured import Captured
 
 
 def write(document: object) -> bytes:
     """Return any document as JSON: dataclasses become objects that name their type, arrays become lists."""
-    import msgspec
-
     return msgspec.json.format(msgspec.json.encode(to_plain(document)), indent=1) + b"\n"
 
 
@@ -34,8 +38,6 @@ def to_plain(value: object) -> object:
 
 def write_captured(captured: Captured) -> bytes:
     """Return a captured program: each distinct work and layer once, the repeats by their numbers."""
-    import msgspec
-
     from stepcast.inputs.captured import FORMAT, VERSION
     from stepcast.inputs.chakra.record import record_workload
 
@@ -46,8 +48,6 @@ def write_captured(captured: Captured) -> bytes:
 
 def toml_rows(table: Mapping[str, object]) -> str:
     """Return a line for each value of a TOML table; None is left out, text in brackets is a list as it is."""
-    import json
-
     return "".join(
         f"{json.dumps(name) if '.' in name else name} = "
         f"{value if isinstance(value, str) and value.startswith('[') else json.dumps(value)}\n"
@@ -58,9 +58,6 @@ def toml_rows(table: Mapping[str, object]) -> str:
 
 def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[object]]) -> bytes:
     """Return a line of *names*, then one for each row; None is blank."""
-    import csv
-    import io
-
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
@@ -80,8 +77,6 @@ def table_bytes(path: str, rows: Sequence[Mapping[str, object]]) -> bytes:
     names = columns_of(rows)
     if not path.endswith(".parquet"):
         return csv_bytes(names, ([row.get(name) for name in names] for row in rows))
-    import io
-
     check_parquet()
     import pyarrow
     import pyarrow.parquet
@@ -94,7 +89,5 @@ def table_bytes(path: str, rows: Sequence[Mapping[str, object]]) -> bytes:
 
 def check_parquet() -> None:
     """Raise a ValueError before the work is done if parquet cannot be written."""
-    from importlib.util import find_spec
-
     if find_spec("pyarrow") is None:
         raise ValueError("parquet needs pyarrow: pip install 'stepcast[parquet]', or name a .csv file")

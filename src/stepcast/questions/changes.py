@@ -8,18 +8,16 @@ framework lacks.
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
-from typing import TYPE_CHECKING
 
+from stepcast.cost.memory import Verdict, memory, verdict_of
 from stepcast.ir.facts import ChangeFacts, FactDict
 from stepcast.ir.framework import Modules
+from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import BaseWeights
 from stepcast.questions.choices import alias_flags, alias_names, option_of
 from stepcast.questions.question import FULL_TUNING_FRAMEWORK, PEFT_RANK, TUNING_FRAMEWORK, PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_bytes
-
-if TYPE_CHECKING:
-    from stepcast.cost.memory import Verdict
 
 SHOWN_REMEDIES = 2
 # Number of fitting combinations that are predicted, in the order of COSTS.
@@ -68,14 +66,12 @@ class _Remedies:
         self.axes = {name: values for name, values in _remedy_axes(asked).items() if values}
         self.tried: dict[tuple[tuple[str, int], ...], tuple[SettledRun, Verdict] | None] = {}
 
-    def find_fitting(self) -> list[tuple[Change, SettledRun, "Verdict"]]:
+    def find_fitting(self) -> list[tuple[Change, SettledRun, Verdict]]:
         """Return the mildest combinations that fit, the cheapest first.
 
         Offloading, adapters instead of all weights, and combinations whose verdict is tight, are used only if nothing
         else fits.
         """
-        from stepcast.cost.memory import Verdict
-
         last = (*LAST_RESORTS, "base_weights") if "lora_rank" in self.axes else LAST_RESORTS
         plain = [name for name in self.axes if name not in last]
         for axes, accepted in (
@@ -94,12 +90,8 @@ class _Remedies:
                 return [(self._change(levels), *answer) for levels, answer in answers if answer is not None]
         return []
 
-    def _find_mildest(
-        self, axes: Sequence[str], many: int, accepted: "Verdict", known: Sequence[Levels]
-    ) -> list[Levels]:
+    def _find_mildest(self, axes: Sequence[str], many: int, accepted: Verdict, known: Sequence[Levels]) -> list[Levels]:
         """Return combinations of *many* axes that fit and are stronger than none of the *known* ones."""
-        from stepcast.cost.memory import Verdict
-
         mildest: list[Levels] = []
         for names in combinations(axes, many):
             strongest = {name: len(self.axes[name]) for name in names}
@@ -117,17 +109,14 @@ class _Remedies:
                     mildest.append(levels)
         return mildest
 
-    def _answer(self, levels: Levels) -> "tuple[SettledRun, Verdict] | None":
+    def _answer(self, levels: Levels) -> tuple[SettledRun, Verdict] | None:
         """Return the run with this change and its verdict; None if it cannot run."""
         key = tuple(sorted(levels.items()))
         if key not in self.tried:
             self.tried[key] = self._try(self._change(levels))
         return self.tried[key]
 
-    def _try(self, change: Change) -> "tuple[SettledRun, Verdict] | None":
-        from stepcast.cost.memory import memory, verdict_of
-        from stepcast.ir.legality import is_legal
-
+    def _try(self, change: Change) -> tuple[SettledRun, Verdict] | None:
         gpus = {"dp": None, "nodes": None, "gpus": self.asked.strategy.layout.gpus}
         try:
             run = settle(self.asked.question.change({**gpus, **change}))

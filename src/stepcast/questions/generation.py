@@ -1,17 +1,18 @@
 """The question of ``stepcast generate``: a model, an engine, its GPUs and the requests."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
+from stepcast.generation.lengths import Lengths, parse_lengths
+from stepcast.generation.placement import GenerationFormats, GenerationLayout, load_engine
+from stepcast.generation.steps import Speculation
+from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
+from stepcast.ir.dtype import DType
+from stepcast.ir.model import Model
+from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Choice, Question, count, gpu_count, read_word, share
 from stepcast.questions.question import WHAT
-
-if TYPE_CHECKING:
-    from stepcast.generation.forecast import GenerationForecast
-    from stepcast.generation.lengths import Lengths
-    from stepcast.generation.placement import GenerationFormats
-    from stepcast.hardware import Cluster
-    from stepcast.ir.model import Model
 
 ENGINE_LAYOUT = "parallelism of one engine (replicas use the remaining GPUs)"
 REQUESTS = "requests"
@@ -50,12 +51,9 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
 
 
 def load_nouns(
-    model: "Model | str | None", cluster: "Cluster | str | None", changes: tuple[str, ...]
-) -> "tuple[Model, Cluster]":
+    model: Model | str | None, cluster: Cluster | str | None, changes: tuple[str, ...]
+) -> tuple[Model, Cluster]:
     """Return the model and the cluster of a question, which both are needed."""
-    from stepcast.hardware import load_cluster
-    from stepcast.models.catalog import load_model
-
     if model is None:
         raise ValueError("no model given: use --model NAME")
     if cluster is None:
@@ -63,21 +61,14 @@ def load_nouns(
     return load_model(model), load_cluster(cluster, changes) if isinstance(cluster, str) else cluster
 
 
-def formats_of(weights: str, cache: str | None) -> "GenerationFormats":
+def formats_of(weights: str, cache: str | None) -> GenerationFormats:
     """Return the number formats that the words of options mean."""
-    from stepcast.generation.placement import GenerationFormats
-    from stepcast.ir.dtype import DType
-
     dtype = DType.BF16 if weights == "int4" else DType(weights)
     return GenerationFormats(dtype, dtype, DType(cache or "bf16"), weights == "int4")
 
 
-def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
+def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     """Return the forecast that *question* asks for."""
-    from stepcast.generation.forecast import GenerationTask, forecast_generation
-    from stepcast.generation.placement import GenerationLayout, load_engine
-    from stepcast.generation.steps import Speculation
-
     if question.requests is not None and question.concurrency is not None:
         raise ValueError("--concurrency and --requests exclude each other: steady clients, or a batch to completion")
     if question.group > 1 and question.requests is None:
@@ -100,9 +91,7 @@ def answer_generation(question: GenerateQuestion) -> "GenerationForecast":
     return forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
 
 
-def read_lengths(option: str, text: str) -> "Lengths":
+def read_lengths(option: str, text: str) -> Lengths:
     """Return the lengths that the text of an option states."""
-    from stepcast.generation.lengths import parse_lengths
-
     with prefix_errors(f"--{option}"):
         return parse_lengths(text)

@@ -4,9 +4,13 @@ import datetime
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from stepcast.inputs.source import prefix_errors
+from stepcast.cost.memory.states import checkpoint_bytes
+from stepcast.goodput.operation import Operation, Pause, Saving, Stragglers, idle_node_watts, load_failures, node_watts
+from stepcast.goodput.plan import Plan, TrainingPhase, expected_s, plan, steps_within
+from stepcast.goodput.process import Shortage
+from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RUNS, STEPS
@@ -25,11 +29,17 @@ from stepcast.questions.choices import (
 )
 from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, check_rules
 from stepcast.questions.settle import SettledRun, settle, settle_price
-from stepcast.units import DAY, DEFAULT_CURRENCY, format_percent, parse_count, parse_duration_s, parse_size_bytes
-
-if TYPE_CHECKING:
-    from stepcast.goodput.operation import Operation, Saving
-    from stepcast.goodput.plan import Plan, TrainingPhase
+from stepcast.units import (
+    DAY,
+    DEFAULT_CURRENCY,
+    Dimension,
+    format_percent,
+    parse_count,
+    parse_duration_s,
+    parse_quantity,
+    parse_size_bytes,
+)
+from stepcast.views.step import memory_words, remedy_pairs
 
 MOST_STEPS = STEPS.most
 DEFAULT_FAILURES = "llama-3"
@@ -54,8 +64,6 @@ def _read_pue(text: str) -> float:
 
 
 def _read_bandwidth(text: str) -> float:
-    from stepcast.units import Dimension, parse_quantity
-
     return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
 
 
@@ -113,17 +121,15 @@ class SettledPlan:
     """The training run that a question means; *assumptions* are the defaults that were used."""
 
     question: PlanQuestion
-    steps: "list[SettledRun | None]"
+    steps: list[SettledRun | None]
     """The predicted step of each stage; None if its time was measured."""
-    phases: "list[TrainingPhase]"
-    operation: "Operation"
+    phases: list[TrainingPhase]
+    operation: Operation
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def answer(self) -> "Plan":
+    def answer(self) -> Plan:
         """Return the plan of the run."""
-        from stepcast.goodput.plan import plan
-
         asked, electricity = self.question, 0.0
         price = asked.price if isinstance(asked.price, float) else None
         if asked.buy is not None:
@@ -145,8 +151,6 @@ MONTH_S = 30.44 * DAY
 
 def _grams_per_kwh(text: str) -> float:
     """Return the CO2 of a kWh: a number, or that of a country in ``data/carbon.toml``."""
-    from stepcast.inputs.source import DATA, read_toml
-
     known = read_toml(str(DATA / "carbon.toml"))["grams_per_kwh"]
     if (word := text.strip().lower()) in known:
         return float(known[word])
@@ -215,8 +219,6 @@ def _size_run(question: PlanQuestion) -> SettledPlan:
         return settle_plan(question.change({"until": None, "gpus": ranks * replicas}))
 
     def is_late(settled: SettledPlan) -> bool:
-        from stepcast.goodput.plan import expected_s
-
         return expected_s(settled.phases, settled.operation) > available_s
 
     late, replicas = 0, 1
@@ -254,10 +256,8 @@ def _size_run(question: PlanQuestion) -> SettledPlan:
     return replace(settled, assumptions=(note, *settled.assumptions))
 
 
-def _check_memory(steps: "list[SettledRun | None]", allowed: bool) -> list[str]:
+def _check_memory(steps: list[SettledRun | None], allowed: bool) -> list[str]:
     """Return a warning for each stage that does not fit; unless that is *allowed*, refuse the first one."""
-    from stepcast.views.step import memory_words, remedy_pairs
-
     warnings = []
     for number, step in enumerate(steps, 1):
         if step is None or step.prediction.fits:
@@ -293,10 +293,7 @@ def _read_stage(question: PlanQuestion, text: str) -> PlanQuestion:
 # ---- phases -----------------------------------------------------------------------------------------------
 
 
-def _build_phase(question: PlanQuestion, step: SettledRun | None, operation: "Operation") -> "TrainingPhase":
-    from stepcast.goodput.operation import idle_node_watts, node_watts
-    from stepcast.goodput.plan import TrainingPhase
-
+def _build_phase(question: PlanQuestion, step: SettledRun | None, operation: Operation) -> TrainingPhase:
     if step is None:
         assert question.step_s is not None
         assert question.gpus is not None
@@ -332,7 +329,7 @@ def _measured_replicas(question: PlanQuestion) -> int | None:
     return gpus // ways
 
 
-def _count_steps(question: PlanQuestion, phase: "TrainingPhase", operation: "Operation") -> int:
+def _count_steps(question: PlanQuestion, phase: TrainingPhase, operation: Operation) -> int:
     given = [name for name in ("tokens", "steps", "until") if getattr(question, name) is not None]
     if len(given) != 1:
         raise ValueError(
@@ -341,8 +338,6 @@ def _count_steps(question: PlanQuestion, phase: "TrainingPhase", operation: "Ope
     if question.steps is not None:
         return question.steps
     if question.until is not None:
-        from stepcast.goodput.plan import steps_within
-
         start = question.from_ or datetime.date.today()
         seconds = (question.until - start).total_seconds()
         if seconds <= 0:
@@ -382,10 +377,7 @@ def _read_share(text: str) -> float:
     return value
 
 
-def _build_operation(question: PlanQuestion, step: SettledRun | None, assumptions: list[str]) -> "Operation":
-    from stepcast.goodput.operation import Operation, Pause, Stragglers, load_failures
-    from stepcast.goodput.process import Shortage
-
+def _build_operation(question: PlanQuestion, step: SettledRun | None, assumptions: list[str]) -> Operation:
     failures, restart = load_failures(question.failures or (DEFAULT_FAILURES if question.mtbf is None else "none"))
     if question.failures is None and question.mtbf is None:
         assumptions.append(f"parts fail as {failures.description} (--failures, --mtbf)")
@@ -439,13 +431,9 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
     )
 
 
-def _build_saving(question: PlanQuestion, step: SettledRun | None, can_fail: bool, assumptions: list[str]) -> "Saving":
-    from stepcast.goodput.operation import Saving
-
+def _build_saving(question: PlanQuestion, step: SettledRun | None, can_fail: bool, assumptions: list[str]) -> Saving:
     size = question.checkpoint_size
     if size is None and step is not None:
-        from stepcast.cost.memory.states import checkpoint_bytes
-
         size = checkpoint_bytes(step.model, step.strategy, step.framework)
     if size is None and can_fail:
         raise ValueError("--step-s gives no model: use --checkpoint-size, such as 1TB, or --failures none")

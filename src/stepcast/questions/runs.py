@@ -1,5 +1,6 @@
 """Runs in files and as command lines: configurations of other tools, and runs that ``predict --save`` wrote."""
 
+import json
 import math
 import os
 import shlex
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from stepcast.frameworks.catalog import DECISIONS, Profile
 from stepcast.frameworks.catalog import settle as settle_profile
+from stepcast.inputs.model_table import SIZES
 from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import FORMATS, KNOWN_FORMATS, Framework, Optimizer
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
+from stepcast.models.catalog import model_words
 from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
 from stepcast.questions.settle import SettledRun
@@ -130,7 +133,6 @@ def is_workload(name: str) -> bool:
 def _is_model(name: str) -> bool:
     """Return True for a model: TOML with its sizes at the top, or a configuration of Hugging Face."""
     from stepcast.inputs.huggingface.reader import looks_like
-    from stepcast.inputs.model_table import SIZES
 
     if name.endswith(".json"):
         return looks_like(Source(name).head)
@@ -159,8 +161,6 @@ def _read_config(name: str, ignore_unknown: bool) -> RunFile:
 
 def run_of_config(config: "RunConfig", name: str) -> RunFile:
     """Return the run of a configuration that was read from the file *name*."""
-    from stepcast.models.catalog import model_words
-
     choices = {"framework": config.framework, **config.options}
     stem = os.path.basename(name).partition(".")[0]
     if model := model_words(config.sizes, [config.model, stem], int(config.options.get("seq", 0))):
@@ -184,8 +184,6 @@ def write_command(run: SettledRun, verb: str = "predict") -> str:
 
 def save_run(run: SettledRun) -> bytes:
     """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
-    import json  # needed here alone
-
     framework = run.question.framework or run.framework.name
     settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
     choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}

@@ -8,12 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+
+from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import Profile, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
+from stepcast.ir.arrays import distinct_rows
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
@@ -22,18 +26,29 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.limits import LAYERS, SEQUENCES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
+from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy, offload_of, offload_word
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
 from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion, check_rules
+from stepcast.questions.runs import choice_of_field, predict_words, strategy_facts
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
+from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_parts, usable_memory_bytes
+from stepcast.searching.crew import usable_workers
+from stepcast.searching.mixed import join_gpu_kinds, search_mixed
+from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
+from stepcast.searching.search import Refinement, refine_best
+from stepcast.searching.space import (
+    OVERLAPS,
+    CandidateSpace,
+    SearchAxes,
+    SpacePart,
+    build_space,
+    split_by_software,
+    useful_recomputes,
+)
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
-
-if TYPE_CHECKING:
-    from stepcast.ir.step import StepReport
-    from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
-    from stepcast.searching.space import CandidateSpace, SpacePart
 
 OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
@@ -105,8 +120,8 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     """A question about the best strategies; None leaves a choice open to be searched."""
 
     # fmt: off
-    model: Annotated["Model | str | None", CHOICES["model"]] = None
-    cluster: Annotated["Cluster | str | None", CHOICES["cluster"]] = None
+    model: Annotated[Model | str | None, CHOICES["model"]] = None
+    cluster: Annotated[Cluster | str | None, CHOICES["cluster"]] = None
     gpu: Annotated[str | None, CHOICES["gpu"]] = None
     set: Annotated[tuple[str, ...], CHOICES["set"]] = ()
     gpus: Annotated[tuple[int, ...] | None, Choice(group=WHAT, read=read_gpu_counts)] = None
@@ -223,8 +238,6 @@ class SettledSearch:
     @property
     def capacity_bytes(self) -> float:
         """The memory of a GPU that a candidate may use."""
-        from stepcast.searching.best import usable_memory_bytes
-
         return usable_memory_bytes(self.cluster.gpu.memory_bytes, self.max_bytes, self.reserve)
 
     @property
@@ -236,23 +249,16 @@ class SettledSearch:
     @property
     def joined_cluster(self) -> Cluster:
         """The cluster on which rows are predicted, with all its GPUs if it has two kinds."""
-        from stepcast.searching.mixed import join_gpu_kinds
-
         return join_gpu_kinds(self.cluster)
 
     def answer(
         self, top: int | None = None, watching: Watching = nullcontext, most_s: float = math.inf
-    ) -> "SearchResult":
+    ) -> SearchResult:
         """Return the best *top*, or as many as the question asks for, after at most *most_s* seconds.
 
         *watching* opens the function that is called with the progress. Without *top* the best are refined by
         uneven splits of their layers.
         """
-        from stepcast.searching.best import search_parts
-        from stepcast.searching.crew import usable_workers
-        from stepcast.searching.mixed import search_mixed
-        from stepcast.searching.search import Refinement, refine_best
-
         began, question = time.monotonic(), self.question
         with watching() as watch:
             most_s = min(most_s, question.time or math.inf)
@@ -278,10 +284,8 @@ class SettledSearch:
             return result
         return refine_best(result, self.model, self.cluster, question.objective, self.capacity_bytes)
 
-    def _guess(self, watch: "SearchWatch", most_s: float) -> "SimulatedCandidate | None":
+    def _guess(self, watch: SearchWatch, most_s: float) -> SimulatedCandidate | None:
         """Return the layout that experts would try first, and report it: all candidates take longer to list."""
-        from stepcast.searching.best import guess_candidate
-
         usual = {**USUAL, "sharding": (self.profile.defaults.sharding,)}
         allowed = {
             name: [each for each in self.axes.get(name, values) if each in values] for name, values in usual.items()
@@ -294,10 +298,8 @@ class SettledSearch:
             return None
         return guess_candidate(parts, self.cluster, self.question.objective, self.capacity_bytes, watch, most_s)
 
-    def facts(self, candidate: "SimulatedCandidate") -> FactDict:
+    def facts(self, candidate: SimulatedCandidate) -> FactDict:
         """Return the choices of a candidate, including framework settings if the search varies them."""
-        from stepcast.questions.runs import choice_of_field, strategy_facts
-
         strategy, framework, layout = candidate.strategy, candidate.framework, candidate.strategy.layout
         used = {
             "dispatcher": str(framework.dispatcher) if layout.ep > 1 else "",
@@ -312,17 +314,13 @@ class SettledSearch:
         several = {name for name, values in self.axes.items() if len(values) > 1}
         return {**strategy_facts(strategy), **{name: value for name, value in used.items() if name in several}}
 
-    def predict(self, candidate: "SimulatedCandidate") -> "StepReport":
+    def predict(self, candidate: SimulatedCandidate) -> StepReport:
         """Return the report of a candidate's step."""
-        from stepcast.forecast.predict import predict
-
         values = candidate.strategy, candidate.framework, candidate.options
         return predict(self.model, self.joined_cluster, *values).report
 
-    def command(self, candidate: "SimulatedCandidate") -> str:
+    def command(self, candidate: SimulatedCandidate) -> str:
         """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
-        from stepcast.questions.runs import predict_words, strategy_facts
-
         question = self.question
         place = ["--model", str(question.model), "--cluster", str(question.cluster)]
         place += [word for entry in question.set for word in ("--set", entry)]
@@ -341,10 +339,8 @@ class SettledSearch:
             words += ["--fix", f"sequence-parallel={'yes' if facts['sequence_parallel'] else 'no'}"]
         return shlex.join(["stepcast", "search", *place, *words])
 
-    def _space(self) -> "CandidateSpace":
+    def _space(self) -> CandidateSpace:
         """Return the candidates; raise a ValueError if there are none."""
-        from stepcast.searching.space import SearchAxes, build_space, useful_recomputes
-
         precision = self.profile.defaults.precision
         recomputes = useful_recomputes(self.model, self._settle(Layout(), precision)[0])
         usual: dict[str, AxisValues] = {"precision": (precision,), "recompute": recomputes}
@@ -357,12 +353,8 @@ class SettledSearch:
             raise ValueError(f"no candidates: tp x cp x pp divides {text} GPUs for none of the values allowed")
         return space if self.question.any_framework else select_supported(space, self.profile)
 
-    def _split(self, space: "CandidateSpace") -> "list[SpacePart]":
+    def _split(self, space: CandidateSpace) -> list[SpacePart]:
         """Return the candidates by their software: as the profile settles it, with each dispatcher and exchange."""
-        import numpy as np
-
-        from stepcast.searching.space import split_by_software
-
         parts, may = [], {"dispatcher": space.columns["ep"] > 1, "cp_comm": space.columns["cp"] > 1}
         axes = {name: self.axes[name] for name in SOFTWARE if name in self.axes}
         for number, values in enumerate(product(*axes.values())):
@@ -397,12 +389,8 @@ class SettledSearch:
         return settled.framework, {name: value for name, value in choices.items() if name not in SETTLED_ELSEWHERE}
 
 
-def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpace":
+def select_supported(space: CandidateSpace, profile: Profile) -> CandidateSpace:
     """Return the candidates that the software of *profile* can run; raise a ValueError if there are none."""
-    import numpy as np
-
-    from stepcast.ir.arrays import distinct_rows
-
     if not profile.supports:
         return space
     several = [*(np.minimum(space.columns[name], 2) for name in DEGREES), np.clip(space.dp, 1, 2)]
@@ -414,10 +402,8 @@ def select_supported(space: "CandidateSpace", profile: Profile) -> "CandidateSpa
     return space.only(rows)
 
 
-def _missing(space: "CandidateSpace", profile: Profile, row: int, degrees: list[int]) -> list[str]:
+def _missing(space: CandidateSpace, profile: Profile, row: int, degrees: list[int]) -> list[str]:
     """Return what the software lacks for candidates like that of *row*."""
-    from stepcast.searching.space import OVERLAPS
-
     values = space.values(row)
     tp, cp, ep, pp, vpp, dp = degrees
     strategy = Strategy(
@@ -436,8 +422,6 @@ def _missing(space: "CandidateSpace", profile: Profile, row: int, degrees: list[
 
 def settle_search(question: SearchQuestion) -> SettledSearch:
     """Return the search that *question* means; the framework and the model fill what it leaves open."""
-    from stepcast.searching.best import MEMORY_RESERVE
-
     refuse_several(question)
     check_rules("search", question.given, {"tokens": question.tokens, "price": question.price})
     place = name_cluster(PredictQuestion(model=question.model, cluster=question.cluster, gpu=question.gpu))

@@ -10,13 +10,17 @@ import msgspec
 
 from stepcast.cost.calibration import Calibration, calibration
 from stepcast.forecast.options import Engine, Options
+from stepcast.forecast.predict import predict
+from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import Profile, Settled, framework_names, load_profile, missing_features, profile_of
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
+from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.flows import OtherJob, Pattern
 from stepcast.ir.framework import Execution, Framework, Modules, Optimizer, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import find_recomputable
@@ -84,8 +88,6 @@ def settle_price(question: AnyQuestion, cluster: Cluster, assumptions: list[str]
 
 if TYPE_CHECKING:
     from stepcast.forecast.background import Others
-    from stepcast.forecast.prediction import Prediction
-
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
 # Choices that are lists of words, each with an effect.
@@ -111,9 +113,7 @@ class SettledRun:
     """Choices that have no effect and do no harm, a sentence each."""
 
     @cached_property
-    def prediction(self) -> "Prediction":
-        from stepcast.forecast.predict import predict
-
+    def prediction(self) -> Prediction:
         values = self.model, self.cluster, self.strategy, self.framework
         prediction = predict(*values, self.options, self.calibration)
         return prediction.noting(warnings=self.missing) if self.missing else prediction
@@ -227,7 +227,7 @@ def check_gpu(corrections: Calibration, path: str, gpu: str) -> None:
         )
 
 
-def _load_software(software: "Framework | str", assumptions: list[str]) -> Profile:
+def _load_software(software: Framework | str, assumptions: list[str]) -> Profile:
     if isinstance(software, str):
         return load_profile(software)
     if software.name not in framework_names():
@@ -332,8 +332,6 @@ def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[s
 
 def suggest_larger(cluster: Cluster) -> str:
     """Return the end of a message about too many GPUs: clusters with the same GPU and any number of nodes."""
-    from stepcast.hardware.catalog import clusters_of
-
     others = [name for name in clusters_of(cluster.gpu.name) if name not in (cluster.name, "pcie-node")]
     described = f", which is {cluster.description}" if cluster.name == cluster.gpu.name else ""
     return f"{described}; clusters of any size: --cluster {' or '.join(others[:2])}" if others else described
@@ -573,7 +571,6 @@ def _read_others(path: str, cluster: Cluster, question: PredictQuestion) -> "Oth
     """Return the jobs and flows of the file at *path*; jobs run on the same *cluster*."""
     from stepcast.forecast.background import Neighbour
     from stepcast.hardware.background import read_background
-    from stepcast.ir.flows import OtherJob, Pattern
 
     others: list[Neighbour | Pattern] = []
     for other in read_background(path):

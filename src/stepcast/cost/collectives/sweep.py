@@ -1,15 +1,11 @@
 """Measured sweeps of a collective over sizes, and the times that the model predicts for them."""
 
-from typing import TYPE_CHECKING
-
 from stepcast.cost.collectives.choose import collective_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of
 from stepcast.hardware import Cluster, Place, place_ranks, resolve
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
-
-if TYPE_CHECKING:
-    from stepcast.ir.arrays import FloatArray
 
 MESSAGE = "message"
 
@@ -41,7 +37,7 @@ def kind_of(sweep: CollectiveSweep) -> CollectiveKind:
     return sweep.kind
 
 
-def sweep_s(sweep: CollectiveSweep, sizes_bytes: "FloatArray", cluster: Cluster) -> "FloatArray":
+def sweep_s(sweep: CollectiveSweep, sizes_bytes: FloatArray, cluster: Cluster) -> FloatArray:
     """Return the seconds of *sizes_bytes* on *cluster*, averaged over in place and out of place as it was timed."""
     kind, route = kind_of(sweep), sweep_route(sweep, cluster)
     in_place = any(row.in_place_s for row in sweep.rows)

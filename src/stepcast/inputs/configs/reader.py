@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from stepcast.inputs.configs import accelerate, megatron, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
@@ -78,8 +80,6 @@ def _read_table(table: Table) -> RunConfig:
 
 
 def parse_json(text: str) -> dict[str, object]:
-    import msgspec
-
     try:
         table = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -2,6 +2,7 @@
 row can say.
 """
 
+import json
 import math
 import os
 import re
@@ -10,6 +11,8 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from stepcast.inputs.configs.peers import as_hugging_face
 from stepcast.inputs.model_table import build_model
@@ -483,10 +486,6 @@ def read_config(data: bytes | str, name: str) -> Model:
 
 def _decode(data: bytes) -> object:
     """Decode JSON; also with the NaN and Infinity that Python writes, which some configs hold."""
-    import json
-
-    import msgspec
-
     data = data.removeprefix(b"\xef\xbb\xbf")
     line = None
     try:
