@@ -12,7 +12,22 @@ from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack
 
+from stepcast.cost.calibration import Calibration
+from stepcast.forecast.options import DEFAULTS, Options
+from stepcast.forecast.predict import predict as predict_step
+from stepcast.forecast.predict import predict_many as predict_steps
+from stepcast.forecast.prediction import Prediction
+from stepcast.frameworks.catalog import DEFAULT, load_framework, load_profile, missing_features, profile_of
+from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.framework import Framework
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import Strategy
+from stepcast.models.catalog import load_model
+from stepcast.questions.choices import UnknownChoiceError, build_question, read_choices
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.runs import ask_with_file, read_run_file, run_facts
+from stepcast.questions.settle import load_calibration, settle
 from stepcast.units import DEFAULT_CURRENCY
 
 if TYPE_CHECKING:
@@ -22,16 +37,9 @@ if TYPE_CHECKING:
     from stepcast.analyze.replay import ReplayResult
     from stepcast.analyze.result import AnalysisResult
     from stepcast.analyze.watch import WatchAlert, WatchedStep
-    from stepcast.cost.calibration import Calibration
-    from stepcast.forecast.options import Options
-    from stepcast.forecast.prediction import Prediction
     from stepcast.generation.forecast import GenerationForecast
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Plan, TrainingPhase
-    from stepcast.hardware import Cluster
-    from stepcast.ir.framework import Framework
-    from stepcast.ir.model import Model
-    from stepcast.ir.strategy import Strategy
     from stepcast.keywords import (
         AnalyzeChoices,
         GenerateChoices,
@@ -51,17 +59,17 @@ OPTION = re.compile(r"(?<!\w)--([a-z][a-z0-9-]*)( (?=[0-9]))?")
 
 
 def predict(
-    model: "Model | str | None" = None,
-    cluster: "Cluster | str | None" = None,
-    strategy: "Strategy | None" = None,
-    framework: "Framework | str | None" = None,
-    options: "Options | None" = None,
+    model: Model | str | None = None,
+    cluster: Cluster | str | None = None,
+    strategy: Strategy | None = None,
+    framework: Framework | str | None = None,
+    options: Options | None = None,
     calibration: "Calibration | Path | None" = None,
     *,
     config: Path | None = None,
     ignore_unknown: bool = False,
     **choices: "Unpack[PredictChoices]",
-) -> "Prediction":
+) -> Prediction:
     """Predict one training step.
 
     Args:
@@ -80,11 +88,6 @@ def predict(
         return _predict_strategy(model, cluster, strategy, framework, options, calibration)
     if options is not None:
         raise TypeError("predict() takes options only with a strategy; use keywords such as place='packed'")
-    from stepcast.questions.choices import read_choices
-    from stepcast.questions.question import PredictQuestion
-    from stepcast.questions.runs import ask_with_file, read_run_file, run_facts
-    from stepcast.questions.settle import settle
-
     nouns = {"model": model, "cluster": cluster, "framework": framework, "calibration": calibration}
     with _in_python_words("predict"):
         given = read_choices(PredictQuestion, {**nouns, **choices})
@@ -95,53 +98,45 @@ def predict(
 
 
 def _predict_strategy(
-    model: "Model | str | None",
-    cluster: "Cluster | str | None",
-    strategy: "Strategy",
-    framework: "Framework | str | None",
-    options: "Options | None",
+    model: Model | str | None,
+    cluster: Cluster | str | None,
+    strategy: Strategy,
+    framework: Framework | str | None,
+    options: Options | None,
     calibration: "Calibration | Path | None",
-) -> "Prediction":
-    from stepcast.forecast.options import DEFAULTS
-    from stepcast.forecast.predict import predict as run
-    from stepcast.frameworks.catalog import DEFAULT, load_profile, missing_features, profile_of
-
+) -> Prediction:
     if model is None or cluster is None:
         raise TypeError("predict() missing a model or a cluster")
     software = framework or DEFAULT
     profile = load_profile(software) if isinstance(software, str) else profile_of(software)
-    values = _load_model(model), _load_cluster(cluster), strategy, profile.framework
-    prediction = run(*values, options or DEFAULTS, _load_calibration(calibration))
+    values = load_model(model), _load_cluster(cluster), strategy, profile.framework
+    prediction = predict_step(*values, options or DEFAULTS, _load_calibration(calibration))
     missing = missing_features(profile, strategy, profile.framework)
     return prediction.noting(warnings=missing) if missing else prediction
 
 
 def predict_many(
-    model: "Model | str",
-    cluster: "Cluster | str",
-    strategies: "Iterable[Strategy]",
-    framework: "Framework | str | None" = None,
-    options: "Options | None" = None,
+    model: Model | str,
+    cluster: Cluster | str,
+    strategies: Iterable[Strategy],
+    framework: Framework | str | None = None,
+    options: Options | None = None,
     calibration: "Calibration | Path | None" = None,
-) -> "list[Prediction]":
+) -> list[Prediction]:
     """Predict one step for each strategy, faster than one by one: they share cost estimates and simulations."""
-    from stepcast.forecast.options import DEFAULTS
-    from stepcast.forecast.predict import predict_many as run
-    from stepcast.frameworks.catalog import DEFAULT, load_framework
-
     software = framework or DEFAULT
     own = load_framework(software) if isinstance(software, str) else software
-    values = _load_model(model), _load_cluster(cluster), strategies, own
-    return list(run(*values, options or DEFAULTS, _load_calibration(calibration)))
+    values = load_model(model), _load_cluster(cluster), strategies, own
+    return list(predict_steps(*values, options or DEFAULTS, _load_calibration(calibration)))
 
 
 def search(
-    model: "Model | str",
-    cluster: "Cluster | str",
+    model: Model | str,
+    cluster: Cluster | str,
     gpus: int | str | Sequence[int],
     global_batch: int | None = None,
     seq: int | str | None = None,
-    framework: "Framework | str | None" = None,
+    framework: Framework | str | None = None,
     *,
     axes: Mapping[str, Sequence[Any]] | None = None,
     top: int = 10,
@@ -174,12 +169,11 @@ def search(
         objective, workers = choices.pop("objective", None) or "step", int(choices.pop("workers", None) or 1)
         if choices:
             raise TypeError(f"search() with a Framework takes axes instead of {_first(choices)!r}")
-        values = _load_model(model), _load_cluster(cluster), gpus, global_batch, seq, framework
+        values = load_model(model), _load_cluster(cluster), gpus, global_batch, seq, framework
         limits: FactDict = {"most_bytes": most_bytes, "watch": watch, "workers": workers}
         return run(*values, axes=axes, objective=objective, top=top, **limits)
     if most_bytes is not None:
         raise TypeError("search() takes most_bytes only with a Framework; use max_memory instead")
-    from stepcast.questions.choices import build_question
     from stepcast.questions.search import SearchQuestion, settle_search
 
     if twice := sorted(set(axes or ()) & set(choices)):
@@ -230,9 +224,7 @@ def plan(
         return run(phases, operation, price_per_gpu_hour, pue, runs, seed, currency)
     if phases is not None or operation is not None:
         raise TypeError("plan() takes phases and an operation together")
-    from stepcast.questions.choices import read_choices
     from stepcast.questions.plan import PlanQuestion, settle_plan
-    from stepcast.questions.runs import ask_with_file, read_run_file
 
     config, ignore_unknown = choices.pop("config", None), bool(choices.pop("ignore_unknown", False))
     price = choices.pop("price", price_per_gpu_hour)
@@ -252,7 +244,6 @@ def alternatives(verb: str, **choices: object) -> "Alternatives":
             ``alternatives("plan", model="llama-3.1-8b", cluster=["dgx-h100", "dgx-h200"], gpus=64, tokens="1T")``.
     """
     from stepcast.questions.alternatives import VERBS, answer_alternatives
-    from stepcast.questions.choices import build_question
 
     if verb not in VERBS:
         raise ValueError(f"{verb!r} has no alternatives; use {', '.join(VERBS)}")
@@ -261,7 +252,7 @@ def alternatives(verb: str, **choices: object) -> "Alternatives":
 
 
 def predict_generation(
-    model: "Model | str | None" = None, cluster: "Cluster | str | None" = None, **choices: "Unpack[GenerateChoices]"
+    model: Model | str | None = None, cluster: Cluster | str | None = None, **choices: "Unpack[GenerateChoices]"
 ) -> "GenerationForecast":
     """Forecast serving at a concurrency, or a batch of responses; ``.facts()`` is the JSON of ``stepcast generate``.
 
@@ -270,7 +261,6 @@ def predict_generation(
         cluster: a name from ``stepcast list clusters``, a TOML file, or a Cluster.
         choices: the options of ``stepcast generate``, such as ``tp=4, prompt_length=1024, concurrency=64``.
     """
-    from stepcast.questions.choices import build_question
     from stepcast.questions.generation import GenerateQuestion, answer_generation
 
     with _in_python_words("predict_generation"):
@@ -278,8 +268,8 @@ def predict_generation(
 
 
 def predict_rl(
-    model: "Model | str | None" = None,
-    cluster: "Cluster | str | None" = None,
+    model: Model | str | None = None,
+    cluster: Cluster | str | None = None,
     *,
     config: Path | None = None,
     **choices: "Unpack[RlChoices]",
@@ -303,7 +293,6 @@ def predict_rl(
 def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResult":
     """Return where the time of a measured run went; ``.facts()`` is the JSON of ``stepcast analyze``."""
     from stepcast.cli.analyze import analyze_files
-    from stepcast.questions.choices import build_question
     from stepcast.questions.measured import AnalyzeQuestion
 
     trace = choices.pop("trace", None)
@@ -317,7 +306,6 @@ def replay(
 ) -> "ReplayResult | KinetoReplay":
     """Return a measured run under changed conditions; ``.facts()`` is the JSON of ``stepcast replay``."""
     from stepcast.cli.replay import replay_files
-    from stepcast.questions.choices import build_question
     from stepcast.questions.measured import ReplayQuestion
 
     trace = choices.pop("trace", None)
@@ -418,21 +406,11 @@ def rows(*answers: Any) -> list[FactDict]:
     return table
 
 
-def _load_model(model: "Model | str") -> "Model":
-    from stepcast.models.catalog import load_model
-
-    return load_model(model)
-
-
-def _load_cluster(cluster: "Cluster | str") -> "Cluster":
-    from stepcast.hardware import load_cluster
-
+def _load_cluster(cluster: Cluster | str) -> Cluster:
     return load_cluster(cluster) if isinstance(cluster, str) else cluster
 
 
-def _load_calibration(given: "Calibration | Path | None") -> "Calibration | None":
-    from stepcast.questions.settle import load_calibration
-
+def _load_calibration(given: "Calibration | Path | None") -> Calibration | None:
     return load_calibration(fspath(given)) if isinstance(given, str | PathLike) else given
 
 
@@ -447,8 +425,6 @@ def _first(choices: Facts) -> str:
 @contextmanager
 def _in_python_words(function: str) -> Iterator[None]:
     """Name keywords instead of options in errors: ``tp=2`` for ``--tp 2``."""
-    from stepcast.questions.choices import UnknownChoiceError
-
     try:
         yield
     except UnknownChoiceError as error:

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from stepcast.cli import profile
 from stepcast.cli.main import main
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.pytorch import load
-from stepcast.pytorch.profile import backend
 from stepcast.pytorch.profile.cases import Operator
 
 
@@ -41,8 +40,8 @@ class FakeBackend:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine with one fake H200."""
     torch = SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 1))
-    monkeypatch.setattr(load, "load_torch_with_gpu", lambda: torch)
-    monkeypatch.setattr(backend, "TorchBackend", FakeBackend)
+    monkeypatch.setattr(profile, "load_torch_with_gpu", lambda: torch)
+    monkeypatch.setattr(profile, "TorchBackend", FakeBackend)
     monkeypatch.setattr(FakeBackend, "asked", 0)
     return torch
 
@@ -132,7 +131,7 @@ def test_several_gpus_are_timed_together(
 ) -> None:
     gpus.cuda.device_count = lambda: 4
     point = {"kind": "all-reduce", "ranks": 4, "size_bytes": 2**30, "seconds": 4e-3}
-    monkeypatch.setattr(backend, "all_reduce_points", lambda torch, ranks: [point])
+    monkeypatch.setattr(profile, "all_reduce_points", lambda torch, ranks: [point])
     out = tmp_path / "mine.toml"
     assert main(["profile", "-o", str(out), "--quick"]) == 0
     assert "402.65 GB/s" in capsys.readouterr().out
@@ -147,7 +146,7 @@ def test_a_broken_fabric_is_noted(
     def broken(torch: object, ranks: int) -> None:
         raise RuntimeError("no route")
 
-    monkeypatch.setattr(backend, "all_reduce_points", broken)
+    monkeypatch.setattr(profile, "all_reduce_points", broken)
     out = tmp_path / "mine.toml"
     assert main(["profile", "-o", str(out), "--quick"]) == 0
     assert tomllib.loads(out.read_text())["failed"] == {"all-reduce over 4 GPUs": "no route"}
