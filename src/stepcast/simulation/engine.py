@@ -107,19 +107,26 @@ class _Sweep:
             self._run_compiled(self.kernel, (0, middle, end), count)
             return
         self.run(0, period[1])
-        start, size = 2 * middle - end, end - middle
+        start, size = 2 * middle - end, (end - middle) * rows
         times_s = self.values.reshape(-1)
-        earlier, later = np.split(times_s[(1 + start) * rows : (1 + end) * rows], 2)
-        # The finite terms of all maxima: what each adds to which entry, and the time that it may decide.
-        terms = self.maps[:, :, self.chain[middle:end]]
-        row, column, call = np.nonzero(terms > -np.inf)
-        added_s, decides, entry = terms[row, column, call], call * rows + row, self.plan.entries[column, middle + call]
-        follows = np.where(entry < rows, size * rows, (entry - (1 + start) * rows) % (size * rows))
-        is_used, speeds = np.zeros(size * rows, bool), np.zeros(size * rows + 1)
-        is_used[decides] = True
+        both = times_s[(1 + start) * rows : (1 + end) * rows]
+        np.maximum(both, 0.0, out=both)  # from -inf for outputs that a call does not have
+        earlier, later = np.split(both, 2)
+        # The terms of each maximum, finite ones first: what they add to which entries.
+        terms = self.by_chain.take(self.chain[middle:end], 1)
+        is_finite = terms > -np.inf
+        order = np.argsort(~is_finite, axis=0, kind="stable")[: is_finite.sum(0).max()]
+        added_s = np.take_along_axis(terms, order, 0).reshape(-1, size)
+        entry = self.plan.entries[order, np.arange(middle, end)[:, None]].reshape(-1, size)
+        places = pairwise([(bound - middle) * rows for bound in bounds[period[0] : period[1] + 1]])
+        levels = [(entry[:, i:j].copy(), added_s[:, i:j].copy(), later[i:j]) for i, j in places]
+        is_finite = added_s > -np.inf
+        added_s, entry, decides = added_s[is_finite], entry[is_finite], np.nonzero(is_finite)[1]
+        follows = np.where(entry < rows, size, (entry - (1 + start) * rows) % size)
+        speeds, last_speeds = np.zeros((2, size + 1))
         while count > 0:
-            last_speeds, speeds = speeds, np.zeros(size * rows + 1)
-            np.subtract(later, earlier, out=speeds[:-1], where=is_used)
+            last_speeds, speeds = speeds, last_speeds
+            np.subtract(later, earlier, out=speeds[:-1])
             if speeds.tobytes() == last_speeds.tobytes():
                 gains = speeds.take(follows) - speeds.take(decides)
                 faster = np.flatnonzero(gains > 0)
@@ -130,7 +137,8 @@ class _Sweep:
                 count -= leap
             if count > 0:
                 earlier[:] = later
-                self.run(*period)
+                for sources, seconds, times in levels:
+                    np.maximum.reduce(times_s.take(sources) + seconds, 0, out=times, initial=0.0)
                 count -= 1
 
 
