@@ -32,8 +32,8 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2.
     """
     forward, backward = (_list_slots(action, range(1), micro_batches, micro_batches) for action in (F, B))
-    orders = [_alternate(forward, backward, stages - stage - 1) for stage in range(stages)]
-    return Schedule.of("1f1b", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, orders)
+    orders = _alternate(forward, backward, np.arange(stages)[::-1])
+    return Schedule("1f1b", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, *orders)
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
@@ -46,9 +46,8 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     size = group_size(stages, micro_batches, group)
     forward = _list_slots(F, range(chunks), micro_batches, size)
     backward = _list_slots(B, range(chunks - 1, -1, -1), micro_batches, size)
-    ahead = (chunks - 1) * size
-    orders = [_alternate(forward, backward, 2 * (stages - stage - 1) + ahead) for stage in range(stages)]
-    return Schedule.of("interleaved", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, orders)
+    orders = _alternate(forward, backward, 2 * np.arange(stages)[::-1] + (chunks - 1) * size)
+    return Schedule("interleaved", stages, micro_batches, chunks, schedules.PiecePlacement.LOOP, *orders)
 
 
 def group_size(stages: int, micro_batches: int, group: int | None = None) -> int:
@@ -89,13 +88,16 @@ def _list_slots(action: SlotAction, chunks: range, micro_batches: int, size: int
     return _sort_slots([(action, chunk, batch, groups + place) for place, chunk in enumerate(chunks)])
 
 
-def _alternate(forwards: IntArray, backwards: IntArray, warm_up: int) -> IntArray:
-    """Return *warm_up* forwards, then forward and backward in turn, then the backwards that are left."""
-    steady = max(0, len(forwards) - warm_up)
-    order = np.concatenate([forwards, backwards])
-    order[len(forwards) - steady : len(forwards) + steady : 2] = forwards[len(forwards) - steady :]
-    order[len(forwards) - steady + 1 : len(forwards) + steady : 2] = backwards[:steady]
-    return order
+def _alternate(forwards: IntArray, backwards: IntArray, warm_up: IntArray) -> tuple[IntArray, tuple[int, ...]]:
+    """Return the slots of stages and their numbers: *warm_up* forwards, forward and backward in turn, the backwards
+    that are left.
+    """
+    count, stages = len(forwards), len(warm_up)
+    slot, ahead, stage = np.arange(count), np.minimum(warm_up, count)[:, None], np.arange(stages)[:, None]
+    orders = np.empty((stages, 2 * count, forwards.shape[1]), np.int64)
+    orders[stage, np.maximum(slot, 2 * slot - ahead)] = forwards
+    orders[stage, np.minimum(ahead + 2 * slot + 1, count + slot)] = backwards
+    return np.concatenate(orders), (2 * count,) * stages
 
 
 # Schedules that split the backward and fill the bubble with weight gradients. Sources: Qi et al., Zero Bubble Pipeline
