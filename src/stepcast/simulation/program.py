@@ -204,7 +204,7 @@ class CallTable:
         ProgramError if calls wait for each other in a circle.
         """
         kernel, starts = find_kernel(find_levels), self.rank_start
-        if kernel is None and self.calls > self.ranks >= 32:  # numpy is faster
+        if kernel is None and self.calls > self.ranks >= 16:  # numpy is faster
             level = _find_levels_together(starts, self.source_call)
         else:
             level, ready = np.full(self.calls, -1), np.arange(self.ranks)[::-1].copy()
@@ -233,15 +233,20 @@ class CallTable:
 
 def _find_levels_together(starts: IntArray, sources: IntArray) -> IntArray:
     """Return the level of each call. In each round every rank runs its next call, if all that it waits for have run."""
-    level = np.full(len(sources) + 1, -1)
-    level[-1] = 0  # of inputs that are there from the start
-    calls, rounds = starts[:-1].copy(), 0
+    calls, inputs = sources.shape
+    # After all calls: one that never runs, which follows the last of each rank, and inputs that are there at the start.
+    level = np.append(np.full(calls + 1, -1), 0)
+    waits = np.append(sources.T if inputs else level[None, :calls], np.full((inputs or 1, 1), calls), axis=1)
+    following = np.arange(1, calls + 2)
+    following[starts[1:] - 1] = calls
+    position, rounds = np.where(starts[:-1] < starts[1:], starts[:-1], calls), 0
     while True:
-        can_run = (level[sources.take(calls, 0, mode="clip")] >= 0).all(1) & (calls < starts[1:])
-        if not can_run.any():
-            return level[:-1]
-        level[calls[can_run]] = rounds
-        calls += can_run
+        (ready,) = np.logical_and.reduce(level.take(waits.take(position, 1)) >= 0).nonzero()
+        if not ready.size:
+            return level[:calls]
+        running = position.take(ready)
+        level[running] = rounds
+        position[ready] = following.take(running)
         rounds += 1
 
 
