@@ -189,7 +189,7 @@ def _find_calls(schedule: Schedule, mode: wiring.Send, representative: IntArray)
         before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
     _, first, kind = distinct(((stage * len(slots) + before) * len(slots) + code) * len(slots) + after)
     codes = list(zip(*[part[first].tolist() for part in (code, before, after)], strict=True))
-    is_used = np.array([len(part) for part in slots], np.int64)[code, None] > np.arange(2)
+    is_used = np.array([(len(part) > 0, len(part) > 1) for part in slots]).take(code, 0)
     return _SlotCalls(stage, kind, stage[first].tolist(), slots, codes, batches, is_used)
 
 
@@ -234,12 +234,6 @@ class _TemplateBuilder:
         self, schedule: Schedule, mode: wiring.Send, before: tuple[RoundTemplate, ...], after: tuple[RoundTemplate, ...]
     ) -> None:
         self.schedule, self.mode, self.before, self.after = schedule, mode, before, after
-        self.kinds: list[PipelineCall] = []
-        self.calls = 0
-        self.rank_start, self.rank_names = [0], list[str]()
-        self.segment: list[IntArray] = []
-        self.labels: list[IntArray] = []
-        self.round_calls: dict[tuple[int, int], int] = {}
         places = [ChunkPlace(stage, chunk) for stage in range(schedule.stages) for chunk in range(schedule.chunks)]
         sources = [schedule.previous(place) for place in places], [schedule.following(place) for place in places]
         # Direction x places: where a message comes from. A message goes where those of the other direction come from.
@@ -255,25 +249,6 @@ class _TemplateBuilder:
 
     def number_place(self, place: ChunkPlace) -> int:
         return place.stage * self.schedule.chunks + place.chunk
-
-    def add_calls(self, segment: IntArray, labels: IntArray | None = None) -> int:
-        """Append calls to the current rank; return the first of them."""
-        first = self.calls
-        self.calls += len(segment)
-        self.segment.append(segment)
-        self.labels.append(np.full((len(segment), 2), -1, np.int64) if labels is None else labels)
-        return first
-
-    def close_rank(self, name: str) -> None:
-        self.rank_start.append(self.calls)
-        self.rank_names.append(name)
-
-    def add_rounds(self, stage: int, offset: int, rounds: Sequence[RoundTemplate]) -> None:
-        present = [number for number, template in enumerate(rounds, start=offset) if stage in template.stages]
-        if present:
-            first = self.add_calls(np.arange(len(self.kinds), len(self.kinds) + len(present)))
-            self.round_calls |= {(number, stage): first + index for index, number in enumerate(present)}
-            self.kinds += [RoundCall(number, stage) for number in present]
 
     def add_stages(self, representatives: Sequence[int]) -> None:
         """Add the calls of every stage: those of its slots, between those of the rounds."""
@@ -292,23 +267,28 @@ class _TemplateBuilder:
             kind = SlotCall(stage, *known[key])
             slot_kinds.append(kind)
             frame_of_kind.append(frames.setdefault(kind.frame, len(frames)))
-        stages = np.arange(self.schedule.stages + 1)
-        call_bounds, kind_bounds = (np.searchsorted(part, stages).tolist() for part in (calls.stage, calls.kind_stage))
-        labels = np.where(calls.is_used, calls.batches, -1)
-        self.slot_numbers = np.empty_like(calls.stage)
-        for stage in range(self.schedule.stages):
-            own = slice(call_bounds[stage], call_bounds[stage + 1])
-            kinds = slice(kind_bounds[stage], kind_bounds[stage + 1])
-            self.add_rounds(stage, 0, self.before)
-            first = self.add_calls(calls.kind[own] + len(self.kinds) - kinds.start, labels[own])
-            self.kinds += slot_kinds[kinds]
-            self.slot_numbers[own] = np.arange(first, self.calls)
-            self.add_rounds(stage, len(self.before), self.after)
-            self.close_rank(f"stage {stage}")
+        rounds = [
+            RoundCall(number, stage)
+            for number, template in enumerate((*self.before, *self.after))
+            for stage in template.stages
+        ]
+        self.kinds: list[PipelineCall] = [*slot_kinds, *rounds]
+        kinds = np.concatenate([calls.kind, np.arange(len(slot_kinds), len(self.kinds))])
+        labels = np.concatenate([np.where(calls.is_used, calls.batches, -1), np.full((len(rounds), 2), -1)])
+        # On each stage the rounds before the slots, the slots, the rounds after them.
+        turns = [3 * call.stage + 2 * (call.number >= len(self.before)) for call in rounds]
+        turn = np.concatenate([3 * calls.stage + 1, np.array(turns, np.int64)])
+        order = np.argsort(turn, kind="stable")
+        self.calls, self.segment, self.labels = len(order), [kinds[order]], [labels.take(order, 0)]
+        self.rank_start = np.searchsorted(turn[order], 3 * np.arange(self.schedule.stages + 1)).tolist()
+        self.rank_names = [f"stage {stage}" for stage in range(self.schedule.stages)]
+        numbers = np.argsort(order, kind="stable")
+        self.slot_numbers = numbers[: len(calls.kind)]
+        self.round_calls = dict(zip(rounds, numbers[len(calls.kind) :].tolist(), strict=True))
         frame_of_call = np.array(frame_of_kind, np.int64)[calls.kind]
         self.members = [(frame, np.flatnonzero(frame_of_call == number)) for frame, number in frames.items()]
         chunks = [(kind.slots[0].chunk, kind.slots[-1].chunk) if kind.slots else (0, 0) for kind in slot_kinds]
-        self.places = calls.stage[:, None] * self.schedule.chunks + np.array(chunks, np.int64)[calls.kind]
+        self.places = calls.stage[:, None] * self.schedule.chunks + np.array(chunks, np.int64).take(calls.kind, 0)
 
     def give_signals(self) -> None:
         """Note which outputs of the calls of slots give which signals."""
@@ -342,7 +322,8 @@ class _TemplateBuilder:
                         between.setdefault((direction, stage, goal.stage), []).append((place, goal))
         for (direction, source, target), routes in sorted(between.items()):
             self.add_channel(direction, routes)
-            self.close_rank(f"{('activations', 'gradients')[direction]} {source} to {target}")
+            self.rank_start.append(self.calls)
+            self.rank_names.append(f"{('activations', 'gradients')[direction]} {source} to {target}")
 
     def add_channel(self, direction: int, routes: Sequence[tuple[ChunkPlace, ChunkPlace]]) -> None:
         parts = []
@@ -352,8 +333,10 @@ class _TemplateBuilder:
             parts.append(np.stack([calls, np.full_like(calls, number), batches]))
         ordered = np.concatenate(parts, axis=1)
         _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
-        labels = np.stack([batch, np.full_like(batch, -1)], axis=1)
-        calls = self.add_calls(len(self.kinds) + route, labels) + np.arange(len(route))
+        calls = np.arange(self.calls, self.calls + len(route))
+        self.calls += len(route)
+        self.segment.append(len(self.kinds) + route)
+        self.labels.append(np.stack([batch, np.full_like(batch, -1)], axis=1))
         for number, (source, target) in enumerate(routes):
             self.kinds.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
             own = np.flatnonzero(route == number)
@@ -388,19 +371,20 @@ class _TemplateBuilder:
             awaited = number if template.in_turn else number - 1
             for stage, others in template.waits:
                 for port, other in enumerate(others):
-                    if (awaited, other) not in self.round_calls:
+                    if RoundCall(awaited, other) not in self.round_calls:
                         raise ProgramError(
                             f"stage {stage} waits for stage {other}, which takes no part in the round before"
                         )
-                    source_call[self.round_calls[number, stage], port] = self.round_calls[awaited, other]
-                    source_port[self.round_calls[number, stage], port] = 0
+                    call = self.round_calls[RoundCall(number, stage)]
+                    source_call[call, port] = self.round_calls[RoundCall(awaited, other)]
+                    source_port[call, port] = 0
         return PipelineTemplate(
             rank_start=np.array(self.rank_start, np.int64),
-            segment=np.concatenate([np.zeros(0, np.int64), *self.segment]),
+            segment=np.concatenate(self.segment),
             source_call=source_call,
             source_port=source_port,
             rank_names=tuple(self.rank_names),
-            micro_batches=np.concatenate([np.zeros((0, 2), np.int64), *self.labels]),
+            micro_batches=np.concatenate(self.labels),
             kinds=tuple(self.kinds),
             chunks=self.schedule.chunks,
             mode=self.mode,
