@@ -20,6 +20,36 @@ def test_adapters_of_all_linear_layers_have_the_size_that_peft_prints() -> None:
     assert lora.parameters - full.parameters == pytest.approx(41_943_040 * 4)
 
 
+@pytest.mark.parametrize(
+    ("model", "trained"),
+    [
+        # 64 layers of in_proj 2560 -> 2 x 5120 + 2 x 128 + 80 and out_proj 5120 -> 2560.
+        ("mamba2-2.7b", 64 * 16 * (2560 + 10576 + 5120 + 2560)),
+        # Also x_proj 5120 -> 160 + 2 x 16 and dt_proj 160 -> 5120.
+        ("mamba-2.8b", 64 * 16 * (2560 + 10240 + 5120 + 2560 + 5120 + 192 + 160 + 5120)),
+    ],
+)
+def test_adapters_are_on_the_projections_of_recurrent_layers_too(model: str, trained: int) -> None:
+    lora = stepcast.predict(model, gpu="h200", lora=16)
+    assert lora.memory[0].gradients == 4 * trained
+    with pytest.raises(ValueError, match=rf"{model} has no query, value layer to adapt"):
+        stepcast.predict(model, gpu="h200", lora=16, lora_targets="q_proj,v_proj")
+    if model == "mamba2-2.7b":
+        assert stepcast.predict(model, gpu="h200", lora=16, base_weights="nf4").step_s > lora.step_s
+
+
+def test_all_projections_of_latent_attention_have_adapters() -> None:
+    ways = ("attention", "q_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj")
+    steps = [stepcast.predict("deepseek-v2-lite", gpu="h200", lora=16, lora_targets=way).step_s for way in ways]
+    assert steps[0] == steps[1]
+
+
+def test_adapters_of_the_gates_of_experts_take_time() -> None:
+    names = ("q_proj", "q_proj,gate_proj")
+    alone, gated = (stepcast.predict("mixtral-8x7b", gpu="h200", lora=16, lora_targets=name) for name in names)
+    assert gated.step_s > 1.05 * alone.step_s
+
+
 def test_four_bits_take_what_qlora_states() -> None:
     """Dettmers et al. 2023: 0.5 bits per weight for scales, 0.127 with double quantisation."""
     assert BaseWeights.NF4_SINGLE.bytes * 8 == pytest.approx(4.5)

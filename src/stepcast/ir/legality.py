@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
+from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.schedules import SCHEDULES, describe_misfit
@@ -161,6 +162,8 @@ def _combination(model: Model, strategy: Strategy, framework: Framework) -> str:
     layout, context, cp = strategy.layout, strategy.context, strategy.layout.cp
     if strategy.lora_rank > model.hidden:
         return f"lora rank {strategy.lora_rank} exceeds hidden {model.hidden}: use at most {model.hidden}"
+    if strategy.lora_rank and not count_adapted(model, strategy.lora_targets):
+        return f"{model.name} has no {', '.join(strategy.lora_targets)} layer to adapt: use other --lora-targets"
     if strategy.further_tokens and not model.next_token_layers:
         return f"{model.name} has no multi-token prediction (MTP) module: leave --mtp-layers out"
     if strategy.document and cp > 1 and context is not ContextKind.ALL_TO_ALL:  # rings and scans would need borders

@@ -463,7 +463,7 @@ def read_targets(text: str) -> str:
         group = TARGET_GROUPS.get(word.lower(), names.get(word, plain if plain in TARGETS else ""))
         if not group:
             check_known(word, [*TARGETS, *names, *TARGET_GROUPS], "lora target ")
-        found |= {group} if group in TARGETS else set(group.split())
+        found |= {group} if group in TARGETS else {name.replace("_", " ") for name in group.split()}
     return ",".join(name for name in TARGETS if name in found)
 
 

@@ -15,7 +15,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, no_adapters
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, projection_adapters
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -42,6 +42,10 @@ def _weights(model: Architecture) -> list[Weight]:
         Weight("delta.norm", WeightPart.NORM, (own.value_dim,)),
         Weight("delta.out", part, (model.hidden, own.values), split, inputs_split=True),
     ]
+
+
+def _adapters(model: Architecture) -> list[AdaptedLinear]:
+    return projection_adapters(model, _delta(model).projected, _delta(model).values)
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -87,8 +91,8 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     delta, model = _delta(sizes.model), sizes.model
-    into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype, adapted=False)
-    out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype, adapted=False)
+    into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype)
+    out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype)
     return norms.surround_with_norms(
         sizes,
         Role.DELTA_NORM,
@@ -101,7 +105,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     )
 
 
-DELTA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)
+DELTA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters, alternates=False)
 
 
 def _rule_layer(sizes: Sizes, delta: Delta) -> Layer:

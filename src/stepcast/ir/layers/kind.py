@@ -34,9 +34,10 @@ class AdaptedLinear(NamedTuple):
     experts: int = 0
 
 
-def no_adapters(model: Architecture) -> list[AdaptedLinear]:
-    """Return the linear layers of a half that LoRA leaves alone."""
-    return []
+def projection_adapters(model: Architecture, projected: int, inner: int, split: bool = True) -> list[AdaptedLinear]:
+    """Return the projections into and out of a recurrent mixer (in_proj and out_proj of transformers' modules)."""
+    into = AdaptedLinear("in", "in", model.hidden, projected, split=split)
+    return [into, AdaptedLinear("out", "out", inner, model.hidden, by_rows=True, split=split)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, K, list_kernels, make_layer, stream_op
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, no_adapters
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, projection_adapters
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Hybrid, LayerParts
@@ -52,6 +52,13 @@ def _weights(model: Architecture) -> list[Weight]:
         Weight("mamba.norm", WeightPart.NORM, (inner,), split),
         Weight("mamba.out", part, (model.hidden, inner), split, inputs_split=True),
     ]
+
+
+def _adapters(model: Architecture) -> list[AdaptedLinear]:
+    hybrid = model.hybrid
+    assert hybrid is not None
+    projected = 2 * hybrid.inner + 2 * hybrid.groups * hybrid.state + hybrid.mamba_heads
+    return projection_adapters(model, projected, hybrid.inner)
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -186,8 +193,8 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     assert hybrid is not None
     own = MambaSizes(sizes, hybrid)
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
-    projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype, adapted=False)
-    output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
+    projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype)
+    output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype)
     return norms.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
@@ -199,7 +206,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     )
 
 
-MAMBA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)
+MAMBA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters, alternates=False)
 
 
 def _core(own: MambaSizes) -> Layer:

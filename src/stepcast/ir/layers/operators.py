@@ -206,7 +206,7 @@ class Linear:
         """Return True if LoRA adds adapters to it, or to one of the projections that it fuses."""
         targets = sizes.strategy.lora_targets
         names = FUSED_PROJECTIONS.get(self.name, (self.name,))
-        if sizes.separate_projections:
+        if sizes.separate_projections and not self.groups:  # experts keep gate and up in one tensor
             names = (self.name,)
         return self.adapted and sizes.strategy.lora_rank > 0 and (not targets or any(map(targets.__contains__, names)))
 

@@ -11,7 +11,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, no_adapters
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, projection_adapters
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -39,6 +39,13 @@ def _weights(model: Architecture) -> list[Weight]:
         Weight("selective.out", part, (model.hidden, own.inner), inputs_split=True),
     ]
     return [*weights, Weight("selective.norms", WeightPart.NORM, (own.steps,))] if own.normed else weights
+
+
+def _adapters(model: Architecture) -> list[AdaptedLinear]:
+    own = _selective(model)
+    steps = AdaptedLinear("steps", "steps", own.inner, own.steps, split=False)
+    times = AdaptedLinear("time step", "time step", own.rank, own.inner, split=False)
+    return [*projection_adapters(model, 2 * own.inner, own.inner, split=False), steps, times]
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -72,8 +79,8 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     own, model, tokens, dtype = _selective(sizes.model), sizes.model, sizes.tokens, sizes.stored
-    into = Linear("in", tokens, model.hidden, 2 * own.inner, sizes.dtype, adapted=False)
-    out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype, adapted=False)
+    into = Linear("in", tokens, model.hidden, 2 * own.inner, sizes.dtype)
+    out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype)
     convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
     gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, own.inner, 2, 1, dtype, True)
     shape = (sizes.strategy.micro_batch, sizes.strategy.seq, own.inner, own.state)
@@ -89,15 +96,15 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     )
 
 
-SELECTIVE = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, no_adapters, alternates=False)
+SELECTIVE = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters, alternates=False)
 
 
 def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
     """Return time step, B and C from the channels, and the time step of each channel from its low rank; the
     channels get back gradients from here and from the scan.
     """
-    low = Linear("steps", sizes.tokens, own.inner, own.steps, sizes.dtype, adapted=False).phases(sizes)
-    high = Linear("time step", sizes.tokens, own.rank, own.inner, sizes.dtype, adapted=False).phases(sizes)
+    low = Linear("steps", sizes.tokens, own.inner, own.steps, sizes.dtype).phases(sizes)
+    high = Linear("time step", sizes.tokens, own.rank, own.inner, sizes.dtype).phases(sizes)
     norm: Ops = ()
     norm_gradient: Ops = ()
     if own.normed:
