@@ -21,7 +21,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.flows import OtherJob, Pattern
-from stepcast.ir.framework import Execution, Framework, Modules, Optimizer, parse_optimizer
+from stepcast.ir.framework import Execution, Framework, Modules, Optimizer, OptimizerKind, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import find_recomputable
 from stepcast.ir.limits import MICRO_BATCHES
@@ -427,6 +427,8 @@ def describe_settled(settled: Settled) -> FactDict:
         "kernels": str(framework.kernels),
         "execution": str(framework.execution),
         "fused_experts": framework.fused_experts,
+        "fused_update": framework.optimizer.kind is OptimizerKind.ADAMW and framework.optimizer.fused,
+        "writes_out": framework.writes_out,
         "dropout": framework.dropout,
         "mtp_layers": choices["further_tokens"],
         "selective": str(framework.selective),
@@ -471,6 +473,10 @@ def _build_strategy(
         assumptions.append(
             f"{question.task}: {question.micro_batch} pairs of a micro-batch are {micro_batch} sequences"
         )
+    targets = set((question.lora_targets or "up").split(","))
+    if question.lora_rank and model.experts is not None and targets & {"gate", "up", "down"}:
+        count = model.experts.count
+        assumptions.append(f"adapters on all {count} experts of a layer (--lora-targets attention leaves them out)")
     if question.lengths is not None:
         rounds = max(1, global_batch // (layout.dp * micro_batch))
         multiple = 8 * layout.cp * layout.tp
