@@ -722,3 +722,67 @@ def test_a_loss_on_whole_logits_is_reported(tmp_path: Path) -> None:
     key = "parallelism.disable_loss_parallel"
     assert key in read_text(tmp_path, text.format(2), "a.toml").not_modelled
     assert key in read_text(tmp_path, text.format(1), "a.toml").ignored
+
+
+SIZES = "--num-layers 30 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --micro-batch-size 1 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "parameters"),
+    [
+        # BLOOM 7B1 has these sizes, but five times the vocabulary.
+        ("--vocab-size 50304", 30 * (12 * 4096**2 + 13 * 4096) + 50304 * 4096),
+        # Gated MLPs four times as wide, LLaMA's norms and positions.
+        (
+            "--vocab-size 64000 --swiglu --ffn-hidden-size 16384 --untie-embeddings-and-output-weights",
+            30 * (4 + 3 * 4) * 4096**2 + 2 * 64000 * 4096,
+        ),
+        # Megatron-LM's width without --ffn-hidden-size, embeddings shared with the output projection.
+        (
+            "--vocab-size 64000 --swiglu --hidden-size 4352 --num-attention-heads 34",
+            30 * (4 * 4352**2 + 3 * 4352 * 11584) + 64000 * 4352,
+        ),
+    ],
+)
+def test_vocabulary_gates_and_shared_embeddings_of_a_script_count(tmp_path: Path, flags: str, parameters: int) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {flags}")
+    found = stepcast.predict(config=str(path), cluster="dgx-h100").facts()["parameters"]
+    assert found == pytest.approx(parameters, rel=0.001)
+
+
+def test_a_vocabulary_that_a_file_leaves_open_is_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --swiglu --ffn-hidden-size 16384")
+    found = run_json(capsys, "predict", "--config", str(path), "--cluster", "dgx-h100")
+    assert "a vocabulary of 32,000 tokens, which the file does not state" in found["config"]["assumed"]
+
+
+def test_layers_of_a_virtual_stage_count_embedding_and_loss(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    flags = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2"
+    path.write_text(f"pretrain_gpt.py {SIZES} {flags}")
+    with pytest.raises(FormatError, match="30 layers are not a multiple of 4 pipeline stages times 2"):
+        read_config(str(path))
+    accounts = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    path.write_text(f"pretrain_gpt.py {SIZES} {flags} {accounts}")
+    options = read_config(str(path)).options
+    assert options["vpp"] == 4
+    assert options["stage-layers"] == ",".join(["1", *["2"] * 14, "1"])
+
+
+def test_a_pattern_of_expert_layers_that_is_not_read_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"pretrain_gpt.py {SIZES} --num-experts 8 --moe-layer-freq 2")
+    assert "moe-layer-freq" in read_config(str(path)).not_modelled
+
+
+def test_interleaved_stages_of_torchtitan_are_two_for_each_rank(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    parallelism = 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"'
+    text = f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{parallelism}\n[training]\nlocal_batch_size = 8\n'
+    path.write_text(f'{text}mixed_precision_reduce = "bfloat16"\n')
+    config = read_config(str(path))
+    assert "reduced in fp32" in config.not_modelled["training.mixed_precision_reduce"]
+    step = stepcast.predict(config=str(path), cluster="dgx-h100", gpus=8)
+    assert (step.facts()["strategy"]["schedule"], step.facts()["strategy"]["vpp"]) == ("interleaved", 2)

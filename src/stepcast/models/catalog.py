@@ -169,7 +169,8 @@ EXPERT_SIZES = {
 }
 # Column -> field of multi-head latent attention.
 LATENT_SIZES = {f"mla_{name}": name for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "query_rank")}
-ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES)
+SWITCHES = ("gated", "tied")  # 1 or 0
+ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES, *SWITCHES)
 # Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
 PADDED_GPT_VOCAB = 51200
 # Shares of a published parameter count, which may be rounded, by which one architecture is preferred to another.
@@ -235,6 +236,7 @@ def _whole(key: str, value: object) -> int:
 def _with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
     """Return *model* with the row's own sizes."""
     changes: FactDict = {key: sizes[key] for key in COLUMN_SIZES if key in sizes and key != "layers"}
+    changes |= {key: bool(sizes[key]) for key in SWITCHES if key in sizes}
     if model.latent is not None:
         changes.pop("kv_heads", None)
     hidden, heads = changes.get("hidden", model.hidden), changes.get("heads", model.heads)
@@ -266,15 +268,19 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
     # By default the number of heads that divides hidden and comes closest to a width of 128.
     divisors = (heads for heads in range(1, min(hidden, 1024) + 1) if hidden % heads == 0)
     heads = sizes.get("heads") or min(divisors, key=lambda heads: abs(hidden / heads - 128))
+    # Without a width, that of Megatron-LM (training/arguments.py).
+    ffn = sizes.get("ffn", 4 * hidden * 2 // 3 // 64 * 64 if sizes.get("gated") else 4 * hidden)
     llama = model_of(
         name,
-        {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048), "hidden": hidden, "heads": heads}
-        | {"ffn": sizes.get("ffn", 4 * hidden)},
+        {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048), "hidden": hidden, "heads": heads, "ffn": ffn},
     )
+    gpt = replace(catalogue_model("megatron-22b"), ffn=ffn, vocab=PADDED_GPT_VOCAB)
     if re.match(r"bloom", name, re.IGNORECASE):
         bases = [replace(catalogue_model("bloom-176b"), ffn=4 * hidden)]
-    elif sizes.get("ffn", 4 * hidden) == 4 * hidden:
-        bases = [replace(catalogue_model("megatron-22b"), ffn=4 * hidden, vocab=PADDED_GPT_VOCAB), llama]
+    elif "gated" in sizes:
+        bases = [llama if sizes["gated"] else gpt]
+    elif ffn == 4 * hidden:
+        bases = [gpt, llama]
     else:
         bases = [llama]
     given = {"hidden": hidden, "heads": heads, **sizes, "layers": 1}
@@ -327,20 +333,23 @@ def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) ->
             return name not in hints, others, model.max_seq < seq
 
         name = min(complete, key=rank)
-        return _with_routing(name, catalogue_model(name), sizes)
+        return _with_own_sizes(name, catalogue_model(name), sizes)
     if same and layers and layers < catalogue_model(same[0]).layers:
-        return _with_routing(f"{same[0]}-l{layers}", catalogue_model(same[0]), sizes)
+        return _with_own_sizes(f"{same[0]}-l{layers}", catalogue_model(same[0]), sizes)
     return words_of("configured", {**sizes, **({"seq": seq} if seq else {})})
 
 
-def _with_routing(name: str, model: Model, sizes: Mapping[str, int]) -> str:
-    """Return *name*, with the groups that *sizes* limit routing to where *model* has others."""
-    groups = {key: sizes[key] for key in ("moe_groups", "moe_top_groups") if key in sizes}
-    if model.experts is None or not groups:
-        return name
-    if (model.experts.groups, model.experts.top_groups) == tuple(groups.values()):
-        return name
-    return words_of(name, groups)
+def _with_own_sizes(name: str, model: Model, sizes: Mapping[str, int]) -> str:
+    """Return *name*, with the vocabulary, the output projection and the groups of routing that *model* has not."""
+    own = {key: sizes[key] for key in ("moe_groups", "moe_top_groups") if key in sizes and model.experts is not None}
+    if own and model.experts and (model.experts.groups, model.experts.top_groups) == tuple(own.values()):
+        own = {}
+    vocab = sizes.get("vocab", model.vocab)
+    if not model.vocab / PADDED_VOCAB <= vocab <= PADDED_VOCAB * model.vocab:
+        own["vocab"] = vocab
+    if model.tied and sizes.get("tied") == 0:
+        own["tied"] = 0
+    return words_of(name, own) if own else name
 
 
 def _known_start(name: str) -> str:
@@ -358,6 +367,8 @@ def _has_sizes(model: Model, sizes: Mapping[str, int]) -> bool:
     if latent and (model.latent is None or any(getattr(model.latent, key) != latent[key] for key in latent)):
         return False
     if "window" in sizes and (model.window is None or model.window.size != sizes["window"]):
+        return False
+    if sizes.get("gated") and not model.gated:
         return False
     experts = model.experts
     if (experts.count if experts else 0) != sizes.get("moe_experts", 0):

@@ -17,7 +17,7 @@ from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import FORMATS, KNOWN_FORMATS, Framework, Optimizer
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
-from stepcast.models.catalog import model_words
+from stepcast.models.catalog import load_model, model_words
 from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
 from stepcast.questions.settle import SettledRun
@@ -165,6 +165,9 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
     stem = os.path.basename(name).partition(".")[0]
     if model := model_words(config.sizes, [config.model, stem], int(config.options.get("seq", 0))):
         choices = {"model": model, **choices}
+        if model.startswith("configured:") and "vocab" not in config.sizes:
+            assumed = f"a vocabulary of {load_model(model).vocab:,} tokens, which the file does not state"
+            config = replace(config, assumed=(*config.assumed, assumed))
     return RunFile(_read_table(choices, name), name, config)
 
 

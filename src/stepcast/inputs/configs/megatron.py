@@ -31,10 +31,10 @@ LATENT = {
 }
 # These follow from the model that the sizes match.
 OF_THE_MODEL = (
-    *("swiglu", "normalization", "position-embedding-type", "qk-layernorm", "max-position-embeddings"),
-    *("untie-embeddings-and-output-weights", "disable-bias-linear"),
+    *("normalization", "position-embedding-type", "qk-layernorm", "max-position-embeddings", "disable-bias-linear"),
 )
 MOST_STAGES = 4_096
+COUNTED_AS_LAYERS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,6})|([^()*])\*(\d{1,6})")
 
 
@@ -48,6 +48,8 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
     """Read the flags of a launch script, or of a file of arguments."""
     keys = Keys(flags, "megatron")
     sizes = read_sizes(keys)
+    if sizes.get("hidden"):
+        sizes = {"gated": 0, "tied": 1, **sizes}
     options = read_options(keys, sizes)
     options |= _own_defaults(keys, options)
     # Without sizes a checkpoint's name may name the model.
@@ -113,6 +115,8 @@ def read_sizes(keys: Keys) -> dict[str, int]:
         # ``([0]*3+[1]*58)``: the first three layers are dense.
         dense = re.match(r"\(?\[0\]\*?(\d*)\+\[1\]", keys.text("moe-layer-freq").replace(" ", ""))
         sizes["moe_dense_layers"] = int(dense[1] or 1) if dense else None
+        if not dense and keys.text("moe-layer-freq") not in ("", "1"):
+            keys.report("every layer is predicted as in the model of the catalogue, or with experts", "moe-layer-freq")
         limits = [keys.number(f"moe-router-{name}") for name in ("num-groups", "group-topk")]
         if all(limits) or "hidden-size" in keys:  # without these arguments routing is not limited
             sizes["moe_groups"], sizes["moe_top_groups"] = limits if all(limits) else (1, 1)
@@ -123,7 +127,18 @@ def read_sizes(keys: Keys) -> dict[str, int]:
             sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
     for name in OF_THE_MODEL:
         keys.raw(name)
-    return {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
+    sizes = {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
+    return sizes | _read_switches(keys)
+
+
+def _read_switches(keys: Keys) -> dict[str, int]:
+    """Return whether MLPs are gated, and embeddings tied to the output projection, as far as the file says."""
+    activation, untied = keys.word("activation"), keys.flag("untie-embeddings-and-output-weights")
+    switches = {
+        "gated": "glu" in activation if activation else keys.flag("swiglu", "gated-linear-unit"),
+        "tied": keys.flag("share-embeddings-and-output-weights") if untied is None else not untied,
+    }
+    return {name: int(value) for name, value in switches.items() if value is not None}
 
 
 def read_options(keys: Keys, sizes: Mapping[str, int]) -> Options:
@@ -180,9 +195,15 @@ def read_options(keys: Keys, sizes: Mapping[str, int]) -> Options:
 def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
     given = keys.number("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
     per_chunk = keys.number("num-layers-per-virtual-pipeline-stage")
-    if pp == 1:
-        return None
-    return given or (layers // pp // per_chunk if per_chunk and layers else None)
+    if pp == 1 or given or not (per_chunk and layers):
+        return given if pp > 1 else None
+    counted = layers + sum(bool(keys.flag(name)) for name in COUNTED_AS_LAYERS)
+    if counted % (pp * per_chunk):
+        raise FormatError(
+            f"{counted} layers are not a multiple of {pp} pipeline stages times {per_chunk} of a virtual one "
+            "(Megatron-LM refuses it too)"
+        )
+    return counted // pp // per_chunk
 
 
 def _precision(keys: Keys) -> str | None:
@@ -243,15 +264,14 @@ def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, 
     """
     names = [(f"decoder-{end}-pipeline-num-layers", f"num-layers-in-{end}-pipeline-stage") for end in ("first", "last")]
     first, last = (keys.number(*pair) for pair in names)
-    accounts = [f"account-for-{part}-in-pipeline-split" for part in ("embedding", "loss")]
-    embedding, loss = (int(keys.flag(name) or False) for name in accounts)
+    embedding, loss = (int(keys.flag(name) or False) for name in COUNTED_AS_LAYERS)
     if pp == 1 or (first is None and last is None and not embedding and not loss):
         return ()
     if not 0 < pp * chunks <= MOST_STAGES:
         raise FormatError(f"{pp * chunks:,} pipeline stages are more than {MOST_STAGES:,}")
     if not layers:
         why = "the file has no number of layers, so stages are predicted as equal; give --stage-layers"
-        keys.report(why, *names[0], *names[1], *accounts)
+        keys.report(why, *names[0], *names[1], *COUNTED_AS_LAYERS)
         return ()
     if first is None and last is None:
         share, rest = divmod(layers + embedding + loss, pp * chunks)

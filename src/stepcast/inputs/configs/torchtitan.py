@@ -16,6 +16,7 @@ FAMILIES = {"llama3": "llama-3.1-", "qwen3": "qwen3-", "llama2": "llama-2-", "qw
 SCHEDULES = {name.lower(): ours for name, ours in read_words("configs")["torchtitan_schedules"].items()}
 OPTIMIZERS = ("adam", "adamw")
 CONTEXTS = {"alltoall": "p2p", "allgather": "allgather"}
+STAGES_OF_A_RANK = 2  # of schedules with several; torchtitan/distributed/pipeline_parallel.py, pipeline_llm
 RESHARDS = {"always": True, "never": False}
 TABLES = ("parallelism", "activation_checkpoint", "training", "experimental")
 
@@ -43,6 +44,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
     batch = batch or 8
     sharding = "none" if shard == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
     overlaps_tp = keys.flag(*_places("enable_async_tensor_parallel", "parallelism", "experimental")) and tp > 1
+    schedule = _schedule(keys, pp)
     optimizer, compiled = keys.word("optimizer.name"), keys.raw("compile.components")
     compiles_model = not isinstance(compiled, list) or "model" in compiled  # not the loss alone
     options = given_options(
@@ -60,7 +62,8 @@ def read(table: Mapping[str, object]) -> RunConfig:
         replicate=copies if sharding == "hybrid-fsdp" else None,
         recompute=_recompute(keys),
         precision=_precision(keys),
-        schedule=_schedule(keys, pp),
+        schedule=schedule,
+        vpp=STAGES_OF_A_RANK if schedule == "interleaved" else None,
         kernels="compiled" if keys.flag("compile.enable", "training.compile") and compiles_model else "plain",
         reshard=RESHARDS.get(keys.word("parallelism.fsdp_reshard_after_forward")),
         overlap="gradients,parameters,tensor,transfers" if overlaps_tp else None,
