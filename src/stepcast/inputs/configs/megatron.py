@@ -127,8 +127,8 @@ def read_sizes(keys: Keys) -> dict[str, int]:
             sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
     for name in OF_THE_MODEL:
         keys.raw(name)
-    sizes = {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
-    return sizes | _read_switches(keys)
+    given = {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
+    return {**given, **_read_switches(keys)}
 
 
 def _read_switches(keys: Keys) -> dict[str, int]:
