@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from stepcast.inputs.chakra import reader as chakra
 from stepcast.inputs.chakra.nodes import KNOWN_ATTRIBUTES, decode
 from stepcast.inputs.chakra.protobuf import (
+    SIGNED,
+    STRUCTS,
     AttributeKind,
     WireError,
     attribute,
@@ -94,14 +96,35 @@ scalars: dict[AttributeKind, st.SearchStrategy[Any]] = {
 }
 
 
+def encode(kind: AttributeKind, value: Any) -> bytes:
+    """Return the bytes of a value of any kind, after its tag and length."""
+    if isinstance(value, str | bytes):
+        return value.encode() if isinstance(value, str) else value
+    if kind in STRUCTS:
+        return STRUCTS[kind].pack(value)
+    if kind in SIGNED:
+        value = 2 * value if value >= 0 else -2 * value - 1
+    return varint(value & (2**64 - 1))
+
+
 @settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("kind", AttributeKind)
 @given(data=st.data())
 def test_attributes_of_every_kind_come_back(kind: AttributeKind, data: st.DataObject) -> None:
-    value = data.draw(scalars[kind])
-    assert read_attribute(attribute("a", kind, value)) == ("a", value)
+    head, value = bytes_field(1, b"a"), data.draw(scalars[kind])
+    body = encode(kind, value)
+    if kind in STRUCTS:
+        assert read_attribute(head + field(kind, 1 if len(body) == 8 else 5) + body) == ("a", value)
+    elif kind in SIGNED:
+        assert read_attribute(head + field(kind, 0) + body) == ("a", value)
+    else:
+        assert read_attribute(attribute("a", kind, value)) == ("a", value)
+    # Strings of a list are fields of their own, numbers are packed.
     values = data.draw(st.lists(scalars[kind], min_size=1, max_size=4))
-    assert read_attribute(attribute("a", kind, values)) == ("a", tuple(values))
+    items = [encode(kind, item) for item in values]
+    packed = items if kind >= AttributeKind.STRING else [b"".join(items)]
+    entries = b"".join(bytes_field(1, item) for item in packed)
+    assert read_attribute(head + bytes_field(kind + 1, entries)) == ("a", tuple(values))
 
 
 def test_attributes_are_encoded_as_protobuf_libraries_do() -> None:

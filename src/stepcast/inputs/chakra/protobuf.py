@@ -5,7 +5,7 @@ reading one in plain Python is fast enough when equal bytes are decoded once.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import IntEnum
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -42,9 +42,6 @@ STRUCTS = {
     AttributeKind[name]: struct.Struct(f"<{code}")
     for name, code in zip(("DOUBLE", "FLOAT", "FIXED32", "FIXED64", "SFIXED32", "SFIXED64"), "dfIQiq", strict=True)
 }
-RANGES = {AttributeKind.BOOL: (0, 2), AttributeKind.UINT32: (0, 2**32), AttributeKind.UINT64: (0, 2**64)}
-RANGES |= dict.fromkeys((AttributeKind.INT32, AttributeKind.SINT32), (-(2**31), 2**31))
-RANGES |= dict.fromkeys((AttributeKind.INT64, AttributeKind.SINT64), (-(2**63), 2**63))
 SIGNED = (AttributeKind.SINT32, AttributeKind.SINT64)
 
 
@@ -122,18 +119,14 @@ def bytes_in(data: bytes, wanted: int) -> Iterator[bytes]:
     return (content for number, _, content in fields(data) if number == wanted and isinstance(content, bytes))
 
 
-def attribute(name: str, kind: AttributeKind, value: Scalar | Sequence[Scalar]) -> bytes:
-    """Return an AttributeProto message."""
+def attribute(name: str, kind: AttributeKind, value: int | str | bytes) -> bytes:
+    """Return an AttributeProto message of a text, or of a whole number in one of the plain kinds."""
     head = bytes_field(1, name.encode())
-    if isinstance(value, list | tuple):
-        # Strings of a list are fields of their own, numbers are packed.
-        items = [_encode_scalar(kind, item) for item in value]
-        if kind < AttributeKind.STRING:
-            items = [b"".join(items)] if items else []
-        return head + bytes_field(kind + 1, b"".join(bytes_field(1, item) for item in items))
-    assert not isinstance(value, Sequence) or isinstance(value, str | bytes)
-    body = _encode_scalar(kind, value)
-    return head + (bytes_field(kind, body) if _wire(kind) == LENGTH else field(kind, _wire(kind)) + body)
+    if not isinstance(value, int):
+        return head + bytes_field(kind, value.encode() if isinstance(value, str) else value)
+    if not -(2**63) <= value < 2**64:
+        raise WireError(f"{value} does not fit {kind.name.lower()}")
+    return head + number_field(kind, value & (2**64 - 1))
 
 
 def _wire(kind: AttributeKind) -> int:
@@ -142,25 +135,6 @@ def _wire(kind: AttributeKind) -> int:
     if kind in STRUCTS:
         return FIXED64 if STRUCTS[kind].size == 8 else FIXED32
     return VARINT
-
-
-def _encode_scalar(kind: AttributeKind, value: Scalar) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes):
-        return value
-    if kind in STRUCTS:
-        try:
-            return STRUCTS[kind].pack(value)
-        except struct.error as error:
-            raise WireError(f"{value} does not fit {kind.name.lower()}: {error}") from None
-    number = int(value)
-    low, high = RANGES[kind]
-    if not low <= number < high:
-        raise WireError(f"{number} does not fit {kind.name.lower()}")
-    if kind in SIGNED:
-        return varint(number * 2 if number >= 0 else -number * 2 - 1)
-    return varint(number & (2**64 - 1))
 
 
 def read_attribute(data: bytes) -> tuple[str, Value]:
