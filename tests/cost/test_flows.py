@@ -13,7 +13,8 @@ from stepcast.cost.collectives.flows import (
     transfer_flows,
 )
 from stepcast.cost.pricing import Pricer
-from stepcast.hardware import Cluster, NetworkKind, cluster_names, load_cluster
+from stepcast.hardware import Cluster, cluster_names, load_cluster
+from stepcast.hardware.cluster import NetworkKind
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import Group, Layout, grid_of

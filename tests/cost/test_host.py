@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.cost.host import copy_price, host_of, update_price
-from stepcast.hardware import Link, load_cluster
-from stepcast.hardware.cluster import Host
+from stepcast.hardware import load_cluster
+from stepcast.hardware.cluster import Host, Link
 from stepcast.ir.framework import ADAM, LISTED, OptimizerKind
 from stepcast.ir.layout import HostWay
 from stepcast.ir.work import HostCopy, HostUpdate

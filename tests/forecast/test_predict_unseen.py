@@ -9,7 +9,8 @@ from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import PriceSource
-from stepcast.hardware import CatalogError, gpu_names, load_gpu
+from stepcast.hardware import load_gpu
+from stepcast.hardware.catalog import CatalogError, gpu_names
 from stepcast.ir.dtype import DType
 from stepcast.ir.step import StepReport
 from stepcast.ir.work import Matmul

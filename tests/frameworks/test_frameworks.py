@@ -88,7 +88,7 @@ def test_a_users_file_builds_on_others(tmp_path: Path) -> None:
         ("[defaults]\noverlap = ['everything']\n", "defaults.overlap: 'everything': expected gradients"),
         ("[defaults]\nseq = 0\n", "defaults.seq: must be at least 1, not 0"),
         ("extends = 'torchtitn'\n", "mine.toml:1: unknown framework 'torchtitn'; did you mean torchtitan"),
-        ("extends = 'mine.toml'\n", "extends itself"),
+        ("extends = 'mine.toml'\n", "extends: cyclic include: mine.toml -> mine.toml"),
         ("extends = 3\n", "3 is not the name of a framework"),
         ("[[presets]]\nmodels = ['x']\nset = {dropout = true}\n", "mine.toml:1: presets.models: unknown key"),
         ("[[presets]]\nmodel = ['x']\n", "has no settings"),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import stepcast.hardware
-from stepcast.hardware import Gpu, cluster_names, gpu_names, load_cluster, load_gpu
-from stepcast.hardware.catalog import CLUSTER_KEYS, GPU_KEYS, CatalogError, known_transports
+from stepcast.hardware import Gpu, cluster_names, load_cluster, load_gpu
+from stepcast.hardware.catalog import CLUSTER_KEYS, GPU_KEYS, CatalogError, gpu_names, known_transports
 
 DATA = Path(stepcast.hardware.__file__).parents[1] / "data"
 FILES = sorted((*DATA.glob("gpus/*.toml"), *DATA.glob("clusters/*.toml")))

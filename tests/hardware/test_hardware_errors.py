@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.hardware import CatalogError, load_cluster, load_gpu
+from stepcast.hardware import load_cluster, load_gpu
+from stepcast.hardware.catalog import CatalogError
 from stepcast.units import Dimension, parse_quantity
 
 GOOD = """base = "dgx-h100"

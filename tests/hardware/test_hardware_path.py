@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.hardware import Cluster, cluster_names, group_path, load_cluster, neighbour_path, resolve
+from stepcast.hardware import Cluster, cluster_names, group_path, load_cluster, resolve
+from stepcast.hardware.path import neighbour_path
 from stepcast.ir.layout import Layout, RankGrid
 
 GB = 1e9

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from stepcast import Layout, Options, Place, Strategy, load_cluster, load_model, predict
 from stepcast.cli.main import main
-from stepcast.hardware import group_path, place_ranks
-from stepcast.hardware.path import FILLED
+from stepcast.hardware import group_path
+from stepcast.hardware.path import FILLED, place_ranks
 from stepcast.ir.layout import RankGrid
 from stepcast.ir.step import StepReport
 from stepcast.questions.question import PLACES as WORDS

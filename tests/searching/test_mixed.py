@@ -8,7 +8,8 @@ import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.hardware import CatalogError, Cluster, load_cluster
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import CatalogError
 from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding

@@ -17,8 +17,9 @@ import numpy as np
 from stepcast.analyze.result import AnalysisResult
 from stepcast.cost.collectives.choose import bus_factor, price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route, sweep_s
-from stepcast.hardware import Cluster, Fabric, FabricKind, Link
+from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_data
+from stepcast.hardware.cluster import Fabric, FabricKind, Link
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.units import GB, US, format_percent

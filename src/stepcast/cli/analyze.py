@@ -17,7 +17,8 @@ from stepcast.analyze.sweeps import analyze_sweep
 from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace
 from stepcast.cost.collectives.sweep import reached_busbw
-from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
+from stepcast.hardware import cluster_names, load_cluster, load_gpu
+from stepcast.hardware.catalog import CatalogError
 from stepcast.inputs.recorded import STEPS, read_logs, read_steps
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise

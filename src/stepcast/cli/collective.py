@@ -6,7 +6,8 @@ from stepcast.cli.options import check_applicable, has_racks, option_of
 from stepcast.cli.output import show_view
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of, uneven_warning
-from stepcast.hardware import Cluster, Place, job_path, load_cluster
+from stepcast.hardware import Cluster, Place, load_cluster
+from stepcast.hardware.path import job_path
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind

@@ -13,7 +13,8 @@ from stepcast.cli.output import print_json, print_warnings, terminal_width, told
 from stepcast.cli.streams import heading
 from stepcast.cost.calibration import Calibration
 from stepcast.frameworks.catalog import looks_like_framework
-from stepcast.hardware import CatalogError, Cluster, load_cluster
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import CatalogError
 from stepcast.hardware.facts import looks_like_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise

@@ -10,7 +10,8 @@ from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware import Cluster, Gpu, GroupPath, Place, group_path, neighbour_path
+from stepcast.hardware import Cluster, Gpu, Place, group_path
+from stepcast.hardware.path import GroupPath, neighbour_path
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.layout import Group, Layout, grid_of
 from stepcast.ir.model_parts import Routing

@@ -16,14 +16,13 @@ from typing import Annotated, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
-from stepcast.hardware.catalog import CatalogError, Description, flat, nearest
-from stepcast.inputs.source import DATA, FormatError, Source, read_words
+from stepcast.hardware.catalog import CatalogError, Description, flat, nearest, read_chained
+from stepcast.inputs.source import DATA, read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Dispatcher, Framework, Modules, Optimizer, OptimizerKind, Overhead
 from stepcast.ir.layout import Layout
-from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
@@ -446,16 +445,8 @@ def _load(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
             hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
             raise CatalogError(named_at, "", f"unknown framework {name!r}{hint}")
         return _load_catalogued(word)
-    path = Path(name)
-    if str(path.resolve()) in chain:
-        raise CatalogError(named_at, "extends", f"{path.name} extends itself")
-    if len(chain) == BASES.most:
-        raise CatalogError(named_at, "extends", BASES.message)
-    try:
-        text = Source(path).text(DESCRIPTION)
-    except FormatError as error:
-        raise CatalogError(name, "", error.message) from None
-    return _read_profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
+    text, chain = read_chained(name, chain, named_at, "extends")
+    return _read_profile(Path(name).stem, text, name, chain, Path(name).parent)
 
 
 # Other names of software, and tools that run another's training loop.

@@ -18,7 +18,8 @@ from stepcast.cost.fused_experts import fused_experts_s, served_kernel
 from stepcast.cost.power import SUSTAINED
 from stepcast.cost.price import Number
 from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout, state_bytes
-from stepcast.hardware import Cluster, job_path
+from stepcast.hardware import Cluster
+from stepcast.hardware.path import job_path
 from stepcast.ir.architecture import UNQUANTISED, Weight, WeightPart
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass

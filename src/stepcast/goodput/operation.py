@@ -11,6 +11,7 @@ from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.tables import Share, convert_table
 from stepcast.units import DAY, GB, MINUTE, parse_duration_s
 
 
@@ -164,13 +165,8 @@ def _read_value(name: str, value: object) -> object:
         if not isinstance(value, str):
             raise ValueError(f'{value!r} has no unit; write it like "500 h"')
         return parse_duration_s(value.replace("_", ""))
-    if name == "broken_share":
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ValueError(f"{value!r} is not a share from 0 to 1")
-        return float(value)
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
-    return value
+    kind: type = Share if name == "broken_share" else str
+    return convert_table(value, kind)
 
 
 def failure_names() -> tuple[str, ...]:

@@ -50,6 +50,20 @@ def flat(table: object, prefix: str = "") -> dict[str, object]:
     return keys
 
 
+def read_chained(name: str, chain: tuple[str, ...], where: str, key: str) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a file that *key* named at *where*, and the files that led here with it at their end."""
+    resolved = str(Path(name).resolve())
+    if resolved in chain:
+        files = [Path(file).name for file in (*chain[chain.index(resolved) :], name)]
+        raise CatalogError(where, key, f"cyclic include: {' -> '.join(files)}")
+    if len(chain) == BASES.most:
+        raise CatalogError(where, key, BASES.message)
+    try:
+        return Source(name).text(DESCRIPTION), (*chain, resolved)
+    except FormatError as error:
+        raise CatalogError(where or name, "", f"{name} {error.message}" if where else error.message) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
     """A TOML file: its tables, less ``[sources]``, and what those say of its keys."""
@@ -484,22 +498,12 @@ def _read_entries(kind: str, name: str, chain: tuple[str, ...] = (), where: str 
     """Return the entries of a description and of its bases. *chain*: the files that led here."""
     if not _is_file(name):
         return _catalogued_entries(kind, _catalogue_name(kind, name, where))
-    path = Path(name)
-    resolved = str(path.resolve())
-    if resolved in chain:
-        files = [Path(file).name for file in (*chain[chain.index(resolved) :], name)]
-        raise CatalogError(where, "base", f"cyclic include: {' -> '.join(files)}")
-    if len(chain) == BASES.most:
-        raise CatalogError(where, "base", BASES.message)
-    try:
-        text = Source(path).text(DESCRIPTION)
-    except FormatError as error:
-        raise CatalogError(where or name, "", f"{name} {error.message}" if where else error.message) from None
+    text, chain = read_chained(name, chain, where, "base")
     own = _parse(kind, text, name)
     for key in ("base", "gpu.base", "other.cluster"):  # a path is relative to the file that names it
         if key in own and _is_file(str(own[key].value)):
-            own[key] = own[key]._replace(value=str(path.parent / str(own[key].value)))
-    return _with_base(kind, own, (*chain, resolved))
+            own[key] = own[key]._replace(value=str(Path(name).parent / str(own[key].value)))
+    return _with_base(kind, own, chain)
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,8 @@
 """A cluster description (TOML) from a file that describes how nodes or their network are wired."""
 
-from stepcast.hardware import Cluster, FabricKind, NetworkKind, load_cluster
+from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.catalog import clusters_of
+from stepcast.hardware.cluster import FabricKind, NetworkKind
 from stepcast.ir.measured import Wiring
 from stepcast.outputs.plain import toml_rows
 from stepcast.units import GB

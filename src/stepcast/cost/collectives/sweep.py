@@ -2,7 +2,8 @@
 
 from stepcast.cost.collectives.choose import collective_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of
-from stepcast.hardware import Cluster, Place, place_ranks, resolve
+from stepcast.hardware import Cluster, Place, resolve
+from stepcast.hardware.path import place_ranks
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
