@@ -210,3 +210,16 @@ def test_clients_beyond_the_places_of_decode_engines_wait() -> None:
     assert served.running.tolist() == [6.0, 6.0, 9.0, 12.0, 24.0]  # 3 engines of 2, 2, 3, 4 and 8
     assert served.ttft_s[1] - served.ttft_s[0] == pytest.approx(1024 * served.tpot_s[1] / 3, rel=0.05)
     assert split_serving(steps, steps, memory, (2.0, None), clients, 1024.0, 1024.0).waiting.max() == 0.0
+
+
+def test_requests_beyond_the_model_and_drafts_without_a_module_are_stated() -> None:
+    choices = {"cluster": "dgx-h100", "prompt_length": 200_000, "speculative_tokens": 1}
+    for task in ({"concurrency": 1}, {"requests": 2}):
+        found = stepcast.predict_generation(model="llama-3.1-8b", **choices, **task).facts()
+        assert found["warnings"] == ["requests of 201,024 tokens are longer than the 131,072 of llama-3.1-8b"]
+        assert any("llama-3.1-8b has no module that drafts" in text for text in found["assumptions"])
+
+
+def test_a_gpu_may_be_named_as_in_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    by_gpu, by_cluster = (run_json(capsys, *LLAMA[:2], name, "h200") for name in ("--gpu", "--cluster"))
+    assert by_gpu["tpot_s"] == by_cluster["tpot_s"]

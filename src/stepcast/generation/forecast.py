@@ -311,6 +311,10 @@ class GenerationForecast:
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def warn(self, warning: str) -> "GenerationForecast":
+        """Return the forecast with one more warning."""
+        return replace(self, warnings=(*self.warnings, warning))
+
     @property
     def tokens_per_s_per_gpu(self) -> float:
         return self.tokens_per_s / self.layout.gpus
@@ -380,17 +384,22 @@ def forecast_generation(
     assumptions = [NOT_MODELLED]
     if speculation.tokens:
         assumptions.append(f"drafted tokens are accepted with a chance of {speculation.acceptance:g}")
+        if not model.next_token_layers:
+            assumptions.append(f"{model.name} has no module that drafts: one is priced as a layer and the output layer")
     if layout.dp > 1 or layout.ep > 1:
         assumptions.append("tokens are routed evenly over experts")
     shared = GenerationForecast(
         model, cluster, layout, formats, engine, task, memory, limit, 0.0, 0.0, 0.0, assumptions=tuple(assumptions)
     )
+    if (length := task.prompt.mean + task.response.mean) > model.max_seq:
+        shared = shared.warn(f"requests of {length:,.0f} tokens are longer than the {model.max_seq:,} of {model.name}")
     if task.requests is not None:
         return _forecast_batch(shared, spread_requests(steps, limit, task))
     clients = task.concurrency or 1
     served = steady_serving(steps, memory, np.array([clients / layout.replicas]), task.prompt.mean, task.response.mean)
     waiting = float(served.waiting[0]) * layout.replicas
-    warnings = () if waiting < 1 else (f"{waiting:,.0f} of {clients:,} requests wait for cache memory on average",)
+    if waiting >= 1:
+        shared = shared.warn(f"{waiting:,.0f} of {clients:,} requests wait for cache memory on average")
     return replace(
         shared,
         ttft_s=float(served.ttft_s[0]),
@@ -400,7 +409,6 @@ def forecast_generation(
         prefill_s=float(served.prompt_s[0]),
         mean_batch=float(served.running[0]) / layout.dp,
         waiting=waiting,
-        warnings=warnings,
     )
 
 
