@@ -11,6 +11,7 @@ from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import load_framework
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
+from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Optimizer, OptimizerKind
 from stepcast.ir.layout import HostWay, Layout
 from stepcast.ir.saved import count_saved
@@ -126,3 +127,14 @@ def test_what_no_software_does_is_refused(strategy: Strategy, framework: Framewo
         strategy = replace(strategy, offload=Offload(optimizer=1))
     with pytest.raises(StrategyError, match=message):
         generate(MODEL, strategy, framework)
+
+
+@pytest.mark.parametrize("name", ["trainer", "torchtitan", "pytorch-fsdp"])
+@pytest.mark.parametrize("precision", [DType.BF16, DType.FP32])
+def test_one_gpu_fetches_the_weights_that_fsdp_keeps_on_the_host(name: str, precision: DType) -> None:
+    strategy = replace(PLAIN, layout=Layout(), sharding=Sharding.FSDP, offload=Offload(1.0), precision=precision)
+    framework = load_framework(name)
+    copied = copied_bytes(strategy, framework)
+    width = 4 if framework.keeps_fp32_weights(strategy) else strategy.weights.bytes
+    # For the forward and the backward of each of 32 micro-batches.
+    assert copied[HostWay.IN] == pytest.approx(2 * 32 * MODEL.parameters * width, rel=0.1)

@@ -175,12 +175,13 @@ def _unpack_ops(sizes: Sizes, shard: Shard) -> Ops:
     that shares with nobody casts its fp32 weights.
     """
     ops = []
+    casts = sizes.framework.keeps_fp32_weights(sizes.strategy) and sizes.strategy.weights is not DType.FP32
     for part, weights in sizes.plan.kinds(shard):
         size, total = float(gathered_bytes(sizes.strategy, weights)), weights.total
         name = "expert parameters" if weights.experts else "parameters"
         if part.ways > 1 and sizes.framework.kernels is Kernels.COMPILED:
             ops.append(Op(f"{name} copy out", Elementwise(K.COPY, 1, total, size, size, dtype=sizes.stored)))
-        elif part.ways == 1 and part.collected:
+        elif part.ways == 1 and part.collected and casts:
             read = DType.FP32.bytes * total
             ops.append(Op(f"{name} cast", Elementwise(K.CAST, 1, total, read, size, dtype=DType.FP32)))
     return tuple(ops)

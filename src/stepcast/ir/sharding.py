@@ -10,7 +10,7 @@ from functools import lru_cache
 from stepcast.ir.architecture import Shard
 from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework
+from stepcast.ir.framework import Framework, Offloaded
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.strategy import Sharding, Strategy
@@ -43,7 +43,7 @@ class Partition:
     copies: int
     within: Group
     between: Group
-    # Weights are collected before use: gathered, or by one rank alone cast from fp32.
+    # Weights are collected before use: gathered, or by one rank alone cast from fp32 or fetched from the host.
     collected: bool = False
 
 
@@ -92,9 +92,10 @@ _PLANS: ByIdentity[ShardingPlan] = ByIdentity(256)
 
 
 def _find_plan(strategy: Strategy, framework: Framework) -> ShardingPlan:
-    keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
+    casts = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
+    fetches = framework.offloaded is Offloaded.WEIGHTS and strategy.offload.optimizer > 0
     mirrored = find_schedule(strategy.schedule, strategy.layout.pp).copies > 1
-    return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
+    return _plan(strategy.layout, strategy.sharding, strategy.reshards, casts or fetches, mirrored)
 
 
 def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
@@ -111,7 +112,7 @@ def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, mirrored: bool) -> ShardingPlan:
+def _plan(layout: Layout, sharding: Sharding, reshards: bool, collects: bool, mirrored: bool) -> ShardingPlan:
     # As many copies of the experts are split as of the other weights: each within the ranks of a copy
     # (Megatron-Core's --num-distributed-optimizer-instances, torchtitan's mesh of dp_replicate and efsdp).
     none, partitions = sharding is Sharding.NONE, []
@@ -125,9 +126,9 @@ def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, 
     split = dense.ways > 1 or experts.ways > 1
     splits_gradients = sharding.splits_gradients and split
     gathered, reduced = Gathered.NEVER, Reduced.EACH_MICRO_BATCH if splits_gradients else Reduced.ONCE
-    by_unit = sharding.splits_parameters and (split or keeps_fp32)
+    by_unit = sharding.splits_parameters and (split or collects)
     if by_unit:
-        dense, experts = (replace(part, collected=part.ways > 1 or keeps_fp32) for part in partitions)
+        dense, experts = (replace(part, collected=part.ways > 1 or collects) for part in partitions)
         if reshards:
             gathered = Gathered.EACH_PASS
         elif layout.pp == 1:
