@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,9 +214,9 @@ def test_clients_beyond_the_places_of_decode_engines_wait() -> None:
 
 
 def test_requests_beyond_the_model_and_drafts_without_a_module_are_stated() -> None:
-    choices = {"cluster": "dgx-h100", "prompt_length": 200_000, "speculative_tokens": 1}
-    for task in ({"concurrency": 1}, {"requests": 2}):
-        found = stepcast.predict_generation(model="llama-3.1-8b", **choices, **task).facts()
+    choices: dict[str, Any] = {"cluster": "dgx-h100", "prompt_length": 200_000, "speculative_tokens": 1}
+    for task in ("concurrency", "requests"):
+        found = stepcast.predict_generation(model="llama-3.1-8b", **{**choices, task: 2}).facts()
         assert found["warnings"] == ["requests of 201,024 tokens are longer than the 131,072 of llama-3.1-8b"]
         assert any("llama-3.1-8b has no module that drafts" in text for text in found["assumptions"])
 
