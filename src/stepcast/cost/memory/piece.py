@@ -1,8 +1,8 @@
 """The memory of one pipeline piece: states, activations of one micro-batch, and the loss at its end."""
 
-from itertools import groupby, islice
+from itertools import groupby, pairwise
 
-from stepcast.cost.memory.states import Collected, States, collected_bytes, gradient_bytes, piece_states
+from stepcast.cost.memory.states import Collected, StateBytes, States
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
@@ -37,16 +37,10 @@ class PieceTotals:
     head: bool
 
 
-def piece_totals(
-    model: Model,
-    strategy: Strategy,
-    framework: Framework,
-    piece: StagePiece,
-    known: dict[LayerParts, SavedActivations],
-    orientations: int,
-) -> PieceTotals:
+def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, SavedActivations]) -> PieceTotals:
     """Return the totals of one piece; *known* gains what layers of each kind save, for the pieces after it."""
-    trained = trained_shard(model, strategy, piece)
+    model, strategy, framework = sizes.model, sizes.strategy, sizes.framework
+    held, trained = sizes.find_shards(piece)
     recomputed_layers = strategy.recompute.whole_layers(len(piece.layers))
     offloaded_layers = strategy.offload.layers(len(piece.layers))
     kinds: dict[LayerParts, SavedActivations] = {}
@@ -60,21 +54,19 @@ def piece_totals(
 
     activations = recomputed = on_host = staged = 0.0
     blocks = model.blocks[piece.layers.start : piece.layers.stop]
-    marks = ((block, index < recomputed_layers, index < offloaded_layers) for index, block in enumerate(blocks))
-    frozen = count_frozen(model, strategy.trained_layers, piece.layers)
-    marked = islice(marks, frozen, None)  # they save nothing
-    # Most layers equal the one before; they are added one by one, as sums of floats are.
-    for (block, again, sent), run in groupby(marked):
-        saved = saved_by(block)
-        after = saved.after(again)
-        if sent:
-            staged = max(staged, after)
-        for _ in run:
+    frozen = count_frozen(model, strategy.trained_layers, piece.layers)  # they save nothing
+    cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(blocks)}
+    for start, stop in pairwise(sorted(cuts)):
+        again, sent = start < recomputed_layers, start < offloaded_layers
+        for block, run in groupby(blocks[start:stop]):
+            saved, count = saved_by(block), len(list(run))
+            after = saved.after(again)
             if sent:
-                on_host += after
+                staged = max(staged, after)
+                on_host += count * after
             else:
-                activations += after
-        recomputed = max(recomputed, saved.saved - saved.input if again else saved.again)
+                activations += count * after
+            recomputed = max(recomputed, saved.saved - saved.input if again else saved.again)
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, recomputed_layers)
     if piece.head and strategy.further_tokens:
@@ -85,17 +77,17 @@ def piece_totals(
         activations += strategy.further_tokens * (ends + sum(saved.saved for saved in mtp_blocks))
         recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
     return PieceTotals(
-        states=piece_states(model, strategy, framework, piece, orientations),
+        states=sizes.states(piece, held, trained),
         trained=trained.total,
-        owned=plan_of(strategy, framework).share(trained),
+        owned=sizes.plan.share(trained),
         activations=activations,
         on_host=on_host,
         staged=staged,
         recomputed=recomputed,
         transient=max((saved.transient for saved in kinds.values()), default=0.0),
         largest_layer=max((saved.saved + saved.again for saved in kinds.values()), default=0.0),
-        first_layer_gradients=_first_layer_gradients(model, strategy, framework, piece),
-        collected=collected_bytes(model, strategy, framework, piece, orientations),
+        first_layer_gradients=_first_layer_gradients(sizes, piece),
+        collected=sizes.collected(piece, held, trained),
         layers=len(piece.layers),
         embedding=piece.embedding,
         head=piece.head,
@@ -114,15 +106,10 @@ def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recompute
     return strategy.stored.bytes * elements
 
 
-def _first_layer_gradients(model: Model, strategy: Strategy, framework: Framework, piece: StagePiece) -> float:
-    layers = piece.layers
-    if not layers:
-        return 0.0
-    first = StagePiece(range(layers.start, layers.start + 1), False, False)
-    if not strategy.offload.optimizer:
-        trained = trained_shard(model, strategy, first)
-        return gradient_bytes(strategy, framework, plan_of(strategy, framework), trained)
-    return piece_states(model, strategy, framework, first, orientations=1).gradients
+def _first_layer_gradients(sizes: StateBytes, piece: StagePiece) -> float:
+    start = piece.layers.start
+    first = StagePiece(range(start, start + 1), False, False)
+    return sizes.gradients(trained_shard(sizes.model, sizes.strategy, first)) if piece.layers else 0.0
 
 
 def loss_bytes(

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.cost.memory.piece import PieceTotals, loss_bytes, piece_totals
-from stepcast.cost.memory.states import States, keeps_weights, orientations
+from stepcast.cost.memory.states import StateBytes, States, keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass, replace
@@ -168,15 +168,16 @@ def memory(
     """
     if strategy.longest > strategy.seq:
         strategy = replace(strategy, seq=strategy.longest, longest=0)
+    pipeline = _pipeline_of(strategy)
     if in_flight is None:
-        in_flight = default_in_flight(strategy)
+        in_flight = held_in_flight(strategy.schedule, pipeline)
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
     totals = _piece_totals(model, strategy, framework, orientations(strategy, gpu))
     shared = _Shared(model, strategy, framework, workspace_bytes(model, framework, gpu))
     known: dict[tuple[int, ...], _Held] = {}
     stages = []
-    before_input = held_in_flight(strategy.schedule, _pipeline_of(strategy), True)
+    before_input = held_in_flight(strategy.schedule, pipeline, True)
     for stage, counts in enumerate(in_flight):
         stage_pieces = [totals[index] for index in pieces_of_stage(strategy, stage)]
         key = tuple(map(id, stage_pieces))
@@ -214,7 +215,7 @@ def verdict_of(stages: Sequence[StageMemory]) -> Verdict:
 
 def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
     """Return, for each stage, the number of micro-batches that each of its pieces holds."""
-    return held_in_flight(strategy.schedule, _pipeline_of(strategy), False)
+    return held_in_flight(strategy.schedule, _pipeline_of(strategy))
 
 
 def _pipeline_of(strategy: Strategy) -> Pipeline:
@@ -279,10 +280,8 @@ def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orient
     """Return the totals of every piece in model order; pieces of the same layers share theirs."""
     every, first = piece_kinds(model, strategy)
     kinds: dict[LayerParts, SavedActivations] = {}
-    totals = {
-        index: piece_totals(model, strategy, framework, every[index], kinds, orientations)
-        for index in dict.fromkeys(first)
-    }
+    sizes = StateBytes(model, strategy, framework, orientations)
+    totals = {index: piece_totals(sizes, every[index], kinds) for index in dict.fromkeys(first)}
     return [totals[index] for index in first]
 
 
@@ -330,55 +329,55 @@ class _Held:
 
     def __init__(self, shared: _Shared, pieces: Sequence[PieceTotals]) -> None:
         self.shared, self.pieces = shared, pieces
+        strategy, optimizer, plan = shared.strategy, shared.framework.optimizer, shared.plan
         self.states = States(*map(sum, zip(*[piece.states for piece in pieces], strict=True)))
         self.trained = sum([piece.trained for piece in pieces])
         self.owned = sum([piece.owned for piece in pieces])
         # Of the parameters whose states the rank keeps, those that it updates itself.
-        self.updated = self.owned * (1 - shared.strategy.offload.optimizer)
+        self.updated = self.owned * (1 - strategy.offload.optimizer)
         self.staged = STAGED_LAYERS * max([piece.staged for piece in pieces])
-        self.head = any(piece.head for piece in pieces)
-        self.embedding = any(piece.embedding for piece in pieces)
-        self.working = max([piece.transient for piece in pieces]) + shared.exchanged
+        self.heads = [number for number, piece in enumerate(pieces) if piece.head]
         self.again = max([piece.recomputed for piece in pieces])
-        self.largest_layer = max([piece.largest_layer for piece in pieces])
-        combine = sum if keeps_weights(shared.plan) else max
-        self.gathered = combine([piece.collected.weights for piece in pieces])
-        combine = sum if shared.plan.reduced is Reduced.ONCE else max
-        self.unreduced = combine([piece.collected.gradients for piece in pieces])
+        combine = sum if keeps_weights(plan) else max
+        gathered = combine([piece.collected.weights for piece in pieces])
+        combine = sum if plan.reduced is Reduced.ONCE else max
+        unreduced = combine([piece.collected.gradients for piece in pieces])
+        self.at_loss = gathered + shared.workspace
+        sharded = gathered + unreduced + shared.workspace
+        working = max([piece.transient for piece in pieces]) + shared.exchanged
+        self.at_backward = self.again + working + sharded
+        gradients = self.states.gradients
+        self.early = gradients if shared.early else 0.0
+        # The last layer to run backward has no gradients yet when its activations are all there.
+        late = max(self.early, gradients - pieces[0].first_layer_gradients)
+        # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
+        # tied weights three times. Flat buffers need one.
+        twice = shared.model.tied and self.heads and not shared.flat
+        embedding = shared.word_gradient * (2 if twice else 1) if any(piece.embedding for piece in pieces) else 0.0
+        self.after_backward = (
+            MemoryMoment(late, max([piece.largest_layer for piece in pieces]), working + sharded),
+            MemoryMoment(gradients, 0.0, embedding + shared.workspace),
+        )
+        # Without fusion the root of AdamW's second moment exists for all weights at once.
+        unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
+        self.updating = MemoryMoment(gradients, 0.0, self.updated * optimizer.moment_bytes if unfused else 0.0)
+        # What the optimizer allocates in its first step and holds from then on.
+        self.lasting = self.updated * optimizer.moments * optimizer.moment_bytes
 
     def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int, gpu: Gpu) -> StageMemory:
         """Return the memory of a stage whose pieces hold *counts* micro-batches at once."""
         shared, states, overhead = self.shared, self.states, self.shared.framework.overhead
-        optimizer = shared.framework.optimizer
-        activations = sum([count * piece.activations for piece, count in zip(self.pieces, counts, strict=True)])
-        activations += self.staged
-        on_host = sum([count * piece.on_host for piece, count in zip(self.pieces, counts, strict=True)])
-        if self.head:
-            at_head = max(count for piece, count in zip(self.pieces, counts, strict=True) if piece.head)
-            activations += at_head * shared.head_activations
-        moments = self._moments(activations, counts, before_input)
-        # Without fusion the root of AdamW's second moment exists for all weights at once.
-        unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
-        updating = MemoryMoment(states.gradients, 0.0, self.updated * optimizer.moment_bytes if unfused else 0.0)
-        totals = [moment.total for moment in (*moments, updating)]
-        moment = (*moments, updating)[totals.index(max(totals))]
+        held = list(zip(self.pieces, counts, strict=True))
+        activations = sum([count * piece.activations for piece, count in held]) + self.staged
+        if self.heads:
+            activations += max([counts[number] for number in self.heads]) * shared.head_activations
+        moments = [MemoryMoment(self.early, activations, self.at_backward), *self.after_backward]
+        for number in self.heads:
+            loss = shared.loss_bytes(counts[number], before_input[number]) + self.at_loss
+            moments.append(MemoryMoment(self.early, activations, loss))
+        moment = max((*moments, self.updating), key=sum)
         loose = max([moment.activations + moment.temporary for moment in moments])
-        # What the optimizer allocates in its first step and holds from then on.
-        lasting = self.updated * optimizer.moments * optimizer.moment_bytes
-        if shared.framework.loop_kernels and not shared.strategy.lora_rank:
-            filled = FILLED_SHARE * min(loose, lasting + states.gradients)
-            fragmentation = overhead.fragmentation * (2 - shared.recomputed) * loose + shared.recomputed * filled
-        else:
-            fragmentation = fragmented_bytes(overhead, loose, lasting, updating.temporary, shared.recomputed)
-            if not shared.flat and shared.strategy.micro_batches > 1 and self.head:
-                # Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
-                # largest, and finds no space among what is freed in small pieces.
-                fragmentation += shared.word_gradient
-            if self.head and shared.framework.loop_kernels and shared.strategy.objective is not Objective.REWARD:
-                # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
-                logits = shared.strategy.local_tokens * shared.model.padded_vocab(shared.strategy.layout.tp)
-                fragmentation += OUTPUT_SHARE * FP32_BYTES * logits / shared.strategy.layout.tp
-                fragmentation += LAYER_SHARE * shared.recomputed * self.again
+        fragmentation = self._fragmentation(loose)
         copies = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
         stage_memory = StageMemory(
             stage=stage,
@@ -391,35 +390,31 @@ class _Held:
             communication=overhead.buffer_bytes + overhead.communicator_bytes * shared.communicators,
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
-            host=states.host + on_host,
+            host=states.host + sum([count * piece.on_host for piece, count in held]),
             band=shared.band,
         )
         if not shared.held_by_layer:
             return stage_memory
-        layers = sum([count * piece.layers for piece, count in zip(self.pieces, counts, strict=True)])
+        layers = sum([count * piece.layers for piece, count in held])
         # Nothing is held that would not be free otherwise, also at the upper end of the interval.
         spare = max(0.0, gpu.memory_bytes - stage_memory.high) / shared.band.high
-        held = min(layers * shared.held_by_layer, spare)
-        return replace(stage_memory, temporary=moment.temporary + held)
+        return replace(stage_memory, temporary=moment.temporary + min(layers * shared.held_by_layer, spare))
 
-    def _moments(self, activations: float, counts: Sequence[int], before_input: Sequence[int]) -> list[MemoryMoment]:
-        """Return the moments of a step before the optimizer's."""
-        shared, gradients = self.shared, self.states.gradients
-        early = gradients if shared.early else 0.0
-        sharded = self.gathered + self.unreduced + shared.workspace
-        # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(early, gradients - self.pieces[0].first_layer_gradients)
-        # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
-        # tied weights three times. Flat buffers need one.
-        twice = shared.model.tied and self.head and not shared.flat
-        embedding = shared.word_gradient * (2 if twice else 1) if self.embedding else 0.0
-        moments = [
-            MemoryMoment(early, activations, self.again + self.working + sharded),
-            MemoryMoment(late, self.largest_layer, self.working + sharded),
-            MemoryMoment(gradients, 0.0, embedding + shared.workspace),
-        ]
-        for piece, count, before in zip(self.pieces, counts, before_input, strict=True):
-            if piece.head:
-                loss = shared.loss_bytes(count, before) + self.gathered + shared.workspace
-                moments.append(MemoryMoment(early, activations, loss))
-        return moments
+    def _fragmentation(self, loose: float) -> float:
+        """Return what the allocator holds beyond the tensors; *loose*: the most that come and go in a step."""
+        shared, strategy, overhead = self.shared, self.shared.strategy, self.shared.framework.overhead
+        loops = shared.framework.loop_kernels
+        if loops and not strategy.lora_rank:
+            filled = FILLED_SHARE * min(loose, self.lasting + self.states.gradients)
+            return overhead.fragmentation * (2 - shared.recomputed) * loose + shared.recomputed * filled
+        gap = fragmented_bytes(overhead, loose, self.lasting, self.updating.temporary, shared.recomputed)
+        if not shared.flat and strategy.micro_batches > 1 and self.heads:
+            # Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
+            # largest, and finds no space among what is freed in small pieces.
+            gap += shared.word_gradient
+        if self.heads and loops and strategy.objective is not Objective.REWARD:
+            # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
+            logits = strategy.local_tokens * shared.model.padded_vocab(strategy.layout.tp)
+            gap += OUTPUT_SHARE * FP32_BYTES * logits / strategy.layout.tp
+            gap += LAYER_SHARE * shared.recomputed * self.again
+        return gap

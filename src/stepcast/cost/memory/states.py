@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
@@ -32,60 +31,140 @@ class States(NamedTuple):
     host: float = 0.0  # in the memory of the host, instead of the GPU's
 
 
+class Collected(NamedTuple):
+    """Bytes of a piece that are unsharded for a while: its weights, and its gradients beyond the rank's share."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+
+
+NONE_COLLECTED = Collected()
+
+
+class StateBytes:
+    """The states of a model under one strategy. The bytes of a parameter are found once for all pieces, in pairs: those
+    of weights that products read quantised, and those of others.
+    """
+
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework, orientations: int) -> None:
+        """*orientations*: copies of each quantised weight."""
+        self.model, self.strategy, self.framework = model, strategy, framework
+        self.plan, self.offloaded = plan_of(strategy, framework), strategy.offload.optimizer
+        stored, is_wide = strategy.weights.bytes, framework.keeps_fp32_weights(strategy)
+        is_flat, optimizer = framework.kernels is Kernels.FUSED, framework.optimizer
+        # As the layers use them: fused kernels keep them quantised from one micro-batch to the next, in addition to the
+        # stored ones or, with parameters in fp8, instead of them.
+        quantised = 0.0
+        if strategy.precision in QUANTISED:
+            quantised = (orientations if is_flat else int(strategy.fp8_parameters)) * strategy.precision.bytes
+        self.unsharded = (quantised if strategy.fp8_parameters else stored + quantised, stored)
+        # As the ranks that split them keep them.
+        self.sharded = (strategy.precision.bytes if strategy.fp8_parameters else stored, stored)
+        if strategy.base_weights is not BaseWeights.TRAINED:
+            self.unsharded = self.sharded = (strategy.base_weights.bytes, stored)
+        elif is_wide:
+            self.sharded = (FP32_BYTES, FP32_BYTES)
+        self.stored = FP32_BYTES if is_wide else stored
+        # PyTorch's FSDP casts what it reduced to the format of the sharded weights (torch.distributed.fsdp,
+        # MixedPrecisionPolicy); flat buffers keep theirs.
+        casts = self.plan.splits_gradients and is_wide and not is_flat
+        self.gradient = FP32_BYTES if casts else framework.gradient_dtype.bytes
+        # The optimizer has weights of its own, besides those that layers use or ranks split.
+        self.copies = optimizer.master_weights and strategy.weights is not DType.FP32 and not is_wide
+        self.moments, self.moment = optimizer.moments, optimizer.moment_bytes
+
+    def find_shards(self, piece: StagePiece) -> tuple[Shard, Shard]:
+        """Return the weights that one rank holds of *piece*, and those that it trains."""
+        held = held_shard(self.model, self.strategy, piece)
+        return held, held if self.strategy.trains_all_weights else trained_shard(self.model, self.strategy, piece)
+
+    def states(self, piece: StagePiece, held: Shard, trained: Shard) -> States:
+        """Return what one rank keeps for *piece* all the time; gradients as if none were freed."""
+        parameters, owned = 0.0, self.plan.share(trained)
+        for part, shard in self.plan.kinds(held):
+            if part.collected:
+                parameters += _weigh(shard, self.sharded) / part.ways
+            else:
+                parameters += _weigh(shard, self.unsharded)
+        if self.strategy.training is TrainingKind.LORA:
+            width = FP32_BYTES if self.framework.fp32_adapters else self.stored
+            for part, shard in self.plan.kinds(trained):
+                parameters += width * shard.total / (part.ways if part.collected else 1)
+        elif self.strategy.objective is Objective.DPO:
+            parameters *= 2  # the reference; under LoRA it is the model without its adapters
+        gradients, optimizer, host = self.gradients(trained), self.optimizer(piece, owned), 0.0
+        if self.offloaded:
+            # The host has weights, moments and fp32 gradients of what it updates (Megatron-Core's
+            # HybridDeviceOptimizer, DeepSpeed's ZeRO-Offload: 16 bytes a parameter); the GPU keeps what the software
+            # does not move.
+            weights = 0.0 if self.copies else self.stored
+            host = self.offloaded * (optimizer + owned * (FP32_BYTES + weights))
+            optimizer *= 1 - self.offloaded
+            parameters = 0.0 if self.framework.offloaded is Offloaded.WEIGHTS else parameters
+        return States(parameters, gradients, optimizer, host)
+
+    def gradients(self, trained: Shard) -> float:
+        """Return the bytes of all gradients that one rank keeps."""
+        total, is_split = 0.0, self.plan.splits_gradients
+        for part, shard in self.plan.kinds(trained):
+            total += self.gradient * shard.total / (part.ways if is_split else 1)
+        moves = is_split and self.framework.offloaded is not Offloaded.STATES
+        return total * (1 - self.offloaded) if moves else total
+
+    def optimizer(self, piece: StagePiece, owned: float) -> float:
+        """Return the bytes of moments of *owned* parameters and, where the stored weights are less precise, of the fp32
+        copy.
+        """
+        optimizer, moments, wide = self.framework.optimizer, self.moments * owned, 0.0
+        if optimizer.knows_matrices:
+            for matrices in trained_matrices(self.model, self.strategy, piece):
+                part = self.plan.experts if matrices.part is WeightPart.EXPERTS else self.plan.dense
+                if optimizer.kind is OptimizerKind.MUON:  # one moment of two
+                    spared = matrices.elements if matrices.inside else 0
+                else:  # all but the sums of rows and of columns
+                    spared = matrices.elements - matrices.count * (matrices.rows + matrices.columns)
+                moments -= spared / part.ways
+        if piece.embedding and optimizer.moment_dtype is DType.INT8 and self.framework.modules is Modules.TRANSFORMERS:
+            # Embeddings keep 32-bit moments (transformers, Trainer: register_module_override of bitsandbytes).
+            words = self.model.vocab * (self.model.embedding_width or self.model.hidden)
+            words = words / self.strategy.layout.tp / self.plan.dense.ways
+            trained = self.strategy.training is TrainingKind.FULL
+            wide = words * self.moments * (FP32_BYTES - self.moment) if trained else 0.0
+        return moments * self.moment + wide + (FP32_BYTES * owned if self.copies else 0.0)
+
+    def collected(self, piece: StagePiece, held: Shard, trained: Shard) -> Collected:
+        """Return what is unsharded at the fullest moment."""
+        plan = self.plan
+        if not (plan.by_unit or plan.splits_gradients):
+            return NONE_COLLECTED
+        units = [self.find_shards(unit) for unit in _list_units(self.model, piece)]
+        weights = 0.0
+        if keeps_weights(plan):
+            weights = _weigh(plan.collected(held), self.unsharded)
+        elif plan.gathered is Gathered.EACH_PASS:
+            # The unit at work and, as it was gathered, the next one.
+            shards = [plan.collected(held) for held, _ in units]
+            sizes = [_weigh(shard, self.unsharded) + gathered_bytes(self.strategy, shard) for shard in shards]
+            weights = max(sizes, default=0.0)
+        # Gradients of the unit at work, as they are computed, and where they are reduced once all sums so far.
+        unreduced = [plan.unreduced(trained).total for _, trained in units]
+        gradients = max(unreduced, default=0) * self.strategy.stored.bytes
+        if plan.reduced is not Reduced.EACH_MICRO_BATCH:
+            split = plan.unreduced(trained)
+            gradients += (split.total - plan.share(split)) * self.framework.gradient_dtype.bytes
+        return Collected(weights, gradients)
+
+
+def _weigh(shard: Shard, widths: tuple[float, float]) -> float:
+    return widths[0] * shard.quantised + widths[1] * shard.unquantised
+
+
 def piece_states(
     model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, orientations: int
 ) -> States:
-    """Return what one rank keeps for *piece* all the time, each quantised weight in *orientations* copies; gradients
-    as if none were freed.
-    """
-    held, trained = held_shard(model, strategy, piece), trained_shard(model, strategy, piece)
-    plan, parameters = plan_of(strategy, framework), 0.0
-    for part, shard in plan.kinds(held):
-        unsharded = unsharded_bytes(strategy, framework, shard, orientations)
-        parameters += _sharded_bytes(strategy, framework, shard) / part.ways if part.collected else unsharded
-    if strategy.training is TrainingKind.LORA:
-        for part, shard in plan.kinds(trained):
-            width = FP32_BYTES if framework.fp32_adapters else _stored_bytes(strategy, framework)
-            parameters += width * shard.total / (part.ways if part.collected else 1)
-    elif strategy.objective is Objective.DPO:
-        parameters *= 2  # the reference; under LoRA it is the model without its adapters
-    gradients = gradient_bytes(strategy, framework, plan, trained)
-    optimizer = optimizer_bytes(model, strategy, framework, piece, plan)
-    states = States(parameters, gradients, optimizer)
-    return _offload(states, strategy, framework, plan, trained) if strategy.offload.optimizer else states
-
-
-def _stored_bytes(strategy: Strategy, framework: Framework) -> float:
-    return FP32_BYTES if framework.keeps_fp32_weights(strategy) else strategy.weights.bytes
-
-
-def gradient_bytes(strategy: Strategy, framework: Framework, plan: ShardingPlan, trained: Shard) -> float:
-    """Return the bytes of all gradients that one rank keeps. PyTorch's FSDP casts what it reduced to the
-    format of the sharded weights (torch.distributed.fsdp, MixedPrecisionPolicy); flat buffers keep theirs.
-    """
-    flat = framework.kernels is Kernels.FUSED
-    wide = plan.splits_gradients and framework.keeps_fp32_weights(strategy) and not flat
-    width = FP32_BYTES if wide else framework.gradient_dtype.bytes
-    total = 0.0
-    for part, shard in plan.kinds(trained):
-        total += width * shard.total / (part.ways if plan.splits_gradients else 1)
-    return total
-
-
-def _offload(states: States, strategy: Strategy, framework: Framework, plan: ShardingPlan, trained: Shard) -> States:
-    """Move states to the host, which has weights, moments and fp32 gradients of what it updates (Megatron-Core's
-    HybridDeviceOptimizer, DeepSpeed's ZeRO-Offload: 16 bytes a parameter); the GPU keeps what the software
-    does not move.
-    """
-    share, owned = strategy.offload.optimizer, plan.share(trained)
-    split = framework.offloaded is not Offloaded.STATES and plan.splits_gradients
-    weights = 0.0 if _copies_weights(strategy, framework) else _stored_bytes(strategy, framework)
-    return States(
-        parameters=0.0 if framework.offloaded is Offloaded.WEIGHTS else states.parameters,
-        gradients=states.gradients * (1 - share if split else 1),
-        optimizer=states.optimizer * (1 - share),
-        host=share * (states.optimizer + owned * (FP32_BYTES + weights)),
-    )
+    """Return what one rank keeps for *piece* all the time, each quantised weight in *orientations* copies."""
+    sizes = StateBytes(model, strategy, framework, orientations)
+    return sizes.states(piece, *sizes.find_shards(piece))
 
 
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
@@ -95,60 +174,6 @@ def orientations(strategy: Strategy, gpu: Gpu) -> int:
     it (Transformer Engine, is_non_tn_fp8_gemm_supported).
     """
     return 1 if strategy.precision is DType.FP8 and gpu.architecture in EITHER_ORIENTATION else 2
-
-
-def unsharded_bytes(strategy: Strategy, framework: Framework, shard: Shard, orientations: int) -> float:
-    """Return the bytes of weights as the layers use them. Fused kernels keep them quantised from one micro-batch to
-    the next, in addition to the stored ones or, with parameters in fp8, instead of them.
-    """
-    stored, quantised = strategy.weights.bytes, 0.0
-    if strategy.precision in QUANTISED:
-        copies = orientations if framework.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
-        quantised = copies * strategy.precision.bytes
-    narrow = quantised if strategy.fp8_parameters else stored + quantised
-    if strategy.base_weights is not BaseWeights.TRAINED:
-        narrow = strategy.base_weights.bytes
-    return narrow * shard.quantised + stored * shard.unquantised
-
-
-def _sharded_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> float:
-    """Return what all ranks together keep of weights that they split."""
-    if strategy.base_weights is not BaseWeights.TRAINED:
-        return strategy.base_weights.bytes * shard.quantised + strategy.weights.bytes * shard.unquantised
-    if framework.keeps_fp32_weights(strategy):
-        return FP32_BYTES * shard.total
-    narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.weights.bytes
-    return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
-
-
-def optimizer_bytes(
-    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, plan: ShardingPlan
-) -> float:
-    """Return the bytes of moments and, where the stored weights are less precise, of the fp32 copy."""
-    optimizer, owned = framework.optimizer, plan.share(trained_shard(model, strategy, piece))
-    copied = _copies_weights(strategy, framework)
-    moments = optimizer.moments * owned
-    if optimizer.knows_matrices:
-        for matrices in trained_matrices(model, strategy, piece):
-            part = plan.experts if matrices.part is WeightPart.EXPERTS else plan.dense
-            if optimizer.kind is OptimizerKind.MUON:  # one moment of two
-                spared = matrices.elements if matrices.inside else 0
-            else:  # all but the sums of rows and of columns
-                spared = matrices.elements - matrices.count * (matrices.rows + matrices.columns)
-            moments -= spared / part.ways
-    wide = 0.0
-    if optimizer.moment_dtype is DType.INT8 and framework.modules is Modules.TRANSFORMERS and piece.embedding:
-        # Embeddings keep 32-bit moments (transformers, Trainer: register_module_override of bitsandbytes).
-        words = model.vocab * (model.embedding_width or model.hidden) / strategy.layout.tp / plan.dense.ways
-        trained = strategy.training is TrainingKind.FULL
-        wide = words * optimizer.moments * (FP32_BYTES - optimizer.moment_bytes) if trained else 0.0
-    return moments * optimizer.moment_bytes + wide + (FP32_BYTES * owned if copied else 0.0)
-
-
-def _copies_weights(strategy: Strategy, framework: Framework) -> bool:
-    """Return whether the optimizer has weights of its own, besides those that layers use or ranks split."""
-    narrow = strategy.weights is not DType.FP32 and not framework.keeps_fp32_weights(strategy)
-    return framework.optimizer.master_weights and narrow
 
 
 def checkpoint_bytes(model: Model, strategy: Strategy, framework: Framework) -> float:
@@ -170,48 +195,8 @@ def checkpoint_bytes(model: Model, strategy: Strategy, framework: Framework) -> 
         further_tokens=strategy.further_tokens,
     )
     piece = StagePiece(range(model.layers), embedding=True, head=True)
-    states = optimizer_bytes(model, single, framework, piece, plan_of(single, framework))
-    return _stored_bytes(single, framework) * trained_shard(model, single, piece).total + states
-
-
-# ZeRO and FSDP: weights that are gathered from their shards, and gradients that are not reduced yet.
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """Bytes of a piece that are unsharded for a while: its weights, and its gradients beyond the rank's share."""
-
-    weights: float
-    gradients: float
-
-
-def collected_bytes(
-    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, orientations: int
-) -> Collected:
-    """Return what is unsharded at the fullest moment."""
-    plan = plan_of(strategy, framework)
-    if not (plan.by_unit or plan.splits_gradients):
-        return Collected(0.0, 0.0)
-    units = _list_units(model, piece)
-    weights = 0.0
-    if keeps_weights(plan):
-        shard = plan.collected(held_shard(model, strategy, piece))
-        weights = unsharded_bytes(strategy, framework, shard, orientations)
-    elif plan.gathered is Gathered.EACH_PASS:
-        # The unit at work and, as it was gathered, the next one.
-        shards = [plan.collected(held_shard(model, strategy, unit)) for unit in units]
-        sizes = (
-            unsharded_bytes(strategy, framework, shard, orientations) + gathered_bytes(strategy, shard)
-            for shard in shards
-        )
-        weights = max(sizes, default=0.0)
-    # Gradients of the unit at work, as they are computed, and where they are reduced once all sums so far.
-    unreduced = (plan.unreduced(trained_shard(model, strategy, unit)) for unit in units)
-    gradients = max((shard.total for shard in unreduced), default=0) * strategy.stored.bytes
-    if plan.reduced is not Reduced.EACH_MICRO_BATCH:
-        split = plan.unreduced(trained_shard(model, strategy, piece))
-        gradients += (split.total - plan.share(split)) * framework.gradient_dtype.bytes
-    return Collected(weights, gradients)
+    sizes, trained = StateBytes(model, single, framework, orientations=1), trained_shard(model, single, piece)
+    return sizes.stored * trained.total + sizes.optimizer(piece, sizes.plan.share(trained))
 
 
 def keeps_weights(plan: ShardingPlan) -> bool:
