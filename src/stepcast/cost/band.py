@@ -20,6 +20,8 @@ from stepcast.ir.step import LEVEL, Band
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.tables import Positive, convert_table
 
+EXPERTS = "experts"
+
 
 class BandKind(Struct, frozen=True, forbid_unknown_fields=True):
     """Quantiles of measured over predicted, and the range of the rows behind them."""
@@ -55,27 +57,31 @@ def kind_of(model: Model, cluster: Cluster, strategy: Strategy) -> str:
 
 
 def _model_kind(model: Model) -> str:
-    return "experts" if model.experts else "dense"
+    return EXPERTS if model.experts else "dense"
 
 
 def band_of(model: Model, cluster: Cluster, strategy: Strategy, framework: Framework) -> Band:
     """Return the interval around a prediction that holds nine in ten measurements of its kind."""
-    bands, gpus, generation = default_bands(), strategy.layout.gpus, cluster.gpu.generation
-    name = "one GPU" if gpus == 1 else _model_kind(model)
+    gpu = cluster.gpu
+    terms = (gpu.architecture, gpu.generation, framework.name, strategy.layout.gpus, strategy.seq)
+    return _find_band(_model_kind(model), *terms)
+
+
+@lru_cache(maxsize=1024)
+def _find_band(model: str, architecture: str, generation: str, framework: str, gpus: int, seq: int) -> Band:
+    bands, name = default_bands(), "one GPU" if gpus == 1 else model
     # Runs of one benchmark do not tell of others where no product was measured.
-    known = default_fit().measured("tensor", cluster.gpu.architecture)
-    known = known and generation in bands.kinds[name].generations
+    known = default_fit().measured("tensor", architecture) and generation in bands.kinds[name].generations
     if not known:
-        name = _model_kind(model)
+        name = model
     kind = bands.kinds[name]
-    experts = " with experts" if model.experts else ""
     # The framework was measured, or one with a longer name that builds on it.
-    run = any(seen == framework.name or seen.startswith(f"{framework.name}-") for seen in kind.frameworks)
+    run = any(seen == framework or seen.startswith(f"{framework}-") for seen in kind.frameworks)
     unseen = {
-        "generation": "" if known else f"GPUs of {cluster.gpu.architecture}{experts}",
-        "framework": f"framework {framework.name}" if known and not run else "",
+        "generation": "" if known else f"GPUs of {architecture}{' with experts' * (model == EXPERTS)}",
+        "framework": f"framework {framework}" if known and not run else "",
         "gpus": f"more than {kind.gpus:,} GPUs" if gpus > kind.gpus else "",
-        "seq": f"sequences of more than {kind.seq:,} tokens" if strategy.seq > kind.seq else "",
+        "seq": f"sequences of more than {kind.seq:,} tokens" if seq > kind.seq else "",
     }
     low, high = kind.widen(max((bands.widened[key] for key, text in unseen.items() if text), default=1.0))
     return Band(low, high, name, kind.rows, LEVEL, tuple(filter(None, unseen.values())), measured=known)

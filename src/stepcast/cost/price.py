@@ -35,6 +35,9 @@ class Bound(StrEnum):
     NETWORK = "network"
 
 
+BOUNDS = (Bound.COMPUTE, Bound.MEMORY, Bound.LAUNCH)
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """Seconds of one operator with a range that holds the true value about nine times in ten."""
@@ -123,12 +126,9 @@ def price_kernel(
     kind: str, seconds: float, flops: float, moved: float, rates: Rates, gpu: Gpu, fit: ComputeFit
 ) -> Price:
     """Return the price of a kernel of *kind* that takes *seconds*, with its physical bound and its uncertainty."""
-    ideal = {
-        Bound.COMPUTE: flops / rates.peak_flops,
-        Bound.MEMORY: moved / rates.bandwidth_bytes_per_s,
-        Bound.LAUNCH: rates.launch_s,
-    }
-    bound = max(ideal, key=lambda name: ideal[name])
+    ideal_s = (flops / rates.peak_flops, moved / rates.bandwidth_bytes_per_s, rates.launch_s)
+    longest_s = max(ideal_s)
+    bound = BOUNDS[ideal_s.index(longest_s)]
     source = PriceSource.FITTED if fit.measured(kind, gpu.architecture) else PriceSource.SCALED
-    efficiency = min(1.0, float(ideal[bound]) / seconds) if seconds > 0 else 1.0
+    efficiency = min(1.0, float(longest_s) / seconds) if seconds > 0 else 1.0
     return Price.spread(seconds, source, bound, fit.half_width(kind, gpu.architecture), efficiency)

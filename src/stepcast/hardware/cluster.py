@@ -29,8 +29,8 @@ class Gpu:
     name: str
     vendor: str
     architecture: str
-    matrix_flops: Mapping[str, Positive] = field(hash=False)  # matrix multiply, on tensor cores where there are any
-    vector_flops: Mapping[str, Positive] = field(hash=False)  # everything else
+    matrix_flops: Mapping[str, Positive]  # matrix multiply, on tensor cores where there are any
+    vector_flops: Mapping[str, Positive]  # everything else
     memory_bytes: Positive
     memory_bandwidth_bytes_per_s: Positive
     l2_bytes: Positive
@@ -40,8 +40,8 @@ class Gpu:
     launch_overhead_s: Amount  # the shortest an operator takes, however small
     power_w: Positive
     # The fastest matrix multiply that anybody published, where it is known.
-    reached_flops: Mapping[str, Positive] = field(default_factory=dict, hash=False)
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
+    reached_flops: Mapping[str, Positive] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for table in (self.matrix_flops, self.vector_flops):
@@ -51,6 +51,10 @@ class Gpu:
             if reached > self.matrix_flops.get(dtype, 0.0):
                 problem = f"a product cannot exceed the peak, matrix.{dtype}; correct one of them"
                 raise ValueError(f"reached.{dtype} is too high: {problem}")
+
+    def __hash__(self) -> int:
+        """Hash what most often differs: hashes are asked for far more often than values are made."""
+        return hash((self.name, self.power_w, self.clock_hz, self.memory_bytes))
 
     @property
     def generation(self) -> str:

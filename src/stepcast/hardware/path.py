@@ -379,8 +379,8 @@ _RESOLVED: ByIdentity[GroupPath] = ByIdentity(2048)
 def _distinct(
     list_groups: Callable[[int], Iterable[Copies]], cluster: Cluster, placement: Placement
 ) -> list[tuple[int, ...] | range]:
-    """Return one group of each shape: copies that are full leaves apart are equal, and where all their members run
-    on the same GPU of different domains, it makes no difference on which.
+    """Return one group of each shape: copies that are full leaves apart are equal, or full domains if they are within
+    one, and where all their members run on the same GPU of different domains, it makes no difference on which.
     """
     regions = placement.regions(cluster.domain_gpus)
     torus = cluster.topology.kind is NetworkKind.TORUS
@@ -395,7 +395,9 @@ def _distinct(
                 shapes.setdefault(first if torus else _shape(first, offsets, regions, under_leaf), first)
             continue
         domain = regions[0].held
-        leaf, step = domain * under_leaf, 1 if any(offset % domain for offset in offsets) else domain
+        is_within = all(first % domain + offsets[-1] < domain for first in firsts)
+        leaf = domain if is_within else domain * under_leaf
+        step = 1 if any(offset % domain for offset in offsets) else domain
         # The first of each shape remains.
         known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
     groups = [_move(offsets, first) for offsets, shapes in known.items() for first in shapes.values()]

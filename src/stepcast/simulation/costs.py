@@ -72,18 +72,19 @@ class Prices:
 
     def contention_s(self, slot: ContentionSlot, ops: OpList, works_s: list[float], factor: float) -> float:
         """Return what the computing of a piece loses, whose works take *works_s* by themselves."""
-        assert self.takes is not None
+        works, takes, slow_groups = ops.works, self.takes, self.slow_groups
+        assert takes is not None
         seconds = [works_s[op] for op in slot.computing]
         computing_s = sum(seconds) * factor
         overlap_s: dict[Group, float] = defaultdict(float)
         taken_s: dict[Group, float] = defaultdict(float)
         for op, window in slot.windows:
-            collective = ops.works[op]
+            collective = works[op]
             group: Group = collective.group  # type: ignore[union-attr, assignment]
             window_s = sum([seconds[index] for index in window]) * factor if window else computing_s
-            both_s = min(works_s[op] * self.slow_groups.get(group, 1.0), window_s)
+            both_s = min(works_s[op] * slow_groups.get(group, 1.0), window_s)
             overlap_s[group] += both_s
-            taken_s[group] += self.takes(collective) * both_s
+            taken_s[group] += takes(collective) * both_s
         return sum(
             taken * min(1.0, computing_s / overlap_s[group]) for group, taken in taken_s.items() if overlap_s[group] > 0
         )

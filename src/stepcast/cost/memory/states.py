@@ -126,8 +126,8 @@ class StateBytes:
                 moments -= spared / part.ways
         if piece.embedding and optimizer.moment_dtype is DType.INT8 and self.framework.modules is Modules.TRANSFORMERS:
             # Embeddings keep 32-bit moments (transformers, Trainer: register_module_override of bitsandbytes).
-            words = self.model.vocab * (self.model.embedding_width or self.model.hidden)
-            words = words / self.strategy.layout.tp / self.plan.dense.ways
+            width = self.model.embedding_width or self.model.hidden
+            words = self.model.vocab * width / self.strategy.layout.tp / self.plan.dense.ways
             trained = self.strategy.training is TrainingKind.FULL
             wide = words * self.moments * (FP32_BYTES - self.moment) if trained else 0.0
         return moments * self.moment + wide + (FP32_BYTES * owned if self.copies else 0.0)
