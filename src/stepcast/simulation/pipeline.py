@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stepcast.ir.arrays import BoolArray, IntArray, distinct
+from stepcast.ir.arrays import BoolArray, IntArray, distinct, distinct_rows
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
@@ -163,9 +163,9 @@ class _SlotCalls(NamedTuple):
 
     stage: IntArray
     kind: IntArray
-    kind_stage: list[int]
+    kind_stage: IntArray
     slots: list[Slots]  # by their number
-    kind_codes: list[tuple[int, int, int]]  # for each kind its slots, and those of the calls before and after
+    kind_codes: list[IntArray]  # for each kind its slots, and those of the calls before and after
     batches: IntArray  # calls x 2: the micro-batches of the slots; that of the first again where there is one
     is_used: BoolArray  # calls x 2: whether there is such a slot
 
@@ -188,9 +188,8 @@ def _find_calls(schedule: Schedule, mode: wiring.Send, representative: IntArray)
         after = np.where(last, 0, np.roll(code, -1))
         before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
     _, first, kind = distinct(((stage * len(slots) + before) * len(slots) + code) * len(slots) + after)
-    codes = list(zip(*[part[first].tolist() for part in (code, before, after)], strict=True))
     is_used = np.array([(len(part) > 0, len(part) > 1) for part in slots]).take(code, 0)
-    return _SlotCalls(stage, kind, stage[first].tolist(), slots, codes, batches, is_used)
+    return _SlotCalls(stage, kind, stage[first], slots, [code[first], before[first], after[first]], batches, is_used)
 
 
 def _number_slots(schedule: Schedule, representative: IntArray) -> tuple[list[Slots], IntArray, IntArray, IntArray]:
@@ -253,20 +252,17 @@ class _TemplateBuilder:
     def add_stages(self, representatives: Sequence[int]) -> None:
         """Add the calls of every stage: those of its slots, between those of the rounds."""
         calls = self.slot_calls = _find_calls(self.schedule, self.mode, np.array(representatives, np.int64))
-        frames: dict[wiring.CallFrame, int] = {}
-        known: dict[tuple[object, ...], tuple[Slots, wiring.CallFrame]] = {}
-        last = self.schedule.stages - 1
-        slot_kinds, frame_of_kind = [], []
-        for stage, codes in zip(calls.kind_stage, calls.kind_codes, strict=True):
-            # Messages pass all stages between the first and the last in the same way.
-            key = (codes, stage == 0, stage == last)
-            if key not in known:
-                near = [calls.slots[code] for code in codes]
-                parts = [tuple([wiring.find_passage(self.schedule, stage, slot) for slot in part]) for part in near]
-                known[key] = near[0], wiring.frame_template(self.mode, wiring.CallContext(*parts))
-            kind = SlotCall(stage, *known[key])
-            slot_kinds.append(kind)
-            frame_of_kind.append(frames.setdefault(kind.frame, len(frames)))
+        # Messages pass all stages between the first and the last in the same way.
+        ends = (calls.kind_stage == 0) + 2 * (calls.kind_stage == self.schedule.stages - 1)
+        kinds_of_frames, frame_of_kind = distinct_rows([ends, *calls.kind_codes])
+        framed = []
+        described = [part[kinds_of_frames].tolist() for part in (calls.kind_stage, *calls.kind_codes)]
+        for stage, *codes in zip(*described, strict=True):
+            near = [calls.slots[code] for code in codes]
+            parts = [tuple([wiring.find_passage(self.schedule, stage, slot) for slot in part]) for part in near]
+            framed.append((near[0], wiring.frame_template(self.mode, wiring.CallContext(*parts))))
+        pairs = zip(calls.kind_stage.tolist(), frame_of_kind.tolist(), strict=True)
+        slot_kinds = [SlotCall(stage, *framed[number]) for stage, number in pairs]
         rounds = [
             RoundCall(number, stage)
             for number, template in enumerate((*self.before, *self.after))
@@ -285,10 +281,12 @@ class _TemplateBuilder:
         numbers = np.argsort(order, kind="stable")
         self.slot_numbers = numbers[: len(calls.kind)]
         self.round_calls = dict(zip(rounds, numbers[len(calls.kind) :].tolist(), strict=True))
-        frame_of_call = np.array(frame_of_kind, np.int64)[calls.kind]
+        frames = {frame: number for number, frame in enumerate(dict.fromkeys([frame for _, frame in framed]))}
+        frame_of_call = np.array([frames[frame] for _, frame in framed], np.int64)[frame_of_kind[calls.kind]]
         self.members = [(frame, np.flatnonzero(frame_of_call == number)) for frame, number in frames.items()]
-        chunks = [(kind.slots[0].chunk, kind.slots[-1].chunk) if kind.slots else (0, 0) for kind in slot_kinds]
-        self.places = calls.stage[:, None] * self.schedule.chunks + np.array(chunks, np.int64).take(calls.kind, 0)
+        chunks = [(slots[0].chunk, slots[-1].chunk) if slots else (0, 0) for slots, _ in framed]
+        chunk = np.array(chunks, np.int64).take(frame_of_kind[calls.kind], 0)
+        self.places = calls.stage[:, None] * self.schedule.chunks + chunk
 
     def give_signals(self) -> None:
         """Note which outputs of the calls of slots give which signals."""
