@@ -120,9 +120,9 @@ def _find_entries(run: Run, calculator: "_CallTimes") -> tuple[list[tuple[int, F
     entries = np.maximum(entries, earliest_s[program.segment, None])
     chain = program.call_chains[:, None].astype(np.float64)
     rows = np.ascontiguousarray(np.concatenate([chain, entries], axis=1))
-    known: dict[bytes, int] = {}
     keys: list[bytes] = rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
-    entry_of = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    known = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    entry_of = np.fromiter(map(known.__getitem__, keys), np.int64, len(keys))
     first = np.flatnonzero(np.diff(np.maximum.accumulate(entry_of), prepend=-1)).tolist()
     return [(call, entries[call]) for call in first], entry_of
 

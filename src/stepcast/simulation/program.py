@@ -515,9 +515,8 @@ class Program:
         for row, segment in zip(per_segment, self.segments, strict=True):
             for piece, repeat in segment.chain:
                 row += repeat * busy_s[piece]
-        busy = np.zeros((self.ranks, len(self.lanes)))
-        np.add.at(busy, self.rank, per_segment[self.segment])
-        return busy
+        bounds = pairwise(self.table.rank_start.tolist())
+        return np.array([per_segment[self.segment[first:last]].sum(axis=0) for first, last in bounds])
 
 
 def in_ticks(seconds: FloatArray) -> FloatArray:
