@@ -31,3 +31,21 @@ def test_results_of_the_last_step_are_held_until_the_next_has_its_own() -> None:
     assert reserve_bytes(trace) == 40 * MIB  # no operator writes it: an input
     trace.events[0] = trace.events[0]._replace(writes=(TracedTensor((10 * MIB,), (1,), "fp32", 0),))
     assert reserve_bytes(trace) == 2 * 40 * MIB
+
+
+def test_what_a_step_leaves_is_freed_by_the_next() -> None:
+    """A generator's graph lives from one step into the next, whose backward frees it: one block serves both."""
+    carried = Storage(40 * MIB, 0, freed=2, is_carried=True)
+    left = Storage(40 * MIB, 2)
+    trace = trace_of(carried, left)
+    trace.events[2] = trace.events[2]._replace(writes=(TracedTensor((10 * MIB,), (1,), "fp32", 1),))
+    assert reserve_bytes(trace) == 40 * MIB
+
+
+def test_averages_of_weights_stay() -> None:
+    """A tensor that every step updates in place was made before the first."""
+    average = Storage(40 * MIB, 0, is_carried=True)
+    trace = trace_of(average)
+    weight = TracedTensor((10 * MIB,), (1,), "fp32", 0)
+    trace.events[2] = trace.events[2]._replace(reads=(weight,), writes=(weight,))
+    assert reserve_bytes(trace) == 40 * MIB

@@ -4,7 +4,7 @@ Optimizer states are allocated at the end of the first step, in blocks that its 
 the second step then need blocks elsewhere. A GPT on an H200 still reserved more in its fourth step, none after it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from stepcast.cost.memory.allocator import CachingAllocator
@@ -43,14 +43,16 @@ class _Replay:
                    if event.name in PRODUCTS}  # fmt: skip
         self._products = set(threads.values())
         self._made, self._freed = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-        self._stale = defaultdict[int, list[int]](list)  # sizes of the last step's gradients that are freed
+        # Sizes of what the last step left and this one frees: gradients, and graphs that a later backward uses.
+        self._stale = defaultdict[int, list[int]](list)
         self._states = list[int]()
         self._blocks = dict[int, int]()
-        self._gradients, self._old = defaultdict[int, list[int]](list), list[int]()
+        self._left, self._old = defaultdict[int, list[int]](list), list[int]()
         written = {tensor.storage for event in trace.events for tensor in event.writes}
         for number, storage in enumerate(trace.storages):
             if storage.size_bytes:
-                self._place(number, is_input=number not in written and storage.freed is None)
+                is_input = storage.freed is None and (storage.is_carried or number not in written)
+                self._place(number, is_input)
 
     def _place(self, number: int, is_input: bool) -> None:
         storage = self._storages[number]
@@ -58,7 +60,7 @@ class _Replay:
             self._make(number)
         elif storage.role == "optimizer":
             self._states.append(number)
-        elif storage.role == "gradients" and not storage.made and storage.freed is not None:
+        elif storage.freed is not None and (storage.is_carried or (storage.role == "gradients" and not storage.made)):
             self._stale[storage.freed].append(storage.size_bytes)
         elif storage.freed != 0:
             self._made[min(storage.made, self._ticks - 1)].append(number)
@@ -80,8 +82,8 @@ class _Replay:
         for tick in range(self._ticks):
             self._free(number for number in self._freed[tick] if self._storages[number].made < tick)
             for size in self._stale[tick]:
-                if self._gradients[size]:
-                    self.memory.free(self._gradients[size].pop(0))
+                if self._left[size]:
+                    self.memory.free(self._left[size].pop(0))
             if tick in self._released:
                 for block in self._old:
                     self.memory.free(block)
@@ -96,7 +98,8 @@ class _Replay:
                 self.memory.allocate(PRODUCT_BUFFER)
                 self.buffers += PRODUCT_BUFFER
             self._free(number for number in self._freed[tick] if self._storages[number].made >= tick)
-        if self._stale:
-            for number, storage in enumerate(self._storages):
-                if storage.role == "gradients" and storage.freed is None and storage.made and number in self._blocks:
-                    self._gradients[storage.size_bytes].append(self._blocks.pop(number))
+        expected = Counter(size for sizes in self._stale.values() for size in sizes)
+        for number, storage in enumerate(self._storages):
+            is_left = storage.role in ("gradients", "activations") and storage.freed is None and storage.made
+            if is_left and number in self._blocks and len(self._left[storage.size_bytes]) < expected[storage.size_bytes]:
+                self._left[storage.size_bytes].append(self._blocks.pop(number))

@@ -173,6 +173,11 @@ class ScriptTracer(Tracer):
 
     # ---- the window -----------------------------------------------------------------------------------
 
+    def close_window(self) -> None:
+        """End the recording; what the script still holds is freed by its end, not by the step."""
+        self.recording = False
+        self._watches.clear()
+
     def open_window(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to record, with everything that exists: parameters, buffers, gradients and optimizer states."""
         self.trace = StepTrace(modules=self.trace.modules)
@@ -374,7 +379,7 @@ class ScriptRun:
             self.second = self.tracer.trace, self.passes
             self._open_window()
             return
-        self.tracer.recording = False
+        self.tracer.close_window()
         raise StepTracedError
 
     def _open_window(self) -> None:

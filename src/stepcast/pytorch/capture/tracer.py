@@ -145,6 +145,7 @@ class Storage:
     made: int
     freed: int | None = None
     role: str = "activations"
+    is_carried: bool = False  # made by the step before
 
 
 class TracedUnit(NamedTuple):
@@ -262,7 +263,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             self.trace.gradients[self._number_storage(parameter)] = number
             self.trace.reduced[self._number_storage(parameter)] = parameter.grad.nbytes
 
-    def _number_storage(self, tensor: Tensor) -> int:
+    def _number_storage(self, tensor: Tensor, is_read: bool = False) -> int:
+        """Return the number of a tensor's storage; one that is read before it is written was made before the step."""
         if tensor.layout is not torch.strided:
             raise CaptureError("the sizes of sparse tensors are values, which a captured step does not have; "
                                "capture the program with dense ones (sparse=False)")  # fmt: skip
@@ -272,7 +274,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if number is None:
             size = round_up(storage.nbytes(), BLOCK_BYTES) if _is_meta(tensor) else 0
             number = self._storage_numbers[key] = len(self.trace.storages)
-            self.trace.storages.append(Storage(size, len(self.trace.events)))
+            made = 0 if is_read else len(self.trace.events)
+            self.trace.storages.append(Storage(size, made, is_carried=is_read))
             self._watches[key] = weakref.ref(storage, self._on_free(key, number))
         return number
 
@@ -428,7 +431,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def _add_event(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
         module, recomputed, source = self._locate()
-        reads = tuple(map(self._describe, read))
+        reads = tuple(self._describe(tensor, is_read=True) for tensor in read)
         writes = reads if written is read else tuple(map(self._describe, written))
         options: tuple[object, ...] = ()
         if name.startswith(LISTED):
@@ -448,9 +451,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             self.trace.host_calls[len(self.trace.events)], _spent[0] = _spent[0], 0.0
         self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source))
 
-    def _describe(self, tensor: Tensor) -> TracedTensor:
+    def _describe(self, tensor: Tensor, is_read: bool = False) -> TracedTensor:
         dtype = DTYPES.get(tensor.dtype, "fp32")
-        return TracedTensor(tuple(tensor.shape), tensor.stride(), dtype, self._number_storage(tensor))
+        return TracedTensor(tuple(tensor.shape), tensor.stride(), dtype, self._number_storage(tensor, is_read))
 
 
 def _is_meta(tensor: Tensor) -> bool:
