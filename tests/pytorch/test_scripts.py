@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+
+from stepcast.cli.captured import read_captured
+from stepcast.ir.work import HostCopy
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "scripts"
 
@@ -124,6 +128,34 @@ def test_scripts_of_libraries_are_captured_unchanged(module: str, script: str, f
     command = ("torchrun", "--nproc-per-node", "2") if module == "torch" else ("python",)
     found = captured_facts(*command, script, *layers)["facts"]
     assert {name: found.get(name) for name in facts} == facts
+
+
+@pytest.mark.parametrize(
+    ("pinned", "non_blocking", "waits"), [(True, True, 0), (True, False, 1), (False, True, 1), (False, False, 1)]
+)
+def test_copies_of_batches_take_the_time_of_the_host_s_link(
+    tmp_path: Path, pinned: bool, non_blocking: bool, waits: int
+) -> None:
+    """The GPU reads pinned memory itself; the CPU stages other memory, and waits before it does."""
+    script, output = tmp_path / "copies.py", tmp_path / "step.json"
+    script.write_text(
+        MODEL
+        + f"""
+loader = torch.utils.data.DataLoader(torch.randn(32, 2**12, 64), batch_size=8, pin_memory={pinned})
+for x in loader:
+    model(x.to("cuda", non_blocking={non_blocking})).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+    )
+    step = captured_facts("python", str(script), options=("-o", str(output), "--predict", "--gpu", "h200"))[
+        "prediction"
+    ]
+    captured = read_captured(str(output))
+    ops = [op for layer, _ in captured.stage.counted_layers(1) for op in layer.all_ops]
+    copies = [op.work.size_bytes for op in ops if isinstance(op.work, HostCopy)]
+    assert copies == ([2**15 * 64 * 4] if pinned else [])
+    assert sum(op.host_reads for op in ops) == waits
+    seconds = 2**15 * 64 * 4 / (55.2e9 if pinned else 7.2e9)
+    assert seconds < step["step_s"] < seconds + 2e-3
 
 
 def test_batches_can_be_described(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Op:
     work: Work
     blocking: bool = True
     after: tuple[str, ...] = ()
-    kernels: int = 1
+    kernels: float = 1
     host_reads: bool = False
     early: bool = False
     # Of a generated op; its name tells as much, so that ops alike are equal with and without.

@@ -39,7 +39,7 @@ class WorkloadOpRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     work: Index
     blocking: bool = True
     after: tuple[str, ...] = ()
-    kernels: int = 1
+    kernels: float = 1
     host_reads: bool = False
     early: bool = False
     part: OpPart | None = None

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from stepcast.pytorch.capture.tracer import CALLS, LISTED, PRODUCTS, Event, Mome
 LISTED_PASSES = 8
 # The host's time of operators, in additions (data/fits/captured.toml).
 FIT = load_fit("captured")
-FORWARD_CALLS, BACKWARD_CALLS = FIT["forward_calls"], FIT["backward_calls"]
+FORWARD_CALLS, BACKWARD_CALLS, UPDATE_CALLS = FIT["forward_calls"], FIT["backward_calls"], FIT["update_calls"]
 # Of the host's time for a tensor that modules of transformers update, the share of one pass.
 LISTED_SHARE = FIT["dispatch"]["listed_update_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
 
@@ -59,8 +59,8 @@ def build_captured(
     layers, parts = segments.layers(), segments.parts()
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     _pass_on_memory(parts, kept)
-    updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
-    optimizer = Layer(str(Role.OPTIMIZER), _update_ops(updates, library), role=Role.OPTIMIZER)
+    updates = {number: event for number, event in enumerate(trace.events) if event.moment is Moment.OPTIMIZER}
+    optimizer = Layer(str(Role.OPTIMIZER), _update_ops(updates, segments.host_waits, library), role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     return Captured(
@@ -166,11 +166,11 @@ class _Segments:
             if place >= 0:
                 self._events[place][self._phase(event)].append(number)
         # For each wait of the host, the last event before it that runs a kernel.
-        self._host_waits, last = set[int](), None
+        self.host_waits, last = set[int](), None
         for number in works if trace.host_waits else ():
             last = number if works[number] else last
             if number in trace.host_waits and last is not None:
-                self._host_waits.add(last)
+                self.host_waits.add(last)
 
     def _phase(self, event: Event) -> int:
         if event.moment is Moment.FORWARD:
@@ -179,7 +179,7 @@ class _Segments:
         writes_gradient = any(storages[tensor.storage].role == "gradients" for tensor in event.writes)
         return 2 if writes_gradient and not event.recomputed else 1
 
-    def _name_ops(self, numbers: Sequence[int]) -> tuple[Op, ...]:
+    def _name_ops(self, numbers: Sequence[int], spent: float) -> tuple[tuple[Op, ...], float]:
         events, hosted, module = self._trace.events, list[HostedEvent](), -1
         for number in numbers:
             event, works = events[number], self._works[number]
@@ -187,7 +187,7 @@ class _Segments:
             if not self._library and compiled:
                 calls *= CALLS["compiled"]
             elif not self._library and (event.moment is Moment.FORWARD or event.recomputed):
-                calls = FORWARD_CALLS.get(event.name, calls) if works else CALLS["view"]
+                calls = FORWARD_CALLS.get(event.name, CALLS["forward"]) if works else CALLS["view"]
                 if event.module != module:
                     calls, module = calls + CALLS["module"], event.module
             elif not self._library:
@@ -195,15 +195,18 @@ class _Segments:
             if event.name in PRODUCTS and not self._trace.varying.isdisjoint((number, event.source)):
                 calls += CALLS["new_sizes"]
             calls += 0.0 if compiled else self._trace.host_calls.get(number, 0.0)
-            hosted.append(HostedEvent(event.name, works, number in self._host_waits, calls))
-        return name_ops(hosted)
+            hosted.append(HostedEvent(event.name, works, number in self.host_waits, calls))
+        return name_ops(hosted, spent)
 
     def layers(self) -> list[Layer]:
         """Return the layer of each segment; layers that run the same are one object, whatever their names."""
         known: dict[object, Layer] = {}
         layers, events = [], self._trace.events
+        spent = [0.0, 0.0, 0.0]  # by the host in segments without kernels, which the next one of the phase waits for
         for phases in self._events:
-            ops = forward, inputs, weights = tuple(map(self._name_ops, phases))
+            named = [self._name_ops(numbers, before) for numbers, before in zip(phases, spent, strict=True)]
+            spent = [left for _, left in named]
+            ops = forward, inputs, weights = tuple(own for own, _ in named)
             if ops not in known:
                 module = self._trace.modules[events[phases[0][0]].module if phases[0] else 0]
                 # Indices into lists of modules are left open.
@@ -315,55 +318,61 @@ class _Segments:
         return owned
 
 
-def name_ops(events: Iterable[HostedEvent]) -> tuple[Op, ...]:
-    """Return the kernels of events as ops.
+def name_ops(events: Iterable[HostedEvent], spent: float = 0.0) -> tuple[tuple[Op, ...], float]:
+    """Return the kernels of events as ops, and what the host has *spent* before and among them if there are none.
 
     The host spends its time by the event: the second kernel of one and those after it take little, and what it runs
     before a kernel, views and modules, counts as kernels that it could have issued.
     """
     counts: dict[str, int] = defaultdict(int)
     ops: list[Op] = []
-    spent = 0.0
     for event in events:
         name = event.name.strip("_")
         spent += event.calls
         for number, work in enumerate(event.works):
             counts[name] += 1
             spent += CALLS["further"] if number else 0.0
-            issued = int(spent + 0.5)
-            spent -= issued
-            ops.append(Op(name if counts[name] == 1 else f"{name} {counts[name]}", work, kernels=issued))
+            ops.append(Op(name if counts[name] == 1 else f"{name} {counts[name]}", work, kernels=round(spent, 2)))
+            spent = 0.0
         if event.host_waits and ops:  # the value that it reads is copied to it
             ops[-1] = replace(ops[-1], host_reads=True, kernels=ops[-1].kernels + 1)
-    return tuple(ops)
+    if ops and spent:
+        ops[-1] = replace(ops[-1], kernels=round(ops[-1].kernels + spent, 2))
+    return tuple(ops), 0.0 if ops else spent
 
 
-def _update_ops(events: Sequence[Event], library: bool) -> tuple[Op, ...]:
+def _update_ops(events: dict[int, Event], host_waits: Container[int], library: bool) -> tuple[Op, ...]:
     """Return the ops of the optimizer: all passes over lists of tensors are one, with a kernel for each tensor.
 
     The host's time for models of *library* was fitted by the tensor, for all passes together.
     """
-    listed = [event for event in events if event.name.startswith(LISTED)]
-    ops = name_ops(HostedEvent(event.name, works_of(event)) for event in events if not event.name.startswith(LISTED))
+    listed = {number: event for number, event in events.items() if event.name.startswith(LISTED)}
+    others = (
+        HostedEvent(event.name, works_of(event), number in host_waits)
+        for number, event in events.items()
+        if number not in listed
+    )
+    ops, _ = name_ops(others)
     timed = [
-        (max((size for size in event.options if isinstance(size, int)), default=1), work)
-        for event in listed
+        (number, max((size for size in event.options if isinstance(size, int)), default=1), work)
+        for number, event in listed.items()
         for work in [work for work in works_of(event) if isinstance(work, Elementwise)][:1]
     ]
-    passes = [(length, work) for length, work in timed if work.kind is ElementwiseKind.LISTED_OPTIMIZER]
+    passes = [(length, work) for _, length, work in timed if work.kind is ElementwiseKind.LISTED_OPTIMIZER]
     total = sum(length for length, _ in passes)
     columns = max(1, round(sum(work.elements for _, work in passes) / LISTED_PASSES))
     read, written = sum(work.read_bytes for _, work in passes), sum(work.write_bytes for _, work in passes)
     # The host launches them one by one, and the GPU begins with the first.
     updates = list[Op]()
-    for length, work in timed:
-        own, issued = work, length
+    for number, length, work in timed:
+        own, issued = work, UPDATE_CALLS.get(events[number].name, 1.0) * length
         if work.kind is ElementwiseKind.LISTED_OPTIMIZER:
             share = length / total
             own = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
                           write_bytes=written * share)  # fmt: skip
-            issued = max(1, round(LISTED_SHARE * length)) if library else length
-        updates.append(Op(f"update {len(updates) + 1}" if updates else "update", own, kernels=issued))
+            issued = LISTED_SHARE * length if library else issued
+        name = f"update {len(updates) + 1}" if updates else "update"
+        updates.append(Op(name, own, kernels=round(issued, 2), host_reads=number in host_waits))
     return (*ops, *updates)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dtype import DType
+from stepcast.ir.layout import HostWay
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import (
     Attention,
@@ -22,10 +23,11 @@ from stepcast.ir.work import (
     Elementwise,
     ElementwiseKind,
     GroupedMatmul,
+    HostCopy,
     Matmul,
 )
 from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
+from stepcast.pytorch.capture.tracer import HOST_COPY, TF32, Event, Moment, TracedTensor, is_channels_last, round_up
 
 K, P = ElementwiseKind, ConvolutionPass
 KINDS = {name: K(kind) for kind, names in load_fit("captured")["kinds"].items() for name in names}
@@ -77,7 +79,7 @@ class OperatorCall(NamedTuple):
         return DType.TF32 if TF32 in self.options else DType(operand.dtype)
 
 
-Works = tuple[Compute, ...]
+Works = tuple[Compute | HostCopy, ...]
 
 
 def works_of(event: Event) -> Works:
@@ -275,6 +277,10 @@ def _describe_fill(call: OperatorCall) -> Works:
     return (pass_over(K.FILL, call.writes[0], 0.0, bytes_of(call.writes[0])),)
 
 
+def _describe_host_copy(call: OperatorCall) -> Works:
+    return (HostCopy(HostWay.IN, round(bytes_of(*call.writes))),)
+
+
 def _describe_fill_and_copy(call: OperatorCall) -> Works:
     size = bytes_of(call.reads[0])
     return (*_describe_fill(call), pass_over(K.COPY, call.reads[0], size, size))
@@ -388,6 +394,7 @@ HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
         [f"_{log}softmax{end}" for log in ("", "log_") for end in ("", "_backward_data")], _describe_softmax
     ),
     "nll_loss_backward": _describe_fill,
+    HOST_COPY: _describe_host_copy,
     **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_backward"), _describe_embedding_backward),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _describe_bag),
     **dict.fromkeys(("sort", "argsort"), _describe_sort),

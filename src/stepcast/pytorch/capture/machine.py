@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
@@ -139,20 +140,24 @@ class PretendMachine:
         here = {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
                 "timeout": 0, "multiprocessing_context": None}  # fmt: skip
 
-        def load_in_this_process(own: object, *args: Any, **kwargs: Any) -> None:
+        def load_in_this_process(own: Any, *args: Any, **kwargs: Any) -> None:
             loader(own, *args[:4], **{**kwargs, **{name: here[name] for name in here if name in kwargs}})
+            join, own.pin = own.collate_fn, pin_memory if kwargs.get("pin_memory") else lambda batch: batch
+            own.collate_fn = lambda samples: own.pin(join(samples))
 
         yield torch.utils.data.DataLoader, "__init__", load_in_this_process
         if self.batch:
-            yield torch.utils.data.DataLoader, "__iter__", lambda own: iter(map(self._make_batch, range(DESCRIBED)))
+            yield torch.utils.data.DataLoader, "__iter__", lambda own: map(own.pin, self._make_batches())
             yield torch.utils.data.DataLoader, "__len__", _answer(DESCRIBED)
 
-    def _make_batch(self, _: int) -> object:
-        """Return a batch of the described shapes: by name, or in a list; one tensor by itself."""
-        tensors = [torch.ones(shape, dtype=dtype) for _, shape, dtype in self.batch]
-        if self.batch[0][0]:
-            return {name: tensor for (name, _, _), tensor in zip(self.batch, tensors, strict=True)}
-        return tensors if len(tensors) > 1 else tensors[0]
+    def _make_batches(self) -> Iterator[object]:
+        """Yield batches of the described shapes: by name, or in a list; one tensor by itself."""
+        for _ in range(DESCRIBED):
+            tensors = [torch.ones(shape, dtype=dtype) for _, shape, dtype in self.batch]
+            if self.batch[0][0]:
+                yield {name: tensor for (name, _, _), tensor in zip(self.batch, tensors, strict=True)}
+            else:
+                yield tensors if len(tensors) > 1 else tensors[0]
 
     def _compile(self, model: Any = None, **options: Any) -> Any:
         """Note that *model*, a module or a function, runs compiled."""

@@ -31,7 +31,9 @@ from stepcast.pytorch.capture.program import sizes_of
 from stepcast.pytorch.capture.tracer import (
     CALLS,
     LISTED,
+    PINNED,
     READ_A_VALUE,
+    STAGED_BYTES,
     CaptureError,
     Moment,
     StepTrace,
@@ -49,7 +51,6 @@ FROM_DATA = (torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, tor
 FINITE = dict.fromkeys((torch.isnan, T.isnan, torch.isinf, T.isinf), False)
 FINITE |= dict.fromkeys((torch.isfinite, T.isfinite), True)
 RANDOM = (torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal, torch.randn_like, torch.rand_like)
-COPIED_BYTES = 74  # that the host copies to the GPU while it draws a number: 4 MB take 378 us
 MOST_READS = 4_000  # of values of the GPU on one line: a loop that waits for a value would not end
 SAME_PASS = 0.05  # passes of accumulation differ by a smaller share of their operators
 GPU_0 = torch.device("cuda", 0)
@@ -110,6 +111,9 @@ class ScriptTracer(Tracer):
                 Tensor, lambda tensor: move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
             )
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        return is_on_host(tensor)
 
     def _run_on_host(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
         if not any(hasattr(tensor, HOST) for tensor in read):
@@ -219,6 +223,7 @@ class ScriptGpu(EmulatedGpu):
                 delattr(own, HOST)
             return func(*args, **kwargs)
         if func is T.pin_memory:
+            setattr(own, PINNED, True)
             return own
         if func is T.cuda:
             return self._move(own, GPU_0, kwargs)
@@ -250,9 +255,13 @@ class ScriptGpu(EmulatedGpu):
             most = HOST_FLOATS if result.is_floating_point() else HOST_INTEGERS
             if result.numel() > most:
                 setattr(result, HOST, True)
-                return result
-        return func(*args, **{**kwargs, "device": torch.device("cpu"), "pin_memory": False} if "pin_memory" in kwargs
-                    else {**kwargs, "device": torch.device("cpu")})  # fmt: skip
+            else:
+                unpinned = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+                result = func(*args, **{**unpinned, "device": torch.device("cpu")})
+            if kwargs.get("pin_memory"):
+                setattr(result, PINNED, True)
+            return result
+        return func(*args, **{**kwargs, "device": torch.device("cpu")})
 
     def _convert(self, own: Any, args: Any, kwargs: Any) -> Any:
         """Run ``tensor.to(...)``."""
@@ -275,15 +284,12 @@ class ScriptGpu(EmulatedGpu):
             result = own.detach() if not own.requires_grad else own * 1  # keeps the graph
             setattr(result, HOST, True)
             self._tracer._add_host_wait()
+            spend(CALLS["fetched"] * own.nbytes if own.nbytes > STAGED_BYTES else 0.0)
             return result
-        if self._tracer.recording and not kwargs.get("non_blocking"):
-            spend(CALLS["random"] * (own.nbytes // COPIED_BYTES))
         if hasattr(own, HOST):
             result = torch.empty_like(own)
             if self._tracer.recording:
-                self._tracer._add_event("_to_copy", (own,), [], [result])
-                if not kwargs.get("non_blocking"):
-                    self._tracer._add_host_wait()
+                self._tracer.copy_from_host(own, result, bool(kwargs.get("non_blocking")))
             return result.requires_grad_(own.requires_grad and own.is_leaf)
         return own.to(META, non_blocking=bool(kwargs.get("non_blocking")))
 
@@ -307,7 +313,7 @@ ANSWERS: dict[Any, Any] = {
     T.is_cpu.__get__: lambda _, own, *rest: hasattr(own, HOST),
     T.is_meta.__get__: lambda *rest: False,
     T.get_device: lambda *rest: 0,
-    T.is_pinned: lambda *rest: False,
+    T.is_pinned: lambda _, own, *rest: hasattr(own, PINNED),
     T.tolist: lambda gpu, own, *rest: gpu.read_values(own).tolist(),
     **dict.fromkeys((T.numpy, T.__array__), lambda gpu, own, *rest: gpu.read_values(own).numpy()),
     T.__format__: ScriptGpu.read_text,

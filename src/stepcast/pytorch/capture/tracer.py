@@ -41,6 +41,11 @@ HAVE_UNKNOWN_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "ber
 SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_consecutive")
 INDEXED = ("index", "index_put_", "index_put", "_index_put_impl_")
 COPIES = ("_to_copy", "copy_")
+# A copy from pinned memory of the host, by the GPU; and the attribute of a tensor that is in such memory.
+HOST_COPY, PINNED = "host_copy", "_stepcast_pinned"
+# The most bytes of other memory that the driver stages while the GPU still runs what was launched before: on an H200
+# the CPU waited before copies of 4 MiB, and not before those of 1 MiB.
+STAGED_BYTES = 2**20
 # Operators by which a router chooses, with the choices in their results.
 CHOICES: dict[str, Callable[[Any], Tensor]] = {"topk": lambda result: result[1], "argmax": lambda result: result}
 RECURRENT = ("recurrent", "recurrent_backward")
@@ -316,14 +321,31 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if not written and name.endswith("_"):
             written = read
         held = self._hold_workspace(name, args, written)
-        if self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
+        if name in COPIES and self.is_on_host(read[-1]) and _is_meta(written[0]):
+            if self.moment is not Moment.OPTIMIZER:
+                self.copy_from_host(read[-1], written[0], bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
+        elif self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
             self._add_event(name, args, read, written)
-            if _host_waits_for(name, kwargs, read):
+            if _is_sized_by_values(name, read):
                 self._add_host_wait()
             if self._runs_forward():
                 self._follow_sizes(name, read, written)
         del held
         return result
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        return bool(tensor.device.type == "cpu")
+
+    def copy_from_host(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
+        """Note a copy to the GPU, which reads pinned memory itself. The CPU stages other memory in parts, and waits for
+        the GPU before it stages many, whether it was asked to wait or not.
+        """
+        is_pinned, size = hasattr(source, PINNED), target.nbytes
+        spend(0.0 if is_pinned else CALLS["staged"] * size)
+        self._add_event(HOST_COPY if is_pinned else "_to_copy", (), [], [target])
+        waits = not non_blocking or (size > STAGED_BYTES and not is_pinned)
+        if waits and not torch.compiler._is_compiling_flag:
+            self._add_host_wait()
 
     def _hold_workspace(self, name: str, args: Any, written: list[Tensor]) -> Tensor | None:
         """Allocate the memory that an operator needs while it runs, as traces of PyTorch's allocator show it."""
@@ -535,14 +557,6 @@ def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) ->
     shares = torch.softmax(scores, dim, dtype)
     empty = (scores == float("-inf")).all(dim, keepdim=True)
     return torch.where(empty, torch.zeros((), dtype=shares.dtype, device=META), shares)
-
-
-def _host_waits_for(name: str, kwargs: dict[str, object], read: list[Tensor]) -> bool:
-    """Return True if the host waits for the size of the result, or for a copy from its memory."""
-    if name in COPIES:
-        from_host = any(tensor.device.type == "cpu" for tensor in read[-1:])
-        return from_host and not kwargs.get("non_blocking") and not torch.compiler._is_compiling_flag
-    return _is_sized_by_values(name, read)
 
 
 def _is_sized_by_values(name: str, read: list[Tensor]) -> bool:
