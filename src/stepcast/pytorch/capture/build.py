@@ -10,10 +10,10 @@ from typing import NamedTuple
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.pytorch.capture.compiled import Fusion
-from stepcast.pytorch.capture.kernels import works_of
+from stepcast.pytorch.capture.kernels import Works, works_of
 from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
 from stepcast.pytorch.capture.tracer import CALLS, LISTED, PRODUCTS, Event, Moment, StepTrace
@@ -31,7 +31,7 @@ class HostedEvent(NamedTuple):
     """An operator as the host sees it: its kernels, whether it waits for them, and its time in kernels to issue."""
 
     name: str
-    works: tuple[Compute, ...]
+    works: Works
     host_waits: bool = False
     calls: float = 1.0
 
@@ -154,7 +154,7 @@ class _Segments:
     """The operators and the memory of each segment."""
 
     def __init__(
-        self, trace: StepTrace, works: dict[int, tuple[Compute, ...]], splits: Splits, library: bool, compiled: bool
+        self, trace: StepTrace, works: dict[int, Works], splits: Splits, library: bool, compiled: bool
     ) -> None:
         self._trace, self._works, self._splits, self._compiled = trace, works, splits, compiled
         self._library = library  # whether kernels count alike, as those of transformers do

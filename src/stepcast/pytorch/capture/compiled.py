@@ -18,7 +18,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, Matmul
+from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, HostCopy, Matmul
 from stepcast.pytorch.capture.kernels import LOOKUPS, POINTWISE, Works, bytes_of, pass_over, works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, round_up
 
@@ -61,7 +61,7 @@ class KernelNode:
 
     number: int  # of its event
     event: Event
-    works: tuple[Compute, ...]
+    works: Works
     fusible: bool
     backward: bool
     level: int = 0  # number of products and the like that have to run before it
@@ -97,7 +97,7 @@ class Dataflow:
                 ]
                 node.level = max(node.level, min(levels, default=0))
 
-    def _add(self, number: int, event: Event, works: tuple[Compute, ...]) -> None:
+    def _add(self, number: int, event: Event, works: Works) -> None:
         uncompiled = self.trace.uncompiled
         fusible = number not in uncompiled and event.name.rstrip("_") not in NEVER_FUSED
         fusible = fusible and (
@@ -297,7 +297,7 @@ class Fusion:
             if not self._flow.exists_before(storage):
                 yield pass_over(K.ADD, tensor, bytes_of(*maker.reads.values()), bytes_of(tensor))
 
-    def _works_of(self, kernel: FusedKernel) -> tuple[Compute, ...]:
+    def _works_of(self, kernel: FusedKernel) -> Works:
         flow = self._flow
         results = {storage: tensor for node in kernel for storage, tensor in node.writes.items()}
         writes = [tensor for storage, tensor in results.items() if storage in self._written]
@@ -354,7 +354,7 @@ class Fusion:
         )
 
 
-def pad_product(work: Compute) -> Works:
+def pad_product(work: Compute | HostCopy) -> Works:
     """Return a product as torch.compile runs it: with copies of operands whose sizes suit no vector load.
 
     Source: torch/_inductor/fx_passes/pad_mm.py, which pads products that are bound by compute.

@@ -101,9 +101,6 @@ class _Replay:
         expected = Counter(size for sizes in self._stale.values() for size in sizes)
         for number, storage in enumerate(self._storages):
             is_left = storage.role in ("gradients", "activations") and storage.freed is None and storage.made
-            if (
-                is_left
-                and number in self._blocks
-                and len(self._left[storage.size_bytes]) < expected[storage.size_bytes]
-            ):
-                self._left[storage.size_bytes].append(self._blocks.pop(number))
+            left = self._left[storage.size_bytes]
+            if is_left and number in self._blocks and len(left) < expected[storage.size_bytes]:
+                left.append(self._blocks.pop(number))
