@@ -6,8 +6,9 @@
 A case is ``{"id": ..., "argv": ["gpt.py", ...], "cwd": ..., "how": ["time", "profile", "memory"]}``. Loops of 20 or 30
 steps become long ones; a hook after the first optimizer's step records a CUDA event, and the script is stopped when the
 time is over. While a script builds its model, processes of the next ones start CUDA and wait. Writes
-``measured.jsonl``, a line for each case (median of the intervals between events, peak bytes, the GPU's clock; the CPU's
-pace where the case is "pace"), ``ID.profile.json`` (GPU time by operator, shapes and kernel, CPU time by operator) and
+``measured.jsonl``, a line for each case (median of the intervals between events, the CPU's milliseconds in the
+backward, the update, clipping and clearing of gradients, peak bytes, the GPU's clock; the CPU's pace where the case is
+"pace"), ``ID.profile.json`` (GPU time by operator, shapes and kernel, CPU time by operator) and
 ``ID.memory.json.gz`` (every allocation of the first steps).
 """
 
@@ -98,14 +99,36 @@ class Watch:
         self.case, self.folder, self.each_s, self.orders, self.reports = case, folder, each_s, orders, reports
         self.how, self.steps, self.events, self.first, self.times = case.get("how", ["time"]), 0, [], None, []
         self.result, self.profiler = {"id": case["id"], "argv": case["argv"]}, None
+        self.phases, self.phases_of_steps, self.last_step = {}, [], None
+
+    def time_phase(self, owner, name, phase) -> None:
+        """Count the CPU's time in a function as that of a phase."""
+        own = getattr(owner, name)
+
+        def timed(*args, **kwargs):
+            began = time.perf_counter()
+            try:
+                return own(*args, **kwargs)
+            finally:
+                self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - began
+
+        setattr(owner, name, timed)
+
+    def before_step(self, *_arguments) -> None:
+        self.update_began = time.perf_counter()
 
     def after_step(self, optimizer, *_arguments) -> None:
         import torch
 
         if self.first is None:
             self.first = id(optimizer)
+        now = time.perf_counter()
+        self.phases["update"] = self.phases.get("update", 0.0) + now - self.update_began
         if id(optimizer) != self.first:
             return
+        if self.events:
+            self.phases_of_steps.append({"total": now - self.last_step, **self.phases})
+        self.last_step, self.phases = now, {}
         self.steps += 1
         self.times.append(time.time())
         if self.profiler is not None:
@@ -155,6 +178,10 @@ class Watch:
             "after": torch.cuda.memory_allocated(),
             "retries": stats.get("num_alloc_retries"),
             "gpu_MHz": clock_of_gpu(),
+        }
+        names = sorted({name for phases in self.phases_of_steps for name in phases})
+        self.result["phases_ms"] = {
+            name: 1e3 * median(phases.get(name, 0.0) for phases in self.phases_of_steps) for name in names
         }
         self.result["small_step_ms"] = time_small_step()
 
@@ -250,7 +277,7 @@ def draw_weights_quickly() -> None:
 def run_case(watch: Watch) -> None:
     """Run a script in this process, until it has been seen; never returns."""
     import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     case, log = watch.case, (watch.folder / "scripts.log").open("a")
     os.dup2(log.fileno(), 1)
@@ -271,7 +298,11 @@ def run_case(watch: Watch) -> None:
         if "memory" in watch.how:
             torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=120_000)
         watch.result["held"] = torch.cuda.memory_allocated()
+        register_optimizer_step_pre_hook(watch.before_step)
         register_optimizer_step_post_hook(watch.after_step)
+        watch.time_phase(torch.autograd, "backward", "backward")
+        watch.time_phase(torch.nn.utils, "clip_grad_norm_", "clipping")
+        watch.time_phase(torch.optim.Optimizer, "zero_grad", "clearing")
         source = LOOPS.sub(lambda found: "100000" if found.group().isdigit() else "range(100000)", source)
         exec(compile(source, sys.argv[0], "exec"), {"__name__": "__main__", "__file__": sys.argv[0]})
         if len(watch.events) > 3 and "ms" not in watch.result:

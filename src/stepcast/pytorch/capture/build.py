@@ -20,7 +20,7 @@ from stepcast.pytorch.capture.tracer import CALLS, LISTED, PRODUCTS, Event, Mome
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-# The host's time of operators, in additions (data/fits/captured.toml).
+# The host's time of operators, in launches (data/fits/captured.toml).
 FIT = load_fit("captured")
 FORWARD_CALLS, BACKWARD_CALLS, UPDATE_CALLS = FIT["forward_calls"], FIT["backward_calls"], FIT["update_calls"]
 # Of the host's time for a tensor that modules of transformers update, the share of one pass.

@@ -22,7 +22,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import GPU, META, VALUES
 
-CALLS = load_fit("captured")["calls"]  # the host's time of calls, in additions
+CALLS = load_fit("captured")["calls"]  # the host's time of calls, in launches
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
 # The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
 KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
