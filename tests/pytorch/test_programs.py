@@ -15,6 +15,7 @@ from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.recurrent import RecurrentCells  # noqa: E402
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
+from stepcast.pytorch.capture.build import HostedEvent, name_ops  # noqa: E402
 from stepcast.pytorch.capture.emulation import EmulatedGpu, define_operators  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
@@ -323,3 +324,12 @@ def test_options_with_an_effect(capsys: pytest.CaptureFixture[str]) -> None:
         assert found["batch"] == found["tokens"] == ROWS
         states.append(found["memory_bytes"]["optimizer"])
     assert states[0] > 0 == states[1]
+
+
+def test_the_host_s_time_in_views_is_not_lost() -> None:
+    """Views before and after a kernel count with it; those of a module without kernels with the next one's."""
+    view = HostedEvent("view", (), calls=0.3)
+    kernel = HostedEvent("add", (Elementwise(ElementwiseKind.ADD, 1, 1, 4.0, 4.0),), calls=1.4)
+    (op,), left = name_ops([view, kernel, view], 0.3)
+    assert (op.kernels, left) == (2.3, 0.0)
+    assert name_ops([view, view], 0.3) == ((), pytest.approx(0.9))

@@ -158,6 +158,23 @@ for x in loader:
     assert seconds < step["step_s"] < seconds + 2e-3
 
 
+def test_a_scaler_waits_for_the_gradients(tmp_path: Path) -> None:
+    """It reads whether any is infinite before it lets the optimizer update, in every step."""
+    script, output = tmp_path / "scaled.py", tmp_path / "step.json"
+    script.write_text(
+        MODEL
+        + """
+scaler = torch.amp.GradScaler("cuda")
+for step in range(4):
+    scaler.scale(model(torch.randn(8, 64, device="cuda")).mean()).backward()
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+"""
+    )
+    captured_facts("python", str(script), options=("-o", str(output)))
+    (update,) = read_captured(str(output)).stage.epilogue
+    assert [op.name for op in update.forward if op.host_reads] == ["update"]
+
+
 def test_batches_can_be_described(tmp_path: Path) -> None:
     script = tmp_path / "loads.py"
     script.write_text(
