@@ -96,3 +96,10 @@ def test_a_tokenizer_counts_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match="needs the package transformers"):
         read_lengths(f"{path}@some/other")
+
+
+def test_samples_that_are_not_padded_keep_their_mean() -> None:
+    lengths = read_lengths("100:0.5,8000:0.5")
+    shape = shape_batches(lengths, "padded", 4096, 1, 1, 1)
+    assert shape.seq == pytest.approx((100 + 4096) / 2, rel=0.02)
+    assert "100 % of them samples" in shape.description
