@@ -17,9 +17,9 @@ programs differ in their structure, so that few could be shared as a whole; 584 
 takes more than 6 %: putting programs together takes 20 %, pricing, lowering and running 16 % each, generating 14 %,
 memory 8 %, power and pace 4 %.
 
-The first prediction of a pipeline, in a process that has predicted another one (bar: 25 ms): 10, 15, 17 and 40 ms at pp
-1, 4, 16 and 64, where the additions take 0.57 s, with much other work on the machine (12, 16, 19 and 50 ms before
-repeated periods ran over their finite terms alone and the calls of all stages were ordered together).
+The first prediction of a pipeline, in a process that has predicted another one (bar: 25 ms): 9.8, 15, 17 and 40 ms at
+pp 1, 4, 16 and 64, where the additions take 0.57 s, with other work on the machine (10.7, 16, 17 and 48 ms in the same
+hour before repeated periods ran over their finite terms alone and the calls of all stages were ordered together).
 """
 
 import random

@@ -4,7 +4,7 @@ For each: CPU seconds and peak memory of the command from its start to its answe
 were simulated. Bars are seconds on a machine where ten million additions in Python take 0.57 s; they are scaled to this
 one. WORD: only searches with it.
 
-On a machine as fast as that (measured with other work on it, at 1.1 times the pace; bars in brackets): GPT-3 3.4 (4),
+On a machine as fast as that (measured with other work on it, at 1.1 times the pace; bars in brackets): GPT-3 3.2 (4),
 Mixtral 5.7 (12), Llama-405B 3.9 (6), gpt-oss-120b 6.4 (10), Qwen3-Next 7.3 (10), Llama-70B on 64 to 1,024 GPUs 7.0 s
 (25), each below 0.3 GB; DeepSeek-V3 9 s (60), with --any-framework 31 s and 1.0 GB.
 """
