@@ -8,6 +8,7 @@ Descriptions of hardware write quantities with their units: ``400 Gb/s``, ``80 G
 
 import math
 import re
+from collections.abc import Iterable
 from enum import Enum
 
 US = 1e-6  # seconds
@@ -115,6 +116,14 @@ def format_money(amount: float, currency: str | None, short: bool = False) -> st
     if short and amount >= SMALL_AMOUNT:
         number = format_short_count(amount)
     return f"{number} {currency}" if currency[0].isalnum() else f"{currency}{number}"
+
+
+def nearest(word: str, known: Iterable[str], most: int = 3, cutoff: float = 0.5) -> str:
+    """Return ``; did you mean X or Y?`` where something known is close, else nothing."""
+    from difflib import get_close_matches  # needed for mistakes alone
+
+    close = get_close_matches(word, list(known), most, cutoff)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def format_seconds(seconds: float) -> str:

@@ -13,24 +13,28 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, BinaryIO
 
+import msgspec
+
 from stepcast.cli.streams import show_status, unpainted, waiting_notes
 from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.inputs.source import Progress, Source, read_most
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import ChangeFacts, FactDict
 from stepcast.ir.limits import PIPE
+from stepcast.outputs import files
+from stepcast.outputs.files import file_identity, unwritable
 from stepcast.questions.choices import option_of
 from stepcast.version import __version__
+from stepcast.views.terminal import render_text
 from stepcast.views.text import UNSEEN, bullet, message, visible
+from stepcast.views.view import View
 
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
-    from stepcast.ir.facts import ChangeFacts
     from stepcast.ir.timeline import Timeline
     from stepcast.questions.choices import Question
     from stepcast.questions.emitting import EmittedConfig
     from stepcast.questions.search import Watching
     from stepcast.views.document import About
-    from stepcast.views.view import View
 
 # Characters within strings of JSON; outside of them there are none.
 UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
@@ -39,8 +43,6 @@ BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 def print_json(value: object) -> None:
     """Print one JSON object on standard output."""
-    import msgspec
-
     try:
         data = msgspec.json.encode(value, enc_hook=_plain)
     except UnicodeEncodeError:  # file names may have bytes that are not text
@@ -86,8 +88,6 @@ def new_file(name: str) -> str:
     """Check the name of a file to write, as an argparse type, before the work is done."""
     if name in ("", "-"):
         raise argparse.ArgumentTypeError(f"expected the name of a file to write, not {name!r}")
-    from stepcast.outputs.files import unwritable
-
     if why := unwritable(name):
         raise argparse.ArgumentTypeError(f"{name}: {why}")
     return name
@@ -110,8 +110,6 @@ def check_files(args: argparse.Namespace) -> None:
     read = [path for name in READ for path in _paths(args, name) if path == "-" or os.path.exists(path)]
     if not (written or read):
         return
-    from stepcast.outputs.files import file_identity
-
     taken: dict[object, str] = {
         place: "to read" for path in read if (place := file_identity(0 if path == "-" else path))
     }
@@ -149,8 +147,6 @@ def write_file(path: str, data: bytes, resumes: bool = False) -> int:
 
 def write_files(given: Iterable[tuple[str, bytes]], resumes: bool = False) -> dict[str, int]:
     """Write several files, all or none; return the number of bytes of each."""
-    from stepcast.outputs import files
-
     names = []
 
     def check() -> Iterator[tuple[str, bytes]]:
@@ -240,7 +236,7 @@ def about(args: argparse.Namespace) -> "About":
     return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
 
 
-def show_view(args: argparse.Namespace, view: "View", verbose: bool = True, below: Sequence[str] = ()) -> None:
+def show_view(args: argparse.Namespace, view: View, verbose: bool = True, below: Sequence[str] = ()) -> None:
     """Write the page of an answer if ``--html`` asks for it, then print the answer, with texts *below* it."""
     write_view(args, view)
     print_view(args, view, verbose, below)
@@ -266,7 +262,7 @@ def show_alternatives(args: argparse.Namespace, question: "Question", watching: 
     return 0 if any(row["fits"] is not False for row in answer.rows) else 1
 
 
-def write_view(args: argparse.Namespace, view: "View") -> None:
+def write_view(args: argparse.Namespace, view: View) -> None:
     """Write the page of an answer if ``--html`` asks for it."""
     if args.html:
         from stepcast.views.html import render_page
@@ -274,13 +270,11 @@ def write_view(args: argparse.Namespace, view: "View") -> None:
         write_file(args.html, render_page(view, about(args)))
 
 
-def print_view(args: argparse.Namespace, view: "View", verbose: bool = True, below: Sequence[str] = ()) -> None:
+def print_view(args: argparse.Namespace, view: View, verbose: bool = True, below: Sequence[str] = ()) -> None:
     """Print JSON, or the answer as text, the name of the page that was written, and the warnings."""
     if args.json:
         print_json(view.facts)
         return
-    from stepcast.views.terminal import render_text
-
     if text := render_text(view, terminal_width(), verbose):
         print(text)
     for more in below:
@@ -371,7 +365,7 @@ def show_prediction(
     prediction: "Prediction",
     args: argparse.Namespace,
     asked: FactDict,
-    changes: "Callable[[], list[ChangeFacts]]" = list,
+    changes: Callable[[], list[ChangeFacts]] = list,
     **extra_facts: object,
 ) -> None:
     """Print the report, and write or draw what was asked for; *extra_facts* are the verb's own.

@@ -18,6 +18,7 @@ from stepcast.ir.step import StepReport
 from stepcast.outputs.plain import check_parquet, table_bytes
 from stepcast.questions.changes import explain_choices
 from stepcast.questions.choices import build_question, option_of, several_of
+from stepcast.questions.emitting import emit_config
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import predict_choices, strategy_facts, training_facts
 from stepcast.questions.search import SettledSearch, settle_search
@@ -72,8 +73,6 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.output, _build_document(args.output, facts))
     emitted = None
     if args.emit and result.best:
-        from stepcast.questions.emitting import emit_config
-
         best = result.best[0]
         values = settled.model, settled.cluster, best.strategy, best.framework
         emitted = emit_config(args.emit, settled.question, *values, best.step_s)

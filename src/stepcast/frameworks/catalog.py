@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
-from stepcast.hardware.catalog import CatalogError, Description, flat, nearest, read_chained
+from stepcast.hardware.catalog import CatalogError, Description, flat, read_chained
 from stepcast.inputs.source import DATA, read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -43,7 +43,7 @@ from stepcast.ir.strategy import (
     recompute_word,
 )
 from stepcast.ir.tables import Count, TableError, convert_table
-from stepcast.units import Dimension, parse_quantity
+from stepcast.units import Dimension, nearest, parse_quantity
 
 # Fields of the software that a user or a preset may set; all others are choices.
 DECISIONS = frozenset(each.name for each in fields(Framework)) - {"name"}

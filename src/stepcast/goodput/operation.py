@@ -6,13 +6,13 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from stepcast.goodput.process import Shortage
-from stepcast.hardware.catalog import CatalogError, Description, flat, nearest
+from stepcast.hardware.catalog import CatalogError, Description, flat
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.tables import Share, convert_table
-from stepcast.units import DAY, GB, MINUTE, parse_duration_s
+from stepcast.units import DAY, GB, MINUTE, nearest, parse_duration_s
 
 
 @dataclass(frozen=True, slots=True)

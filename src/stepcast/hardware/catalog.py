@@ -21,7 +21,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.tables import TableError, convert_table, parse_tables
-from stepcast.units import GB, NS, US, Dimension, parse_quantity
+from stepcast.units import GB, NS, US, Dimension, nearest, parse_quantity
 
 
 class CatalogError(ValueError):
@@ -30,14 +30,6 @@ class CatalogError(ValueError):
     def __init__(self, where: str, key: str, problem: str) -> None:
         super().__init__(": ".join(part for part in (where, key, problem) if part))
         self.where, self.key, self.problem = where, key, problem
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean X?`` where something known is close, else nothing."""
-    from difflib import get_close_matches  # needed for mistakes alone
-
-    close = get_close_matches(word, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def flat(table: object, prefix: str = "") -> dict[str, object]:

@@ -8,6 +8,7 @@ from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dataclass import require
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Hybrid, Latent, Norm, NormKind, Position, PositionKind, QkNorm
+from stepcast.units import nearest
 
 NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
 SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # of every model
@@ -30,11 +31,7 @@ def model_of(name: str, table: Mapping[str, object]) -> Model:
     """
     with prefix_errors(f"model {name}", kinds=(TypeError, ValueError)):
         for key in sorted(set(table) - set(FIELDS)):
-            from difflib import get_close_matches
-
-            near = get_close_matches(key, FIELDS, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
-            raise ValueError(f"unknown key {key}; {hint}")
+            raise ValueError(f"unknown key {key}{nearest(key, FIELDS, 3, 0.6) or '; known: ' + ', '.join(FIELDS)}")
         return build_model(name, table)
 
 

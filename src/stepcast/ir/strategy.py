@@ -13,6 +13,7 @@ from stepcast.ir.facts import FactDict
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind
+from stepcast.units import nearest
 
 
 class StrategyError(ValueError):
@@ -428,12 +429,8 @@ def _word(kind: type[StrEnum], name: str, text: str) -> StrEnum:
     try:
         return kind(text)
     except ValueError:
-        from difflib import get_close_matches
-
-        known = [str(each) for each in kind]
-        near = get_close_matches(text.lower(), known, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
-        raise StrategyError(f"{name} {text!r} is not known; {hint}") from None
+        hint = nearest(text.lower(), kind, 2, 0.6) or f"; use one of {', '.join(kind)}"
+        raise StrategyError(f"{name} {text!r} is not known{hint}") from None
 
 
 OFFLOADS = ("optimizer", "activations")

@@ -21,7 +21,7 @@ from stepcast.inputs.source import DATA, Source, prefix_errors, read_words
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import DESCRIPTION, GPUS
-from stepcast.units import format_short_count, parse_count
+from stepcast.units import format_short_count, nearest, parse_count
 
 
 class ValueSpellingError(argparse.ArgumentTypeError, ValueError):
@@ -348,11 +348,8 @@ def check_known(word: str, known: Iterable[str], where: str = "") -> None:
     """Raise a ValueError that suggests the nearest of the *known* words unless *word* is one of them."""
     words = tuple(known)
     if word not in words:
-        from difflib import get_close_matches
-
-        near = get_close_matches(str(word), words, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(words)}"
-        raise ValueSpellingError(f"{where}{word!r} is not known; {hint}")
+        hint = nearest(str(word), words, 2, 0.6) or f"; expected one of {', '.join(words)}"
+        raise ValueSpellingError(f"{where}{word!r} is not known{hint}")
 
 
 @cache
