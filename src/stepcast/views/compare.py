@@ -1,6 +1,6 @@
 """Views that compare: two accounts of a step, a run with its baseline, predictions with measurements."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stepcast.ir.facts import FactDict, Facts, PointFacts
 from stepcast.ir.timeline import Timeline
@@ -119,16 +119,10 @@ def _figures(facts: FactDict, names: tuple[str, str]) -> list[ui.Figure]:
     return figures
 
 
-FIGURE_NAMES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "mfu": ("MFU", format_percent),
-    "tokens_per_s": ("tokens/s", lambda value: f"{value:,.0f}"),
-    "memory_bytes": ("memory", format_bytes),
-    "days": ("days", lambda value: f"{value:,.1f}"),
-    "gpu_hours": ("GPU-hours", lambda value: f"{value:,.0f}"),
-    "cost": ("cost", lambda value: f"{value:,.0f}"),
-    "energy_mwh": ("energy (MWh)", lambda value: f"{value:,.1f}"),
-    "goodput": ("goodput", format_percent),
-}
+FIGURES = ui.columns_by_key(
+    "MFU=mfu tokens/s=tokens_per_s, memory=memory_bytes days=days:,.1f GPU-hours=gpu_hours, cost=cost, "
+    "energy_(MWh)=energy_mwh:,.1f goodput"
+)
 
 
 def _key_figures(facts: FactDict) -> ui.Table | None:
@@ -137,9 +131,10 @@ def _key_figures(facts: FactDict) -> ui.Table | None:
         return None
     rows = []
     for figure in facts["figures"]:
-        name, show = FIGURE_NAMES[figure["name"]]
+        name, source = FIGURES[figure["name"]]
+        first, second = (ui.cell_of({figure["name"]: figure[side]}, source).text for side in ("predicted", "measured"))
         ratio = "-" if figure["ratio"] is None else format_change(figure["ratio"] - 1)
-        rows.append((name, show(figure["predicted"]), show(figure["measured"]), ratio))
+        rows.append((name, first, second, ratio))
     return ui.plain_table("Figures", ("figure", *side_names(facts), "first vs second"), rows)
 
 

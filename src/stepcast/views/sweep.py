@@ -1,11 +1,11 @@
 """The view of a sweep: its progress, how models scale, which settings are fast, and its rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from stepcast.ir.facts import Facts
-from stepcast.units import DAY, GIB, format_bytes, format_duration, format_money, format_percent, format_seconds
+from stepcast.units import GIB, format_bytes, format_count, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 
 Rows = Sequence[Facts]
@@ -14,63 +14,37 @@ KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")
 MOST_MAPS = 6
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _cost(row: Facts) -> str:
     return "-" if row["cost"] is None else format_money(row["cost"], row.get("currency"))
 
 
 # Columns of results; all other columns are words of the point, shown as they are.
-RESULTS: Mapping[str, tuple[str, ui.Source]] = {
-    "step_s": ("step", "step_s"),
-    "tokens_per_s_per_gpu": ("tokens/s/GPU", "tokens_per_s_per_gpu,"),
-    "mfu": ("MFU", "mfu"),
-    "bubble": ("bubble", "bubble:%"),
-    "exposed": ("exposed", "exposed:%"),
-    "memory_bytes": ("memory", "memory_bytes"),
-    "fits": ("fits", "fits:yes"),
-    "days": ("days", "days:,.1f"),
-    "gpu_hours": ("GPU-hours", "gpu_hours,"),
-    "cost": ("cost", ("cost", _cost)),
-    "goodput": ("goodput", "goodput"),
-    "state": ("state", "state"),
-    "error": ("error", "error"),
-}
+RESULTS = ui.columns_by_key(
+    "step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu bubble=bubble:% exposed=exposed:% memory=memory_bytes "
+    "fits=fits:yes days=days:,.1f GPU-hours=gpu_hours, cost goodput state error",
+    cost=("cost", _cost),
+)
 HIDDEN_IN_TEXT = ("position", "low_s", "high_s", "gpu_hours", "found", "currency")
 HIDDEN_ON_PAGE = ("bubble", "exposed", "fits", "error")
-COUNTS: Mapping[str, tuple[str, Callable[..., str]]] = {
-    "folder": ("folder", str),
-    "of": ("combinations", _whole),
-    "points": ("points", _whole),
-    "answered": ("answered", _whole),
-    "left": ("left", _whole),
-    "errors": ("errors", _whole),
-    "out_of_time": ("out of time", _whole),
-    "new": ("new", _whole),
-    "seconds": ("took", format_seconds),
-    "points_per_s": ("rate", lambda value: f"{value:,.1f} points a second"),
-    "fit": ("fit", _whole),
-    "least_step_s": ("shortest step", format_seconds),
-    "most_step_s": ("longest step", format_seconds),
-    "best_mfu": ("best MFU", format_percent),
-    "best_tokens_per_s_per_gpu": ("most tokens/s/GPU", _whole),
-    "least_days": ("shortest run", lambda days: format_duration(days * DAY)),
-    "written": ("written", str),
-    "rows": ("rows", _whole),
-}
+COUNTS = ui.columns_by_key(
+    "folder combinations=of, points=points, answered=answered, left=left, errors=errors, out_of_time=out_of_time, "
+    "new=new, took=seconds:s rate fit=fit, shortest_step=least_step_s longest_step=most_step_s best_MFU=best_mfu "
+    "most_tokens/s/GPU=best_tokens_per_s_per_gpu, shortest_run=least_days:days written rows=rows,",
+    rate=("points_per_s", lambda facts: f"{facts['points_per_s']:,.1f} points a second"),
+)
 
 
 def counts_view(facts: Facts) -> ui.View:
     """Return the view of the counts and rates of a sweep: a figure each."""
     figures = [
-        ui.Figure(words, show(facts[name])) for name, (words, show) in COUNTS.items() if facts.get(name) is not None
+        ui.Figure(words, ui.cell_of(facts, source).text)
+        for name, (words, source) in COUNTS.items()
+        if facts.get(name) is not None
     ]
     if facts.get("least_cost") is not None:
         figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"])))
     figures += [ui.text_line(f"error of {row['points']:,}", row["error"]) for row in facts.get("common_errors", ())]
-    headline = ui.Headline(_whole(facts.get("points", facts.get("rows", 0))), "points", ())
+    headline = ui.Headline(format_count(facts.get("points", facts.get("rows", 0))), "points", ())
     return ui.View("sweep", headline, figures, (), facts)
 
 
@@ -78,7 +52,7 @@ def rows_view(facts: Facts) -> ui.View:
     """Return the view of rows that were asked for; values that all of them share come first, once."""
     rows = facts["rows"]
     counted = f"{len(rows):,} of {facts['answered']:,} answered points"
-    headline = ui.Headline(_whole(len(rows)), "rows", (str(facts["folder"]),))
+    headline = ui.Headline(format_count(len(rows)), "rows", (str(facts["folder"]),))
     if not rows:
         return ui.View(counted, headline, [ui.Figure("rows", f"{counted}: no row meets the condition")], (), facts)
     names = [name for name in rows[0] if name not in HIDDEN_IN_TEXT and any(row[name] is not None for row in rows)]
@@ -127,7 +101,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
     if facts["out_of_time"]:
         figures.append(ui.Figure("out of time", f"{facts['out_of_time']:,}", "best so far", mood=ui.Mood.BAD))
     if facts["least_days"] is not None:
-        figures.append(ui.Figure("shortest run", format_duration(facts["least_days"] * DAY)))
+        figures.append(ui.Figure("shortest run", ui.FORMS["days"](facts["least_days"])))
     if facts["least_cost"] is not None:
         figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"], short=True)))
     if facts["best_mfu"] is not None:
@@ -143,7 +117,7 @@ def _best(facts: Facts) -> tuple[str, str]:
     if best := facts["best_tokens_per_s_per_gpu"]:
         return f"{best:,.0f}", "tokens per second and GPU at best"
     if facts["least_days"] is not None:
-        number, _, unit = format_duration(facts["least_days"] * DAY).partition(" ")
+        number, _, unit = ui.FORMS["days"](facts["least_days"]).partition(" ")
         return number, f"{unit} at best"
     if facts["rows"]:
         number, _, unit = format_seconds(facts["least_step_s"]).partition(" ")
@@ -173,8 +147,8 @@ def _scaling(rows: Rows, kinds: Sequence[str]) -> list[ui.Scatter]:
         charts.append(
             ui.Scatter(
                 "Scaling" if not first else f"Scaling, {first // len(KINDS) + 1}",
-                ui.Axis(min(counts) * 0.9, max(counts) * 1.1, _whole, "GPUs"),
-                ui.Axis(min(speeds) * 0.8, max(speeds) * 1.25, _whole, "tokens/s/GPU"),
+                ui.Axis(min(counts) * 0.9, max(counts) * 1.1, format_count, "GPUs"),
+                ui.Axis(min(speeds) * 0.8, max(speeds) * 1.25, format_count, "tokens/s/GPU"),
                 marks,
                 "Tokens per second and GPU against GPUs",
                 legend=list(zip(KINDS, (name for name, _ in shown), strict=False)),
@@ -206,7 +180,7 @@ def _maps(heat: Facts, kinds: Sequence[str]) -> ui.GridCharts:
     lead += "empty: nothing fits."
     if len(speeds) > MOST_MAPS:
         lead += f" The first {MOST_MAPS} of {len(speeds)}."
-    return ui.GridCharts("Fast settings", grids, _whole, lead=lead, wide=True)
+    return ui.GridCharts("Fast settings", grids, format_count, lead=lead, wide=True)
 
 
 def _trade_off(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> ui.Scatter | None:
@@ -229,7 +203,7 @@ def _trade_off(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> ui.Sca
     return ui.Scatter(
         "Pareto frontier: speed vs memory",
         ui.Axis(0.0, max(size for size, _ in points) * 1.05, lambda size: f"{size:g}", "GiB per GPU"),
-        ui.Axis(0.0, max(speed for _, speed in points) * 1.08, _whole, "tokens/s/GPU"),
+        ui.Axis(0.0, max(speed for _, speed in points) * 1.08, format_count, "tokens/s/GPU"),
         [ui.Line(frontier, "front"), *dots],
         "Tokens per second and GPU against memory",
         legend=[(kind, name) for name, kind in colours.items()],

@@ -184,6 +184,13 @@ def columns(spec: str, **sources: Source) -> dict[str, Source]:
     return {head.rstrip(",").replace("_", " "): sources.get(head) or key or head for head, _, key in pairs}
 
 
+def columns_by_key(spec: str, **sources: Source) -> dict[str, tuple[str, Source]]:
+    """Return the head and the source of each of these columns, by the key of its values."""
+    named = columns(spec, **sources).items()
+    keys = (str(source[0] if isinstance(source, tuple) else source) for _, source in named)
+    return {key.partition(":")[0].rstrip(","): column for key, column in zip(keys, named, strict=True)}
+
+
 def table_of(title: str, rows: Iterable[Facts], columns: Mapping[str, Source], **options: Any) -> Table:
     """Return the table of *rows* with the heads and sources of *columns*."""
     cells = [[cell_of(row, source) for source in columns.values()] for row in rows]
