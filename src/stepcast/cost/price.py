@@ -35,9 +35,6 @@ class Bound(StrEnum):
     NETWORK = "network"
 
 
-BOUNDS = (Bound.COMPUTE, Bound.MEMORY, Bound.LAUNCH)
-
-
 @dataclass(frozen=True, slots=True)
 class Price:
     """Seconds of one operator with a range that holds the true value about nine times in ten."""
@@ -128,7 +125,7 @@ def price_kernel(
     """Return the price of a kernel of *kind* that takes *seconds*, with its physical bound and its uncertainty."""
     ideal_s = (flops / rates.peak_flops, moved / rates.bandwidth_bytes_per_s, rates.launch_s)
     longest_s = max(ideal_s)
-    bound = BOUNDS[ideal_s.index(longest_s)]
+    bound = (Bound.COMPUTE, Bound.MEMORY, Bound.LAUNCH)[ideal_s.index(longest_s)]
     source = PriceSource.FITTED if fit.measured(kind, gpu.architecture) else PriceSource.SCALED
     efficiency = min(1.0, float(longest_s) / seconds) if seconds > 0 else 1.0
     return Price.spread(seconds, source, bound, fit.half_width(kind, gpu.architecture), efficiency)

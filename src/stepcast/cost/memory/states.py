@@ -38,9 +38,6 @@ class Collected(NamedTuple):
     gradients: float = 0.0
 
 
-NONE_COLLECTED = Collected()
-
-
 class StateBytes:
     """The states of a model under one strategy. The bytes of a parameter are found once for all pieces, in pairs: those
     of weights that products read quantised, and those of others.
@@ -136,7 +133,7 @@ class StateBytes:
         """Return what is unsharded at the fullest moment."""
         plan = self.plan
         if not (plan.by_unit or plan.splits_gradients):
-            return NONE_COLLECTED
+            return Collected()
         units = [self.find_shards(unit) for unit in _list_units(self.model, piece)]
         weights = 0.0
         if keeps_weights(plan):
