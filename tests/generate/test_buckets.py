@@ -17,14 +17,14 @@ from stepcast.ir.framework import Execution
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.strategy import NO_OVERLAP, Sharding, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise
-from stepcast.ir.workload import Stage
+from stepcast.ir.workload import LAST, Stage
 from stepcast.models.catalog import load_model
 from tests.generate.test_generate import LLAMA, all_ops, run_of
 
 
 def collectives(stage: Stage) -> list[Collective]:
     """Those of the last of four micro-batches, each bucket by itself."""
-    works = [op.work for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    works = [op.work for op in all_ops(stage, LAST) if isinstance(op.work, Collective)]
     return [replace(work, times=1) for work in works for _ in range(work.times)]
 
 
@@ -59,7 +59,7 @@ def test_only_the_first_stage_has_buckets_unless_told() -> None:
 
 def test_fsdp_reduces_each_layer_at_once() -> None:
     stage = run_of(dp=8, sharding=Sharding.FSDP).stages[0]
-    scatters = [op for op in all_ops(stage, 3) if "reduce-scatter" in op.name]
+    scatters = [op for op in all_ops(stage, LAST) if "reduce-scatter" in op.name]
     assert len(scatters) == 34
 
 
@@ -108,7 +108,7 @@ def test_equal_buckets_are_counted_not_listed(filled: list[Shard], limit: int) -
 def test_a_step_has_no_more_ops_for_smaller_buckets(execution: Execution) -> None:
     """An eager host issues them in groups of twice as many each; none holds less than a tensor of a layer."""
     stage = run_of(dp=8, bucket_bytes=1000, execution=execution).stages[0]
-    ops = [op for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    ops = [op for op in all_ops(stage, LAST) if isinstance(op.work, Collective)]
     assert sum(op.work.total_bytes for op in ops if isinstance(op.work, Collective)) == 4 * LLAMA.parameters
     assert sum(op.kernels for op in ops) == 7 * LLAMA.layers + 2
     assert len(ops) <= 9 * (LLAMA.layers + 2)
@@ -117,7 +117,7 @@ def test_a_step_has_no_more_ops_for_smaller_buckets(execution: Execution) -> Non
 @pytest.mark.parametrize("execution", [Execution.GRAPHS, Execution.EAGER])
 def test_an_eager_host_reads_the_norm_of_each_bucket_before_it_is_reduced(execution: Execution) -> None:
     stage = run_of(dp=8, execution=execution, checks_gradients=True).stages[0]
-    checks = [op for op in all_ops(stage, 3) if op.name.endswith("check")]
+    checks = [op for op in all_ops(stage, LAST) if op.name.endswith("check")]
     assert all(op.host_reads for op in checks)
     read = sum(op.work.read_bytes for op in checks if isinstance(op.work, Elementwise))
     assert read == (4 * LLAMA.parameters if execution is Execution.EAGER else 0)

@@ -11,7 +11,7 @@ from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.strategy import NO_OVERLAP, Overlap, Sharding, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind
-from stepcast.ir.workload import Op, Phase, Workload
+from stepcast.ir.workload import FIRST, Op, Phase, Workload
 from stepcast.models.catalog import load_model
 from tests.software import software
 
@@ -131,4 +131,4 @@ def test_owners_send_their_tensors_one_after_the_other() -> None:
 
 
 def ops_of_first(workload: Workload) -> list[Op]:
-    return [op for layer in workload.stages[0].body_layers(0) for op in layer.forward]
+    return [op for layer in workload.stages[0].body_layers(FIRST) for op in layer.forward]

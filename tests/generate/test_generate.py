@@ -24,7 +24,7 @@ from stepcast.ir.strategy import (
     TrainingKind,
 )
 from stepcast.ir.work import Attention, Collective, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
-from stepcast.ir.workload import Layer, Op, Role, Stage, Workload
+from stepcast.ir.workload import FIRST, LAST, Layer, Op, Role, Stage, Workload
 from stepcast.models.catalog import load_model
 from tests.software import software
 
@@ -118,17 +118,17 @@ def test_block_recompute_takes_the_first_layers() -> None:
 def test_gradients_are_reduced_beside_the_last_backward() -> None:
     run = run_of(dp=8, micro_batches=4)
     stage = run.stages[0]
-    assert {variation.micro_batch for variation in stage.variations} == {3}
-    reductions = [op for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    assert [which for which, _ in stage.varied] == [LAST]
+    reductions = [op for op in all_ops(stage, LAST) if isinstance(op.work, Collective)]
     assert reductions
     assert not any(op.blocking for op in reductions)
     assert sum(op.work.total_bytes for op in reductions if isinstance(op.work, Collective)) == 4 * LLAMA.parameters
-    assert not [op for op in all_ops(stage, 0) if isinstance(op.work, Collective)]
+    assert not [op for op in all_ops(stage, FIRST) if isinstance(op.work, Collective)]
 
 
 def test_without_overlap_the_step_ends_with_the_reductions() -> None:
     stage = run_of(dp=8, sharding=Sharding.ZERO_1, overlap=NO_OVERLAP).stages[0]
-    assert stage.variations == ()
+    assert stage.varied == ()
     assert [layer.name for layer in stage.epilogue] == ["gradients", "optimizer", "parameters"]
     assert all(op.blocking for layer in stage.epilogue for op in ops_of(layer))
 
@@ -138,7 +138,7 @@ def test_no_overlap_overlaps_nothing() -> None:
     for sharding in Sharding:
         shard = {"shard": 2} if sharding is Sharding.HYBRID_FSDP else {}
         run = run_of("qwen3-30b-a3b", sharding=sharding, overlap=NO_OVERLAP, **degrees, **shard)
-        ops = [op for stage in run.stages for batch in (0, 3) for op in all_ops(stage, batch)]
+        ops = [op for stage in run.stages for batch in (FIRST, LAST) for op in all_ops(stage, batch)]
         assert {op.work.group for op in ops if isinstance(op.work, Collective)} >= {Group.TP, Group.EP}
         assert all(op.blocking for op in ops)
 
@@ -146,7 +146,7 @@ def test_no_overlap_overlaps_nothing() -> None:
 def test_parameters_are_gathered_before_they_are_used() -> None:
     """ZeRO-1: every gather of the first micro-batch is waited for by the layer that needs it."""
     stage = run_of(dp=8, sharding=Sharding.ZERO_1).stages[0]
-    ops = all_ops(stage, 0)
+    ops = all_ops(stage, FIRST)
     gathers = [op.name for op in ops if "all-gather parameters" in op.name]
     waited = [name for op in ops for name in op.after]
     assert gathers
@@ -279,10 +279,10 @@ def test_every_legal_strategy_generates(
     run = generate(model, strategy, framework)
     assert run == generate(model, strategy, framework)
     for stage in run.stages:
-        for variation in stage.variations:
-            usual = stage.body_layers()[variation.position]
-            assert variation.layer.name == usual.name
-            assert variation.layer != usual
+        for which, _ in stage.varied:
+            pairs = list(zip(stage.body_layers(), stage.body_layers(which), strict=True))
+            assert all(usual.name == other.name for usual, other in pairs)
+            assert any(usual != other for usual, other in pairs)
         for layer in stage.body_layers():
             # A forward runs each op once: names tell them apart.
             names = [op.name for op in layer.forward]

@@ -290,14 +290,21 @@ RECORDED = json.loads(zlib.decompress(encode_workload(example())))
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"version": 99}, "version 99; expected 2: write it again"),
+        ({"version": 99}, "version 99; expected 3: write it again"),
         ({"stages": [7]}, "damaged: tuple index|damaged: list index"),
         ({"stages": [-1]}, "Expected `int` >= 0"),
         ({"micro_batches": 10**12}, "micro-batches of a step: more than"),
         ({"micro_batches": 0}, "micro_batches must be"),
         ({"layout": 3}, "Expected `object`"),
         ({"tables": RECORDED["tables"] | {"stages": [{"body": [[[0], 10**15]]}]}}, "nodes of the stages"),
-        ({"tables": RECORDED["tables"] | {"stages": [{"variations": [[0, 5, 0]]}]}}, "past the end"),
+        (
+            {"tables": RECORDED["tables"] | {"stages": [{"varied": [[0, [[[0], 5]]]]}]}},
+            "differ in their number of layers",
+        ),
+        (
+            {"version": 2, "tables": RECORDED["tables"] | {"stages": [{"variations": [[0, 0, 0]]}]}},
+            "version 2; expected 3",
+        ),
         ({"tables": RECORDED["tables"] | {"works": [["Magic", {}]]}}, "damaged: 'Magic'"),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stepcast.inputs.simai import fold_layers, fold_micro_batches
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, Matmul, Recorded
-from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
+from stepcast.ir.workload import Block, Layer, Op, Stage, Workload, vary_blocks
 
 
 def layer(name: str, seconds: float = 1.0) -> Layer:
@@ -42,7 +42,8 @@ def test_micro_batches_fold_with_their_variations(names: list[str], count: int, 
     body[place] = layer(body[place].name, 7.0)
     folded = fold_micro_batches(body, count)
     if folded is not None:
-        stage = Stage(fold_layers(folded.base), variations=folded.variations)
+        usual = fold_layers(folded.base)
+        stage = Stage(usual, varied=tuple((which, vary_blocks(usual, rows)) for which, rows in folded.varied.items()))
         written = [row for micro_batch in range(count) for row in stage.body_layers(micro_batch)]
         assert written == body
         counted = sum(forward_s(row) * times for row, times in stage.counted_layers(count))
@@ -72,7 +73,6 @@ def test_layout_sizes() -> None:
         lambda: Block((), 1),
         lambda: Block((layer("a"),), 0),
         lambda: Layer("a", process_s=float("nan")),
-        lambda: Variation(-1, 0, layer("a")),
         lambda: Workload((Stage((Block((layer("a"),)),)),) * 3, Layout(pp=2)),
         lambda: Workload((Stage((Block((layer("a"),)),)),), micro_batches=0),
     ],

@@ -27,7 +27,7 @@ from stepcast.ir.work import (
     Recorded,
     Transfer,
 )
-from stepcast.ir.workload import Block, Layer, Op, OpPart, Role, Stage, Variation, Workload
+from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, OpPart, Role, Stage, VariedBodies, Workload, vary_blocks
 from stepcast.outputs.chakra import files, losses
 from tests.shared import ROOT
 
@@ -76,13 +76,12 @@ def workloads(draw: st.DrawFn) -> Workload:
 
     def stage() -> Stage:
         body = tuple(draw(st.lists(blocks, max_size=3)))
-        varied: tuple[Variation, ...] = ()
+        varied: VariedBodies = ()
         vary = draw(st.booleans())
         if body and vary:
             length = sum(len(block.layers) * block.repeat for block in body)
-            places = st.tuples(st.just(draw(st.integers(0, micro_batches - 1))), st.integers(0, length - 1))
-            chosen = draw(st.sets(places, max_size=2))
-            varied = tuple(Variation(*place, draw(layers)) for place in sorted(chosen))
+            chosen = draw(st.dictionaries(st.integers(0, length - 1), layers, max_size=2))
+            varied = ((draw(st.sampled_from([FIRST, LAST, *range(micro_batches)])), vary_blocks(body, chosen)),)
         once = st.lists(layers, max_size=2)
         return Stage(body, tuple(draw(once)), tuple(draw(once)), varied)
 
@@ -182,7 +181,7 @@ def test_losses_name_what_only_stepcast_reads() -> None:
 
 def test_layers_that_never_run_come_back() -> None:
     usual, other = Layer("usual", (Op("", Recorded(1.0)),)), Layer("other", (Op("", Recorded(2.0)),))
-    stage = Stage((Block((usual,)),), variations=(Variation(0, 0, other),))
+    stage = Stage((Block((usual,)),), varied=((0, (Block((other,)),)),))
     assert round_trip(Workload((stage,))) == Workload((stage,))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Work
-from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
+from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import simulate
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
@@ -37,7 +37,7 @@ def seconds(work: Work) -> float:
 
 
 def built_s(schedule: Schedule) -> float:
-    stage = Stage((Block((layer(False),)),), variations=(Variation(BATCHES - 1, 0, layer(True)),))
+    stage = Stage((Block((layer(False),)),), varied=((BATCHES - 1, (Block((layer(True),)),)),))
     layout = Layout(tp=2, dp=2, pp=STAGES, vpp=schedule.chunks)
     workload = Workload((stage,) * STAGES * schedule.chunks, layout, BATCHES)
     step = build_step(workload, schedule, Prices(seconds), 0.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Work
-from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
+from stepcast.ir.workload import LAST, Block, Layer, Op, Stage, Workload, vary_blocks
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import Prices
@@ -105,7 +105,7 @@ def test_a_named_wait_holds_an_op_until_the_communication_it_needs() -> None:
 
 
 def test_the_first_micro_batch_may_differ() -> None:
-    stage = Stage((Block((layer(1.0, 1.0, 1.0),)),), variations=(Variation(0, 0, layer(5.0, 1.0, 1.0)),))
+    stage = Stage((Block((layer(1.0, 1.0, 1.0),)),), varied=((0, (Block((layer(5.0, 1.0, 1.0),)),)),))
     step = run(Workload((stage,), Layout(), 4), "1f1b")
     assert simulate(step.program, step.seconds).makespan_s == pytest.approx(4 * 3.0 + 4.0)
 
@@ -232,7 +232,8 @@ def chains_of(step: Step, name: str) -> set[int]:
 def test_a_micro_batch_that_differs_backward_runs_the_usual_forward() -> None:
     usual = layer(1.0, 2.0, 3.0)
     last = replace(usual, weight_gradient=(Op("", Recorded(5.0)),))
-    stage = Stage((Block((usual,), 8),), variations=(Variation(3, 2, last),), in_turn=True)
+    body = (Block((usual,), 8),)
+    stage = Stage(body, varied=((LAST, vary_blocks(body, {2: last})),))
     step = run(Workload((stage,), Layout(pp=2), 4), "1f1b", message_s=1.0)
     # The first stage sends what the last receives; backward each has one more, of its last micro-batch.
     assert (len(chains_of(step, "F.0")), len(chains_of(step, "B.0"))) == (2, 4)

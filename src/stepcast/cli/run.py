@@ -15,11 +15,12 @@ from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.ir.captured import Captured
+from stepcast.ir.dataclass import replace
 from stepcast.ir.facts import FactDict
 from stepcast.ir.schedules import PiecePlacement
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import Collective
-from stepcast.ir.workload import Workload
+from stepcast.ir.workload import Block, Workload
 from stepcast.pytorch.load import load_torch
 from stepcast.pytorch.run.execute import OpRecord, RunPlan, ScheduleTurn
 from stepcast.pytorch.run.launch import medians, run_alone, run_as_rank, run_here
@@ -93,7 +94,11 @@ def _plan(prediction: Prediction, steps: int) -> RunPlan:
         tuple(ScheduleTurn(names[slot.kind], slot.micro_batch, slot.chunk) for slot in order)
         for order in schedule.orders
     )
-    return RunPlan(workload.stages, workload.layout, orders, workload.boundary_bytes or 4, steps)
+    stages = []
+    for stage in workload.stages:
+        bodies = stage.numbered_bodies(workload.micro_batches).items()
+        stages.append(replace(stage, varied=tuple((which, (Block(layers),)) for which, layers in bodies)))
+    return RunPlan(tuple(stages), workload.layout, orders, workload.boundary_bytes or 4, steps)
 
 
 def _execute(plan: RunPlan, rank: int | None, device: str, torch: ModuleType) -> list[OpRecord] | None:

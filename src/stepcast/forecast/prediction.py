@@ -319,7 +319,7 @@ class PreparedStep:
     @property
     def _periodic_size(self) -> ScheduleSize | None:
         """The size of the schedule if no micro-batch differs from the others but the first and the last."""
-        varies = any(stage.variations and not stage.in_turn for stage in self.workload.stages)
+        varies = any(which >= 0 for stage in self.workload.stages for which, _ in stage.varied)
         is_fast = self.options.engine is Engine.FAST
         return None if isinstance(self.schedule, Schedule) or varies or not is_fast else self.schedule
 

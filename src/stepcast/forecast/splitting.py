@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from stepcast.ir.captured import Captured, LayerPart, ShardUnit, Tie
 from stepcast.ir.layout import Group
 from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, ElementwiseKind, Matmul, Work
-from stepcast.ir.workload import Block, Layer, Op, Phase, Role, Stage, Variation, fold_units
+from stepcast.ir.workload import LAST, Block, Layer, Op, Phase, Role, Stage, fold_units, vary_blocks
 from stepcast.units import MIB
 
 # Pipeline stages of equal times that send little.
@@ -117,8 +117,7 @@ def reduce_gradients(
         body = tuple(Block((changed.get(index, layer),)) for index, layer in enumerate(layers))
         return Stage(body, epilogue=epilogue)
     body = tuple(fold_units([(layer,) for layer in layers]))
-    variations = tuple(Variation(micro_batches - 1, index, layer) for index, layer in sorted(changed.items()))
-    return Stage(body, epilogue=epilogue, variations=variations, in_turn=True)
+    return Stage(body, epilogue=epilogue, varied=((LAST, vary_blocks(body, changed)),) if changed else ())
 
 
 def shard_parameters(layers: Sequence[Layer], units: Sequence[ShardUnit], epilogue: tuple[Layer, ...]) -> Stage:

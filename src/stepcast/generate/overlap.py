@@ -25,7 +25,7 @@ from stepcast.ir.layout import HostWay
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Layer, Op, Phase, Variation
+from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, vary_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,19 @@ def _check_ops(sizes: Sizes, number: int, buckets: Buckets) -> Ops:
 
 @dataclass(frozen=True, slots=True)
 class OncePerStep:
-    """Layers of one micro-batch that differ from the usual by what overlaps with them, and the collectives
-    that overlap with nothing.
+    """The layers of the first forward and of the last backward that differ from the usual by what overlaps with them,
+    by their place, and the collectives that overlap with nothing.
     """
 
-    variations: tuple[Variation, ...]
+    first: Mapping[int, Layer]
+    last: Mapping[int, Layer]
     reduce: Ops
     gather: Ops
+
+    def vary(self, body: tuple[Block, ...]) -> VariedBodies:
+        """Return the bodies of the micro-batches that differ from *body*."""
+        changes = ((FIRST, self.first), (LAST, self.last))
+        return tuple((which, vary_blocks(body, changed)) for which, changed in changes if changed)
 
 
 def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> OncePerStep:
@@ -235,25 +241,7 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Onc
             for place, unit, gathered in zip(_places(units), units, gather_units(sizes, units), strict=True)
             if gathered.layers[0] != unit.layers[0]
         }
-    final = sizes.strategy.micro_batches - 1
-    if final == 0:
-        first, last = first | _join_ends(first, last), {}
-    variations = [Variation(0, place, layer) for place, layer in sorted(first.items())]
-    variations += [Variation(final, place, layer) for place, layer in sorted(last.items())]
-    return OncePerStep(tuple(variations), reduce, gather)
-
-
-def _join_ends(first: Mapping[int, Layer], last: Mapping[int, Layer]) -> dict[int, Layer]:
-    """Return the layers of the only micro-batch, which is the first and the last; equal ones stay one object."""
-    known: dict[tuple[int, int], Layer] = {}
-    joined = {}
-    for place, layer in last.items():
-        begun = first.get(place, layer)
-        key = (id(begun), id(layer))
-        if key not in known:
-            known[key] = _end_backward(begun, layer.weight_gradient[len(begun.weight_gradient) :])
-        joined[place] = known[key]
-    return joined
+    return OncePerStep(first, last, reduce, gather)
 
 
 UnitBuckets = Mapping[int, tuple[Buckets, ...]]

@@ -81,12 +81,9 @@ class StageMaker:
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
             units = reduce_units(self.sizes, units)
         once = once_per_step(self.sizes, units, first_piece=piece.embedding)
-        return Stage(
-            body=tuple(fold_units([unit.layers for unit in units])),
-            epilogue=epilogue(self.sizes, self._step_end(piece), once.reduce, once.gather),
-            variations=once.variations,
-            in_turn=True,
-        )
+        body = tuple(fold_units([unit.layers for unit in units]))
+        ending = epilogue(self.sizes, self._step_end(piece), once.reduce, once.gather)
+        return Stage(body, epilogue=ending, varied=once.vary(body))
 
     def _reference_units(self, piece: StagePiece) -> list[Unit]:
         """Return the forward of DPO's frozen reference: the model as it was, or without its adapters."""

@@ -9,7 +9,7 @@ The body between the once-per-step lines is written out for every micro-batch; i
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, read_words, shorten
@@ -17,7 +17,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
-from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Variation, Workload
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload, vary_blocks
 from stepcast.units import NS
 
 # The first line of a SimAI workload: policy, parallel layout and checkpoints.
@@ -228,7 +228,7 @@ def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: 
     starts = sum(layer.name == MICRO_BATCH_START for layer in body)
     counts = [count for count in (declared, starts) if count > 1]  # as many as declared, or as many as begin
     tried = (fold_micro_batches(body, count) for count in counts)
-    folded = next(filter(None, tried), MicroBatches(body, 1, ()))
+    folded = next(filter(None, tried), MicroBatches(body, 1, {}))
     written = folded.copies
     if written not in (1, declared):
         warnings.append(
@@ -239,11 +239,12 @@ def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: 
     layout = header.layout
     if header.gpus is not None and layout.gpus != header.gpus:
         warnings.append(f"all_gpus {header.gpus} is not a multiple of tp x pp; dp is taken as {layout.dp}")
+    blocks = fold_layers(folded.base)
     stage = Stage(
-        body=fold_layers(folded.base),
+        body=blocks,
         prologue=tuple(layers[:start]),
         epilogue=tuple(layers[end:]),
-        variations=folded.variations,
+        varied=tuple((which, vary_blocks(blocks, rows)) for which, rows in sorted(folded.varied.items())),
     )
     return Workload(
         stages=(stage,),
@@ -267,7 +268,7 @@ class MicroBatches(NamedTuple):
 
     base: Sequence[Layer]
     copies: int
-    variations: tuple[Variation, ...]
+    varied: Mapping[int, Mapping[int, Layer]]
 
 
 # Repeats in a written-out list of layers are stored once with their count. This is the longest run of layers
@@ -286,9 +287,9 @@ def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None
     period = len(body) // count
     base = list(body[-period:])
     if body[:-period] == body[period:]:
-        return MicroBatches(base, count, ())
+        return MicroBatches(base, count, {})
     ids = _layer_numbers(body)
-    variations: list[Variation] = []
+    varied: dict[int, dict[int, Layer]] = {}
     for position in range(period):
         column = ids[position::period]
         if column.count(column[-1]) == count:
@@ -298,13 +299,10 @@ def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None
         # Of equally many the last one, which is no first micro-batch with extra work.
         usual = max(reversed(column), key=Counter(column).__getitem__)
         base[position] = body[position + column.index(usual) * period]
-        variations += [
-            Variation(micro_batch, position, body[position + micro_batch * period])
-            for micro_batch, number in enumerate(column)
-            if number != usual
-        ]
-    variations.sort(key=lambda variation: (variation.micro_batch, variation.position))
-    return MicroBatches(base, count, tuple(variations))
+        for micro_batch, number in enumerate(column):
+            if number != usual:
+                varied.setdefault(micro_batch, {})[position] = body[position + micro_batch * period]
+    return MicroBatches(base, count, varied)
 
 
 def fold_layers(layers: Sequence[Layer]) -> tuple[Block, ...]:

@@ -3,7 +3,7 @@
     Workload            one step, for all pipeline stages
       Stage             what one stage (or model chunk) runs
         prologue        layers that run once per step, before the micro-batches
-        body            blocks that run once per micro-batch (variations: where a micro-batch differs)
+        body            blocks that run once per micro-batch (varied: those of micro-batches that differ)
         epilogue        layers that run once per step, after the micro-batches
           Block         layers that follow one another, repeated
             Layer       one named row: forward, input-gradient and weight-gradient ops
@@ -14,12 +14,10 @@ repeated layers are stored once.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
-from itertools import accumulate
 
 from stepcast.ir.dataclass import ByIdentity, dataclass, require, require_counts
 from stepcast.ir.layout import Group, Layout
@@ -178,19 +176,11 @@ class Block:
             require(len(self.layers) > 0, "a block needs at least one layer")
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """Another layer in *micro_batch* for the body's layer at *position* (repeats written out)."""
-
-    micro_batch: int
-    position: int
-    layer: Layer
-
-    def __post_init__(self) -> None:
-        # Checked in detail only to name the mistake: a long stage has many.
-        which, where = self.micro_batch, self.position
-        if not (type(which) is type(where) is int and which >= 0 <= where):
-            require_counts(self, 0, "micro_batch", "position")
+FIRST, LAST = -2, -3
+"""In place of the number of a micro-batch: the one whose forward runs first, which differs in its forward alone, and
+the one whose backward runs last, which differs in its weight gradients alone, whichever numbers a schedule gives them
+(GPipe turns its backward around, DualPipe begins at both ends)."""
+VariedBodies = tuple[tuple[int, tuple[Block, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,68 +190,43 @@ class Stage:
     body: tuple[Block, ...]
     prologue: tuple[Layer, ...] = ()
     epilogue: tuple[Layer, ...] = ()
-    variations: tuple[Variation, ...] = ()
-    # Variations of micro-batch 0 and of the last belong to the ones that run first and last, whichever
-    # number a schedule gives them (GPipe turns its backward around, DualPipe begins at both ends).
-    in_turn: bool = False
+    varied: VariedBodies = ()  # micro-batches that differ from the usual one, with their bodies
 
     def body_layers(self, micro_batch: int | None = None) -> tuple[Layer, ...]:
         """Return every layer of one micro-batch, repeats written out; None means the usual one."""
-        layers = list(unfold_blocks(self.body))
-        for variation in self.variations:
-            if variation.micro_batch == micro_batch:
-                layers[variation.position] = variation.layer
-        return tuple(layers)
+        return unfold_blocks(next((blocks for which, blocks in self.varied if which == micro_batch), self.body))
 
-    def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
-        """Return the layers of every micro-batch that differs from the usual one."""
-        usual, bodies = unfold_blocks(self.body), dict[int, list[Layer]]()
-        for variation in self.variations:
-            bodies.setdefault(variation.micro_batch, list(usual))[variation.position] = variation.layer
-        return {micro_batch: tuple(body) for micro_batch, body in bodies.items()}
-
-    def varied_blocks(self, parts: Sequence[Sequence[Phase]]) -> list[dict[int, tuple[Block, ...]]]:
-        """Return for each of some *parts* of a step, given by their phases, the body of every micro-batch that
-        differs from the usual one in it, still folded.
-        """
-        changes: list[dict[int, dict[int, Layer]]] = [{} for _ in parts]
-        differs: dict[tuple[int, int], list[dict[int, dict[int, Layer]]]] = {}
-        starts = [0, *accumulate([len(block.layers) * block.repeat for block in self.body])]
-        for each in self.variations:
-            position, layer = each.position, each.layer
-            if position >= starts[-1]:
-                continue
-            index = bisect_right(starts, position) - 1
-            layers = self.body[index].layers
-            usual = layers[(position - starts[index]) % len(layers)]
-            pair = id(layer), id(usual)
-            if pair not in differs:
-                phases = {phase for part in parts for phase in part if layer.ops(phase) is not usual.ops(phase)}
-                differs[pair] = [changed for changed, part in zip(changes, parts, strict=True) if phases & {*part}]
-            for changed in differs[pair]:
-                changed.setdefault(each.micro_batch, {})[position] = layer
-        return [{which: _varied(self.body, changed) for which, changed in each.items()} for each in changes]
+    def numbered_bodies(self, micro_batches: int) -> dict[int, tuple[Layer, ...]]:
+        """Return the layers of every micro-batch that differs from the usual one, where they run in their order."""
+        bodies = {which: unfold_blocks(blocks) for which, blocks in self.varied}
+        first, last = bodies.pop(FIRST, ()), bodies.pop(LAST, ())
+        if first and last and micro_batches == 1:
+            pairs = zip(first, last, strict=True)
+            first = tuple(replace(one, weight_gradient=two.weight_gradient) for one, two in pairs)
+        return bodies | ({micro_batches - 1: last} if last else {}) | ({0: first} if first else {})
 
     @property
     def body_layer_count(self) -> int:
-        return sum(len(block.layers) * block.repeat for block in self.body)
+        return count_layers(self.body)
 
     def counted_layers(self, micro_batches: int) -> Iterator[tuple[Layer, int]]:
-        """Yield each stored layer with how often it runs in a step; variations replace what they vary."""
+        """Yield each stored layer with how often it runs in a step."""
         for layers, count in self.counted_blocks(micro_batches):
             for layer in layers:
                 yield layer, count
 
     def counted_blocks(self, micro_batches: int) -> Iterator[tuple[Sequence[Layer], int]]:
         """Yield runs of stored layers with how often they run in a step."""
-        usual = self.body_layers() if self.variations else ()
         yield self.prologue, 1
         for block in self.body:
-            yield block.layers, block.repeat * micro_batches
-        for variation in self.variations:
-            yield (variation.layer,), 1
-            yield (usual[variation.position],), -1
+            yield block.layers, block.repeat * (micro_batches - len(self.varied))
+        for block in [block for _, blocks in self.varied for block in blocks]:
+            yield block.layers, block.repeat
         yield self.epilogue, 1
+
+
+def count_layers(blocks: Iterable[Block]) -> int:
+    return sum(len(block.layers) * block.repeat for block in blocks)
 
 
 def unfold_blocks(blocks: Iterable[Block]) -> tuple[Layer, ...]:
@@ -269,8 +234,8 @@ def unfold_blocks(blocks: Iterable[Block]) -> tuple[Layer, ...]:
     return tuple(layer for block in blocks for _ in range(block.repeat) for layer in block.layers)
 
 
-def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
-    """Return *body* with other layers at some positions, repeats written out as far as they differ."""
+def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
+    """Return *body* with the *changed* layers at their positions, repeats written out as far as they differ."""
     found: list[Block] = []
     known: dict[tuple[int, int, int], tuple[Layer, ...]] = {}
     start = 0
@@ -435,6 +400,7 @@ def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: boo
     that were one object stay one.
     """
     layers: dict[int, Layer] = {}
+    bodies: dict[int, tuple[Block, ...]] = {}
     stages: dict[int, Stage] = {}
 
     def layer(each: Layer) -> Layer:
@@ -442,14 +408,19 @@ def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: boo
             layers[id(each)] = change(each)
         return layers[id(each)]
 
+    def body(each: tuple[Block, ...]) -> tuple[Block, ...]:
+        if id(each) not in bodies:
+            bodies[id(each)] = tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in each)
+        return bodies[id(each)]
+
     def stage(each: Stage) -> Stage:
         if id(each) not in stages:
             stages[id(each)] = replace(
                 each,
-                body=tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in each.body),
+                body=body(each.body),
                 prologue=tuple(map(layer, each.prologue)) if ends else each.prologue,
                 epilogue=tuple(map(layer, each.epilogue)) if ends else each.epilogue,
-                variations=tuple(replace(one, layer=layer(one.layer)) for one in each.variations),
+                varied=tuple((which, body(blocks)) for which, blocks in each.varied),
             )
         return stages[id(each)]
 

@@ -178,9 +178,8 @@ def losses(workload: Workload) -> tuple[str, ...]:
 def _layers(workload: Workload) -> Iterator[Layer]:
     for stage in workload.stages:
         yield from stage.prologue
-        for block in stage.body:
-            yield from block.layers
-        yield from (variation.layer for variation in stage.variations)
+        for blocks in (stage.body, *(blocks for _, blocks in stage.varied)):
+            yield from (layer for block in blocks for layer in block.layers)
         yield from stage.epilogue
 
 
@@ -390,7 +389,9 @@ class StageNodes:
         self._stages = sorted({piece[0] for piece in self._pieces.values()})
         stated = workload.boundary_bytes
         self._size_bytes = workload.largest_activation_bytes if stated is None else stated
-        self._usual = {index: workload.stages[index].body_layers() for index in self._stages}
+        own = {index: workload.stages[index] for index in self._stages}
+        self._usual = {index: stage.body_layers() for index, stage in own.items()}
+        self._varied = {index: stage.numbered_bodies(workload.micro_batches) for index, stage in own.items()}
 
     def nodes(self) -> Iterator[SharedNode]:
         stages = [self._workload.stages[index] for index in self._stages]
@@ -426,9 +427,7 @@ class StageNodes:
 
     def _ops(self, slot: Slot, place: ChunkPlace) -> Iterator[SharedNode]:
         index, start, stop = self._pieces[place]
-        stage, layers = self._workload.stages[index], self._usual[index]
-        if any(variation.micro_batch == slot.micro_batch for variation in stage.variations):
-            layers = stage.body_layers(slot.micro_batch)
+        layers = self._varied[index].get(slot.micro_batch, self._usual[index])
         positions = range(start, stop)
         for position in positions if slot.kind is SlotAction.FORWARD else reversed(positions):
             for phase in PHASES[slot.kind]:

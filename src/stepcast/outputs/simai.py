@@ -50,7 +50,7 @@ def _states_same(header: SimaiHeader, workload: Workload) -> bool:
 def written_layers(stage: Stage, micro_batches: int) -> Iterator[Layer]:
     """Yield every layer of a step in the order of the file."""
     yield from stage.prologue
-    usual, varied = stage.body_layers(), stage.varied_bodies()
+    usual, varied = stage.body_layers(), stage.numbered_bodies(micro_batches)
     for micro_batch in range(micro_batches):
         yield from varied.get(micro_batch, usual)
     yield from stage.epilogue

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.ir.layout import Channel
-from stepcast.ir.workload import Block, Stage, Workload
+from stepcast.ir.workload import FIRST, LAST, Block, Stage, Workload, count_layers, unfold_blocks
 from stepcast.simulation.lanes import PHASES_OF
 from stepcast.simulation.lowering import OpList, list_slot_ops
 from stepcast.simulation.messages import DEFAULT_MICRO_BATCH, SlotKind
@@ -23,9 +23,8 @@ class Body(StrEnum):
 
 
 Blocks = tuple[Block, ...]
-VariedBlocks = Mapping[SlotAction, Mapping[int, Blocks]]
-LAST = -2
-"""In place of its number: the last micro-batch."""
+SlotKey = tuple[SlotAction, int]
+"""What a slot runs: its action, and the micro-batch in which it differs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,45 +32,30 @@ class Chunk:
     """The blocks of one model chunk: in most micro-batches, and by actions in those that differ."""
 
     default: Blocks
-    varied: VariedBlocks
-    in_turn: bool
-    final: int  # the last micro-batch
+    actions: tuple[SlotAction, ...]
+    varied: Mapping[SlotKey, Blocks]
 
-    def find_slot(self, slot: SlotKind) -> tuple[SlotAction, int]:
+    def find_slot(self, slot: SlotKind) -> SlotKey:
         """Return the key of the ops of *slot* among ``slots``."""
-        which = slot.representative
-        if self.in_turn:
-            # A split backward among whole ones may be the first of its kind and the last of all.
-            ends = slot.last and slot.kind is not SlotAction.FORWARD
-            final = LAST if self.final else 0
-            first_or_last = 0 if slot.first else final if slot.last else DEFAULT_MICRO_BATCH
-            which = final if ends else first_or_last
-        return slot.kind, which if (slot.kind, which) in self.slots else DEFAULT_MICRO_BATCH
+        kind, which = slot.kind, slot.representative
+        if slot.first and kind is SlotAction.FORWARD and (kind, FIRST) in self.varied:
+            which = FIRST
+        elif slot.last and (kind, LAST) in self.varied:
+            which = LAST
+        return kind, which if (kind, which) in self.varied else DEFAULT_MICRO_BATCH
 
     @property
-    def variants(self) -> tuple[bool, bool, tuple[tuple[SlotAction, int], ...]]:
+    def variants(self) -> tuple[SlotKey, ...]:
         """Equal for chunks whose ``find_slot`` gives the same."""
-        return self.in_turn, self.final > 0, tuple(self.slots)
+        return tuple(self.varied)
 
     def blocks(self, slot: SlotKind) -> Blocks:
-        _, which = self.find_slot(slot)
-        return self.default if which == DEFAULT_MICRO_BATCH else self._varied[slot.kind, which]
+        return self.varied.get(self.find_slot(slot), self.default)
 
     @cached_property
-    def _varied(self) -> dict[tuple[SlotAction, int], Blocks]:
-        def name(which: int) -> int:
-            return LAST if self.in_turn and which == self.final > 0 else which
-
-        return {
-            (action, name(which)): blocks
-            for action in sorted(self.varied)
-            for which, blocks in self.varied[action].items()
-        }
-
-    @cached_property
-    def slots(self) -> dict[tuple[SlotAction, int], list[tuple[OpList, int]]]:
+    def slots(self) -> dict[SlotKey, list[tuple[OpList, int]]]:
         """The lists of ops with their repeats, by action and micro-batch, in the order in which they run."""
-        bodies = {(action, DEFAULT_MICRO_BATCH): self.default for action in sorted(self.varied)} | self._varied
+        bodies = {(action, DEFAULT_MICRO_BATCH): self.default for action in self.actions} | {**self.varied}
         return {
             key: [
                 (list_slot_ops(block.layers, key[0]), block.repeat)
@@ -102,9 +86,9 @@ def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> tuple[li
         distinct = {id(stage): stage for stage in workload.stages}
         number = {key: index for index, key in enumerate(distinct)}
         own = [number[id(stage)] for stage in workload.stages]
-        chunks = [_make_chunk(stage, workload, schedule) for stage in distinct.values()]
+        chunks = [_make_chunk(stage, schedule) for stage in distinct.values()]
         return chunks, tuple([own[position] for position in find_positions(schedule)])
-    whole = _make_chunk(workload.stages[0], workload, schedule)
+    whole = _make_chunk(workload.stages[0], schedule)
     if body is Body.MODEL:
         return _split_chunk(whole, len(copies[0])), find_positions(schedule)
     chunks = _split_chunk(whole, schedule.chunks // len(copies))
@@ -142,14 +126,14 @@ def find_representatives(workload: Workload, micro_batches: int) -> tuple[int, .
     """Return for each micro-batch of the schedule the first one that differs from the default in the same way, or
     DEFAULT_MICRO_BATCH; nothing where none differs. A schedule from a file may have more than the workload.
     """
-    differs: dict[int, list[tuple[int, int, int]]] = {}
+    differs: dict[int, list[tuple[int, int]]] = {}
     for number, stage in enumerate(workload.stages):
-        for variation in stage.variations if not stage.in_turn else ():
-            difference = (number, variation.position, id(variation.layer))
-            differs.setdefault(variation.micro_batch, []).append(difference)
+        for which, blocks in stage.varied:
+            if which >= 0:
+                differs.setdefault(which, []).append((number, id(blocks)))
     if not differs:
         return ()
-    first: dict[tuple[tuple[int, int, int], ...], int] = {}
+    first: dict[tuple[tuple[int, int], ...], int] = {}
     representatives = [DEFAULT_MICRO_BATCH] * micro_batches
     for micro_batch in range(min(workload.micro_batches, micro_batches)):
         if micro_batch in differs:
@@ -160,32 +144,39 @@ def find_representatives(workload: Workload, micro_batches: int) -> tuple[int, .
 _CHUNKS: ByIdentity[Chunk] = ByIdentity(8192)
 
 
-def _make_chunk(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
+def _make_chunk(stage: Stage, schedule: Schedule) -> Chunk:
     """Return the chunk of *stage*, one object for the same stage."""
 
-    def make(stage: Stage, key: tuple[frozenset[SlotAction], int]) -> Chunk:
-        actions, final = key
-        varied = stage.varied_blocks([PHASES_OF[action] for action in actions])
-        return Chunk(stage.body, dict(zip(actions, varied, strict=True)), stage.in_turn, final)
+    def make(stage: Stage, actions: frozenset[SlotAction]) -> Chunk:
+        order = tuple(sorted(actions))
+        every = [(action, which, blocks) for action in order for which, blocks in stage.varied]
+        varied = {(action, which): blocks for action, which, blocks in every if _differs(stage, action, which, blocks)}
+        return Chunk(stage.body, order, varied)
 
-    return _CHUNKS.of(stage, make, (schedule.actions, workload.micro_batches - 1))
+    return _CHUNKS.of(stage, make, schedule.actions)
+
+
+def _differs(stage: Stage, action: SlotAction, which: int, blocks: Blocks) -> bool:
+    """Whether an *action* of micro-batch *which*, whose body is *blocks*, runs other ops than usual."""
+    if which in (FIRST, LAST):
+        return (action is SlotAction.FORWARD) == (which == FIRST) and action is not SlotAction.INPUT
+    pairs = zip(unfold_blocks(stage.body), unfold_blocks(blocks), strict=True)
+    return any(one.ops(phase) is not two.ops(phase) for one, two in pairs for phase in PHASES_OF[action])
 
 
 def _split_chunk(whole: Chunk, parts: int) -> list[Chunk]:
     """Return consecutive parts of nearly equal numbers of layers; the same cuts in every micro-batch."""
     if parts == 1:
         return [whole]
-    count = sum(len(block.layers) * block.repeat for block in whole.default)
+    count = count_layers(whole.default)
     if count < parts:
         raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")
     chunks = []
     for start, end in pairwise([round(count * part / parts) for part in range(parts + 1)]):
         default = _cut_blocks(whole.default, start, end)
-        varied: dict[SlotAction, dict[int, Blocks]] = {}
-        for action, bodies in whole.varied.items():
-            cut = {which: _cut_blocks(blocks, start, end) for which, blocks in bodies.items()}
-            # Equal parts stay one object, so that they are priced once.
-            varied[action] = {which: blocks for which, blocks in cut.items() if blocks != default}
+        cut = {key: _cut_blocks(blocks, start, end) for key, blocks in whole.varied.items()}
+        # Equal parts stay one object, so that they are priced once.
+        varied = {key: blocks for key, blocks in cut.items() if blocks != default}
         chunks.append(replace(whole, default=default, varied=varied))
     return chunks
 

@@ -8,6 +8,7 @@ nodes are for other programs; the checksum shows when one of those changed them.
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Annotated, TypeVar, get_args
 
 import msgspec
@@ -18,10 +19,10 @@ from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
 from stepcast.ir.work import Work
-from stepcast.ir.workload import UNSTATED, Block, Layer, Manner, Op, OpPart, Role, Stage, Variation, Workload
+from stepcast.ir.workload import UNSTATED, Block, Layer, Manner, Op, OpPart, Role, Stage, Workload, count_layers
 
 SCHEMA_VERSION = "0.0.4"
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 RECORD, CHECKSUM, RANK = "stepcast.workload", "stepcast.nodes", "stepcast.rank"
 WORK_TYPES: dict[str, type[Work]] = {kind.__name__: kind for kind in get_args(Work)}
 PHASES = ("forward", "input_gradient", "weight_gradient")
@@ -56,12 +57,16 @@ class LayerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Role | None = None
 
 
+Blocks = tuple[tuple[Indices, int], ...]
+"""The layers of each block, and its repeats."""
+
+
 class StageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    body: tuple[tuple[Indices, int], ...] = ()  # the layers of each block, and its repeats
+    body: Blocks = ()
     prologue: Indices = ()
     epilogue: Indices = ()
-    variations: tuple[tuple[int, int, Index], ...] = ()  # micro-batch, position, layer
-    in_turn: bool = False
+    varied: tuple[tuple[int, Blocks], ...] = ()  # micro-batches that differ, or FIRST and LAST
+    variations: tuple[msgspec.Raw, ...] = ()  # the same in version 2, by the place of each layer
 
 
 class WorkloadTables(msgspec.Struct, frozen=True):
@@ -106,13 +111,15 @@ def record_workload(workload: Workload) -> WorkloadRecord:
     def number_layers(run: Sequence[Layer]) -> Indices:
         return tuple(map(number_layer, run))
 
+    def number_blocks(blocks: Sequence[Block]) -> Blocks:
+        return tuple((number_layers(block.layers), block.repeat) for block in blocks)
+
     def number_stage(stage: Stage) -> int:
         record = StageRecord(
-            body=tuple((number_layers(block.layers), block.repeat) for block in stage.body),
+            body=number_blocks(stage.body),
             prologue=number_layers(stage.prologue),
             epilogue=number_layers(stage.epilogue),
-            variations=tuple((each.micro_batch, each.position, number_layer(each.layer)) for each in stage.variations),
-            in_turn=stage.in_turn,
+            varied=tuple((which, number_blocks(blocks)) for which, blocks in stage.varied),
         )
         return stages.setdefault(record, len(stages))
 
@@ -152,7 +159,7 @@ def decode_workload(packed: bytes) -> Workload:
 
 def build_workload(record: WorkloadRecord) -> Workload:
     """Return the workload of a record; equal layers and stages are one object: a simulation folds those."""
-    if record.version != RECORD_VERSION:
+    if record.version not in (2, RECORD_VERSION) or any(stage.variations for stage in record.tables.stages):
         raise ValueError(f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again")
     MICRO_BATCHES.check(record.micro_batches)
     tables = record.tables
@@ -174,18 +181,19 @@ def _stage(record: StageRecord, layers: Sequence[Layer]) -> Stage:
     def run(indices: Indices) -> tuple[Layer, ...]:
         return tuple(layers[index] for index in indices)
 
+    @cache
+    def blocks(parts: Blocks) -> tuple[Block, ...]:
+        return tuple(Block(run(indices), repeat) for indices, repeat in parts)
+
     stage = Stage(
-        body=tuple(Block(run(indices), repeat) for indices, repeat in record.body),
+        body=blocks(record.body),
         prologue=run(record.prologue),
         epilogue=run(record.epilogue),
-        variations=tuple(
-            Variation(micro_batch, position, layers[index]) for micro_batch, position, index in record.variations
-        ),
-        in_turn=record.in_turn,
+        varied=tuple((which, blocks(parts)) for which, parts in record.varied),
     )
     NODES.check(stage.body_layer_count)
-    if any(variation.position >= stage.body_layer_count for variation in stage.variations):
-        raise ValueError(f"{RECORD} is damaged: a variation is past the end of its stage")
+    if any(count_layers(body) != stage.body_layer_count for _, body in stage.varied):
+        raise ValueError(f"{RECORD} is damaged: micro-batches of a stage differ in their number of layers")
     return stage
 
 

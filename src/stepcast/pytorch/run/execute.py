@@ -49,8 +49,8 @@ class RunPlan:
         """Return the elements of each weight of *stage*: the results of its weight gradients."""
         sizes: list[int] = []
         for chunk in range(self.layout.vpp):
-            for layer, count in self.stage_of(stage, chunk).counted_layers(1):
-                for op in layer.ops(Phase.WEIGHT_GRADIENT) * count:
+            for layer in self.stage_of(stage, chunk).body_layers():
+                for op in layer.weight_gradient:
                     if isinstance(op.work, Matmul):
                         sizes.append(op.work.m * op.work.n * op.work.batch)
                     elif isinstance(op.work, GroupedMatmul):
