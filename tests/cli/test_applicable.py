@@ -121,6 +121,7 @@ NOTES = [
     ((*ONE_GPU, "--framework", "nemo", "--lora", "16", "--lora-a2a"), "--lora-a2a"),
     ((*EXPERTS, "--ep", "8", "--expert-capacity", "1.2"), "--expert-capacity"),
     ((*ONE_GPU, "--framework", "pytorch", "--zero-gradients", "0.1"), "--zero-gradients"),
+    ((*ONE_GPU, "--framework", "pytorch", "--loss", "engine"), "--loss"),
     ((*PREDICT, "--gantt"), "--gantt"),
     ((*PREDICT, "--explain-memory"), "--explain-memory"),
     ((*ONE_STAGE, "--body", "model"), "--body"),
