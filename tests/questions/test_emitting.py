@@ -126,7 +126,7 @@ def test_without_a_file_the_configuration_is_printed(capsys: pytest.CaptureFixtu
         "--framework",
         "torchtitan",
         "--vpp",
-        "2",
+        "4",
         "--pp",
         "2",
         "--emit",
@@ -135,7 +135,7 @@ def test_without_a_file_the_configuration_is_printed(capsys: pytest.CaptureFixtu
     assert main(["predict", *words]) == 0
     captured = capsys.readouterr()
     assert 'flavor = "8B"' in captured.out
-    assert "predict --config needs --vpp 2 too" in captured.err
+    assert "predict --config needs --vpp 4 too" in captured.err
 
 
 @pytest.mark.parametrize(
