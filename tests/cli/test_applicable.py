@@ -58,6 +58,7 @@ ERRORS = [
     ((*PREDICT, "--bf16-final-layers", "2"), "--bf16-final-layers", "bf16 has no layers in fp8"),
     ((*PREDICT, "--check-gradients"), "--check-gradients", "use --execution eager"),
     ((*ONE_GPU, "--deferred-gradients", "2"), "--deferred-gradients", "use --pp 2 or more"),
+    ((*PREDICT, "--tp", "2", "--loss", "composer"), "--loss", "use --loss compiled"),
     ((*PREDICT, "--liger"), "--liger", "use --framework trainer or peft"),
     ((*PREDICT, "--lora-a2a"), "--lora-a2a", "there are no adapters"),
     ((*PREDICT, "--runs", "5"), "--runs", "use --jitter"),

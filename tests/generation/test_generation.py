@@ -221,6 +221,15 @@ def test_requests_beyond_the_model_and_drafts_without_a_module_are_stated() -> N
         assert any("llama-3.1-8b has no module that drafts" in text for text in found["assumptions"])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "weights", "note"),
+    [("dgx-a100", "fp8", "no fp8 matrix units"), ("dgx-h100", "nvfp4", "no nvfp4 matrix units"), ("dgx-h100", "fp8", "")],
+)
+def test_weights_that_a_gpu_cannot_multiply_are_stated(cluster: str, weights: str, note: str) -> None:
+    answer = stepcast.predict_generation(model="llama-3.1-8b", cluster=cluster, weights=weights)
+    assert any("matrix units" in text and note in text for text in answer.assumptions) == bool(note)
+
+
 def test_a_gpu_may_be_named_as_in_predict(capsys: pytest.CaptureFixture[str]) -> None:
     by_gpu, by_cluster = (run_json(capsys, *LLAMA[:2], name, "h200") for name in ("--gpu", "--cluster"))
     assert by_gpu["tpot_s"] == by_cluster["tpot_s"]

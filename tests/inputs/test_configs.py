@@ -786,3 +786,30 @@ def test_interleaved_stages_of_torchtitan_are_two_for_each_rank(tmp_path: Path) 
     assert "reduced in fp32" in config.not_modelled["training.mixed_precision_reduce"]
     step = stepcast.predict(config=str(path), cluster="dgx-h100", gpus=8)
     assert (step.facts()["strategy"]["schedule"], step.facts()["strategy"]["vpp"]) == ("interleaved", 2)
+
+
+def test_zero_bubble_with_several_stages_of_torchtitan_is_stated(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    parallelism = 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "InterleavedZeroBubble"'
+    path.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{parallelism}\n')
+    config = read_config(str(path))
+    assert config.options["schedule"] == "zb-h1"
+    assert any("InterleavedZeroBubble is predicted as zb-h1" in text for text in config.assumed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kv_heads"),
+    [
+        ("--num-query-groups 4", 32),
+        ("--group-query-attention --num-query-groups 4", 4),
+        ("--group-query-attention", 1),
+        ("", 32),
+    ],
+)
+def test_query_groups_of_a_script_count_with_their_switch(tmp_path: Path, flags: str, kv_heads: int) -> None:
+    """As in Megatron-LM, training/arguments.py: core_transformer_config_from_args, and the default of one group."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"pretrain_gpt.py {SIZES} {flags}")
+    config = read_config(str(path))
+    assert config.sizes["kv_heads"] == kv_heads
+    assert any("--num-query-groups has no effect" in text for text in config.assumed) == flags.startswith("--num")

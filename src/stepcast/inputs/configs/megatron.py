@@ -49,7 +49,7 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
     keys = Keys(flags, "megatron")
     sizes = read_sizes(keys)
     if sizes.get("hidden"):
-        sizes = {"gated": 0, "tied": 1, **sizes}
+        sizes = {"gated": 0, "tied": 1, **sizes, **_own_groups(keys, sizes)}
     options = read_options(keys, sizes)
     options |= _own_defaults(keys, options)
     # Without sizes a checkpoint's name may name the model.
@@ -57,6 +57,17 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
     # Variables of a script say nothing beyond the flags that use them.
     keys.values = {name: value for name, value in keys.values.items() if not name.startswith("$")}
     return keys.config("megatron-lm", "megatron-core", options, sizes, model)
+
+
+def _own_groups(keys: Keys, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the key heads of Megatron-LM (training/arguments.py): groups count with --group-query-attention alone."""
+    if not {"heads", "kv_heads"} <= sizes.keys():
+        return {}
+    if keys.flag("group-query-attention"):
+        return {} if "num-query-groups" in keys else {"kv_heads": 1}
+    if sizes["kv_heads"] != sizes["heads"]:
+        keys.assume("--num-query-groups has no effect without --group-query-attention, as in Megatron-LM")
+    return {"kv_heads": sizes["heads"]}
 
 
 def _own_defaults(keys: Keys, options: Options) -> Options:

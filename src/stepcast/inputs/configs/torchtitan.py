@@ -140,6 +140,8 @@ def _precision(keys: Keys) -> str:
 
 def _schedule(keys: Keys, pp: int) -> str | None:
     name = _word_of(keys, "pipeline_parallel_schedule", pp)
+    if name == "interleavedzerobubble":
+        keys.assume("InterleavedZeroBubble is predicted as zb-h1, with one stage for each rank")
     if name and name not in SCHEDULES:
         keys.report("predicted as 1F1B", *_places("pipeline_parallel_schedule", "parallelism", "experimental"))
     return SCHEDULES.get(name)
