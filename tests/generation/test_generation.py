@@ -223,7 +223,11 @@ def test_requests_beyond_the_model_and_drafts_without_a_module_are_stated() -> N
 
 @pytest.mark.parametrize(
     ("cluster", "weights", "note"),
-    [("dgx-a100", "fp8", "no fp8 matrix units"), ("dgx-h100", "nvfp4", "no nvfp4 matrix units"), ("dgx-h100", "fp8", "")],
+    [
+        ("dgx-a100", "fp8", "no fp8 matrix units"),
+        ("dgx-h100", "nvfp4", "no nvfp4 matrix units"),
+        ("dgx-h100", "fp8", ""),
+    ],
 )
 def test_weights_that_a_gpu_cannot_multiply_are_stated(cluster: str, weights: str, note: str) -> None:
     answer = stepcast.predict_generation(model="llama-3.1-8b", cluster=cluster, weights=weights)

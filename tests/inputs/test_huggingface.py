@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stepcast
 from stepcast.inputs.huggingface.reader import FAMILIES, looks_like, read, read_config
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, QkNorm
-from stepcast.models.catalog import catalogue_model
+from stepcast.models.catalog import catalogue_model, load_model
 from tests.inputs.huggingface_configs import CONFIGS
 
 
@@ -242,3 +243,14 @@ def test_mutated_bytes(data: st.DataObject) -> None:
             case "repeat":
                 text[place:place] = text[place : place + 40]
     check(bytes(text))
+
+
+def test_a_quantised_checkpoint_is_stated(tmp_path: Path) -> None:
+    """Of the same model: the file of an fp8 checkpoint differs in this key alone."""
+    path, plain = tmp_path / "config.json", CONFIGS["llama-3.1-8b"]
+    path.write_bytes(as_json(plain | {"quantization_config": {"quant_method": "fp8"}}))
+    assert load_model(path) == replace(read_config(as_json(plain), ""), name=tmp_path.name)
+    step = stepcast.predict(model=str(path), cluster="dgx-h100", gpus=8)
+    served = stepcast.predict_generation(model=str(path), cluster="dgx-h100")
+    for answer in (step, served):
+        assert any("quantization_config ('fp8')" in text for text in answer.facts()["assumptions"])

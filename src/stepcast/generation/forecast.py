@@ -381,7 +381,7 @@ def forecast_generation(
     steps = step_times(model, cluster, layout, formats, engine, speculation)
     memory = generation_memory(model, layout, formats, cluster.gpu, engine, memory_share)
     limit = batch_limit(steps, memory, task.prompt.mean, task.response.mean)
-    assumptions, weights = [NOT_MODELLED], formats.dense
+    assumptions, weights = [NOT_MODELLED, *model.unread], formats.dense
     if weights not in cluster.gpu.matrix_flops:
         assumptions.append(f"{cluster.gpu.name} has no {weights} matrix units: {weights} weights, products in bf16")
     if speculation.tokens:

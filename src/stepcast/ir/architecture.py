@@ -11,7 +11,7 @@ position embeddings, routers and the down-projections of latent attention are on
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple, Self
@@ -88,6 +88,7 @@ class Architecture:
     dropout: float = 0.0
     drops_attention: bool = False
     source: str = ""
+    unread: tuple[str, ...] = field(default=(), compare=False)  # notes on what its file states and is not modelled
 
     def __post_init__(self) -> None:
         require(bool(self.name), "a model needs a name")

@@ -428,7 +428,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     assert question.model is not None
     model = load_model(question.model)
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place
-    assumptions: list[str] = []
+    assumptions = list(model.unread)
     profile = load_profile(question.framework or default_framework(question.lora))
     question = settle_price(question, cluster, assumptions)
     seq, gpus = question.seq, question.gpus

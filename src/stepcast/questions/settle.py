@@ -135,6 +135,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     question = msgspec.structs.replace(question, cluster=place)
     assert question.model is not None
     model = load_model(question.model)
+    assumptions.extend(model.unread)
     cluster = load_cluster(place, question.set) if isinstance(place, str) else place
     question = settle_price(question, cluster, assumptions)
     gpus = _count_gpus(question, cluster, assumptions)

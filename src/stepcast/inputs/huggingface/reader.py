@@ -470,8 +470,13 @@ def read_config(data: bytes | str, name: str) -> Model:
         if not isinstance(table, dict):
             raise FormatError(f"expected a JSON object with a model's sizes, not {shown(table)}")
         table = as_hugging_face(table) or table
-        keys = _text_keys(ConfigTable(table, ""))
+        outer = ConfigTable(table, "")
+        keys = _text_keys(outer)
         model = build_model(name or keys.kind, read_fields(keys))
+        if outer.has("quantization_config"):
+            method = outer.inner("quantization_config").word("quant_method", default="of no named method")
+            unread = f"quantization_config ({shown(method)}) of the model is not read"
+            model = replace(model, unread=(f"{unread}: options state the format of weights",))
         scaling = keys.find("rope_scaling", "rope_parameters")[1]
         is_yarn = isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type"))
         if model.position.kind is PositionKind.ROTARY and model.latent is None and is_yarn:
