@@ -22,6 +22,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.flows import OtherJob, Pattern
 from stepcast.ir.framework import Execution, Framework, Modules, Optimizer, OptimizerKind, parse_optimizer
+from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import find_recomputable
 from stepcast.ir.limits import MICRO_BATCHES
@@ -468,6 +469,9 @@ def _build_strategy(
         "schedule": settled.choices.get("schedule", default_schedule(layout.vpp)),
         **adapter_fields(question.lora_rank, settled.framework),
     }
+    # Groups of targets name the projections of all kinds of attention.
+    if adapted := tuple(name for name in choices.get("lora_targets", ()) if count_adapted(model, (name,))):
+        choices["lora_targets"] = adapted
     sequences = Objective(question.task or "sft").sequences
     if sequences > 1:
         micro_batch, global_batch = micro_batch * sequences, global_batch * sequences
