@@ -156,6 +156,20 @@ def test_other_schedules(tmp_path: Path) -> None:
     assert after_ms(recording, "schedule=interleaved") < same
 
 
+@pytest.mark.parametrize(
+    "change", ["schedule=1f1b", "micro-batches=6", "dp=1", "compute=1x", "bandwidth.tp=1x", "rank.0=1x"]
+)
+def test_a_change_that_states_the_measured_run_changes_nothing(tmp_path: Path, change: str) -> None:
+    recording = record(RUN.changed(micro_batches=6), tmp_path)
+    assert after_ms(recording, change) == pytest.approx(after_ms(recording), rel=1e-9)
+
+
+def test_bits_and_bytes_of_a_bandwidth_are_told_apart(tmp_path: Path) -> None:
+    recording = record(RUN, tmp_path)
+    in_bytes, in_bits = (after_ms(recording, f"bandwidth.tp={text}") for text in ("50GB/s", "400Gb/s"))
+    assert in_bits == in_bytes < after_ms(recording, "bandwidth.tp=50Gb/s")
+
+
 def test_another_gpu_scales_work_and_not_transfers(tmp_path: Path) -> None:
     recording = record(RUN, tmp_path)
     around = Surroundings(gpu=lambda name: GpuChange(name, 0.5, 1.0))

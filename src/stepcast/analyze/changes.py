@@ -395,11 +395,24 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
         raise ValueError(f"schedule={kind}: a trace times whole backwards, not their halves; choose {others}")
     name, count = str(kind), micro_batches or recording.micro_batches
     plan = make_schedule(name, recording.layout.pp, count, 1 if facts.stops else INTERLEAVED_CHUNKS)
+    if _runs_in_order(recording, plan):
+        return assuming(recording, f"the run was measured in the order of {name} with {count} micro-batches")
     built = _ScheduleBuilder(recording, plan).build()
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
     if plan.chunks > 1:
         texts.append(f"the work of a stage is spread evenly over {plan.chunks} chunks; messages do not stop the sender")
     return assuming(built, *texts)
+
+
+def _runs_in_order(recording: Recording, plan: Schedule) -> bool:
+    """Return whether every rank was measured with the forwards and backwards of *plan*, in its order."""
+    kinds = {SlotAction.FORWARD: BlockKind.FORWARD, SlotAction.BACKWARD: BlockKind.BACKWARD}
+    orders = [[(kinds.get(slot.kind), slot.micro_batch) for slot in order] for order in plan.orders]
+    return plan.chunks == 1 and all(
+        [(block.kind, block.micro_batch) for block in record.blocks if block.kind in kinds.values()]
+        == orders[record.stage]
+        for record in recording.ranks
+    )
 
 
 class _ScheduleBuilder(_Rebuilder):

@@ -33,7 +33,7 @@ from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, Group, Layout, RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
-from stepcast.units import format_seconds, parse_size_bytes
+from stepcast.units import Dimension, format_seconds, parse_quantity
 
 # ---- what-if texts (``K=V``) as changes of a recorded run -------------------------------------------------
 
@@ -167,8 +167,8 @@ def _apply_one(recording: Recording, key: str, value: str, around: Surroundings)
 
 
 def _parse_rate(text: str) -> float | None:
-    """Return the bytes per second of a text like ``50GB/s``; None for a factor."""
-    return float(parse_size_bytes(text[:-2])) if text.lower().endswith("/s") else None
+    """Return the bytes per second of a text like ``50GB/s`` or ``400Gb/s``; None for a factor."""
+    return None if not text or text.endswith("x") else parse_quantity(text, Dimension.RATE)
 
 
 def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
