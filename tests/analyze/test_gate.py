@@ -112,6 +112,15 @@ def test_a_forecast_fails_slower_runs(tmp_path: Path) -> None:
     result = stepcast.gate(NIGHTS[6], forecast=forecast)
     assert result.failed
     assert "slower than the forecast of 2.000 s" in result.verdict
+    assert not result.warnings
+
+
+def test_a_forecast_of_another_run_is_a_warning(tmp_path: Path) -> None:
+    forecast = tmp_path / "forecast.json"
+    forecast.write_text(json.dumps({"step_s": 2.2, "global_batch": 64}))
+    assert stepcast.gate(NIGHTS[0], forecast=forecast).warnings == [
+        "the forecast is of another run: global_batch 64 vs 128"
+    ]
 
 
 def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,14 @@ def test_logs_of_other_programs(tmp_path: Path, text: str, name: str, step_s: fl
     assert log.peak_bytes == peak
 
 
+def test_given_steps_count_where_the_log_states_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(TIMERS), "--once", "--json", "--steps", "200"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events[-1]["total_steps"] == 200
+    last = [event for event in events if event["event"] == "step"][-1]
+    assert last["finish_s"] == pytest.approx((200 - last["step"]) * last["recent_s"])
+
+
 @pytest.mark.parametrize("line", ["2023-99-99 99:99:99 global_step=1, RunningAvgSamplesPerSec=x, CurrSamplesPerSec=y", "times across ranks (ms):", "     rank 1: 2", "iteration 9/9 | elapsed time per iteration (ms): nan |", ":::MLLOG {", "\x00"])  # fmt: skip
 def test_odd_lines_are_taken(line: str) -> None:
     lines = StepLines()

@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from stepcast.analyze.compare import differing_facts
+from stepcast.analyze.compare import differing_facts, identity_of
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.facts import FactDict, Facts, find_doubts
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
@@ -152,8 +152,7 @@ def judge(
     """Return the verdict on *run* after *history*; *strict* judges it alone, without waiting for a second slow run."""
     number = len(history) + 1
     earlier = history[-1] if history else None
-    if earlier and (differing := differing_facts(earlier.identity, run.identity)):
-        words = "; ".join(f"{row.name} {row.predicted} vs {row.measured}" for row in differing)
+    if earlier and (words := _list_differences(earlier.identity, run.identity)):
         raise ValueError(f"is not the run that {name!r} has a history of: {words}; use --name for another history")
     start = earlier.baseline_from if earlier else 1
     regressed_since = earlier.since if earlier and earlier.status == REGRESSION else None
@@ -283,8 +282,14 @@ def largest_changes(result: GateResult, sign: int) -> list[GatedMeasure]:
     return sorted(rows, key=lambda row: -sign * row.difference)
 
 
-def check_forecast(result: GateResult, forecast: Facts) -> GateResult:
-    """Return the result with the step compared to a forecast: slower than its interval fails."""
+def _list_differences(first: Facts, second: Facts) -> str:
+    return "; ".join(f"{row.name} {row.predicted} vs {row.measured}" for row in differing_facts(first, second))
+
+
+def check_forecast(result: GateResult, forecast: Facts, identity: Facts) -> GateResult:
+    """Return the result with the step compared to a forecast: slower than its interval fails. A forecast whose
+    settings differ from the *identity* of the run gives a warning.
+    """
     step_s = float(forecast["step_s"])
     interval = forecast.get("uncertainty") or {}
     low_s, high_s = interval.get("low_s"), interval.get("high_s")
@@ -293,7 +298,9 @@ def check_forecast(result: GateResult, forecast: Facts) -> GateResult:
     limits = f" (90 % interval {format_seconds(low_s)} to {format_seconds(high_s)})" if low_s and high_s else ""
     words = "slower than" if slower else "within" if low_s and result.step_s >= low_s else "no slower than"
     verdict = f"{result.verdict}; {words} the forecast of {format_seconds(step_s)}{limits}"
-    return msgspec.structs.replace(result, forecast=check, verdict=verdict)
+    differing = _list_differences(identity_of(forecast), identity)
+    warnings = [*result.warnings, *([f"the forecast is of another run: {differing}"] if differing else [])]
+    return msgspec.structs.replace(result, forecast=check, verdict=verdict, warnings=warnings)
 
 
 def advance(run: GateRun, result: GateResult, accept: bool = False) -> GateRun:

@@ -56,10 +56,10 @@ class WatchedStep(msgspec.Struct, frozen=True):
 
 
 class StepWatch:
-    """Follows one job; *forecast* is the JSON of a prediction, *steps* the length of the run if its log has none."""
+    """Follows one job; *forecast* is the JSON of a prediction, *steps* the length of the run (default: as logged)."""
 
     def __init__(self, forecast: Facts | None = None, steps: int | None = None) -> None:
-        self.forecast, self.total = forecast, steps
+        self.forecast, self.given_total, self.total = forecast, steps, steps
         self.alerts: list[WatchAlert] = []
         self.steps: list[tuple[int, float]] = []
         self._seen = 0
@@ -91,7 +91,7 @@ class StepWatch:
 
     def add(self, step: LoggedStep, total: int | None = None) -> Iterator[WatchedStep | WatchAlert]:
         """Yield alerts on the timers before this step, the step in its context, and alerts on it."""
-        self.total = total or self.total
+        self.total = self.given_total or total or self.total
         yield from self._judge_timers(step.step)
         self._seen += 1
         if step.seconds is None or step.seconds <= 0 or self._seen <= WARM_UP:

@@ -78,7 +78,7 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
     if options.save:
         saved = {"format": BASELINE, "name": options.name, "runs": given}
         write_file(options.save, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
-    return check_forecast(result, forecast) if forecast else result
+    return check_forecast(result, forecast, given[-1].identity) if forecast else result
 
 
 def _measure(path: str, label: str) -> GateRun:
