@@ -8,6 +8,7 @@ import pytest
 
 import stepcast
 from stepcast.cli.main import main
+from tests.analyze.kineto_traces import LAYERS, NORM_US, SLOW_FACTOR, TRANSFER_US, write_ranks
 from tests.shared import ROOT
 
 LLAMA = ROOT / "examples" / "kineto-llama-1b.json.gz"
@@ -144,3 +145,12 @@ def test_two_traces_differ_by_kernel(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["compare", str(before), str(after), "--json"]) == 0
     rows = {row["name"]: row["change"] for row in json.loads(capsys.readouterr().out)["kernels"]}
     assert (rows[GEMM], rows["aten::add"], rows["299"]) == ("removed", "added", "added")
+
+
+def test_waits_for_a_slow_rank_are_not_communication_to_hide(tmp_path: Path) -> None:
+    """Of its transfers of 90 us the slow rank hides 60 us behind its norm."""
+    write_ranks(tmp_path)
+    rows = stepcast.analyze(tmp_path)["advice"]
+    hidden = next(row for row in rows if row["text"].startswith("hide the tp communication"))
+    assert hidden["saves_s"] == pytest.approx(LAYERS * (TRANSFER_US - SLOW_FACTOR * NORM_US) * 1e-6)
+    assert rows[0]["text"].startswith("repair or replace rank 5")

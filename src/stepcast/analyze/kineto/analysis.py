@@ -147,7 +147,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         critical_path=[
             PathPart(slowest.rank, name, slowest.per_step(seconds)) for name, seconds in path if seconds > 0
         ],
-        advice=_advise(lanes, slowest, step_s, classes_s, groups_s, stragglers),
+        advice=_advise(lanes, slowest, step_s, classes_s, times, stragglers),
         warnings=[*timeline.warnings, *_doubts(timeline, lanes, ranks, matching)],
     )
 
@@ -216,7 +216,7 @@ def _advise(
     slowest: RankTime,
     step_s: float,
     classes_s: Mapping[str, float],
-    groups_s: Mapping[str, Mapping[str, float]],
+    times: list[tuple[RankTime, dict[str, tuple[float, float]]]],
     stragglers: Sequence[TraceStraggler],
 ) -> list[TraceAdvice]:
     """Return what would make the step shorter, the most first; of the rank that sets the pace."""
@@ -238,9 +238,11 @@ def _advise(
             "host=graphs",
         ),
     ]
-    for name, group in groups_s.items():
-        words = f"{format_seconds(group['exposed'])} of {format_seconds(group['total'])} are exposed"
-        entries.append((f"hide the {name} communication behind computation", group["exposed"], words, None))
+    for name, group in _mean_groups(times).items():
+        words = f"{format_seconds(group['exposed'])} of {format_seconds(group['total'])} are exposed, waits included"
+        # The rank that comes last waits least: what the others wait for it beyond that cannot be hidden.
+        least_s = min(rank.per_step(groups[name][1]) for rank, groups in times if name in groups)
+        entries.append((f"hide the {name} communication behind computation", least_s, words, None))
     for row in stragglers[:1]:
         usual_s = row.compute_s / row.factor
         words = f"it computes {row.factor:.2f} times as long as the median of the others"
