@@ -229,6 +229,7 @@ class PretendMachine:
             def __init__(self, module: nn.Module, *args: object, bucket_cap_mb: float | None = None, **kw: object):
                 super().__init__(module)
                 machine.sharding, machine.bucket_mb = machine.sharding or "none", bucket_cap_mb
+                machine.note("memory does not include the buckets of DDP, which take as much as the gradients or more")
 
         class FullyShardedDataParallel(_WrappedModule):
             def __init__(
