@@ -130,6 +130,18 @@ def test_scripts_of_libraries_are_captured_unchanged(module: str, script: str, f
     assert {name: found.get(name) for name in facts} == facts
 
 
+def test_memory_that_ddp_takes_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    body = """
+model = torch.nn.parallel.DistributedDataParallel(model)
+for _ in range(3):
+    model(torch.randn(8, 64, device="cuda")).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+    script.write_text(MODEL + body)
+    found = captured_facts("python", str(script), options=("--predict", "--gpu", "h200"))
+    assert any("buckets of DDP" in text for text in found["prediction"]["warnings"])
+
+
 @pytest.mark.parametrize(
     ("pinned", "non_blocking", "waits"), [(True, True, 0), (True, False, 1), (False, True, 1), (False, False, 1)]
 )
