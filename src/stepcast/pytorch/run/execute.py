@@ -49,12 +49,12 @@ class RunPlan:
         """Return the elements of each weight of *stage*: the results of its weight gradients."""
         sizes: list[int] = []
         for chunk in range(self.layout.vpp):
-            for layer in self.stage_of(stage, chunk).body_layers():
-                for op in layer.weight_gradient:
-                    if isinstance(op.work, Matmul):
-                        sizes.append(op.work.m * op.work.n * op.work.batch)
-                    elif isinstance(op.work, GroupedMatmul):
-                        sizes += [op.work.n * op.work.k] * op.work.groups
+            own = self.stage_of(stage, chunk)
+            for op in [op for layer in (*own.prologue, *own.body_layers()) for op in layer.weight_gradient]:
+                if isinstance(op.work, Matmul):
+                    sizes.append(op.work.m * op.work.n * op.work.batch)
+                elif isinstance(op.work, GroupedMatmul):
+                    sizes += [op.work.n * op.work.k] * op.work.groups
         return sizes
 
     def neighbour(self, stage: int, chunk: int, step: int) -> int | None:
