@@ -305,6 +305,7 @@ RECORDED = json.loads(zlib.decompress(encode_workload(example())))
             {"version": 2, "tables": RECORDED["tables"] | {"stages": [{"variations": [[0, 0, 0]]}]}},
             "version 2; expected 3",
         ),
+        ({"tables": RECORDED["tables"] | {"stages": [{"varied": [[-1, []]]}]}}, "a micro-batch has a negative number"),
         ({"tables": RECORDED["tables"] | {"works": [["Magic", {}]]}}, "damaged: 'Magic'"),
     ],
 )

@@ -19,7 +19,20 @@ from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
 from stepcast.ir.work import Work
-from stepcast.ir.workload import UNSTATED, Block, Layer, Manner, Op, OpPart, Role, Stage, Workload, count_layers
+from stepcast.ir.workload import (
+    FIRST,
+    LAST,
+    UNSTATED,
+    Block,
+    Layer,
+    Manner,
+    Op,
+    OpPart,
+    Role,
+    Stage,
+    Workload,
+    count_layers,
+)
 
 SCHEMA_VERSION = "0.0.4"
 RECORD_VERSION = 3
@@ -192,6 +205,8 @@ def _stage(record: StageRecord, layers: Sequence[Layer]) -> Stage:
         varied=tuple((which, blocks(parts)) for which, parts in record.varied),
     )
     NODES.check(stage.body_layer_count)
+    if any(which < 0 and which not in (FIRST, LAST) for which, _ in stage.varied):
+        raise ValueError(f"{RECORD} is damaged: a micro-batch has a negative number")
     if any(count_layers(body) != stage.body_layer_count for _, body in stage.varied):
         raise ValueError(f"{RECORD} is damaged: micro-batches of a stage differ in their number of layers")
     return stage
