@@ -148,7 +148,7 @@ def test_two_traces_differ_by_kernel(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_waits_for_a_slow_rank_are_not_communication_to_hide(tmp_path: Path) -> None:
-    """Of its transfers of 90 us the slow rank hides 60 us behind its norm."""
+    """The slow rank hides 60 of the 90 us of its transfers behind its norm."""
     write_ranks(tmp_path)
     rows = stepcast.analyze(tmp_path)["advice"]
     hidden = next(row for row in rows if row["text"].startswith("hide the tp communication"))

@@ -246,7 +246,7 @@ def test_mutated_bytes(data: st.DataObject) -> None:
 
 
 def test_a_quantised_checkpoint_is_stated(tmp_path: Path) -> None:
-    """Of the same model: the file of an fp8 checkpoint differs in this key alone."""
+    """The file of an fp8 checkpoint differs from that of the same model in bf16 in this key alone."""
     path, plain = tmp_path / "config.json", CONFIGS["llama-3.1-8b"]
     path.write_bytes(as_json(plain | {"quantization_config": {"quant_method": "fp8"}}))
     assert load_model(path) == replace(read_config(as_json(plain), ""), name=tmp_path.name)

@@ -24,7 +24,7 @@ class Body(StrEnum):
 
 Blocks = tuple[Block, ...]
 SlotKey = tuple[SlotAction, int]
-"""What a slot runs: its action, and the micro-batch in which it differs."""
+"""The action of a slot, and its micro-batch if that runs other ops than the usual one."""
 
 
 @dataclass(frozen=True, eq=False)
