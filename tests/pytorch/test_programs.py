@@ -17,9 +17,10 @@ from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.pytorch.capture.build import HostedEvent, name_ops  # noqa: E402
 from stepcast.pytorch.capture.emulation import EmulatedGpu, define_operators  # noqa: E402
+from stepcast.pytorch.capture.host import CALLS  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
-from stepcast.pytorch.capture.tracer import CALLS, Tracer  # noqa: E402
+from stepcast.pytorch.capture.tracer import Tracer  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 256, 512, 3
 PROGRAM = f"""

@@ -13,10 +13,11 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.pytorch.capture.compiled import Fusion
+from stepcast.pytorch.capture.host import CALLS
 from stepcast.pytorch.capture.kernels import Works, works_of
 from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
-from stepcast.pytorch.capture.tracer import CALLS, LISTED, PRODUCTS, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8

@@ -27,7 +27,8 @@ from stepcast.ir.work import (
     Matmul,
 )
 from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.tracer import HOST_COPY, TF32, Event, Moment, TracedTensor, is_channels_last, round_up
+from stepcast.pytorch.capture.host import HOST_COPY
+from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
 
 K, P = ElementwiseKind, ConvolutionPass
 KINDS = {name: K(kind) for kind, names in load_fit("captured")["kinds"].items() for name in names}

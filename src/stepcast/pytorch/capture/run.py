@@ -13,17 +13,10 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
+from stepcast.pytorch.capture.host import CHECKPOINT_CALLS, count_calls, enter_checkpoint
 from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
-from stepcast.pytorch.capture.tracer import (
-    CHECKPOINT_CALLS,
-    CaptureError,
-    Moment,
-    StepTrace,
-    Tracer,
-    count_calls,
-    enter_checkpoint,
-)
+from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer
 
 # Questions of PyTorch about the machine, with the answers of one with a GPU: optimizers ask which kernels the device
 # of their weights has, autocast whether it can be on, checkpoints whose autocast they restore.

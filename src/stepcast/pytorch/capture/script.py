@@ -26,22 +26,10 @@ from stepcast.ir.captured import Captured
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
+from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_spent
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
-from stepcast.pytorch.capture.tracer import (
-    CALLS,
-    LISTED,
-    PINNED,
-    READ_A_VALUE,
-    STAGED_BYTES,
-    CaptureError,
-    Moment,
-    StepTrace,
-    Tracer,
-    clear_spent,
-    list_tensors,
-    spend,
-)
+from stepcast.pytorch.capture.tracer import LISTED, READ_A_VALUE, CaptureError, Moment, StepTrace, Tracer, list_tensors
 
 T = Tensor
 HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
@@ -188,7 +176,7 @@ class ScriptTracer(Tracer):
         self._event_of_node.clear()
         self._storage_numbers.clear()
         self._watches.clear()
-        clear_spent()
+        take_spent()
         self.recording = True
         for module in self.roots.values():
             for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -284,7 +272,7 @@ class ScriptGpu(EmulatedGpu):
             result = own.detach() if not own.requires_grad else own * 1  # keeps the graph
             setattr(result, HOST, True)
             self._tracer._add_host_wait()
-            spend(CALLS["fetched"] * own.nbytes if own.nbytes > STAGED_BYTES else 0.0)
+            fetch(own.nbytes)
             return result
         if hasattr(own, HOST):
             result = torch.empty_like(own)

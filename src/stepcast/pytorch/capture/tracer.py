@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dataclass import dataclass
-from stepcast.pytorch.capture.emulation import GPU, META, VALUES
+from stepcast.pytorch.capture.emulation import META, VALUES
+from stepcast.pytorch.capture.host import begin_copy, take_spent
 
-CALLS = load_fit("captured")["calls"]  # the host's time of calls, in launches
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
 # The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
 KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
@@ -41,11 +40,6 @@ HAVE_UNKNOWN_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "ber
 SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_consecutive")
 INDEXED = ("index", "index_put_", "index_put", "_index_put_impl_")
 COPIES = ("_to_copy", "copy_")
-# A copy from pinned memory of the host, by the GPU; and the attribute of a tensor that is in such memory.
-HOST_COPY, PINNED = "host_copy", "_stepcast_pinned"
-# The most bytes of other memory that the driver stages while the GPU still runs what was launched before: on an H200
-# the CPU waited before copies of 4 MiB, and not before those of 1 MiB.
-STAGED_BYTES = 2**20
 # Operators by which a router chooses, with the choices in their results.
 CHOICES: dict[str, Callable[[Any], Tensor]] = {"topk": lambda result: result[1], "argmax": lambda result: result}
 RECURRENT = ("recurrent", "recurrent_backward")
@@ -58,49 +52,6 @@ LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_amp_foreach")
 
 class CaptureError(ValueError):
     """A program cannot be captured; the message says why."""
-
-
-_spent = [0.0]
-
-
-def spend(calls: float) -> None:
-    """Keep the host busy before the next operator for so many additions."""
-    _spent[0] += calls
-
-
-def clear_spent() -> None:
-    """Forget what the host did before a window of operators."""
-    _spent[0] = 0.0
-
-
-def enter_checkpoint() -> str:
-    """Return the kind of device that a checkpoint asks for, once, when it is entered."""
-    spend(CALLS["checkpoint"])
-    return GPU
-
-
-def _unhook_calls(frame: Callable[[], Any], *_: object) -> float:
-    """Return the CPU's time of a checkpoint's second forward, which saves again what hooks saved in the first."""
-    return float(CALLS["recompute"] + CALLS["unhook"] * len(getattr(frame(), "weak_holders", ())))
-
-
-# Functions and classes of torch.utils.checkpoint, with the CPU's time of their calls: an object for each tensor that is
-# saved without reentrance, and the second forward, without reentrance and with it.
-CHECKPOINT_CALLS: dict[str, Callable[..., float]] = {
-    "_Holder": lambda: CALLS["hook"],
-    "_recomputation_hook": _unhook_calls,
-    "detach_variable": lambda inputs: CALLS["recompute"],
-}
-
-
-def count_calls(own: Callable[..., Any], calls: Callable[..., float]) -> Callable[..., Any]:
-    """Return *own*, which spends so many *calls* of the CPU's time whenever it is called."""
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        spend(calls(*args, **kwargs))
-        return own(*args, **kwargs)
-
-    return counted
 
 
 class Moment(IntEnum):
@@ -201,7 +152,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._owners: dict[int, int] = {}
         self._last_source = 0
-        clear_spent()
+        take_spent()
 
     # ---- modules --------------------------------------------------------------------------------------
 
@@ -337,14 +288,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         return bool(tensor.device.type == "cpu")
 
     def copy_from_host(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
-        """Note a copy to the GPU, which reads pinned memory itself. The CPU stages other memory in parts, and waits for
-        the GPU before it stages many, whether it was asked to wait or not.
-        """
-        is_pinned, size = hasattr(source, PINNED), target.nbytes
-        spend(0.0 if is_pinned else CALLS["staged"] * size)
-        self._add_event(HOST_COPY if is_pinned else "_to_copy", (), [], [target])
-        waits = not non_blocking or (size > STAGED_BYTES and not is_pinned)
-        if waits and not torch.compiler._is_compiling_flag:
+        """Note a copy to the GPU; the CPU waits for it if it is asked to, or if it stages many parts."""
+        name, is_staged = begin_copy(source, target.nbytes)
+        self._add_event(name, (), [], [target])
+        if (is_staged or not non_blocking) and not torch.compiler._is_compiling_flag:
             self._add_host_wait()
 
     def _hold_workspace(self, name: str, args: Any, written: list[Tensor]) -> Tensor | None:
@@ -469,8 +416,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = tuple(value for value in args[1:3] if type(value) is int)
         if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
             options = (TF32, *options)
-        if _spent[0]:
-            self.trace.host_calls[len(self.trace.events)], _spent[0] = _spent[0], 0.0
+        if calls := take_spent():
+            self.trace.host_calls[len(self.trace.events)] = calls
         self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source))
 
     def _describe(self, tensor: Tensor, is_read: bool = False) -> TracedTensor:

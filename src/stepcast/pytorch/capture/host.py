@@ -1,0 +1,78 @@
+"""The CPU's time outside of operators: checkpoints that it enters and runs again, and copies to and from the GPU.
+
+Times are counted in additions (data/fits/captured.toml); the next operator is launched after them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from stepcast.hardware.catalog import load_fit
+from stepcast.pytorch.capture.emulation import GPU
+
+CALLS = load_fit("captured")["calls"]  # the host's time of calls, in launches
+# A copy from pinned memory of the host, by the GPU; and the attribute of a tensor that is in such memory.
+HOST_COPY, PINNED = "host_copy", "_stepcast_pinned"
+# The most bytes of other memory that the driver stages while the GPU still runs what was launched before: on an H200
+# the CPU waited before copies of 4 MiB, and not before those of 1 MiB.
+STAGED_BYTES = 2**20
+
+_spent = [0.0]
+
+
+def spend(calls: float) -> None:
+    """Keep the host busy before the next operator for so many additions."""
+    _spent[0] += calls
+
+
+def take_spent() -> float:
+    """Return what the host did since it was last asked, in additions, and begin anew."""
+    calls, _spent[0] = _spent[0], 0.0
+    return calls
+
+
+def enter_checkpoint() -> str:
+    """Return the kind of device that a checkpoint asks for, once, when it is entered."""
+    spend(CALLS["checkpoint"])
+    return GPU
+
+
+def _unhook_calls(frame: Callable[[], Any], *_: object) -> float:
+    """Return the CPU's time of a checkpoint's second forward, which saves again what hooks saved in the first."""
+    return float(CALLS["recompute"] + CALLS["unhook"] * len(getattr(frame(), "weak_holders", ())))
+
+
+# Functions and classes of torch.utils.checkpoint, with the CPU's time of their calls: an object for each tensor that is
+# saved without reentrance, and the second forward, without reentrance and with it.
+CHECKPOINT_CALLS: dict[str, Callable[..., float]] = {
+    "_Holder": lambda: CALLS["hook"],
+    "_recomputation_hook": _unhook_calls,
+    "detach_variable": lambda inputs: CALLS["recompute"],
+}
+
+
+def count_calls(own: Callable[..., Any], calls: Callable[..., float]) -> Callable[..., Any]:
+    """Return *own*, which spends so many *calls* of the CPU's time whenever it is called."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        spend(calls(*args, **kwargs))
+        return own(*args, **kwargs)
+
+    return counted
+
+
+def begin_copy(source: Tensor, size_bytes: int) -> tuple[str, bool]:
+    """Return the operator of a copy to the GPU, and whether the CPU waits for the GPU before it.
+
+    The GPU reads pinned memory itself. The CPU stages other memory in parts, and waits before it stages many.
+    """
+    if hasattr(source, PINNED):
+        return HOST_COPY, False
+    spend(CALLS["staged"] * size_bytes)
+    return "_to_copy", size_bytes > STAGED_BYTES
+
+
+def fetch(size_bytes: int) -> None:
+    """Copy a result to new memory of the host."""
+    spend(CALLS["fetched"] * size_bytes if size_bytes > STAGED_BYTES else 0.0)
