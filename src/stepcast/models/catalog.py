@@ -249,7 +249,10 @@ def _with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
     if experts is not None and routed:
         experts = replace(experts, **routed)  # type: ignore[arg-type]
     elif routed.get("count"):
-        experts = Experts(**routed)  # type: ignore[arg-type]
+        if "top_k" not in routed:
+            raise ValueError("moe_experts needs moe_topk, the number of experts of each token")
+        # Megatron-LM gives experts the width of an MLP where a run states no other.
+        experts = Experts(**{"ffn": sizes.get("ffn", model.ffn), **routed})  # type: ignore[arg-type]
     if sizes.get("window"):
         changes["window"] = Window(sizes["window"], model.window.pattern if model.window else (True,))
     latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
