@@ -49,7 +49,7 @@ for rank in facts["ranks"]:
     parts, us = rank["breakdown_s"], 1e6
     whole = rank["communication_s"]
     figures[rank["rank"]] = {"window": us * rank["window_s"], "compute": us * parts["compute"], "other kernels": us * (parts["exposed communication"] + parts["exposed copies"]),
-        "idle": us * rank["idle_s"], "idle: host": us * parts["idle: host"], "overlap %": 100 * rank["overlapped_communication_s"] / whole if whole else float("nan")}
+        "idle": us * rank["idle_s"], "idle: host": us * (parts["idle: host"] + parts["idle: data loading"]), "overlap %": 100 * rank["overlapped_communication_s"] / whole if whole else float("nan")}
 print(json.dumps([time.process_time() - began, time.process_time(), figures, {row["name"]: 1e6 * row["total_s"] for row in facts["kernels"]}]))
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 import stepcast
 from stepcast.cli.main import main
-from tests.analyze.kineto_traces import LAYERS, NORM_US, SLOW_FACTOR, TRANSFER_US, write_ranks
+from tests.analyze.kineto_traces import LAYERS, MATMUL_US, NORM_US, SLOW_FACTOR, TRANSFER_US, write_ranks
 from tests.shared import ROOT
 
 LLAMA = ROOT / "examples" / "kineto-llama-1b.json.gz"
@@ -154,3 +154,49 @@ def test_waits_for_a_slow_rank_are_not_communication_to_hide(tmp_path: Path) -> 
     hidden = next(row for row in rows if row["text"].startswith("hide the tp communication"))
     assert hidden["saves_s"] == pytest.approx(LAYERS * (TRANSFER_US - SLOW_FACTOR * NORM_US) * 1e-6)
     assert rows[0]["text"].startswith("repair or replace rank 5")
+    # Its norms are longer too, but behind the transfer: the others wait for its matmuls alone.
+    assert rows[0]["saves_s"] == pytest.approx(LAYERS * (SLOW_FACTOR - 1) * MATMUL_US * 1e-6)
+
+
+def write_loading(path: Path, rank: int, loading: list[float]) -> None:
+    """Write a rank whose steps wait for a batch, compute 200 us and reduce; the others wait 850 us for the last."""
+    trace, start = [], 0.0
+    for step, own in enumerate(loading):
+        reduce = {"Collective name": "allreduce", "Group size": 2, "Process Group Ranks": "[0, 1]", "In msg nelems": 100, "Out msg nelems": 100, "dtype": "Float", "Process Group Description": "TENSOR_MODEL_PARALLEL_GROUP", "Process Group Name": "1"}  # fmt: skip
+        trace.append(
+            span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation", start, own, 1)
+        )
+        issued, end = start + own, start + 900.0 + 300.0
+        for number, (name, begin, lasts) in enumerate(
+            [(GEMM, issued, 200.0), (REDUCE, issued + 200, end - issued - 200)]
+        ):
+            key = 1 + 2 * step + number
+            trace.append(span("cudaLaunchKernel", "cuda_runtime", issued + number, 1.0, 1, key))
+            trace.append(span(name, "kernel", begin, lasts, 7 + number, key, **(reduce if number else {})))
+        trace.append(span(f"ProfilerStep#{step}", "user_annotation", start, end - start, 1))
+        start = end
+    info = {"rank": rank, "world_size": 2}
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": trace}))
+
+
+def test_a_late_data_loader_is_named(tmp_path: Path) -> None:
+    write_loading(tmp_path / "rank0.json", 0, [50.0] * 3)
+    write_loading(tmp_path / "rank1.json", 1, [900.0] * 3)
+    facts = stepcast.analyze(tmp_path).facts()
+    assert [row["breakdown_s"]["idle: data loading"] for row in facts["ranks"]] == pytest.approx([150e-6, 2700e-6])
+    assert [(row["rank"], row["cause"]) for row in facts["stragglers"]] == [(1, "host")]
+    saved = {row["text"].partition(":")[0]: row["saves_s"] for row in facts["advice"]}
+    assert saved["find out what delays the CPU of rank 1"] == pytest.approx(850e-6)
+    assert saved["load data ahead of the step (DataLoader workers, prefetching)"] == pytest.approx(900e-6)
+    assert not any("CUDA graphs" in text for text in saved)
+    assert not any("launch-bound" in text for text in facts["warnings"])
+
+
+def test_a_slow_step_is_named(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "steps.json", [(GEMM, 100.0), (GEMM, 100.0), (GEMM, 900.0)], 1000.0)
+    trace = json.loads(path.read_text())
+    trace["traceEvents"] += [
+        span(f"ProfilerStep#{step}", "user_annotation", 1000.0 * step, 110.0, 1) for step in range(3)
+    ]
+    path.write_text(json.dumps(trace))
+    assert any(text.startswith("step 3 of 3 takes 905.00 us") for text in stepcast.analyze(path)["warnings"])

@@ -13,6 +13,7 @@ HEADS = load_names("rank_parts")
 MOST_RANKS = 16
 MOST_LINES = 10
 NAME_WIDTH = 60
+SLOW_WORDS = {"compute": "computes", "host": "computes or is idle for its CPU"}
 
 
 def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
@@ -138,7 +139,7 @@ def _straggler_figures(facts: Facts) -> list[ui.Figure]:
     steps = max(facts["ranks"][0]["steps"], 1)
     figures = []
     for row in facts["stragglers"]:
-        text = f"computes {row['factor']:.2f}x as long as the median of the others"
+        text = f"{SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the median of the others"
         if row["meetings"]:
             text += (
                 f"; the others wait {format_seconds(row['waits_s'] / steps)} per step, and it came last to "
@@ -151,7 +152,7 @@ def _straggler_figures(facts: Facts) -> list[ui.Figure]:
 
 def _slow_ranks(facts: Facts) -> ui.Remarks:
     remarks = [
-        ui.Remark(f"rank {row['rank']}", f" computes {row['factor']:.2f} times as long as the usual rank")
+        ui.Remark(f"rank {row['rank']}", f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank")
         for row in facts["stragglers"]
     ]
     return ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE)

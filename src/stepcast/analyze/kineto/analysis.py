@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait
 from stepcast.analyze.kineto.rank import RankLanes, RankTime, marked_steps, rank_time
-from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names
+from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_percent, format_seconds
 
@@ -16,6 +17,7 @@ LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is repo
 TOP_KERNELS = 5_000  # by name; traces with Python stacks have far more names of the host
 
 LEAST_ADVICE = 0.01  # of the step
+SLOW_STEP = 1.5  # times the median step
 
 
 class KernelRow(msgspec.Struct, frozen=True):
@@ -47,10 +49,12 @@ class TraceAdvice(msgspec.Struct, frozen=True):
 
 
 class TraceStraggler(msgspec.Struct, frozen=True):
-    """A rank that computes longer than the others."""
+    """A rank that computes longer than the others, or whose host is late and lets them wait."""
 
     rank: int
-    factor: float
+    cause: str  # compute or host
+    factor: float  # against the median of the others: its computation, with idle time for its host if that is the cause
+    extra_s: float  # per step, beyond the median of the others
     compute_s: float
     last: int  # how often it was the last to arrive at a collective
     meetings: int
@@ -114,7 +118,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         return sum(rank.per_step(getattr(rank, name)) for rank in ranks) / len(ranks)
 
     # The rank that waits least for others sets the pace of the step.
-    slowest = max(ranks, key=lambda rank: rank.compute_s + rank.host_idle_s)
+    slowest = max(ranks, key=lambda rank: rank.own_s)
     path = sorted(slowest.breakdown_s.items(), key=lambda part: -part[1])
     step_s = max(rank.step_s for rank in ranks)
     stragglers = _find_stragglers(ranks, matching)
@@ -147,8 +151,8 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         critical_path=[
             PathPart(slowest.rank, name, slowest.per_step(seconds)) for name, seconds in path if seconds > 0
         ],
-        advice=_advise(lanes, slowest, step_s, classes_s, times, stragglers),
-        warnings=[*timeline.warnings, *_doubts(timeline, lanes, ranks, matching)],
+        advice=_advise(lanes, matching, slowest, step_s, classes_s, times, stragglers),
+        warnings=[*timeline.warnings, *_doubts(timeline, lanes, ranks, matching, steps)],
     )
 
 
@@ -213,6 +217,7 @@ def _top_kernels(timeline: Timeline) -> list[KernelRow]:
 
 def _advise(
     lanes: RankLanes,
+    matching: MatchedCollectives,
     slowest: RankTime,
     step_s: float,
     classes_s: Mapping[str, float],
@@ -222,7 +227,7 @@ def _advise(
     """Return what would make the step shorter, the most first; of the rank that sets the pace."""
     fused_s = slowest.per_step(_fusion_savings_s(lanes, slowest.rank))
     kernels_s = sum(classes_s.get(name, 0.0) for name in kernels.FUSIBLE)
-    host_s = slowest.per_step(slowest.host_idle_s)
+    host_s, loading_s = slowest.per_step(slowest.host_idle_s), slowest.per_step(slowest.loading_s)
     entries: list[tuple[str, float, str, str | None]] = [
         (
             "compile the element-wise kernels (torch.compile)",
@@ -237,16 +242,29 @@ def _advise(
             f"the GPU had nothing queued for {format_seconds(host_s)}; {slowest.launches_per_step:,} launches per step",
             "host=graphs",
         ),
+        (
+            "load data ahead of the step (DataLoader workers, prefetching)",
+            loading_s,
+            f"the GPU had nothing to run for {format_seconds(loading_s)} while its host waited for the next batch",
+            None,
+        ),
     ]
     for name, group in _mean_groups(times).items():
         words = f"{format_seconds(group['exposed'])} of {format_seconds(group['total'])} are exposed, waits included"
         # The rank that comes last waits least: what the others wait for it beyond that cannot be hidden.
         least_s = min(rank.per_step(groups[name][1]) for rank, groups in times if name in groups)
         entries.append((f"hide the {name} communication behind computation", least_s, words, None))
-    for row in stragglers[:1]:
-        usual_s = row.compute_s / row.factor
-        words = f"it computes {row.factor:.2f} times as long as the median of the others"
-        entries.append((f"repair or replace rank {row.rank}", row.compute_s - usual_s, words, None))
+    for cause, text, words in (
+        ("compute", "repair or replace", "computing {:.2f} times as long as the median of the others"),
+        ("host", "find out what delays the CPU of", "computing or idle for the CPU {:.2f} times as long as the others"),
+    ):
+        rows = [row for row in stragglers if row.cause == cause]
+        if rows:
+            slow = [row.rank for row in rows]
+            saves_s = max(row.extra_s for row in rows)
+            if matching.matched:  # not more than what the others wait for them
+                saves_s = min(saves_s, slowest.per_step(matching.delay_s(slow)))
+            entries.append((f"{text} {_named_ranks(slow)}", saves_s, words.format(rows[0].factor), None))
     advice = []
     for text, saves_s, evidence, what_if in entries:
         share = saves_s / step_s if step_s else 0.0
@@ -274,19 +292,36 @@ def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
 
 def _find_stragglers(ranks: list[RankTime], matching: MatchedCollectives) -> list[TraceStraggler]:
     compute_s = {rank.rank: rank.per_step(rank.compute_s) for rank in ranks}
-    meetings = sum(matching.last.values())
+    own_s = {rank.rank: rank.per_step(rank.own_s) for rank in ranks}
+    slow = {rank: ("compute", factor, compute_s[rank] - usual_s) for rank, factor, usual_s in find_slow(compute_s)}
+    late = [row for row in find_slow(own_s) if row[0] not in slow]
+    if matching.delay_s([row[0] for row in late]) > LEAST_ADVICE * max(rank.window_s for rank in ranks):
+        slow |= {rank: ("host", factor, own_s[rank] - usual_s) for rank, factor, usual_s in late}
     stragglers = []
-    for rank, factor, _ in find_slow(compute_s):
+    for rank, reasons in slow.items():
         waits = [wait for other, wait in matching.wait_s.items() if other != rank]
         mean_wait_s = sum(waits) / len(waits) if waits else 0.0
-        stragglers.append(
-            TraceStraggler(rank, factor, compute_s[rank], matching.last.get(rank, 0), meetings, mean_wait_s)
-        )
+        last = matching.last.get(rank, 0)
+        stragglers.append(TraceStraggler(rank, *reasons, compute_s[rank], last, matching.matched, mean_wait_s))
     return stragglers
 
 
-def _doubts(timeline: Timeline, lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives) -> list[str]:
+def _doubts(
+    timeline: Timeline,
+    lanes: RankLanes,
+    ranks: list[RankTime],
+    matching: MatchedCollectives,
+    steps: Mapping[int, Intervals],
+) -> list[str]:
     doubts = []
+    if ranks[0].rank in steps:
+        times_s = steps[ranks[0].rank].durations_s.tolist()
+        longest_s, usual_s = max(times_s), median_of_known(times_s) or 0.0
+        if longest_s > SLOW_STEP * usual_s:
+            doubts.append(
+                f"step {times_s.index(longest_s) + 1} of {len(times_s)} takes {format_seconds(longest_s)} and the "
+                f"median step {format_seconds(usual_s)}; all figures are means over the steps"
+            )
     if not any(rank.steps for rank in ranks):
         doubts.append("no ProfilerStep is marked: the whole trace counts as one step")
     if len(ranks) == 1:

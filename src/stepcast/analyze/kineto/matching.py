@@ -5,6 +5,8 @@ members' times is the transfer, and the rest of a member's time is its wait. Thi
 holds whatever the clocks of the hosts say.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -71,7 +73,10 @@ class MatchedCollectives:
         self.waited_s = np.where(self.complete, self.duration_s - self.shortest_s[self.run_of], 0.0)
         self.matched = int(self.complete[first].sum())
         self.unmatched = len(counts) - self.matched
-        is_last = self.complete & (self.duration_s == self.shortest_s[self.run_of])
+        longest_s = np.zeros(len(counts))
+        np.maximum.at(longest_s, self.run_of, self.duration_s)
+        is_late = self.complete & (longest_s > self.shortest_s)[self.run_of]
+        is_last = is_late & (self.duration_s == self.shortest_s[self.run_of])
         last, times = np.unique(self.rank[is_last], return_counts=True)
         self.last: dict[int, int] = dict(zip(last.tolist(), times.tolist(), strict=True))  # how often a rank came last
         last_of = np.full(len(counts), NONE, np.int64)
@@ -83,6 +88,14 @@ class MatchedCollectives:
         # Of each rank's clock against that of the first.
         self.clock_offset_s = _clock_offsets(rank, run_of, timeline.end_s[rows][self.complete])
         self.rows = self._rows()
+
+    def delay_s(self, ranks: Sequence[int]) -> float:
+        """Return how much earlier matched collectives would have begun in total without waiting for *ranks*."""
+        others_s = np.full(len(self.shortest_s), np.inf)
+        others = self.complete & ~np.isin(self.rank, ranks)
+        np.minimum.at(others_s, self.run_of[others], self.duration_s[others])
+        has_others = np.isfinite(others_s)
+        return float((others_s - self.shortest_s)[has_others].sum())
 
     def _rows(self) -> list[CollectiveRow]:
         groups, inverse = np.unique(

@@ -17,6 +17,7 @@ from stepcast.ir.work import Collective, Transfer
 
 STREAM = "stream "
 STEPS = "steps"
+LOADING = "enumerate(DataLoader)"  # how PyTorch marks the time in which a loop waits for its next batch
 # Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
 QUEUE_GAP_S = 10e-6
 
@@ -129,8 +130,9 @@ class StreamTime(msgspec.Struct, frozen=True):
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     """One rank. The breakdown sums to the window: compute, exposed communication and copies, idle time by cause.
 
-    A GPU is idle because the host had launched nothing (host), for short rests between queued kernels, or because
-    queued work was held back by an event, another stream or another rank (dependency).
+    A GPU is idle because the host had launched nothing (while it waited for the next batch: data loading; otherwise:
+    host), for short rests between queued kernels, or because queued work was held back by an event, another stream or
+    another rank (dependency).
     """
 
     rank: int
@@ -162,6 +164,15 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     def host_idle_s(self) -> float:
         return self.breakdown_s["idle: host"]
 
+    @property
+    def loading_s(self) -> float:
+        return self.breakdown_s["idle: data loading"]
+
+    @property
+    def own_s(self) -> float:
+        """The time in which other ranks wait for this one: its GPU computes or its host has launched nothing."""
+        return self.compute_s + self.host_idle_s + self.loading_s
+
     def per_step(self, seconds: float) -> float:
         return seconds / max(self.steps, 1)
 
@@ -189,6 +200,14 @@ class RankLanes:
         names = self.timeline.lanes
         return [lane for lane in self._of_rank.get(rank, []) if names[lane].name.startswith("cpu thread")]
 
+    def loading(self, rank: int) -> Intervals:
+        """Return when the host of a rank waited for its next batch."""
+        timeline = self.timeline
+        is_loading = np.array([name.startswith(LOADING) for name in timeline.names], dtype=bool)
+        rows = np.concatenate([np.zeros(0, np.int64), *(self.rows[lane] for lane in self.threads(rank))])
+        rows = rows[is_loading[timeline.name_of[rows]]]
+        return union_of(timeline.start_s[rows], timeline.end_s[rows])
+
 
 def rank_time(
     lanes: RankLanes, rank: int, steps: Intervals | None, wait_s: float | None = None, transfer_s: float | None = None
@@ -210,10 +229,12 @@ def rank_time(
     paired = rows[~np.isnan(lanes.launch_s[rows])]
     queued_s, launched_s = timeline.start_s[paired], lanes.launch_s[paired]
     lags_s = np.sort(np.maximum(queued_s - launched_s, 0.0))  # np.median would import numpy.ma
-    host_s, queue_s, dependency_s = _idle_times(busy.gaps(*window), np.sort(queued_s), np.sort(launched_s))
-    idle_s = host_s + queue_s + dependency_s
-    if not streams:
-        host_s, queue_s, dependency_s = idle_s, 0.0, 0.0
+    gaps = busy.gaps(*window)
+    starved, queue_s, dependency_s = (
+        _idle_times(gaps, np.sort(queued_s), np.sort(launched_s)) if streams else (gaps, 0.0, 0.0)
+    )
+    loading_s = starved.intersection(lanes.loading(rank)).length_s
+    host_s, idle_s = starved.length_s - loading_s, gaps.length_s
     window_s = window[1] - window[0]
     time = RankTime(
         rank=rank,
@@ -226,6 +247,7 @@ def rank_time(
             "compute": compute.length_s,
             "exposed communication": exposed_s,
             "exposed copies": copies.without(compute.union(communication)).length_s,
+            "idle: data loading": loading_s,
             "idle: host": host_s,
             "idle: between kernels": queue_s,
             "idle: dependency": dependency_s,
@@ -284,17 +306,14 @@ def _group_times(
     return times
 
 
-def _idle_times(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> tuple[float, float, float]:
-    """Return idle time by cause: host, queue, dependency.
+def _idle_times(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> tuple[Intervals, float, float]:
+    """Return the gaps for which the host is the cause, and the seconds of the others: queue, dependency.
 
     A gap is the host's if every launch before it has started to run by then.
     """
     lengths = gaps.durations_s
     short = lengths < QUEUE_GAP_S
-    if not len(launched):
-        return 0.0, float(lengths[short].sum()), float(lengths[~short].sum())
     issued = np.searchsorted(launched, gaps.start_s, side="right")
-    starved = issued - np.searchsorted(queued, gaps.start_s, side="right") <= 0
-    causes = (starved, ~starved & short, ~starved & ~short)
-    host_s, queue_s, dependency_s = (float(lengths[cause].sum()) for cause in causes)
-    return host_s, queue_s, dependency_s
+    starved = (issued - np.searchsorted(queued, gaps.start_s, side="right") <= 0) & (len(launched) > 0)
+    queue_s, dependency_s = (float(lengths[~starved & cause].sum()) for cause in (short, ~short))
+    return Intervals(gaps.start_s[starved], gaps.end_s[starved]), queue_s, dependency_s
