@@ -33,7 +33,7 @@ megatron/mixtral_8x7b.sh | mixtral-8x7b | gpus=8 ep=8 pp=1 precision=bf16 overla
 megatron/gpt3_175b.sh | gpt3-175b | gpus=128 tp=8 pp=16 precision=fp16 sharding=none global-batch=1536 execution=eager gradients=fp16 | ~rampup-batch-size adam-beta1
 megatron/sc21_figure.sh | megatron-76.1b-l48 | tp=8 pp=8 vpp=3 recompute=full precision=fp16 | DDP-impl
 megatron/deepseek_v2_lite.sh | deepseek-v2-lite | gpus=8 ep=8 precision=bf16 dispatcher=alltoall execution=eager |
-megatron/aws_llama2_70b.sbatch | llama-2-70b | gpus=16 tp=4 pp=4 seq=4096 global-batch=2048 precision=fp16 | tokenizer-type train-iters lr
+megatron/aws_llama2_70b.sbatch | configured | gpus=16 tp=4 pp=4 seq=4096 global-batch=2048 precision=fp16 | tokenizer-type train-iters lr
 megatron/llm_jp_175b.sh | configured | gpus=512 tp=4 pp=16 global-batch=1728 sequence-parallel=True | train-data-path npernode
 megatron/modelopt_qwen3_30b_a3b.sh | qwen3-30b-a3b | micro-batch=1 precision=bf16 dispatcher=alltoall | moe-router-dtype save-interval
 megatron/ms_swift_moe.sh | qwen3-30b-a3b | gpus=2 ep=2 seq=2048 lora-rank=8 recompute=full | dataset finetune lr
@@ -561,7 +561,7 @@ def test_a_layout_of_stages_is_predicted(tmp_path: Path, capsys: pytest.CaptureF
 
 LITE = (
     "--num-layers 27 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 10944 --num-experts 64 "
-    "--moe-router-topk 6 --moe-ffn-hidden-size 1408 --multi-latent-attention --v-head-dim 128 --kv-lora-rank "
+    "--moe-router-topk 6 --moe-ffn-hidden-size 1408 --swiglu --multi-latent-attention --v-head-dim 128 --kv-lora-rank "
 )
 
 
@@ -730,25 +730,37 @@ SIZES = "--num-layers 30 --hidden-size 4096 --num-attention-heads 32 --seq-lengt
 @pytest.mark.parametrize(
     ("flags", "parameters"),
     [
-        # BLOOM 7B1 has these sizes, but five times the vocabulary.
-        ("--vocab-size 50304", 30 * (12 * 4096**2 + 13 * 4096) + 50304 * 4096),
+        # BLOOM 7B1 has these sizes, but five times the vocabulary and no learned positions.
+        ("--vocab-size 50304", 30 * (12 * 4096**2 + 13 * 4096) + (50304 + 2048 + 2) * 4096),
         # Gated MLPs four times as wide, LLaMA's norms and positions.
         (
-            "--vocab-size 64000 --swiglu --ffn-hidden-size 16384 --untie-embeddings-and-output-weights",
-            30 * (4 + 3 * 4) * 4096**2 + 2 * 64000 * 4096,
+            "--vocab-size 64000 --swiglu --ffn-hidden-size 16384 --untie-embeddings-and-output-weights "
+            "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear",
+            30 * ((4 + 3 * 4) * 4096**2 + 2 * 4096) + (2 * 64000 + 1) * 4096,
         ),
         # Megatron-LM's width without --ffn-hidden-size, embeddings shared with the output projection.
         (
-            "--vocab-size 64000 --swiglu --hidden-size 4352 --num-attention-heads 34",
-            30 * (4 * 4352**2 + 3 * 4352 * 11584) + 64000 * 4352,
+            "--vocab-size 64000 --swiglu --hidden-size 4352 --num-attention-heads 34 --max-position-embeddings 4096",
+            30 * (4 * 4352**2 + 3 * 4352 * 11584 + 9 * 4352 + 2 * 11584) + (64000 + 4096 + 2) * 4352,
+        ),
+        # Llama 2 7B has the sizes of the first layers; biases of the queries, keys and values alone, norms of heads.
+        (
+            "--vocab-size 32000 --swiglu --ffn-hidden-size 11008 --use-rotary-position-embeddings "
+            "--normalization RMSNorm --disable-bias-linear --add-qkv-bias --qk-layernorm",
+            30 * (4 * 4096**2 + 3 * 4096 * 11008 + 5 * 4096 + 2 * 128) + (32000 + 1) * 4096,
+        ),
+        # Qwen 3 0.6B has these sizes, but wider heads.
+        (
+            "--num-layers 28 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 3072 --vocab-size 151936 "
+            "--squared-relu --position-embedding-type none --disable-bias-linear",
+            28 * (4 * 1024**2 + 2 * 1024 * 3072 + 4 * 1024) + (151936 + 2) * 1024,
         ),
     ],
 )
-def test_vocabulary_gates_and_shared_embeddings_of_a_script_count(tmp_path: Path, flags: str, parameters: int) -> None:
+def test_the_model_of_a_script_is_what_its_arguments_say(tmp_path: Path, flags: str, parameters: int) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {flags}")
-    found = stepcast.predict(config=str(path), cluster="dgx-h100").facts()["parameters"]
-    assert found == pytest.approx(parameters, rel=0.001)
+    assert stepcast.predict(config=str(path), cluster="dgx-h100").facts()["parameters"] == parameters
 
 
 def test_a_vocabulary_that_a_file_leaves_open_is_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

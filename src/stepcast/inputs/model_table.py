@@ -13,6 +13,8 @@ from stepcast.units import nearest
 NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}
 SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # of every model
 FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}
+# Parts that a word describes; biases are joined by +.
+PART_WORDS = ("norm", "position", "biases", "qk_norm", "activation")
 # Parts that a model may have, each a table of its own.
 PARTS: Mapping[str, Callable[..., object]] = {
     name: part
@@ -52,9 +54,8 @@ def build_model(name: str, table: Mapping[str, object]) -> Model:
     hidden, heads = sizes["hidden"], sizes["heads"]
     rows = values.pop("positions", None) or sizes["max_seq"]
     if isinstance(word := values.get("position"), str):
-        kind = PositionKind("rotary" if word == "yarn" else word)
         assert isinstance(rows, int)
-        values["position"] = Position(kind, rows if kind is PositionKind.LEARNED else 0, scaled=word == "yarn")
+        values["position"] = part_of("position", word, rows)
     if isinstance(latent := values.get("latent"), Latent):
         values.setdefault("head_dim", latent.nope_dim + latent.rope_dim)
     if "head_dim" not in values:
@@ -68,6 +69,26 @@ def build_model(name: str, table: Mapping[str, object]) -> Model:
         values["ffn"] = 4 * hidden
     build: Callable[..., Model] = Model
     return build(**(values | {"name": name}))
+
+
+def part_words(model: Model) -> dict[str, str]:
+    """Return the words of ``PART_WORDS`` for a model."""
+    biases = [field.name for field in fields(Biases) if getattr(model.biases, field.name)]
+    return {
+        "norm": next(word for word, norm in NORMS.items() if norm == model.norm),
+        "position": "yarn" if model.position.scaled else str(model.position.kind),
+        "biases": "+".join(biases) or "none",
+        "qk_norm": str(model.qk_norm),
+        "activation": str(model.activation),
+    }
+
+
+def part_of(key: str, word: str, rows: int) -> object:
+    """Return the part of a model that one of its ``PART_WORDS`` means; learned positions have *rows*."""
+    if key == "position":
+        kind = PositionKind("rotary" if word == "yarn" else word)
+        return Position(kind, rows if kind is PositionKind.LEARNED else 0, scaled=word == "yarn")
+    return _convert(key, [part for part in word.split("+") if part != "none"] if key == "biases" else word)
 
 
 def _convert(key: str, value: object) -> object:

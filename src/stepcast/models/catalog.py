@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from stepcast.inputs.model_table import model_of
+from stepcast.inputs.model_table import PART_WORDS, model_of, part_of, part_words
 from stepcast.inputs.source import FormatError, Source, prefix_errors, read_toml
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
+from stepcast.ir.model_parts import Experts, FeedForward, Latent, PositionKind, Window
 from stepcast.ir.tables import parse_tables
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
@@ -163,13 +163,15 @@ EXPERT_SIZES = {
     "moe_topk": "top_k",
     "moe_ffn": "ffn",
     "moe_shared_ffn": "shared_ffn",
+    "moe_shared_gate": "shared_gate",
     "moe_dense_layers": "first_dense",
     "moe_groups": "groups",
     "moe_top_groups": "top_groups",
 }
 # Column -> field of multi-head latent attention.
 LATENT_SIZES = {f"mla_{name}": name for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "query_rank")}
-SWITCHES = ("gated", "tied")  # 1 or 0
+STRUCTURE = ("gated", "embedding_norm", "post_norms", "parallel_block")  # 1 or 0, like the next
+SWITCHES = (*STRUCTURE, "tied", "attention_sinks", "attention_gate")
 ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES, *SWITCHES)
 # Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
 PADDED_GPT_VOCAB = 51200
@@ -178,7 +180,7 @@ EXACT_PARAMETERS, CERTAINLY_ANOTHER = 0.0005, 0.002
 
 
 def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
-    """Return the model of a row with the columns of ``ALL_SIZES`` and params_b, any of which may be blank.
+    """Return the model of a row with the columns of ``ALL_SIZES``, ``PART_WORDS`` and params_b, any of them blank.
 
     A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
     an MLP four times as wide (or of no given width) makes it a GPT unless params_b is that of a Llama, else it is a
@@ -186,11 +188,15 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     about 128 wide.
     """
     sizes = {key: _whole(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
+    words = {key: str(columns[key]) for key in PART_WORDS if not _blank(columns, key)}
     try:
         model = load_model(name)
     except UnknownModelError:
         model = _model_of_sizes(name, sizes, columns)
     model = _with_sizes(model, sizes)
+    own = part_words(model)
+    parts = {key: part_of(key, word, model.max_seq) for key, word in words.items() if word != own[key]}
+    model = replace(model, **parts)  # type: ignore[arg-type]
     seq = sizes.get("seq", model.max_seq)
     if model.position.kind is PositionKind.LEARNED or seq > model.max_seq:
         model = model.with_max_seq(seq)
@@ -199,23 +205,23 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
 
 def sizes_of(text: str, where: str) -> dict[str, str]:
     """Return the columns that ``layers=16,vocab=32000`` gives."""
-    known, columns = (*ALL_SIZES, "params_b"), {}
+    known, columns = (*ALL_SIZES, *PART_WORDS, "params_b"), {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in known or not (equals and value):
             raise ValueError(f"model {where}: {part.strip()!r} is no size; expected {', '.join(known)}, as layers=16")
         try:
-            float(value)
+            columns[key] = value if key in PART_WORDS else f"{float(value):.15g}"
         except ValueError:
             raise ValueError(f"model {where}: {key} {value!r} is not a number") from None
-        columns[key] = value
     return columns
 
 
 def words_of(name: str, columns: Mapping[str, object]) -> str:
     """Return the name with the sizes of *columns*, as ``load_model`` takes it."""
-    given = [key for key in (*ALL_SIZES, "params_b") if not _blank(columns, key)]
-    return f"{name}:{','.join(f'{key}={float(str(columns[key])):.15g}' for key in given)}"
+    given = {key: columns[key] for key in (*ALL_SIZES, *PART_WORDS, "params_b") if not _blank(columns, key)}
+    numbers = {key: value if key in PART_WORDS else f"{float(str(value)):.15g}" for key, value in given.items()}
+    return f"{name}:{','.join(f'{key}={value}' for key, value in numbers.items())}"
 
 
 def _blank(columns: Mapping[str, object], key: str) -> bool:
@@ -253,8 +259,9 @@ def _with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
             raise ValueError("moe_experts needs moe_topk, the number of experts of each token")
         # Megatron-LM gives experts the width of an MLP where a run states no other.
         experts = Experts(**{"ffn": sizes.get("ffn", model.ffn), **routed})  # type: ignore[arg-type]
-    if sizes.get("window"):
-        changes["window"] = Window(sizes["window"], model.window.pattern if model.window else (True,))
+    if "window" in sizes:
+        size, window = sizes["window"], model.window
+        changes["window"] = (replace(window, size=size) if window else Window(size)) if size else None
     latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
     if latent:
         changes["latent"] = replace(model.latent, **latent) if model.latent else Latent(**latent)
@@ -312,47 +319,53 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
 # Models of the sizes in a configuration: one of the catalogue, cut or not, or one of its own.
 
 
-PADDED_VOCAB = 1.05  # largest ratio of a padded vocabulary to the model's own
-
-
-def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) -> str:
+def model_words(sizes: Facts, names: Sequence[str], seq: int = 0) -> str:
     """Return what ``load_model`` takes for *sizes*, else for *names* that may be known; empty if neither is enough.
 
-    Of several models with these sizes it is the one that *names* or a sequence of *seq* tokens suggest.
+    Of several models with these sizes it is the one that *names*, the other *sizes* or a sequence of *seq* tokens
+    suggest.
     """
     hints = [_known_start(name) for name in names]
     if not sizes.get("hidden"):
         return next(filter(None, hints), "")
-    same = [name for name in model_names() if _has_sizes(catalogue_model(name), sizes)]
-    layers = sizes.get("layers")
-    complete = [name for name in same if catalogue_model(name).layers == layers]
-    if complete:
-        vocab = sizes.get("vocab")
+    layers = sizes.get("layers", math.inf)
+    models = [model for model in map(catalogue_model, model_names()) if model.layers >= layers]
 
-        def rank(name: str) -> tuple[bool, bool, bool]:
-            model = catalogue_model(name)
-            # A vocabulary may be padded to a multiple of the tensor-parallel ranks.
-            others = vocab is not None and not model.vocab <= vocab <= PADDED_VOCAB * model.vocab
-            return name not in hints, others, model.max_seq < seq
+    def rank(model: Model) -> tuple[bool, bool, int, bool]:
+        other = len(_other_sizes(model, sizes))
+        return model.layers != layers, model.name not in hints, other, model.max_seq < seq
 
-        name = min(complete, key=rank)
-        return _with_own_sizes(name, catalogue_model(name), sizes)
-    if same and layers and layers < catalogue_model(same[0]).layers:
-        return _with_own_sizes(f"{same[0]}-l{layers}", catalogue_model(same[0]), sizes)
-    return words_of("configured", {**sizes, **({"seq": seq} if seq else {})})
+    if model := min((model for model in models if _has_sizes(model, sizes)), key=rank, default=None):
+        name = model.name if model.layers == layers else f"{model.name}-l{layers}"
+        other = _other_sizes(model, sizes)
+        return words_of(name, other) if other else name
+    stated = {key: value for key, value in sizes.items() if value or key in ("gated", "tied", "mla_query_rank")}
+    return words_of("configured", {**({"seq": seq} if seq else {}), **stated})
 
 
-def _with_own_sizes(name: str, model: Model, sizes: Mapping[str, int]) -> str:
-    """Return *name*, with the vocabulary, the output projection and the groups of routing that *model* has not."""
-    own = {key: sizes[key] for key in ("moe_groups", "moe_top_groups") if key in sizes and model.experts is not None}
-    if own and model.experts and (model.experts.groups, model.experts.top_groups) == tuple(own.values()):
-        own = {}
-    vocab = sizes.get("vocab", model.vocab)
-    if not model.vocab / PADDED_VOCAB <= vocab <= PADDED_VOCAB * model.vocab:
-        own["vocab"] = vocab
-    if model.tied and sizes.get("tied") == 0:
-        own["tied"] = 0
-    return words_of(name, own) if own else name
+def _known_sizes(model: Model) -> FactDict:
+    """Return the columns of *model* that mean something for it: ``model_of_columns`` makes the same of them."""
+    experts, latent = model.experts, model.latent
+    sizes: FactDict = {key: getattr(model, key) for key in (*COLUMN_SIZES, *SWITCHES)}
+    if experts is not None:
+        sizes |= {key: getattr(experts, field) for key, field in EXPERT_SIZES.items()}
+        if all(block.feed_forward is not FeedForward.DENSE for block in model.block_kinds):
+            del sizes["ffn"]
+    if latent is not None:
+        sizes |= {key: getattr(latent, field) for key, field in LATENT_SIZES.items()}
+        del sizes["kv_heads"], sizes["head_dim"]
+    if model.position.kind is PositionKind.LEARNED:
+        sizes["seq"] = model.max_seq
+    return {**sizes, **part_words(model), "window": model.window.size if model.window else 0}
+
+
+def _other_sizes(model: Model, sizes: Facts) -> FactDict:
+    """Return the *sizes* that *model* has not, its depth aside."""
+    known = _known_sizes(model)
+    other = {key: value for key, value in sizes.items() if key in known and value != known[key] and key != "layers"}
+    if other.get("position") == "learned" and "seq" in sizes:
+        other["seq"] = sizes["seq"]
+    return other
 
 
 def _known_start(name: str) -> str:
@@ -364,20 +377,15 @@ def _known_start(name: str) -> str:
     return ""
 
 
-def _has_sizes(model: Model, sizes: Mapping[str, int]) -> bool:
+# Sizes that make another model of it, not the same with a change.
+DECISIVE = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "moe_ffn", "moe_topk", *LATENT_SIZES, *STRUCTURE)
+
+
+def _has_sizes(model: Model, sizes: Facts) -> bool:
     """Return whether *model* has *sizes*, as far as both give them, and the same kind of attention and experts."""
-    latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
-    if latent and (model.latent is None or any(getattr(model.latent, key) != latent[key] for key in latent)):
+    known = _known_sizes(model)
+    if known.get("moe_experts", 0) != sizes.get("moe_experts", 0):
         return False
-    if "window" in sizes and (model.window is None or model.window.size != sizes["window"]):
+    if ("mla_kv_rank" if model.latent is None else "kv_heads") in sizes:
         return False
-    if sizes.get("gated") and not model.gated:
-        return False
-    experts = model.experts
-    if (experts.count if experts else 0) != sizes.get("moe_experts", 0):
-        return False
-    own = {"hidden": model.hidden, "heads": model.heads}
-    if model.latent is None:
-        own |= {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
-    own |= {"moe_ffn": experts.ffn, "moe_topk": experts.top_k} if experts else {"ffn": model.ffn}
-    return all(not size or sizes.get(key, size) == size for key, size in own.items())
+    return all(key not in known or sizes.get(key, known[key]) == known[key] for key in DECISIVE)

@@ -7,15 +7,16 @@ and names what the tool has no key for.
 import json
 from collections.abc import Callable, Mapping
 
-from stepcast.inputs.configs.megatron import LATENT, MODULES
+from stepcast.inputs.configs.megatron import LATENT, MODULES, POSITIONS
 from stepcast.inputs.configs.megatron import SHARDINGS as MEGATRON_SHARDINGS
 from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
+from stepcast.inputs.model_table import part_words
 from stepcast.inputs.source import read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, LossKernel
 from stepcast.ir.model import Model, pieces
-from stepcast.ir.model_parts import Activation, NormKind, PositionKind, QkNorm
+from stepcast.ir.model_parts import Activation, NormKind, QkNorm
 from stepcast.ir.strategy import ContextKind, RecomputeKind, Sharding, Strategy
 from stepcast.outputs.plain import toml_rows
 
@@ -51,9 +52,6 @@ def megatron_arguments(run: EmittedRun) -> Table:
     return {**_megatron_model(run.model), **_megatron_layout(run), **_megatron_execution(run)}
 
 
-POSITIONS = {PositionKind.ROTARY: "rope", PositionKind.LEARNED: "learned_absolute", PositionKind.NONE: "none"}
-
-
 def _megatron_model(model: Model) -> Table:
     arguments: Table = {
         "num-layers": model.layers,
@@ -64,10 +62,14 @@ def _megatron_model(model: Model) -> Table:
         "swiglu": model.gated and model.activation is Activation.SILU,
         "squared-relu": model.activation is Activation.SQUARED_RELU,
         "normalization": "RMSNorm" if model.norm.kind is NormKind.RMS else "LayerNorm",
-        "position-embedding-type": POSITIONS.get(model.position.kind),
+        "position-embedding-type": {ours: theirs for theirs, ours in POSITIONS.items()}[part_words(model)["position"]],
         "untie-embeddings-and-output-weights": not model.tied,
         "disable-bias-linear": not model.biases.mlp,
-        "qk-layernorm": model.qk_norm is not QkNorm.NONE,
+        "add-qkv-bias": model.biases.qkv and not model.biases.mlp,
+        "qk-layernorm": model.qk_norm is QkNorm.HEAD or model.latent is not None,
+        "qk-l2-norm": model.qk_norm is QkNorm.PLAIN,
+        "softmax-type": "learnable" if model.attention_sinks else None,
+        "attention-output-gate": model.attention_gate,
     }
     if model.latent is not None:
         values = {name: getattr(model.latent, size.removeprefix("mla_")) for size, (name, _) in LATENT.items()}
@@ -85,6 +87,7 @@ def _megatron_model(model: Model) -> Table:
             "moe-router-topk": experts.top_k,
             "moe-ffn-hidden-size": experts.ffn,
             "moe-shared-expert-intermediate-size": experts.shared_ffn or None,
+            "moe-shared-expert-gate": experts.shared_gate,
             "moe-layer-freq": f"([0]*{dense}+[1]*{model.layers - dense})" if dense else None,
             "moe-router-num-groups": experts.groups if has_groups else None,
             "moe-router-group-topk": experts.top_groups if has_groups else None,
@@ -218,10 +221,19 @@ DDP_KEYS = (
 
 def write_nemo(run: EmittedRun) -> str:
     """Return the YAML of NeMo, or of Megatron-Bridge for its profile: Megatron's names with underscores."""
+    is_bridge = run.framework.name == "megatron-bridge"
     arguments = {name: value for name, value in megatron_arguments(run).items() if value is not None}
     if arguments.pop("no-overlap-p2p-communication"):
         arguments["overlap-p2p-comm"] = False
     arguments.pop("no-async-tensor-model-parallel-allreduce")
+    arguments["share-embeddings-and-output-weights"] = not arguments.pop("untie-embeddings-and-output-weights")
+    arguments["add-bias-linear" if is_bridge else "bias"] = not arguments.pop("disable-bias-linear")
+    is_gated, is_squared = arguments.pop("swiglu"), arguments.pop("squared-relu")
+    if is_bridge:
+        arguments["gated-linear-unit"] = is_gated
+    else:
+        arguments["activation"] = "fast-swiglu" if is_gated else "squared-relu" if is_squared else "gelu"
+    arguments.pop("group-query-attention", None)
     arguments["grad-reduce-in-fp32"] = "accumulate-allreduce-grads-in-fp32" in arguments
     for name in ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "bf16", "fp16"):
         arguments.pop(name, None)
@@ -229,7 +241,6 @@ def write_nemo(run: EmittedRun) -> str:
     if isinstance(modules, str):
         arguments["recompute-modules"] = f"[{', '.join(modules.split())}]"
     precision = "16-mixed" if run.strategy.precision is DType.FP16 else "bf16-mixed"
-    is_bridge = run.framework.name == "megatron-bridge"
     tables: Table = {}
     if not is_bridge:
         tables["trainer"] = {"num_nodes": run.nodes, "devices": run.per_node, "precision": precision}

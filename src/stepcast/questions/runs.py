@@ -164,10 +164,13 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
     choices = {"framework": config.framework, **config.options}
     stem = os.path.basename(name).partition(".")[0]
     if model := model_words(config.sizes, [config.model, stem], int(config.options.get("seq", 0))):
-        choices = {"model": model, **choices}
-        if model.startswith("configured:") and "vocab" not in config.sizes:
-            assumed = f"a vocabulary of {load_model(model).vocab:,} tokens, which the file does not state"
-            config = replace(config, assumed=(*config.assumed, assumed))
+        choices, assumed = {"model": model, **choices}, list(config.assumed)
+        known, _, own = model.partition(":")
+        if own and known != "configured":
+            assumed.append(f"the model has the sizes of {known}, but {own.replace(',', ', ')}, as the file says")
+        elif own and "vocab" not in config.sizes:
+            assumed.append(f"a vocabulary of {load_model(model).vocab:,} tokens, which the file does not state")
+        config = replace(config, assumed=tuple(assumed))
     return RunFile(_read_table(choices, name), name, config)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, Facts
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
 # A variable that the file does not set, or a value that a tool works out by itself.
@@ -34,8 +34,8 @@ class RunConfig:
 
     format: str
     framework: str
-    # Sizes of the model as its tables spell them (layers, hidden, ...), or a name it goes by.
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    # Sizes and parts of the model as its tables spell them (layers, hidden, norm, ...), or a name it goes by.
+    sizes: Facts = field(default_factory=dict)
     model: str = ""
     # Option -> value; True is a flag, False the flag with no- before it.
     options: Mapping[str, OptionValue] = field(default_factory=dict)
@@ -191,12 +191,7 @@ class Keys:
         self._assumed.append(text)
 
     def config(
-        self,
-        format_name: str,
-        framework: str,
-        options: Options,
-        sizes: Mapping[str, int] | None = None,
-        model: str = "",
+        self, format_name: str, framework: str, options: Options, sizes: Facts | None = None, model: str = ""
     ) -> RunConfig:
         """Return the run, with every key of the file in one list."""
         understood: list[str] = []

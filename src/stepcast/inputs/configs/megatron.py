@@ -10,8 +10,10 @@ from typing import NoReturn
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, closest, flat, given_options
 from stepcast.inputs.source import FormatError, read_words
+from stepcast.ir.facts import FactDict, Facts
 
-MODULES = read_words("configs")["megatron_modules"]
+WORDS = read_words("configs")
+MODULES, ACTIVATIONS, RENAMED = WORDS["megatron_modules"], WORDS["activations"], WORDS["nemo"]
 SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
 DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather"}
 CONTEXTS = ("p2p", "a2a", "allgather")
@@ -29,10 +31,15 @@ LATENT = {
     "mla_rope_dim": ("qk-pos-emb-head-dim", 64),
     "mla_value_dim": ("v-head-dim", 128),
 }
-# These follow from the model that the sizes match.
-OF_THE_MODEL = (
-    *("normalization", "position-embedding-type", "qk-layernorm", "max-position-embeddings", "disable-bias-linear"),
-)
+# Megatron's words for the parts of a model -> ours.
+NORMS = {"rmsnorm": "rms", "layernorm": "layer+bias", "layernorm1p": "layer+bias"}
+POSITIONS = {"learned_absolute": "learned", "mrope": "rotary", "rope": "rotary", "yarn": "yarn", "none": "none"}
+POSITIONS |= {"alibi": "alibi"}  # of NeMo
+LINEAR_BIASES = "qkv+attention_output+mlp"
+# The parts of a model without arguments for them (training/arguments.py).
+DEFAULT_PARTS: FactDict = {"gated": 0, "activation": "gelu", "tied": 1, "norm": "layer+bias", "biases": LINEAR_BIASES}
+ABSENT_PARTS = ("attention_sinks", "attention_gate", "window", "embedding_norm", "post_norms", "parallel_block")
+DEFAULT_PARTS |= dict.fromkeys(ABSENT_PARTS, 0)
 MOST_STAGES = 4_096
 COUNTED_AS_LAYERS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,6})|([^()*])\*(\d{1,6})")
@@ -49,7 +56,7 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
     keys = Keys(flags, "megatron")
     sizes = read_sizes(keys)
     if sizes.get("hidden"):
-        sizes = {"gated": 0, "tied": 1, **sizes, **_own_groups(keys, sizes)}
+        sizes = {**_fill_sizes(keys, sizes), **_own_groups(keys, sizes)}
     options = read_options(keys, sizes)
     options |= _own_defaults(keys, options)
     # Without sizes a checkpoint's name may name the model.
@@ -59,7 +66,23 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
     return keys.config("megatron-lm", "megatron-core", options, sizes, model)
 
 
-def _own_groups(keys: Keys, sizes: Mapping[str, int]) -> dict[str, int]:
+def _fill_sizes(keys: Keys, sizes: Facts) -> FactDict:
+    """Return the *sizes* of a model with what Megatron-LM, and NeMo, does where its arguments say nothing."""
+    hidden, heads, own = sizes["hidden"], sizes.get("heads"), {**DEFAULT_PARTS}
+    if "mla_kv_rank" not in sizes:
+        own |= {"position": "learned", "qk_norm": "none"}
+        if heads and hidden % heads == 0:
+            own["head_dim"] = hidden // heads
+    if "ffn" not in sizes:
+        own["ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if sizes.get("gated") else 4 * hidden
+        keys.assume(f"no ffn-hidden-size: MLPs are {own['ffn']:,} wide, the tool's default")
+    if "moe_experts" in sizes:
+        own |= {"moe_ffn": {**own, **sizes}["ffn"], "moe_shared_ffn": 0, "moe_shared_gate": 0}
+        own |= {} if "moe-layer-freq" in keys else {"moe_dense_layers": 0}
+    return {**own, **sizes}
+
+
+def _own_groups(keys: Keys, sizes: Facts) -> dict[str, int]:
     """Return the key heads of Megatron-LM (training/arguments.py): groups count with --group-query-attention alone."""
     if not {"heads", "kv_heads"} <= sizes.keys():
         return {}
@@ -100,8 +123,8 @@ def _is_parallel(options: Options, degree: str) -> bool:
     return isinstance(value, int) and value > 1
 
 
-def read_sizes(keys: Keys) -> dict[str, int]:
-    """Return the sizes of the model by the names that its tables have."""
+def read_sizes(keys: Keys) -> FactDict:
+    """Return the sizes and parts of the model by the names that its tables have."""
     is_grouped = keys.flag("group-query-attention")
     heads = keys.number("num-attention-heads")
     groups = keys.number("num-query-groups")
@@ -136,23 +159,45 @@ def read_sizes(keys: Keys) -> dict[str, int]:
         ranks = {size: keys.number(name) for size, (name, _) in LATENT.items()}
         if any(value is not None for value in ranks.values()):
             sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
-    for name in OF_THE_MODEL:
-        keys.raw(name)
     given = {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
-    return {**given, **_read_switches(keys)}
+    return {**given, **_read_parts(keys, is_latent or False)}
 
 
-def _read_switches(keys: Keys) -> dict[str, int]:
-    """Return whether MLPs are gated, and embeddings tied to the output projection, as far as the file says."""
-    activation, untied = keys.word("activation"), keys.flag("untie-embeddings-and-output-weights")
-    switches = {
+def _read_parts(keys: Keys, is_latent: bool) -> FactDict:
+    """Return what the model is made of, as far as the file says: activations, norms, biases, positions and switches.
+
+    Latent attention has its own rotation and its own norms, whatever these arguments say.
+    """
+    flags = [name for name in ("swiglu", "squared-relu", "quick-geglu") if keys.flag(name)]
+    activation = keys.word("activation") or next(iter(flags), "")
+    norm, softmax, position = (keys.word(name) for name in ("normalization", "softmax-type", "position-embedding-type"))
+    if keys.flag("use-rotary-position-embeddings"):
+        position = "rope"
+    if position and position not in POSITIONS:
+        keys.report("predicted with rotary positions", "position-embedding-type")
+    has_biases = False if keys.flag("disable-bias-linear") else keys.flag("bias", "add-bias-linear")
+    has_qkv_bias = keys.flag("add-qkv-bias", "qkv-bias")
+    has_qk_norm, has_plain_norm = keys.flag("qk-layernorm"), keys.flag("qk-l2-norm")
+    untied = keys.flag("untie-embeddings-and-output-weights")
+    parts = {
         "gated": "glu" in activation if activation else keys.flag("swiglu", "gated-linear-unit"),
+        "activation": ACTIVATIONS.get(re.sub("^(fast|quick)-", "", activation).replace("-", "_")),
         "tied": keys.flag("share-embeddings-and-output-weights") if untied is None else not untied,
+        "norm": NORMS.get(norm),
+        "biases": None if has_biases is None else LINEAR_BIASES if has_biases else "qkv" if has_qkv_bias else "none",
+        "attention_sinks": softmax == "learnable" if softmax else None,
+        "attention_gate": keys.flag("attention-output-gate"),
+        "moe_shared_gate": keys.flag("moe-shared-expert-gate"),
+        "seq": keys.number("max-position-embeddings"),
     }
-    return {name: int(value) for name, value in switches.items() if value is not None}
+    if not is_latent:
+        parts["position"] = POSITIONS.get(position, "rotary") if position else None
+        parts["qk_norm"] = "head" if has_qk_norm else "plain" if has_plain_norm else None
+    given = {name: value for name, value in parts.items() if value is not None}
+    return {name: int(value) if isinstance(value, bool) else value for name, value in given.items()}
 
 
-def read_options(keys: Keys, sizes: Mapping[str, int]) -> Options:
+def read_options(keys: Keys, sizes: Facts) -> Options:
     """Return the options of ``predict`` that the arguments stand for."""
     tp, pp, cp = (keys.number(f"{axis}-parallel-size") for axis in ("tensor-model", "pipeline-model", "context"))
     layers, has_experts = sizes.get("layers", 0), "moe_experts" in sizes
@@ -488,7 +533,6 @@ TABLES = (
     *("", "model", "model.optim", "model.data", "train", "ddp", "optimizer", "comm_overlap", "mixed_precision"),
     *("dist", "dataset"),
 )
-RENAMED = read_words("configs")["nemo"]
 MODEL_NAMES = ("run.name", "model.recipe", "recipe", "model_name", "tokenizer.tokenizer_model", "tokenizer.type")
 # ``${.hidden_size}`` is a key of the same table, ``${multiply:4, ...}`` a product (NeMo's own resolver).
 SIBLING = re.compile(r"\$\{\.(\w+)\}")
@@ -499,6 +543,8 @@ def read_nemo(table: Mapping[str, object]) -> RunConfig:
     is_bridge = bool({"train", "ddp", "checkpoint", "dataset"} & set(table)) and "trainer" not in table
     keys = _NestedKeys(table)
     sizes = read_sizes(keys)
+    if sizes.get("hidden") and not is_bridge:
+        sizes = _fill_sizes(keys, sizes)
     options = read_options(keys, sizes)
     nodes, devices = keys.number("trainer.num_nodes"), keys.number("trainer.devices")
     if nodes and devices:
