@@ -1,5 +1,6 @@
 """What an analysis of a Megatron run says, against runs whose answer is known."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,24 @@ def test_the_parts_of_the_step(tmp_path: Path) -> None:
     assert found["communication_s"]["tp"]["exposed"] * 1e3 == pytest.approx(4 * 2 * 4 * 1.0, abs=0.05)
     assert found["layers"][1]["forward_s"] * 1e3 == pytest.approx(10.1, abs=0.01)
     assert found["stragglers"] == []
+
+
+def test_collectives_of_one_rank_are_no_communication(tmp_path: Path) -> None:
+    """With one replica the gradients are scaled for 1 ms; with one tensor rank a collective stays within its rank."""
+    run = RUN.changed(tp=1)
+    for path in map(Path, write(run, tmp_path)):
+        inner = (
+            r"'trace_src_func=allreduce,duration=0.1,timestamp=\1,input__shape=[32, 64],input__dtype=torch.float32,"
+            "func_name=linear_fwd,group=tp,comm_func=allreduce'"
+        )
+        empty, filled = r"(?<=timestamp=)([0-9.]+),sub_operations=\[\]", rf"\1,sub_operations=[{inner}]"
+        lines = path.read_text().splitlines()
+        lines = [re.sub(empty, filled, line) if ":forward_step" in line else line for line in lines]
+        path.write_text("\n".join(lines) + "\n")
+    found = analyze_megatron(read(tmp_path)).facts()
+    assert set(found["communication_s"]) == {"pp", "embedding"}
+    assert found["breakdown_s"]["optimizer"] * 1e3 == pytest.approx(12.0 + 1.0, abs=0.01)
+    assert found["stages"][0]["compute_s"] * 1e3 == pytest.approx(4 * (2 * 2 * 5.0 * (1 + 2) + 2 * 0.2), abs=0.05)
 
 
 def test_bubble_of_a_free_pipeline_is_that_of_1f1b(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def scale_compute(recording: Recording, compute: float, memory: float) -> Record
             return replace(piece, own_s=piece.own_s * compute) if piece.waits else piece
         if piece.part is TimePart.COMPUTE:
             return _scale_piece(piece, compute)
-        return _scale_piece(piece, memory) if piece.part in (TimePart.OPTIMIZER, TimePart.DP) else piece
+        return _scale_piece(piece, memory) if piece.part is TimePart.OPTIMIZER else piece
 
     return map_pieces(recording, change)
 
@@ -316,7 +316,7 @@ class _ReplicaBuilder(_Rebuilder):
         for piece in block.pieces:
             if isinstance(piece, Local):
                 yield piece
-                if piece.part is TimePart.DP and self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
+                if self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
                     yield self._gradients(piece, stage, tensor)
                 continue
             numbers = {old: new for old in piece.meetings if (new := self._meeting(old, replica)) is not None}

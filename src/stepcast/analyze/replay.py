@@ -43,7 +43,7 @@ KNOWN = (
     "micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (or 50GB/s; also dp, pp, embedding, "
     "ep), rank.7=healthy (or 1.5x as long), stage.3.layers=-1, dp=4, gpu=h100, compute=0.9x"
 )
-FACTOR = re.compile(r"([0-9]*\.?[0-9]+)x")
+FACTOR = re.compile(r"([0-9]*\.?[0-9]+(?:e[-+]?[0-9]{1,2})?)x")
 
 
 class WhatIfError(ValueError):
@@ -130,11 +130,11 @@ def _parse_count(key: str, text: str) -> int:
     return int(text)
 
 
-def parse_factor(key: str, text: str) -> float:
-    """Return the factor of a change such as ``0.5x``."""
+def parse_factor(key: str, text: str, or_else: str = "") -> float:
+    """Return the factor of a change such as ``0.5x``; *or_else* names other values in an error."""
     match = FACTOR.fullmatch(text)
     if match is None or float(match[1]) <= 0:
-        raise WhatIfError(f"{key} must be a factor such as 2x or 0.5x, not {text!r}")
+        raise WhatIfError(f"{key} must be a factor such as 2x or 0.5x{or_else}, not {text!r}")
     return float(match[1])
 
 
@@ -167,8 +167,8 @@ def _apply_one(recording: Recording, key: str, value: str, around: Surroundings)
 
 
 def _parse_rate(text: str) -> float | None:
-    """Return the bytes per second of a text like ``50GB/s`` or ``400Gb/s``; None for a factor."""
-    return None if not text or text.endswith("x") else parse_quantity(text, Dimension.RATE)
+    """Return the bytes per second of a text like ``50GB/s`` or ``400Gb/s``; None for any other."""
+    return parse_quantity(text, Dimension.RATE) if text.endswith("s") else None
 
 
 def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
@@ -178,7 +178,7 @@ def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
     if group not in GROUPS:
         raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(GROUPS)}")
     if rate is None:
-        return changes.scale_transfers(recording, group, parse_factor(key, value))
+        return changes.scale_transfers(recording, group, parse_factor(key, value, ", or a rate such as 50GB/s"))
     return changes.set_bandwidth(recording, group, rate)
 
 

@@ -63,6 +63,11 @@ class RankEvent:
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
+    @property
+    def is_local(self) -> bool:
+        """True for a collective whose group is this rank alone: nothing is sent."""
+        return self.key[1] == (self.rank,)
+
 
 @dataclass(slots=True)
 class TraceOperation:

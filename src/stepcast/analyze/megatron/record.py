@@ -31,6 +31,8 @@ PART_OF = {
     "loss_func": TimePart.COMPUTE,
     "backward_step": TimePart.COMPUTE,
     traced.OPTIMIZER: TimePart.OPTIMIZER,
+    # A reduction of gradients within one rank scales and copies them, which prepares the update.
+    **dict.fromkeys(traced.REDUCTIONS, TimePart.OPTIMIZER),
 }
 GROUP_PARTS = {str(part): part for part in TimePart}
 
@@ -158,7 +160,7 @@ def _pieces(operation: traced.TraceOperation, meetings: Sequence[Meeting]) -> li
     if present:
         return [_join(operation, operation.name, present, meetings)]
     if operation.events and operation.name != traced.OPTIMIZER:
-        part = GROUP_PARTS.get(operation.events[0].group, TimePart.OTHER)
+        part = _part_of(operation.events[0], operation)
         return [_local(operation, part, operation.name, operation.start_s, operation.end_s)]
     return _inner_pieces(operation, meetings)
 
@@ -185,11 +187,18 @@ def _inner_pieces(operation: traced.TraceOperation, meetings: Sequence[Meeting])
         if event.meeting is not None:
             pieces.append(_join(operation, event.name, [event], meetings))
         else:
-            group = GROUP_PARTS.get(event.group, TimePart.OTHER)
-            pieces.append(_local(operation, group, f"{operation.name}: {event.name}", event.start_s, event.end_s))
+            role = f"{operation.name}: {event.name}"
+            pieces.append(_local(operation, _part_of(event, operation), role, event.start_s, event.end_s))
         cursor_s, before = event.end_s, event.name
         tokens = tokens_after.get(id(event), tokens)
     return pieces
+
+
+def _part_of(event: traced.RankEvent, operation: traced.TraceOperation) -> TimePart:
+    """Return the part of communication that met nobody: that of its operation where its group is one rank."""
+    if event.is_local:
+        return PART_OF.get(operation.name, TimePart.OTHER)
+    return GROUP_PARTS.get(event.group, TimePart.OTHER)
 
 
 def _local(
