@@ -50,6 +50,21 @@ def test_otlp_has_steps_and_spans() -> None:
     assert {row["name"]: row["total_s"] for row in facts["ranges"]}["rl.generation"] == pytest.approx(205)
 
 
+def test_steps_of_two_ranks_are_those_of_each(tmp_path: Path) -> None:
+    """Both ranks take 2 s a step, the second 3 ms later."""
+    resources = []
+    for rank in range(2):
+        starts = [10**18 + 3_000_000 * rank + 2 * 10**9 * step for step in range(6)]
+        spans = [
+            {"name": "train_step", "startTimeUnixNano": str(at), "endTimeUnixNano": str(at + 10**9)} for at in starts
+        ]
+        attributes = [{"key": "rank", "value": {"intValue": str(rank)}}]
+        resources.append({"resource": {"attributes": attributes}, "scopeSpans": [{"spans": spans}]})
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps({"resourceSpans": resources}))
+    assert stepcast.analyze(path)["step_s"] == pytest.approx(2.0)
+
+
 def encode(number: int, value: bytes | int) -> bytes:
     """Return a field of protobuf: bytes, or a fixed number of eight bytes."""
     if isinstance(value, int):

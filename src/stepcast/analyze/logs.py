@@ -240,7 +240,7 @@ class NamedRuns(msgspec.Struct, frozen=True):
 
 
 class MarkedRanges(msgspec.Struct, frozen=True):
-    """Ranges named like steps, from the start of one to the start of the next."""
+    """Ranges named like steps, from the start of one to the start of the next of the same rank or thread."""
 
     name: str
     count: int
@@ -324,4 +324,8 @@ def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRa
     name, rows = max(named.items(), key=lambda pair: len(pair[1]))
     if len(rows) < FEWEST_STEPS:
         return None
-    return MarkedRanges(name, len(rows), float(np.median(np.diff(sorted(timeline.start_s[rows].tolist())))))
+    by_lane = defaultdict(list)
+    for row in rows:
+        by_lane[int(timeline.lane_of[row])].append(float(timeline.start_s[row]))
+    steps_s = np.concatenate([np.diff(sorted(starts_s)) for starts_s in by_lane.values()])
+    return MarkedRanges(name, len(rows), float(np.median(steps_s))) if len(steps_s) else None

@@ -114,7 +114,7 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     figures = []
     if step:
         median = format_seconds(step["median_s"])
-        figures.append(ui.Figure("step", median, f"{step['count']} ranges {step['name']}"))
+        figures.append(ui.Figure("step", median, f"median of {step['count']} ranges {step['name']}"))
     named = {words: facts["operations_s"][part] for part, words in STREAM_PARTS.items()}
     total_s = sum(named.values())
     figures += bottleneck_figures(named, total_s, (STREAM_PARTS["compute"],), "the time of a GPU")
@@ -123,7 +123,7 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         note = f"computes {row['factor']:.2f}x as long as the median of the others ({more} more)"
         rank = f"GPU {row['rank']}"
         figures.append(ui.Figure("straggler", rank, note, line=f"{rank} {note}", mood=ui.Mood.BAD))
-    if not facts["stragglers"]:
+    if facts["devices"] and not facts["stragglers"]:
         figures.append(ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU"))
     figures.append(ui.Figure("elapsed", format_seconds(facts["elapsed_s"])))
     bars = [
