@@ -14,6 +14,7 @@ from stepcast.cli.main import main
 from stepcast.inputs.collective_logs import looks_like_flight_recorder
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, read_as_one, recognise
+from stepcast.ir.measured import LoggedStep, StepLog
 from stepcast.views.jobs import collective_log_view
 from stepcast.views.terminal import render_text
 
@@ -72,6 +73,28 @@ def test_megatron_log(tmp_path: Path) -> None:
     assert found["peak_memory_bytes"] == 4096 * 2**20
     assert found["slow_steps"] == [{"step": 5, "seconds": 8.0, "factor": pytest.approx(8.0 / 4.1)}]
     assert found["last_loss"] == 10.0
+
+
+def log_of(times_ms: list[tuple[int, float]]) -> StepLog:
+    return StepLog(tuple(LoggedStep(step, time / 1e3) for step, time in times_ms), "train.log", "Megatron-LM", None, {})
+
+
+def test_a_line_stands_for_the_steps_since_the_one_before() -> None:
+    """A checkpoint of 10 s every hundred steps, in a log that has the mean of ten steps."""
+    found = analyze_step_log(log_of([(step, 3000.0 if step % 100 == 0 else 2000.0) for step in range(10, 1001, 10)]))
+    assert found.lost_s == pytest.approx(100.0)
+    assert found.warnings == []
+
+
+def test_restarts_and_steps_that_grow_are_stated() -> None:
+    restarted = analyze_step_log(log_of([(step, 2000.0) for step in (*range(1, 61), *range(41, 101))]))
+    assert [text[:31] for text in restarted.warnings] == ["step 60 is followed by step 41:"]
+    grown = analyze_step_log(log_of([(step, 2000.0 + 4 * step) for step in range(1, 101)]))
+    assert [text[:29] for text in grown.warnings] == ["the time of a step changes fr"]
+    ranks = analyze_step_log(
+        log_of([(step, 2000.0) for line in range(10, 210, 10) for step in (line, line, line + 10)])
+    )
+    assert ranks.warnings == []
 
 
 def test_torchtitan_log(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 
 import msgspec
@@ -13,9 +14,11 @@ from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, me
 from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, StepLog
 from stepcast.ir.timeline import SpanKind, Timeline
+from stepcast.units import format_seconds
 
 WARM_UP_STEPS = 2  # at the start of a log: they compile and connect
 SLOW_STEP = 1.5  # times the median step
+TREND = 0.02  # share by which the quartiles of the first and last third differ where steps grow or shrink
 MOST_ROWS = 20
 COMPLETED = "completed"
 NUMBERS = re.compile(r"\d+")
@@ -50,7 +53,7 @@ class StepLogResult(AnalysisResult, frozen=True, kw_only=True):
     peak_memory_bytes: float | None
     last_loss: float | None
     slow_steps: list[SlowStep]
-    lost_s: float
+    lost_s: float  # over the median, in the steps that each line stands for
     program_facts: dict[str, object]  # what else the program printed; keys of their own in the JSON
     warnings: list[str]
 
@@ -70,6 +73,15 @@ def analyze_step_log(log: StepLog) -> StepLogResult:
         warnings.append("no line states how long a step took")
     elif len(steps) <= 2 * WARM_UP_STEPS:
         warnings.append(f"{len(steps)} steps are too few to leave out the first ones")
+    pairs = [(earlier.step, later.step) for earlier, later in pairwise(steps)]
+    interval = median_of_known(later - earlier for earlier, later in pairs if later > earlier) or 1.0
+    # Lines of several ranks repeat a step or fall back by one interval.
+    if falls := [pair for pair in pairs if pair[1] < pair[0] - interval]:
+        warnings.append(
+            f"step {falls[0][0]} is followed by step {falls[0][1]}: the log holds {len(falls) + 1} runs or starts of "
+            "one, which these figures mix"
+        )
+    warnings += _describe_trend(timed)
     slow_steps = [
         SlowStep(step.step, step.seconds, step.seconds / usual_s)
         for step in warm
@@ -87,10 +99,20 @@ def analyze_step_log(log: StepLog) -> StepLogResult:
         peak_memory_bytes=log.peak_bytes,
         last_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
         slow_steps=slow_steps[:MOST_ROWS],
-        lost_s=sum(max(0.0, seconds - usual_s) for seconds in timed) if usual_s else 0.0,
+        lost_s=interval * sum(max(0.0, seconds - usual_s) for seconds in timed) if usual_s else 0.0,
         program_facts=dict(log.facts),
         warnings=warnings,
     )
+
+
+def _describe_trend(times_s: Sequence[float]) -> Iterator[str]:
+    """Yield a sentence if the first and the last third of the steps hardly overlap."""
+    third = len(times_s) // 3
+    if third >= FEWEST_STEPS:
+        first_s, last_s = (np.percentile(part, (25, 50, 75)).tolist() for part in (times_s[:third], times_s[-third:]))
+        if max(last_s[0] / first_s[2], first_s[0] / last_s[2]) > 1 + TREND:
+            first, last = format_seconds(first_s[1]), format_seconds(last_s[1])
+            yield f"the time of a step changes from {first} (median of the first third of the log) to {last} (of the last)"
 
 
 class LoggedKind(msgspec.Struct, frozen=True):
