@@ -112,7 +112,7 @@ def _describe_trend(times_s: Sequence[float]) -> Iterator[str]:
         first_s, last_s = (np.percentile(part, (25, 50, 75)).tolist() for part in (times_s[:third], times_s[-third:]))
         if max(last_s[0] / first_s[2], first_s[0] / last_s[2]) > 1 + TREND:
             first, last = format_seconds(first_s[1]), format_seconds(last_s[1])
-            yield f"the time of a step changes from {first} (median of the first third of the log) to {last} (of the last)"
+            yield f"the median step changes from {first} in the first third of the log to {last} in the last"
 
 
 class LoggedKind(msgspec.Struct, frozen=True):
