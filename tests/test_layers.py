@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"units", "ir", "hardware", "frameworks", "goodput", "models", "questions", "views"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "outputs", "generate", "cost", "simulation", "views"},
-    "generation": {"units", "ir", "hardware", "inputs", "cost"},
+    "generation": {"units", "ir", "hardware", "inputs", "cost", "views"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "views"},
     "questions": {
         "units",
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "outputs",
         "views",
     },
-    "rl": {"units", "ir", "hardware", "inputs", "cost", "forecast", "generation", "questions"},
+    "rl": {"units", "ir", "hardware", "inputs", "cost", "forecast", "generation", "questions", "views"},
     "sweep": {"units", "ir", "inputs", "outputs"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze", "views"},
     "validate": {

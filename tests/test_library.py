@@ -1,9 +1,11 @@
 """``import stepcast`` as a Python user meets it: the verbs with their words, defaults and checks."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -36,9 +38,52 @@ def test_predict_answers_as_the_command_does(
     capsys: pytest.CaptureFixture[str], choices: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     printed = run_json(capsys, "predict", "--model", NAMED["model"], "--cluster", NAMED["cluster"], *words)
-    found = stepcast.predict(**NAMED, **choices).facts()
-    assert {name: printed[name] for name in found} == json.loads(json.dumps(found))
-    assert set(printed) - set(found) <= {"command", "version", "remedies"}
+    assert as_printed(stepcast.predict(**NAMED, **choices)) == printed
+
+
+def as_printed(answer: Any) -> dict[str, Any]:
+    """The JSON of an answer; a command and a version are the command line's own."""
+    return {**json.loads(json.dumps(answer.to_dict())), "command": ANY, "version": ANY}
+
+
+@pytest.mark.parametrize(
+    ("verb", "choices"),
+    [
+        ("predict", {"gpus": 8, "tokens": "1T", "price": 2.5}),
+        ("predict", {"gpus": 8, "micro_batch": 8, "sharding": "none"}),  # does not fit, so it has remedies
+        ("search", {"gpus": 8, "global_batch": 32, "tp": 2, "pp": 1, "top": 2}),
+        ("plan", {"gpus": 8, "tp": 2, "tokens": "100B", "runs": 20, "price": 2}),
+        ("generate", {"tp": 2}),
+        ("rl", {"gpus": 8, "prompts": 8, "steps": 100}),
+    ],
+)
+def test_to_dict_is_the_json_of_the_command(
+    capsys: pytest.CaptureFixture[str], verb: str, choices: dict[str, Any]
+) -> None:
+    function = getattr(stepcast, {"generate": "predict_generation", "rl": "predict_rl"}.get(verb, verb))
+    given = {**NAMED, **choices}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    answer, printed = function(**given), run_json(capsys, verb, *words)
+    assert as_printed(answer) == printed
+    assert as_printed(pickle.loads(pickle.dumps(answer))) == printed
+
+
+def test_a_saved_run_asks_about_the_same_training(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--model=llama-3.1-8b", "--cluster=dgx-h100", "--gpus=8", "--samples=50k", "--epochs=2", "--price=3"]
+    saved = str(tmp_path / "run.toml")
+    asked = run_json(capsys, "predict", *words, "--save", saved)
+    again = run_json(capsys, "predict", saved)
+    assert (again["training"], again["step_s"]) == (asked["training"], asked["step_s"])
+    assert run_json(capsys, "predict", saved, "--steps", "10")["training"]["steps"] == 10
+    assert stepcast.predict(config=saved).to_dict()["training"] == asked["training"]
+
+
+def test_compare_answers_as_the_command_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = str(EXAMPLES / "megatron-rank7.txt")
+    assert stepcast.compare(run, run).to_dict() == run_json(capsys, "compare", run, run)
+    printed = tmp_path / "step.json"
+    printed.write_text(json.dumps(stepcast.predict(**NAMED, gpus=8).to_dict()))
+    assert stepcast.compare(printed, run).to_dict()["sides"][0]["file"] == str(printed)
 
 
 @pytest.mark.parametrize(

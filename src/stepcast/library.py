@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,7 +27,7 @@ from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import UnknownChoiceError, build_question, read_choices
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.runs import ask_with_file, read_run_file, run_facts
+from stepcast.questions.runs import answer_facts, ask_with_file, read_run_file, run_facts
 from stepcast.questions.settle import load_calibration, settle
 from stepcast.units import DEFAULT_CURRENCY
 
@@ -94,7 +95,7 @@ def predict(
         file = read_run_file(None, None if config is None else fspath(config), ignore_unknown=ignore_unknown)
         run = settle(ask_with_file(PredictQuestion, given, file))
     prediction = run.prediction.noting(run.assumptions, file.warnings if file else [])
-    return replace(prediction, asked=run_facts(run))
+    return replace(prediction, asked=run_facts(run), describe=partial(answer_facts, run=run, file=file))
 
 
 def _predict_strategy(
@@ -174,6 +175,7 @@ def search(
         return run(*values, axes=axes, objective=objective, top=top, **limits)
     if most_bytes is not None:
         raise TypeError("search() takes most_bytes only with a Framework; use max_memory instead")
+    from stepcast.questions.ranking import search_facts
     from stepcast.questions.search import SearchQuestion, settle_search
 
     if twice := sorted(set(axes or ()) & set(choices)):
@@ -183,7 +185,8 @@ def search(
         question = build_question(
             SearchQuestion, {**given, "framework": framework, "top": top, **(axes or {}), **choices}
         )
-        return settle_search(question).answer(watching=lambda: nullcontext(watch))
+        settled = settle_search(question)
+        return replace(settled.answer(watching=lambda: nullcontext(watch)), describe=partial(search_facts, settled))
 
 
 def plan(
@@ -232,7 +235,8 @@ def plan(
     with _in_python_words("plan"):
         given = read_choices(PlanQuestion, words)
         file = read_run_file(None, None if config is None else fspath(config), ignore_unknown=ignore_unknown)
-        return settle_plan(ask_with_file(PlanQuestion, given, file)).answer()
+        settled = settle_plan(ask_with_file(PlanQuestion, given, file))
+        return replace(settled, warnings=(*settled.warnings, *(file.warnings if file else ()))).answer()
 
 
 def alternatives(verb: str, **choices: object) -> "Alternatives":
@@ -282,12 +286,13 @@ def predict_rl(
         config: a NeMo RL YAML, verl overrides, OpenRLHF arguments or a TRL GRPO config; choices given here win.
         choices: the options of ``stepcast rl``, such as ``gpus=16, rollout_gpus=16, prompts=64, group=16``.
     """
-    from stepcast.rl.question import answer_rl, ask_rl
+    from stepcast.rl.question import answer_rl, ask_rl, rl_facts
 
     with _in_python_words("predict_rl"):
         given = {name: value for name, value in choices.items() if value is not None}
         given |= {} if cluster is None else {"cluster": cluster}
-        return answer_rl(ask_rl(given, model, None if config is None else fspath(config))[0])
+        question, keys = ask_rl(given, model, None if config is None else fspath(config))
+        return replace(answer_rl(question), describe=partial(rl_facts, question=question, config=keys))
 
 
 def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResult":
@@ -318,19 +323,23 @@ def compare(
     predicted: "Prediction | AnalysisResult | Mapping[str, object] | Path",
     measured: "Prediction | AnalysisResult | Mapping[str, object] | Path",
 ) -> "Comparison":
-    """Compare two steps: Predictions, results of analyses, their facts, or files of measured runs.
+    """Compare two steps: Predictions, results of analyses, their facts, files of measured runs, or JSON of a verb.
 
     A prediction and a measurement may be given in either order; the prediction becomes the first side.
     """
-    from stepcast.analyze.compare import compare as side_by_side
-    from stepcast.analyze.compare import is_measured
+    from stepcast.analyze.compare import compare as compare_facts
+    from stepcast.analyze.compare import compare_files, is_measured
+    from stepcast.cli.compare import read_facts
 
-    sides = [side if isinstance(side, Mapping) else _step_facts(side) for side in (predicted, measured)]
-    return side_by_side(*sorted(sides, key=is_measured))
-
-
-def _step_facts(side: "Prediction | AnalysisResult | Path") -> Facts:
-    return analyze(side).facts() if isinstance(side, str | PathLike) else side.facts()
+    sides = [fspath(side) if isinstance(side, PathLike) else side for side in (predicted, measured)]
+    accounts = [
+        read_facts(side) if isinstance(side, str) else side if isinstance(side, Mapping) else side.facts()
+        for side in sides
+    ]
+    files = [side for side in sides if isinstance(side, str)]
+    if len(files) == len(sides):
+        return compare_files(files, accounts)
+    return compare_facts(*sorted(accounts, key=is_measured))
 
 
 def gate(
@@ -390,9 +399,7 @@ def rows(*answers: Any) -> list[FactDict]:
         if hasattr(answer, "row"):
             table.append(answer.row())
         elif hasattr(answer, "best"):
-            for rank, best in enumerate(answer.best, 1):
-                figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes}
-                table.append({"rank": rank, **best.strategy.facts(), **figures})
+            table += answer.facts()["rows"]
         elif hasattr(answer, "goodput") and hasattr(answer, "facts"):
             facts = answer.facts()
             days = {f"days_{name}": value for name, value in facts["days"].items()}

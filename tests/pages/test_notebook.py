@@ -96,6 +96,7 @@ def test_measured_runs_are_shown_and_travel() -> None:
     ]
     facts = [each.facts() for each in shown]
     shown.append(stepcast.compare(facts[0], facts[2]))
+    shown.append(stepcast.gate(EXAMPLES / "gate/night-2.log", baseline=EXAMPLES / "gate/night-1.log"))
     for each in shown:
         assert len(repr(each)) < 150
         assert_safe(page_of(each._repr_html_()))

@@ -3,12 +3,12 @@
 Both are results of ``analyze``, ``replay``, ``simulate``, ``predict``, ``search`` or ``plan`` as plain values.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from stepcast.analyze.result import AnalysisResult
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import Facts, find_doubts
 from stepcast.units import format_seconds
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
@@ -118,6 +118,7 @@ class Comparison(AnalysisResult, frozen=True, kw_only=True):
     """Two accounts of a step; without differences they are of the same run, as far as both say."""
 
     view, title = "compare.compare_view", "comparison"
+    sides: list[dict[str, str]] | msgspec.UnsetType = msgspec.UNSET  # the file of each, and how its step came about
     step_s: float
     measured_step_s: float
     kinds: list[str]  # how each side was obtained
@@ -148,6 +149,20 @@ def kind_of(account: Facts) -> str:
 
 def is_measured(account: Facts) -> bool:
     return kind_of(account) == MEASURED
+
+
+def compare_files(files: Sequence[str], accounts: Sequence[Facts]) -> Comparison:
+    """Compare the accounts of two files, a prediction before a measurement, with their names and warnings."""
+    pairs = sorted(zip(files, accounts, strict=True), key=lambda pair: is_measured(pair[1]))
+    result = compare(*(account for _, account in pairs))
+    sides = []
+    for file, account in pairs:
+        what = ", ".join(filter(None, (kind_of(account), account.get("format"))))
+        name = account.get("model") or account.get("workload")
+        sides.append({"file": file, "what": f"{what}: {name}" if name else what})
+    warnings = [f"{file}: {text}" for file, account in pairs for text in account.get("warnings", ())]
+    result = msgspec.structs.replace(result, sides=sides, warnings=[*result.warnings, *warnings])
+    return msgspec.structs.replace(result, warnings=[*result.warnings, *find_doubts(result.facts())])
 
 
 def compare(predicted: Facts, measured: Facts) -> Comparison:

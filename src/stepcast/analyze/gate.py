@@ -86,7 +86,7 @@ class ForecastCheck(msgspec.Struct, frozen=True):
 class GateResult(AnalysisResult, frozen=True, kw_only=True):
     """The verdict on one run; ``.facts()`` is its JSON."""
 
-    view, title = "gate.gate_view", "gate"
+    view, title = "compare.gate_view", "gate"
     name: str
     status: str
     verdict: str

@@ -1,8 +1,7 @@
 """Shared parts of all analyses: the base of their results, slow ranks, bus bandwidth and medians."""
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,16 +9,15 @@ import numpy as np
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.facts import FactDict
 from stepcast.ir.timeline import Timeline
+from stepcast.views.answer import Answer
 
 SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median of the others is a straggler
 RING_KINDS = ("all-gather", "reduce-scatter", "all-to-all")
 
 
-class AnalysisResult(msgspec.Struct, frozen=True, kw_only=True):
+class AnalysisResult(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The result of an analysis; its fields are the keys of the JSON, and ``result["key"]`` gives plain values."""
 
-    view: ClassVar[str] = ""  # the function below views/ that shows it, "traces.kineto_view"
-    title: ClassVar[str] = "analysis"
     format: str | msgspec.UnsetType = msgspec.UNSET  # of the files that were read
 
     def __getitem__(self, key: str) -> Any:
@@ -29,15 +27,6 @@ class AnalysisResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return the result as plain values with the keys of its JSON."""
         facts: FactDict = msgspec.to_builtins(self)
         return facts
-
-    def _repr_html_(self) -> str | None:
-        """Return the page that a notebook shows; None for a result without one."""
-        if not self.view:
-            return None
-        from stepcast.views.html import render_notebook
-
-        module, _, function = self.view.partition(".")
-        return render_notebook(getattr(import_module(f"stepcast.views.{module}"), function)(self.facts()), self.title)
 
 
 def find_slow(compute_s: Mapping[int, float]) -> list[tuple[int, float, float]]:

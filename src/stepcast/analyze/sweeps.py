@@ -77,6 +77,7 @@ class SweepFinding(msgspec.Struct, frozen=True):
 
 
 class SweepResult(AnalysisResult, frozen=True, kw_only=True):
+    view = "traces.link_sweep_view"
     kind: str
     file: str
     collective: str

@@ -36,7 +36,6 @@ from stepcast.views.text import visible
 from stepcast.views.view import View
 
 Analyze = Callable[..., "AnalysisResult"]
-BuildView = Callable[..., "View"]
 # Formats whose text has details that --verbose adds.
 DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
 
@@ -53,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
         print_json(facts)
     else:
         width = terminal_width()
-        texts = [f"{visible(view.facts['file'])}\n\n{render_text(view, width, verbose)}" for view in views]
+        texts = [
+            f"{visible(run['file'])}\n\n{render_text(view, width, verbose)}"
+            for run, view in zip(facts["runs"], views, strict=True)
+        ]
         print("\n\n".join(texts))
         print_warnings(facts["warnings"])
     return 0
@@ -78,15 +80,19 @@ def analyze_files(
             "simulate' simulates a workload"
         )
     _check(question, entry.name, files[0], trace)
-    analyze, build_view = ANALYSES[entry.name]
-    result = replace(analyze(document, question), format=entry.name)
+    result = analyze_document(entry, document, question)
     if trace:
         write_trace(timeline_of({"measured": measured(record_megatron(document))}), trace)
-    facts = result.facts()
-    result = replace(result, warnings=[*facts["warnings"], *find_doubts(facts)])
-    if entry.name == "kineto" and (recorded := _read_recorded(files, facts)):
+    if entry.name == "kineto" and (recorded := _read_recorded(files, result.facts())):
         result = replace(result, recorded=recorded)
-    return result, [build_view(result.facts(), document if isinstance(document, Timeline) else None)]
+    return result, [result.show(document if isinstance(document, Timeline) else None)]
+
+
+def analyze_document(entry: Format, document: object, question: AnalyzeQuestion) -> AnalysisResult:
+    """Return the result for a *document* of the format *entry*, with warnings of impossible values."""
+    result = replace(ANALYSES[entry.name](document, question), format=entry.name)
+    facts = result.facts()
+    return replace(result, warnings=[*facts["warnings"], *find_doubts(facts)])
 
 
 def _check(question: AnalyzeQuestion, format_name: str, file: str, trace: str | None) -> None:
@@ -98,15 +104,14 @@ def _analyze_each(
     sources: Sequence[Source], entry: Format, question: AnalyzeQuestion
 ) -> tuple[AnalysisResult, list[View]]:
     """Analyze each file alone, for formats in which a run has one file."""
-    analyze, build_view = ANALYSES[entry.name]
     _check(question, entry.name, os.fspath(sources[0].path), None)
-    runs = []
-    for source in sources:
-        facts = analyze(read_as_one([source], question.format)[1], question).facts()
-        facts["warnings"] = [*facts["warnings"], *find_doubts(facts)]
-        runs.append({"file": os.fspath(source.path), **facts})
+    results = {
+        os.fspath(source.path): analyze_document(entry, read_as_one([source], question.format)[1], question)
+        for source in sources
+    }
+    runs = [{"file": file, **result.facts()} for file, result in results.items()]
     warnings = [f"{facts['file']}: {note}" for facts in runs for note in facts["warnings"]]
-    views = [build_view({"format": entry.name, **facts}) for facts in runs]
+    views = [result.show() for result in results.values()]
     return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), views
 
 
@@ -170,24 +175,24 @@ def _by_document(name: str) -> Analyze:
     """Return an analysis by the function *name*, which takes the document alone."""
     analyze = load_lazily(name)
 
-    def analyze_document(document: object, question: AnalyzeQuestion) -> AnalysisResult:
+    def analyze_alone(document: object, question: AnalyzeQuestion) -> AnalysisResult:
         result: AnalysisResult = analyze(document)
         return result
 
-    return analyze_document
+    return analyze_alone
 
 
-# By format: the analysis of a measured run, and the view of its result and of its timeline, if it has one.
-STEP_LOG = _by_document("analyze.logs:analyze_step_log"), load_lazily("views.jobs:step_log_view")
-STREAMS = _by_document("analyze.logs:analyze_streams"), load_lazily("views.jobs:streams_view")
-COLLECTIVE_LOG = _by_document("analyze.logs:analyze_collective_log"), load_lazily("views.jobs:collective_log_view")
-ANALYSES: dict[str, tuple[Analyze, BuildView]] = {
-    "megatron": (_analyze_megatron, load_lazily("views.measured:megatron_view")),
-    "kineto": (_by_document("analyze.kineto.analysis:analyze_kineto"), load_lazily("views.traces:kineto_view")),
-    "optimus": (_analyze_optimus, load_lazily("views.traces:optimus_view")),
-    "nccl-tests": (_analyze_nccl_tests, load_lazily("views.traces:link_sweep_view")),
+# By format: the analysis of a measured run.
+STEP_LOG = _by_document("analyze.logs:analyze_step_log")
+STREAMS = _by_document("analyze.logs:analyze_streams")
+COLLECTIVE_LOG = _by_document("analyze.logs:analyze_collective_log")
+ANALYSES: dict[str, Analyze] = {
+    "megatron": _analyze_megatron,
+    "kineto": _by_document("analyze.kineto.analysis:analyze_kineto"),
+    "optimus": _analyze_optimus,
+    "nccl-tests": _analyze_nccl_tests,
     **dict.fromkeys(("nsys", "rocprof", "otlp"), STREAMS),
-    "stragglers": (_by_document("analyze.stragglers:analyze_stragglers"), load_lazily("views.jobs:stragglers_view")),
+    "stragglers": _by_document("analyze.stragglers:analyze_stragglers"),
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
     **dict.fromkeys(("nemo-log", "deepspeed-log", "trainer-log", "verl-log", "nemo-rl-log"), STEP_LOG),
     **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),

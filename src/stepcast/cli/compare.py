@@ -5,13 +5,13 @@ import os
 
 import msgspec
 
-from stepcast.analyze.compare import account_of, compare, is_measured, kind_of
+from stepcast.analyze.compare import account_of, compare_files
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import PlayedStep, measured, timeline_of
-from stepcast.cli.analyze import ANALYSES, read_measured
+from stepcast.cli.analyze import ANALYSES, analyze_document, read_measured
 from stepcast.cli.output import open_source, show_view, write_trace
 from stepcast.inputs.source import FormatError, prefix_errors
-from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.views.compare import compare_view
@@ -21,25 +21,14 @@ NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement o
 
 
 def run(args: argparse.Namespace) -> int:
-    sides = [(path, read_facts(path)) for path in (args.predicted, args.measured)]
-    sides.sort(key=lambda side: is_measured(side[1]))  # errors are those of the prediction
-    (args.predicted, first), (args.measured, second) = sides
-    found: FactDict = {"sides": [_side(path, side) for path, side in sides], **compare(first, second).facts()}
-    found["warnings"] += [f"{path}: {text}" for path, side in sides for text in side.get("warnings", ())]
+    files = [args.predicted, args.measured]
+    found = compare_files(files, [read_facts(path) for path in files]).facts()
+    args.predicted, args.measured = (side["file"] for side in found["sides"])
     if args.trace:
         write_trace(timeline_of({"first": _play(args.predicted), "second": _play(args.measured)}), args.trace)
-    judged = len(set(found["kinds"])) > 1
-    status = NOT_THE_SAME if judged and not found["same_run"] else 0
-    found["warnings"] = [*found["warnings"], *find_doubts(found)]
     show_view(args, _build_view(args, found))
-    return status
-
-
-def _side(path: str, side: FactDict) -> FactDict:
-    """Return which file a side is, and how its step came about."""
-    name = side.get("model") or side.get("workload") or ""
-    what = ", ".join(filter(None, (kind_of(side), side.get("format"))))
-    return {"file": path, "what": f"{what}: {name}" if name else what}
+    judged = len(set(found["kinds"])) > 1
+    return NOT_THE_SAME if judged and not found["same_run"] else 0
 
 
 def read_facts(path: str) -> FactDict:
@@ -53,7 +42,7 @@ def read_facts(path: str) -> FactDict:
             f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
             "predict, analyze or replay"
         )
-    return {"format": entry.name, **ANALYSES[entry.name][0](document, AnalyzeQuestion()).facts()}
+    return analyze_document(entry, document, AnalyzeQuestion()).facts()
 
 
 def read_printed(path: str) -> FactDict | None:

@@ -362,20 +362,12 @@ def _bar(path: str) -> Progress | None:
 
 
 def show_prediction(
-    prediction: "Prediction",
-    args: argparse.Namespace,
-    asked: FactDict,
-    changes: Callable[[], list[ChangeFacts]] = list,
-    **extra_facts: object,
+    prediction: "Prediction", args: argparse.Namespace, asked: FactDict, changes: Callable[[], list[ChangeFacts]] = list
 ) -> None:
-    """Print the report, and write or draw what was asked for; *extra_facts* are the verb's own.
-
-    *changes* are predictions with one choice changed.
-    """
+    """Print the report, and write or draw what was asked for; *changes* are predictions with one choice changed."""
     from stepcast.views.step import step_view
 
-    found = {**asked, "command": args.command, "version": __version__, **prediction.report.facts()}
-    found |= {name: value for name, value in extra_facts.items() if value is not None}
+    found = {**asked, **prediction.report.facts(), "command": args.command, "version": __version__}
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:

@@ -14,7 +14,7 @@ from stepcast.ir.framework import Execution
 from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
 from stepcast.ir.work import Work
 from stepcast.questions.choices import several_of
-from stepcast.questions.runs import run_facts, save_run, training_facts, write_command
+from stepcast.questions.runs import answer_facts, save_run
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_change, format_seconds
 
@@ -47,27 +47,14 @@ def run(args: argparse.Namespace) -> int:
         from stepcast.questions.emitting import emit_config
 
         emitted = emit_config(args.emit, settled.question, *values, prediction.step_s)
-    remedies = None
-    if not fits:
-        from stepcast.questions.changes import find_remedies
-
-        remedies = find_remedies(settled, prediction.step_s)
 
     def changes() -> list[ChangeFacts]:
         from stepcast.questions.changes import find_neighbours
 
         return find_neighbours(settled, args.command)
 
-    show_prediction(
-        prediction,
-        args,
-        run_facts(settled),
-        changes,
-        training=training_facts(settled.question, settled.strategy, prediction.step_s),
-        remedies=remedies,
-        emitted=emitted and emitted.facts(),
-        config=args.run_file.facts(write_command(settled)) if args.run_file else None,
-    )
+    facts = answer_facts(prediction, settled, args.run_file)
+    show_prediction(prediction, args, {**facts, "emitted": emitted.facts()} if emitted else facts, changes)
     show_emitted(args, emitted)
     return DOES_NOT_FIT if args.require_fit and not fits else 0
 

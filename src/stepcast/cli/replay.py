@@ -16,8 +16,6 @@ from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.measured import ReplayQuestion
 from stepcast.questions.question import check_rules
-from stepcast.views.measured import replay_view
-from stepcast.views.traces import kineto_replay_view
 from stepcast.views.view import View
 
 
@@ -51,7 +49,7 @@ def replay_files(
         write_trace(_build_timeline(replayed), trace)
     result = replayed.result
     result = replace(result, warnings=[*result.warnings, *find_doubts(result.facts())])
-    return result, replay_view(result.facts(), _build_timeline(replayed) if with_timeline else None), notes
+    return result, result.show(_build_timeline(replayed) if with_timeline else None), notes
 
 
 def _replay_kineto(
@@ -60,7 +58,7 @@ def _replay_kineto(
     if other := sorted(question.given - {"what_if"} | ({"trace"} if trace else set())):
         raise ValueError(f"{file}: --{other[0].replace('_', '-')} is for Megatron traces; leave it out")
     result = replay_kineto(timeline, question.changes)
-    return result, kineto_replay_view(result.facts()), ()
+    return result, result.show(), ()
 
 
 def _build_timeline(result: Replay) -> Timeline:

@@ -20,6 +20,5 @@ def run(args: argparse.Namespace) -> int:
         show_view(args, rl_search_view({**found, "config": config, **about}))
         return 0
 
-    facts = {**rl_facts(answer_rl(question), question), "config": config, **about}
-    show_view(args, rl_view(facts))
+    show_view(args, rl_view({**rl_facts(answer_rl(question), question, config), **about}))
     return 0

@@ -11,9 +11,8 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from stepcast.analyze.compare import compare
-from stepcast.cli.analyze import ANALYSES
-from stepcast.cli.plan import plan_facts
-from stepcast.cli.search import describe_candidate, result_view, search_facts
+from stepcast.cli.analyze import ANALYSES, analyze_document
+from stepcast.cli.search import describe_candidate, result_view
 from stepcast.forecast.prediction import roofline
 from stepcast.inputs.configs.reader import read_text
 from stepcast.inputs.huggingface.reader import looks_like as is_model
@@ -21,7 +20,7 @@ from stepcast.inputs.huggingface.reader import read as read_model
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.children import Child
-from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.alternatives import answer_alternatives
@@ -30,11 +29,12 @@ from stepcast.questions.choices import build_question, option_of, read_choices, 
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
+from stepcast.questions.ranking import search_facts
 from stepcast.questions.runs import ask_with_file, run_facts, run_of_config
 from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.searching.result import SearchCounts, SimulatedCandidate
-from stepcast.serve.app import MISTAKES, Answer, Pause, Report
+from stepcast.serve.app import MISTAKES, AppAnswer, Pause, Report
 from stepcast.serve.fields import PREDICT, FormChoices, form_command, join_others, read_form
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.version import __version__
@@ -65,7 +65,7 @@ class Verbs:
         """Load what the first answer needs before anybody asks for it."""
         self.predict(read_form(PREDICT, {field.name: field.initial for field in PREDICT}), None)
 
-    def predict(self, choices: FormChoices, pause: Pause | None) -> Answer:
+    def predict(self, choices: FormChoices, pause: Pause | None) -> AppAnswer:
         run, facts = self._predict(choices)
         return _step_answer(run, facts, pause)
 
@@ -78,7 +78,7 @@ class Verbs:
         command = form_command("predict", choices)
         return run, {**run_facts(run), "command": command, "version": __version__, **report.facts()}
 
-    def compare(self, first: FormChoices, second: FormChoices) -> Answer:
+    def compare(self, first: FormChoices, second: FormChoices) -> AppAnswer:
         sides = [self._predict(choices)[1] for choices in (first, second)]
         names = tuple(f"{subject(side)}, {layout_words(side['run'])}" for side in sides)
         if names[0] == names[1]:
@@ -88,14 +88,14 @@ class Verbs:
         view = compare_view(found, (names[0], names[1]))
         return _answer(view, "compare", commands, found["step_s"])
 
-    def plan(self, choices: FormChoices) -> Answer:
+    def plan(self, choices: FormChoices) -> AppAnswer:
         given = {name: value for name, value in choices if name != "currency" or dict(choices).get("price")}
-        settled = settle_plan(build_question(PlanQuestion, {**given, "allow_oom": True}))
+        plan = settle_plan(build_question(PlanQuestion, {**given, "allow_oom": True})).answer()
         command = form_command("plan", tuple(given.items()))
-        facts = {**plan_facts(settled, settled.answer()), "command": command, "version": __version__}
+        facts = {**plan.to_dict(), "command": command, "version": __version__}
         return _answer(plan_view(facts), "plan", command)
 
-    def alternatives(self, choices: FormChoices) -> Answer:
+    def alternatives(self, choices: FormChoices) -> AppAnswer:
         given = join_others(choices)
         verb, kind = ("plan", PlanQuestion) if "tokens" in given else ("predict", PredictQuestion)
         question = build_question(kind, given)
@@ -105,19 +105,19 @@ class Verbs:
         facts = {**answer_alternatives(question).facts(), "command": command, "version": __version__}
         return _answer(alternatives_view(facts), verb, command)
 
-    def search(self, choices: FormChoices, report: Report) -> Answer:
+    def search(self, choices: FormChoices, report: Report) -> AppAnswer:
         return _run_apart(_search, (choices,), report)
 
-    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> Answer:
+    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> AppAnswer:
         return _run_apart(_analyze, (given, choices), report, UPLOAD_S)
 
 
-def _answer(view: View, verb: str, command: str, step_s: float | None = None) -> Answer:
+def _answer(view: View, verb: str, command: str, step_s: float | None = None) -> AppAnswer:
     page = page_of(view, About(verb, command, __version__))
-    return Answer(page, {"title": page.title, "words": "", "step_s": step_s})
+    return AppAnswer(page, {"title": page.title, "words": "", "step_s": step_s})
 
 
-def _step_answer(run: SettledRun, facts: FactDict, pause: Pause | None) -> Answer:
+def _step_answer(run: SettledRun, facts: FactDict, pause: Pause | None) -> AppAnswer:
     """Return the answer about a step; with *pause* also its timeline and what to change."""
     about = About("predict", facts["command"], __version__)
     if pause is not None:
@@ -131,7 +131,7 @@ def _step_answer(run: SettledRun, facts: FactDict, pause: Pause | None) -> Answe
     figures = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {memory['verdict']}"
     title = f"{format_seconds(facts['step_s'])}: {subject(facts)}"
     words = f"{layout_words(facts['run'])}; {figures}"
-    return Answer(page_of(view, about), {"title": title, "words": words, "step_s": facts["step_s"]})
+    return AppAnswer(page_of(view, about), {"title": title, "words": words, "step_s": facts["step_s"]})
 
 
 def forget_costs() -> None:
@@ -154,7 +154,9 @@ def verbs() -> Verbs:
 Send = Callable[[dict[str, str]], None]
 
 
-def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: Report, most_s: float = inf) -> Answer:
+def _run_apart(
+    task: Callable[..., AppAnswer], given: tuple[object, ...], report: Report, most_s: float = inf
+) -> AppAnswer:
     """Return the answer of *task* from another process, so that other answers do not wait and it can be ended."""
     child, until = Child(_send_answer, task, given), time.monotonic() + most_s
     try:
@@ -165,7 +167,7 @@ def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: R
                     raise ValueError(f"the answer takes longer than {most_s:.0f} s; use the command line")
             kind, value = child.pipe.recv()
             if kind == "answer":
-                return cast("Answer", value)
+                return cast("AppAnswer", value)
             if kind == "mistake":
                 raise ValueError(value)
             report(value)
@@ -175,7 +177,7 @@ def _run_apart(task: Callable[..., Answer], given: tuple[object, ...], report: R
         child.end()
 
 
-def _send_answer(pipe: "Connection", task: Callable[..., Answer], given: tuple[object, ...]) -> None:
+def _send_answer(pipe: "Connection", task: Callable[..., AppAnswer], given: tuple[object, ...]) -> None:
     """Send the progress and the answer of *task* into *pipe*."""
     try:
         pipe.send(("answer", task(*given, lambda progress: pipe.send(("progress", progress)))))
@@ -183,7 +185,7 @@ def _send_answer(pipe: "Connection", task: Callable[..., Answer], given: tuple[o
         pipe.send(("mistake", str(error) or type(error).__name__))
 
 
-def _predict_file(source: Source, choices: FactDict) -> Answer:
+def _predict_file(source: Source, choices: FactDict) -> AppAnswer:
     """Return the prediction of a configuration, or of a model's config.json with the *choices* of the form."""
     if is_model(source.head):
         filed, given = None, {**choices, "model": replace(read_model(source), name=source.path)}
@@ -200,7 +202,7 @@ def _predict_file(source: Source, choices: FactDict) -> Answer:
     return _step_answer(run, facts, lambda: None)
 
 
-def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Send) -> Answer:
+def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Send) -> AppAnswer:
     sources, form = [Source(name, data) for name, data in given], dict(choices)
     cluster = form.pop("ran_on", None)
     try:
@@ -212,17 +214,14 @@ def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Sen
             with suppress(FormatError):
                 return _predict_file(sources[0], form)
         raise
-    question = AnalyzeQuestion(cluster=cluster)
-    found = {"format": entry.name, **ANALYSES[entry.name][0](document, question).facts()}
-    found["warnings"] = [*found["warnings"], *find_doubts(found)]
+    result = analyze_document(entry, document, AnalyzeQuestion(cluster=cluster))
     names = " ".join(name for name, _ in given)
     line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
     timeline = document if isinstance(document, Timeline) else None
-    view = ANALYSES[entry.name][1](found, timeline)
-    return _answer(view, "analyze", line, found.get("step_s"))
+    return _answer(result.show(timeline), "analyze", line, result.facts().get("step_s"))
 
 
-def _search(choices: FormChoices, send: Send) -> Answer:
+def _search(choices: FormChoices, send: Send) -> AppAnswer:
     last = [0.0]
 
     def watch(counts: SearchCounts, best: SimulatedCandidate | None) -> None:
@@ -235,5 +234,6 @@ def _search(choices: FormChoices, send: Send) -> Answer:
     # A single process, so that ending it ends all; live answers have the other cores.
     asked = settle_search(build_question(SearchQuestion, {**dict(choices), "workers": 1}))
     result = asked.answer(watching=lambda: nullcontext(watch))
-    found = search_facts(asked, result)
-    return _answer(result_view(found, result), "search", form_command("search", choices))
+    command = form_command("search", choices)
+    found = {**search_facts(asked, result), "command": command, "version": __version__}
+    return _answer(result_view(found, result), "search", command)

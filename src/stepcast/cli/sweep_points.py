@@ -7,8 +7,6 @@ from functools import cache
 from itertools import groupby, islice
 from pathlib import Path
 
-from stepcast.cli.plan import plan_facts
-from stepcast.cli.search import best_row
 from stepcast.forecast.predict import predict_many, throughput
 from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import load_profile
@@ -20,6 +18,7 @@ from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Question, UnknownChoiceError, build_question, resolve_name
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
+from stepcast.questions.ranking import best_row
 from stepcast.questions.runs import training_facts
 from stepcast.questions.search import SearchQuestion, settle_search
 from stepcast.questions.settle import SettledRun, settle
@@ -188,9 +187,8 @@ def _plan(words: Words) -> FactDict:
     """Return the mean of the simulated runs; a run that does not fit is a row too, as in ``predict``."""
     try:
         question = build_question(PlanQuestion, words)
-        settled = settle_plan(question.change({"allow_oom": question.step_s is None}))
-        plan = settled.answer()
-        found, fits = plan_facts(settled, plan), plan.fits
+        plan = settle_plan(question.change({"allow_oom": question.step_s is None})).answer()
+        found, fits = plan.to_dict(), plan.fits
     except Exception as error:
         return _describe_error(error)
     ideal_s = found["days"]["without_interruption"] * DAY

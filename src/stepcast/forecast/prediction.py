@@ -32,6 +32,7 @@ from stepcast.simulation.schedules import pair_slots
 from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step, find_step_s, run_with_lead
 from stepcast.simulation.step import Conditions, Step, build_step
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.answer import Answer
 
 if TYPE_CHECKING:
     from stepcast.cost.memory import StageMemory
@@ -393,7 +394,7 @@ MOST_DRAWN = 5_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class Prediction(Answer):
     """A simulated training step.
 
     ``step_s`` is its time and ``interval_s`` its 90 % interval; ``tokens_per_s`` and ``mfu`` are its throughput,
@@ -413,6 +414,7 @@ class Prediction:
     finish: Finish | None = None
     band: Band | None = None  # of measured steps of its kind around their predictions; None where no model is known
     asked: Facts = field(default_factory=dict)  # the question, in the words of the JSON contract
+    describe: "Callable[[Prediction], FactDict] | None" = None
 
     def __repr__(self) -> str:
         layout, where = self.workload.layout, self.cluster.name
@@ -423,14 +425,25 @@ class Prediction:
         from stepcast.views.html import render_notebook
         from stepcast.views.step import step_view
 
-        return render_notebook(step_view(self.report.facts(), self.drawn, roofline(self)), "prediction")
+        return render_notebook(step_view(self.facts(), self.drawn, roofline(self)), "prediction")
 
     def __reduce__(self) -> tuple[Callable[..., "Prediction"], tuple[object, ...]]:
         """Pickle the results: functions that led to them are not pickled."""
         known = {"report": self.report, "simulated_s": self.simulated_s}
         if self.fluid:  # they do not follow from the run
             known["times"] = self.times
-        names = ("workload", "cluster", "pricer", "options", "place", "assumptions", "memory", "band")
+        names = (
+            "workload",
+            "cluster",
+            "pricer",
+            "options",
+            "place",
+            "assumptions",
+            "memory",
+            "band",
+            "asked",
+            "describe",
+        )
         fields = {name: getattr(self, name) for name in names}
         return _unpickle, (None if self.source.is_long else (self.step, self.run), fields, known)
 
@@ -481,12 +494,8 @@ class Prediction:
         return replace(self, finish=finish)
 
     def facts(self) -> FactDict:
-        """Return what the command line prints with ``--json``."""
+        """Return the question and the report; ``to_dict()`` adds the whole run, and changes if it does not fit."""
         return {**self.asked, **self.report.facts()}
-
-    def to_dict(self) -> FactDict:
-        """Return the answer as ``stepcast predict --json`` prints it."""
-        return self.facts()
 
     def save_html(self, path: "str | PathLike[str]") -> None:
         """Write the answer as self-contained HTML, which works offline."""
@@ -496,7 +505,7 @@ class Prediction:
         from stepcast.views.html import render_page
         from stepcast.views.step import step_view
 
-        view = step_view({"command": "", "version": __version__, **self.facts()}, self.drawn, roofline(self))
+        view = step_view({"command": "", "version": __version__, **self.to_dict()}, self.drawn, roofline(self))
         write_file(fspath(path), render_page(view, About("predict", "stepcast.predict()", __version__)))
 
     @property

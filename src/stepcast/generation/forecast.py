@@ -19,6 +19,7 @@ from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
+from stepcast.views.answer import Answer
 
 # ---- A batch of requests generated to completion, from event to event -------------------------------------
 # Every running sequence gets one token in each step, so the order of events depends on steps alone: a request joins
@@ -286,9 +287,10 @@ class GenerationTask:
 
 
 @dataclass(frozen=True)
-class GenerationForecast:
+class GenerationForecast(Answer):
     """The forecast of generation on one or more engines; see ``facts`` for its numbers."""
 
+    view, title = "generation.generation_view", "generate"
     model: Model
     cluster: Cluster
     layout: GenerationLayout

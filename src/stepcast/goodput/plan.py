@@ -1,7 +1,7 @@
 """A training run planned: days, GPU-hours, energy and cost of phases of steps under an operation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -13,6 +13,7 @@ from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR, format_percent
+from stepcast.views.answer import Answer
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -109,7 +110,7 @@ def _finite(value: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Answer):
     """A training run from its first step to its last."""
 
     phases: tuple[PlannedPhase, ...]
@@ -120,6 +121,7 @@ class Plan:
     currency: str = DEFAULT_CURRENCY
     electricity: float = 0.0  # price per kWh, if it is paid apart
     carbon: float | None = None  # grams of CO2 equivalents per kWh
+    describe: Callable[["Plan"], FactDict] | None = None
 
     def __repr__(self) -> str:
         days, gpus = self.mean_s / DAY, self.phases[-1].phase.gpus
@@ -137,7 +139,7 @@ class Plan:
             "warnings": [],
             "spares": None,
         }
-        return render_notebook(plan_view({**absent, **self.facts(), **about}), "plan")
+        return render_notebook(plan_view({**absent, **about, **self.to_dict()}), "plan")
 
     @property
     def fits(self) -> bool | None:

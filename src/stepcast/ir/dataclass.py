@@ -37,7 +37,7 @@ else:
             return lambda cls: dataclass(cls, frozen=frozen, slots=slots, eq=eq, kw_only=kw_only)
         # A class whose base is a struct is one itself, but knows only of the options of its base.
         is_struct = issubclass(cls, Struct)
-        bases = cls.__bases__ if is_struct else (Struct,)
+        bases = cls.__bases__ if is_struct else (*(base for base in cls.__bases__ if base is not object), Struct)
         own = {name: value for name, value in cls.__dict__.items() if name not in HIDDEN}
         if is_struct:
             names = [name for name in cls.__struct_fields__ if name in cls.__annotations__]

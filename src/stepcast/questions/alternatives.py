@@ -15,6 +15,7 @@ from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import strategy_facts, training_facts
 from stepcast.questions.search import SearchQuestion, Watching, settle_search
 from stepcast.questions.settle import settle
+from stepcast.views.answer import Answer
 
 if TYPE_CHECKING:
     from stepcast.ir.step import StepReport
@@ -48,9 +49,10 @@ def split_question(question: AnyQuestion) -> list[AnyQuestion]:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternatives:
+class Alternatives(Answer):
     """The answers to one question with several values; ``facts()`` is their JSON."""
 
+    view, title = "search.alternatives_view", "comparison"
     verb: str
     model: str
     rows: tuple[FactDict, ...]

@@ -4,15 +4,16 @@ import datetime
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from stepcast.cost.memory.states import checkpoint_bytes
 from stepcast.goodput.operation import Operation, Pause, Saving, Stragglers, idle_node_watts, load_failures, node_watts
-from stepcast.goodput.plan import Plan, TrainingPhase, expected_s, plan, steps_within
+from stepcast.goodput.plan import Plan, TrainingPhase, expected_s, plan, plan_alternatives, steps_within
 from stepcast.goodput.process import Shortage
 from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, find_doubts
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import (
@@ -27,7 +28,8 @@ from stepcast.questions.choices import (
     refuse_several,
     share,
 )
-from stepcast.questions.question import ABOUT_TRAINING, CHOICES, PredictQuestion, check_rules
+from stepcast.questions.question import CHOICES, PredictQuestion, check_rules
+from stepcast.questions.runs import run_facts
 from stepcast.questions.settle import SettledRun, settle, settle_price
 from stepcast.units import (
     DAY,
@@ -105,8 +107,8 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     @property
     def step(self) -> PredictQuestion:
         """Return the question about one step of the run."""
-        counted = ("samples", "epochs")  # settling the step turns them into tokens
-        values = {name: getattr(self, name) for name in CHOICES if name in counted or name not in ABOUT_TRAINING}
+        of_run = ("tokens", "steps", "price", "currency")  # settling the step turns samples and epochs into tokens
+        values = {name: getattr(self, name) for name in CHOICES if name not in of_run}
         return PredictQuestion(**values, file=self.file, unchecked=self.unchecked)
 
 
@@ -137,7 +139,63 @@ class SettledPlan:
             price, electricity = owned["gpu"] / (owned.get("years", 5.0) * YEAR_HOURS), owned.get("electricity", 0.0)
         carbon = _grams_per_kwh(asked.carbon) if asked.carbon is not None else None
         given = price, asked.pue, asked.runs, asked.seed, asked.currency, electricity, carbon
-        return plan(self.phases, self.operation, *given)
+        return replace(plan(self.phases, self.operation, *given), describe=partial(plan_facts, self))
+
+
+SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
+
+
+def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
+    """Return the answer in the words of the JSON contract."""
+    question, operation, first = settled.question, settled.operation, settled.steps[0]
+    assumptions = list(settled.assumptions)
+    if plan.energy_mwh and not question.host_power and question.pue == 1:
+        assumptions.append("energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)")
+    spares = sorted({*SPARES, question.spares}) if question.spares is not None else ()
+    answer = plan.facts()
+    facts: FactDict = {
+        **(run_facts(first) if first else {}),
+        **answer,
+        "mfu": _mean_mfu(settled),
+        "step_band_days": _band_days(answer["days"]["median"], settled),
+        "failures": operation.failures.name,
+        "spares": question.spares,
+        "checkpoint_bytes": operation.saving.size_bytes,
+        "choices": plan_alternatives(settled.phases, operation, spares=spares),
+        "assumptions": assumptions,
+        "warnings": [
+            *settled.warnings,
+            *(note for step in settled.steps if step for note in step.prediction.report.warnings),
+        ],
+    }
+    checked = {key: facts[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")}
+    facts["warnings"] += find_doubts(checked)
+    if question.until:
+        facts["until"] = question.until.isoformat()
+    return facts
+
+
+def _band_days(median: float, settled: SettledPlan) -> dict[str, float] | None:
+    """Return the median days with every step at the low and at the high end of its interval."""
+    phases, reports = settled.phases, [step.prediction.report for step in settled.steps if step]
+    if len(reports) < len(phases):
+        return None
+    total = sum(phase.steps * report.step_s for phase, report in zip(phases, reports, strict=True))
+    ends = {"low": [report.low_s for report in reports], "high": [report.high_s for report in reports]}
+    return {
+        name: median * sum(phase.steps * step_s for phase, step_s in zip(phases, seconds, strict=True)) / total
+        for name, seconds in ends.items()
+    }
+
+
+def _mean_mfu(settled: SettledPlan) -> float | None:
+    """Return the MFU of the steps, weighted by GPU time; None if one was measured."""
+    reached = [step.prediction.report.throughput if step else None for step in settled.steps]
+    if None in reached:
+        return None
+    weights = [phase.steps * phase.step_s * phase.gpus for phase in settled.phases]
+    weighted = sum(report.mfu * weight for report, weight in zip(reached, weights, strict=True) if report)
+    return weighted / sum(weights) if sum(weights) else None
 
 
 YEAR_HOURS = 365.25 * 24

@@ -128,8 +128,6 @@ TUNING = "fine-tuning"
 PRICES = "cost estimates"
 NETWORK = "network simulation"
 TRAINING = "training run"
-# Choices about a whole run of training, which a saved step leaves open.
-ABOUT_TRAINING = ("tokens", "samples", "epochs", "steps", "price", "currency")
 
 
 def _read_by(option: str, meaning: Callable[[str], object]) -> Callable[[str], object]:
@@ -289,8 +287,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> FactDict:
-        """Return the choices of the step that differ from their defaults, in the order of the help."""
-        values = {name: getattr(self, name) for name in CHOICES if name not in ABOUT_TRAINING}
+        """Return the choices that differ from their defaults, in the order of the help."""
+        values = {name: getattr(self, name) for name in CHOICES}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 

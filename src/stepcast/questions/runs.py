@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import DECISIONS, Profile
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.inputs.model_table import SIZES
@@ -281,6 +282,19 @@ def run_facts(run: SettledRun) -> FactDict:
             "seq": strategy.seq,
         },
     }
+
+
+def answer_facts(prediction: Prediction, run: SettledRun, file: RunFile | None = None) -> FactDict:
+    """Return the JSON of a prediction: the question, the report, the training run, remedies, and keys of a *file*."""
+    from stepcast.questions.changes import find_remedies
+
+    more = {
+        "training": training_facts(run.question, run.strategy, prediction.step_s),
+        "remedies": None if prediction.fits else find_remedies(run, prediction.step_s),
+        "config": file.facts(write_command(run)) if file else None,
+    }
+    known = {name: value for name, value in more.items() if value is not None}
+    return {**run_facts(run), **prediction.report.facts(), **known}
 
 
 def strategy_facts(strategy: Strategy) -> FactDict:

@@ -200,8 +200,8 @@ def answer_rl(question: RlQuestion) -> RlStep:
     return forecast_step(model, cluster, profile, engine, read_task(question), read_placement(question))
 
 
-def rl_facts(step: RlStep, question: RlQuestion) -> FactDict:
-    """Return the answer as its JSON."""
+def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
+    """Return the answer as its JSON; *config* is what became of the keys of a configuration."""
     training, generation, place = step.training, step.generation, step.placement
     run: FactDict | None = None
     if question.steps is not None:
@@ -247,6 +247,7 @@ def rl_facts(step: RlStep, question: RlQuestion) -> FactDict:
             *([] if memory["fits"] else ["the training step does not fit into GPU memory"]),
             *step.profile.warnings,
         ],
+        "config": config,
     }
 
 

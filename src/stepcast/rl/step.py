@@ -7,6 +7,7 @@ on batches up to *staleness* steps apart, and the slower pool decides.
 """
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
@@ -31,6 +32,7 @@ from stepcast.ir.tables import Amount, Count, Positive, convert_table
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 from stepcast.units import MS
+from stepcast.views.answer import Answer
 
 FOLDER = Path(__file__).parents[1] / "data" / "rl_software"
 ROUND = 64  # sequences are padded or packed to multiples of this
@@ -165,9 +167,10 @@ class TrainingForecast:
 
 
 @dataclass(frozen=True)
-class RlStep:
+class RlStep(Answer):
     """The forecast of a step: seconds of each phase, of the pools, and the parts they came from."""
 
+    view, title = "generation.rl_view", "rl"
     model: Model
     cluster: Cluster
     profile: RlProfile
@@ -180,6 +183,7 @@ class RlStep:
     generation: GenerationForecast
     training: TrainingForecast
     assumptions: tuple[str, ...] = ()
+    describe: Callable[["RlStep"], FactDict] | None = None
 
     @property
     def tokens_per_s_per_gpu(self) -> float:

@@ -11,11 +11,13 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import Framework
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.bounds import CandidateBounds
 from stepcast.units import format_seconds
+from stepcast.views.answer import Answer
 
 # Parts of a step by what would make them shorter.
 CAUSES: Mapping[str, tuple[str, ...]] = {
@@ -89,7 +91,7 @@ class MissedCandidate:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Answer):
     """The best candidates first, and all that were simulated."""
 
     best: tuple[SimulatedCandidate, ...]
@@ -100,6 +102,13 @@ class SearchResult:
     roomier: SimulatedCandidate | None = None  # the best that would fit into 16 GiB more
     least_s: float | None = None  # lower bound of what a search that ended early has not seen
     deadline: float = math.inf  # of time.monotonic(), for what follows from this result
+    describe: Callable[["SearchResult"], FactDict] | None = None
+
+    def facts(self) -> FactDict:
+        best = [
+            {**each.strategy.facts(), "step_s": each.step_s, "memory_bytes": each.memory_bytes} for each in self.best
+        ]
+        return {"counts": self.counts.facts(), "rows": best}
 
     @property
     def is_late(self) -> bool:

@@ -40,7 +40,7 @@ MISTAKES = (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning, R
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AppAnswer:
     """A page, and its summary for comparisons."""
 
     page: Page
@@ -53,19 +53,19 @@ class Answer:
 class Answers(Protocol):
     """The verbs behind the app, for the choices of its forms."""
 
-    def predict(self, choices: FormChoices, pause: Pause | None) -> Answer:
+    def predict(self, choices: FormChoices, pause: Pause | None) -> AppAnswer:
         """Return the full answer if *pause* is given, else what is known at once."""
         ...
 
-    def search(self, choices: FormChoices, report: Report) -> Answer: ...
+    def search(self, choices: FormChoices, report: Report) -> AppAnswer: ...
 
-    def plan(self, choices: FormChoices) -> Answer: ...
+    def plan(self, choices: FormChoices) -> AppAnswer: ...
 
-    def alternatives(self, choices: FormChoices) -> Answer: ...
+    def alternatives(self, choices: FormChoices) -> AppAnswer: ...
 
-    def compare(self, first: FormChoices, second: FormChoices) -> Answer: ...
+    def compare(self, first: FormChoices, second: FormChoices) -> AppAnswer: ...
 
-    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> Answer:
+    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> AppAnswer:
         """Return the analysis of measured runs, or the prediction of a configuration or of a model's config.json."""
         ...
 
@@ -164,7 +164,7 @@ class _Routes:
         with self.turns:
             return _encode(self.answers.predict(choices, None))
 
-    def _predict_fully(self, choices: FormChoices) -> Answer:
+    def _predict_fully(self, choices: FormChoices) -> AppAnswer:
         with self.turns:
             return self.answers.predict(choices, self.turns.rest)
 
@@ -176,15 +176,15 @@ class _Routes:
         return Response(_load_asset(name), media_type=ASSETS[name])
 
     async def answer(self, request: Request) -> Response:
-        """Answer live, without a timeline."""
+        """AppAnswer live, without a timeline."""
         return await self._answer(lambda: self.predict(_read_predict(request.query_params)), self.quick)
 
     async def whole(self, request: Request) -> Response:
-        """Answer with the timeline and changes to try."""
+        """AppAnswer with the timeline and changes to try."""
         return await self._answer(lambda: _encode(self._predict_fully(_read_predict(request.query_params))), self.slow)
 
     async def page(self, request: Request) -> Response:
-        """Answer with the file that ``--html`` writes."""
+        """AppAnswer with the file that ``--html`` writes."""
         try:
             choices = _read_predict(request.query_params)
             page = await _run(self.slow, lambda: render(self._predict_fully(choices).page))
@@ -201,7 +201,7 @@ class _Routes:
         return await self._answer(answer, self.quick)
 
     async def run(self, request: Request) -> Response:
-        """Answer about a whole run: planned, or with several clusters and frameworks in one table."""
+        """AppAnswer about a whole run: planned, or with several clusters and frameworks in one table."""
 
         def answer() -> bytes:
             is_plan = request.url.path.endswith("/plan")
@@ -265,7 +265,7 @@ class _Routes:
             return _mistake(error)
 
     async def search(self, request: Request) -> Response:
-        """Answer with events: the progress, then the result; a client that leaves ends the search."""
+        """AppAnswer with events: the progress, then the result; a client that leaves ends the search."""
         try:
             choices = read_form(SEARCH, request.query_params)
         except FieldError as error:
@@ -302,7 +302,7 @@ class _Routes:
             gone = True
 
 
-def _encode(answer: Answer) -> bytes:
+def _encode(answer: AppAnswer) -> bytes:
     return msgspec.json.encode(plain_json(answer.facts()))
 
 
