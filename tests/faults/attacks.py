@@ -61,13 +61,14 @@ def pickles() -> Iterator[tuple[str, bytes]]:
 def databases() -> Iterator[tuple[str, bytes]]:
     """Exports of Nsight Systems whose tables compute, or stand for, far more than they hold."""
     plain = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER"
-    yield (
-        "generated names",
-        _database(f"CREATE TABLE {KERNELS} ({plain}, demangledName TEXT AS (hex(zeroblob(100000 + start))))", 20_000),
-    )
+    # Generated columns are added last, as each row that is inserted would compute them.
+    yield "generated names", _database(
+        f"CREATE TABLE {KERNELS} ({plain})", 20_000,
+        after=f"ALTER TABLE {KERNELS} ADD COLUMN demangledName TEXT AS (hex(zeroblob(100000 + start)))",
+    )  # fmt: skip
     yield "generated starts", _database(
-        f"CREATE TABLE {KERNELS} (begin INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, "
-        "start TEXT AS (printf('%100000d', begin)))", 20_000, "begin"
+        f"CREATE TABLE {KERNELS} (begin INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER)", 20_000, "begin",
+        after=f"ALTER TABLE {KERNELS} ADD COLUMN start TEXT AS (printf('%100000d', begin))",
     )  # fmt: skip
     yield "30,000 devices", _database(f"CREATE TABLE {KERNELS} ({plain})", 30_000, devices=30_000)
     yield "a device beyond 32 bits", _database(f"CREATE TABLE {KERNELS} ({plain})", 3, devices=2**40)
