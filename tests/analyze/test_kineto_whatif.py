@@ -1,14 +1,26 @@
 """Profiler traces replayed under changes, advice, waits, clocks, and what differs between two traces."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stepcast
+from stepcast.analyze.kineto.whatif import RankScript, play_together
 from stepcast.cli.main import main
-from tests.analyze.kineto_traces import LAYERS, MATMUL_US, NORM_US, SLOW_FACTOR, TRANSFER_US, write_ranks
+from tests.analyze.kineto_traces import (
+    LAYERS,
+    MATMUL_US,
+    NORM_US,
+    RANKS,
+    REST_US,
+    SLOW_FACTOR,
+    TRANSFER_US,
+    write_ranks,
+)
 from tests.shared import ROOT
 
 LLAMA = ROOT / "examples" / "kineto-llama-1b.json.gz"
@@ -156,6 +168,37 @@ def test_waits_for_a_slow_rank_are_not_communication_to_hide(tmp_path: Path) -> 
     assert rows[0]["text"].startswith("repair or replace rank 5")
     # Its norms are longer too, but behind the transfer: the others wait for its matmuls alone.
     assert rows[0]["saves_s"] == pytest.approx(LAYERS * (SLOW_FACTOR - 1) * MATMUL_US * 1e-6)
+
+
+def test_ranks_wait_for_one_another_in_a_replay(tmp_path: Path) -> None:
+    """The clocks of the eight ranks differ by milliseconds, and their traces do not tie kernels to launches."""
+    write_ranks(tmp_path)
+    slow_us = SLOW_FACTOR * MATMUL_US
+    known_us = {
+        (): slow_us + TRANSFER_US + REST_US,
+        ("class.matmul=0.5x",): slow_us / 2 + TRANSFER_US + REST_US,
+        # The norm of the slow rank, 2 us after its matmul, is longer than half of a transfer.
+        ("collective.tp=2x",): slow_us + REST_US + SLOW_FACTOR * NORM_US + REST_US,
+        ("class.norm=3x",): slow_us + REST_US + 3 * SLOW_FACTOR * NORM_US + REST_US,
+    }
+    for changes, layer_us in known_us.items():
+        result = replay(tmp_path, *changes)
+        assert result.step_s == pytest.approx(LAYERS * layer_us * 1e-6, rel=0.01), changes
+        assert [row["changed_s"] for row in result.ranks] == pytest.approx([result.step_s] * RANKS, rel=0.02), changes
+    with pytest.raises(ValueError, match="does not tie kernels to the calls"):
+        replay(tmp_path, "host=graphs")
+
+
+def test_collectives_in_different_orders_do_not_block_a_replay() -> None:
+    """Each rank launches the collective first that the other launches second."""
+    rows = np.arange(2)
+    script = RankScript(
+        rank=0, steps=1, start_s=0.0, host_start_s=0.0, measured_s=3.0, duration_s=np.ones(2), stream=rows, call=rows,
+        waits_for=np.full(2, -1), gap_s=np.zeros(2), meeting=rows, names=("a", "b"), can_fuse=rows < 0, groups=("", ""),
+        work_s=np.ones(2), loading_s=np.zeros(2), call_s=np.zeros(2), waits=rows < 0, events=rows, stays_eager=rows < 0,
+        optimizer_s=np.zeros(2), usual_call_s=0.0, gradients=0, mask="", lag_s=0.0, has_launches=True,
+    )  # fmt: skip
+    assert play_together([script, replace(script, rank=1, meeting=rows[::-1])]) == pytest.approx([3.0, 3.0])
 
 
 def write_loading(path: Path, rank: int, loading: list[float]) -> None:

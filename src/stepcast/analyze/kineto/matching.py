@@ -81,6 +81,11 @@ class MatchedCollectives:
         self.last: dict[int, int] = dict(zip(last.tolist(), times.tolist(), strict=True))  # how often a rank came last
         last_of = np.full(len(counts), NONE, np.int64)
         last_of[self.run_of[is_last]] = self.rank[is_last]
+        # By row of the timeline: the matched run of a collective, and its transfer in place of its time.
+        self.meeting_of = np.full(len(timeline), NONE, np.int64)
+        self.meeting_of[rows[self.complete]] = self.run_of[self.complete]
+        self.transfers_s = timeline.duration_s.copy()
+        self.transfers_s[rows] -= self.waited_s
         rank, run_of, waited_s = (column[self.complete] for column in (self.rank, self.run_of, self.waited_s))
         self.wait_s = _sum_by_rank(rank, waited_s)  # in matched collectives, as the three below
         self.transfer_s = _sum_by_rank(rank, self.shortest_s[run_of])
@@ -144,12 +149,17 @@ def _clock_offsets(rank: Int32Array, instance: IntArray, end_s: FloatArray) -> d
     ranks = np.unique(rank)
     if len(ranks) < 2:
         return {}
+    offset_s, fresh = {int(ranks[0]): 0.0}, [int(ranks[0])]
     reference = np.full(int(instance.max()) + 1, np.nan)
-    first = rank == ranks[0]
-    reference[instance[first]] = end_s[first]
-    later_s = end_s - reference[instance]
-    known = ~np.isnan(later_s)
-    return {int(each): float(np.median(later_s[chosen])) for each in ranks if (chosen := known & (rank == each)).any()}
+    while fresh:  # those that share a collective with the ones before
+        for each in fresh:
+            own = rank == each
+            reference[instance[own]] = end_s[own] - offset_s[each]
+        later_s = end_s - reference[instance]
+        known = ~np.isnan(later_s)
+        fresh = [each for each in np.unique(rank[known]).tolist() if each not in offset_s]
+        offset_s |= {each: float(np.median(later_s[known & (rank == each)])) for each in fresh}
+    return offset_s
 
 
 def _find_kinds(timeline: Timeline) -> tuple[CommunicationKinds, IntArray, IntArray]:

@@ -2,7 +2,8 @@
 
 The host issues work in the order of the trace, with its own time between two calls; where it synchronises it waits for
 the GPU. A kernel starts once it was issued, its stream is free, and the kernel of another stream has ended that it
-waited for in the trace. Ranks are replayed one by one: collectives take as long as in the trace, waits included.
+waited for in the trace. Ranks wait for one another in collectives that are matched; others take as long as in the
+trace, waits included.
 
 Constants of the host are shares of the median launch call in the trace, which says how fast its CPU is. They, the gap
 in graphs and the slope of power come from eager and compiled training steps on an H200 (PyTorch 2.11);
@@ -10,7 +11,8 @@ docs/kineto-analysis.md compares the predictions of other steps with measured on
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
+from stepcast.analyze.kineto.matching import MatchedCollectives
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_steps, rank_time
 from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
@@ -28,6 +31,7 @@ from stepcast.ir.work import Collective, Transfer
 from stepcast.units import format_percent, format_seconds
 
 GRAPH_GAP_S = 0.35e-6  # between two kernels of a CUDA graph
+RESOLUTION_S = 1e-9  # of traces: what ends this much later may have ended at the same time
 EVENT_CALLS = 0.45  # what the profiler adds to the host for each event it records
 LAUNCH_CALLS, PARAMETER_CALLS = 2.0, 6.5  # of a compiled step: for each kernel it launches, each gradient it returns
 # Matmuls slow down at the GPU's power limit as their share of the time grows beyond a half.
@@ -66,6 +70,7 @@ class RankScript:
 
     rank: int
     steps: int
+    start_s: float  # of the window, on the clock of the first rank
     host_start_s: float  # before the window where the host runs ahead
     measured_s: float  # of the window
     duration_s: FloatArray
@@ -73,10 +78,12 @@ class RankScript:
     call: IntArray  # the call that launched each row
     waits_for: IntArray  # the row of another stream; NONE
     gap_s: FloatArray  # between what it waited for and its start
+    meeting: IntArray  # the number of a collective that is matched with other ranks; NONE
     names: tuple[str, ...]  # of rows
     can_fuse: BoolArray
     groups: tuple[str, ...]  # of communication; empty for other rows
     work_s: FloatArray  # of the host before each call
+    loading_s: FloatArray  # as far as it waited for the next batch
     call_s: FloatArray
     waits: BoolArray  # calls that wait for the device
     events: IntArray  # that the profiler recorded for each call and before it
@@ -86,17 +93,26 @@ class RankScript:
     gradients: int  # of parameters, in all steps
     mask: str  # that attention gets where it is compiled or captured: a key of kernels.MASKED; empty for none
     lag_s: float  # from a call to the earliest start of its work
+    has_launches: bool  # False if the trace does not tie kernels to the calls that launched them
 
     def without_profiler(self) -> "RankScript":
         """Return the script with the host as fast as it is when nobody records its events."""
         work_s = self.work_s - EVENT_CALLS * self.usual_call_s * self.events
         return replace(self, work_s=np.maximum(work_s, 0.0))
 
-    def play(self, graphs: bool = False) -> float:
-        """Return when the last row ends, counted from the start of the window."""
+    def issued_at_once(self) -> "RankScript":
+        """Return the script with a host that issues everything at once, but waits for batches."""
+        no_s = np.zeros_like(self.call_s)
+        return replace(self, work_s=self.loading_s, call_s=no_s, waits=no_s > 0, lag_s=0.0)
+
+    def play(self) -> Generator[tuple[int, float], float, float]:
+        """Return when the last row ends, counted from the start of the window.
+
+        Yield the meeting of each collective and when this rank has come; what is sent back is when all have come.
+        """
         free_s = [0.0] * (int(self.stream.max(initial=0)) + 1)
         ends_s = [0.0] * len(self.duration_s)
-        columns = (self.duration_s, self.stream, self.call, self.waits_for, self.gap_s)
+        columns = (self.duration_s, self.stream, self.call, self.waits_for, self.gap_s, self.meeting)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         host_s, last_s = self.host_start_s, 0.0
         place = 0
@@ -105,11 +121,14 @@ class RankScript:
         ):
             host_s += work_s
             while place < len(rows) and rows[place][2] <= number:
-                duration_s, stream, _, waits_for, gap_s = rows[place]
-                begin_s = free_s[stream] if graphs else max(free_s[stream], host_s + self.lag_s)
+                duration_s, stream, _, waits_for, gap_s, meeting = rows[place]
+                begin_s = max(free_s[stream], host_s + self.lag_s)
                 if waits_for != NONE:
                     begin_s = max(begin_s, ends_s[waits_for])
-                ends_s[place] = free_s[stream] = begin_s + gap_s + duration_s
+                begin_s += gap_s
+                if meeting != NONE:
+                    begin_s = (yield meeting, self.start_s + begin_s) - self.start_s
+                ends_s[place] = free_s[stream] = begin_s + duration_s
                 last_s = max(last_s, free_s[stream])
                 place += 1
             host_s += call_s
@@ -118,23 +137,54 @@ class RankScript:
         return last_s
 
 
-def script_of(lanes: RankLanes, rank: int, steps: Intervals | None) -> RankScript | None:
-    """Return the script of a rank; None without work of a GPU whose launches are known."""
+def play_together(scripts: Sequence[RankScript]) -> list[float]:
+    """Return when each rank has ended; nobody leaves a matched collective before all have come and it has run."""
+    members = Counter(number for script in scripts for number in script.meeting.tolist())
+    players = [script.play() for script in scripts]
+    ends_s = [0.0] * len(scripts)
+    arrived: dict[int, dict[int, float]] = {}  # by meeting and player
+    turns: list[tuple[int, float | None]] = [(player, None) for player in range(len(players))]
+    while turns or arrived:
+        if turns:
+            player, came_s = turns.pop()
+            try:
+                number, begin_s = players[player].send(came_s)  # type: ignore[arg-type]  # the first turn needs None
+            except StopIteration as end:
+                ends_s[player] = end.value
+                continue
+            arrived.setdefault(number, {})[player] = begin_s
+        else:  # ranks launched two collectives in different orders: the earliest goes on without the others
+            number = min(arrived, key=lambda number: max(arrived[number].values()))
+            members[number] = 0
+        if len(arrived[number]) >= members[number]:
+            came = arrived.pop(number)
+            turns += [(player, max(came.values())) for player in came]
+    return ends_s
+
+
+def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: MatchedCollectives) -> RankScript | None:
+    """Return the script of a rank; None without work of a GPU."""
     timeline, streams = lanes.timeline, lanes.streams(rank)
     time = rank_time(lanes, rank, steps)
     rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows[lane] for lane in streams)])
-    rows = rows[lanes.calls[rows] != NONE]
     if time is None or not len(rows):
         return None
+    launched_by = lanes.calls[rows]
+    has_launches = bool((launched_by != NONE).any())
+    if has_launches:
+        rows, launched_by = rows[launched_by != NONE], launched_by[launched_by != NONE]
+    else:  # as if everything were launched when the first row starts
+        launched_by = np.full(len(rows), rows[timeline.start_s[rows].argmin()])
     start_s = float(steps.start_s[0]) if steps else float(timeline.start_s[rows].min())
     own = timeline.rank_of == rank
     names = np.array([bool(SYNCHRONISES.match(name)) for name in timeline.names])
     waiting = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST) & names[timeline.name_of])
-    calls = np.unique(np.concatenate([lanes.calls[rows], waiting]))
+    calls = np.unique(np.concatenate([launched_by, waiting]))
     calls = calls[np.argsort(timeline.start_s[calls], kind="stable")]
     order_of = np.full(len(timeline), NONE, np.int64)
     order_of[calls] = np.arange(len(calls))
-    rows = rows[np.lexsort((timeline.start_s[rows], order_of[lanes.calls[rows]]))]
+    order = np.lexsort((timeline.start_s[rows], order_of[launched_by]))
+    rows, call = rows[order], order_of[launched_by[order]]
     call_start_s, call_s = timeline.start_s[calls] - start_s, timeline.duration_s[calls]
     waits = names[timeline.name_of[calls]]
     # A launch that is much longer than usual waited for room in the queue.
@@ -153,9 +203,13 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None) -> RankScrip
     before_s = np.concatenate([[min(0.0, float(call_start_s[0]))], (call_start_s + call_s)[:-1]])
     work_s = np.maximum(call_start_s - before_s, 0.0)
     begin_s, end_s = timeline.start_s[rows] - start_s, timeline.end_s[rows] - start_s
-    issued_s = call_start_s[order_of[lanes.calls[rows]]]
+    issued_s = call_start_s[call]
     lags_s = begin_s - issued_s
-    lag_s = float(lags_s[lags_s > 0].min()) if (lags_s > 0).any() else 0.0
+    lag_s = float(lags_s[lags_s > 0].min()) if has_launches and (lags_s > 0).any() else 0.0
+    loading = lanes.loading(rank)
+    loaded_s = np.append(0.0, np.cumsum(loading.durations_s)).repeat(2)[1:-1] if len(loading) else np.zeros(1)
+    edges_s = np.stack([loading.start_s, loading.end_s], axis=1).reshape(-1) - start_s if len(loading) else np.zeros(1)
+    loading_s = np.interp(call_start_s, edges_s, loaded_s) - np.interp(before_s, edges_s, loaded_s)
     stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
     waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
     fusible = np.array([kernels.is_fusible(name) for name in timeline.names], dtype=bool)
@@ -169,17 +223,20 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None) -> RankScrip
     return RankScript(
         rank=rank,
         steps=max(time[0].steps, 1),
+        start_s=start_s - matching.clock_offset_s[rank] if rank in matching.clock_offset_s else 0.0,
         host_start_s=float(before_s[0]),
         measured_s=time[0].window_s,
-        duration_s=timeline.duration_s[rows],
+        duration_s=matching.transfers_s[rows],
+        meeting=matching.meeting_of[rows],
         stream=stream.astype(np.int64),
-        call=order_of[lanes.calls[rows]],
+        call=call,
         waits_for=waits_for,
         gap_s=gap_s,
         names=tuple(timeline.names[name] for name in timeline.name_of[rows].tolist()),
-        can_fuse=fusible[timeline.name_of[rows]] & ~stays_eager[order_of[lanes.calls[rows]]],
+        can_fuse=fusible[timeline.name_of[rows]] & ~stays_eager[call],
         groups=groups,
         work_s=work_s,
+        loading_s=np.minimum(loading_s, work_s),
         call_s=own_call_s,
         waits=waits,
         events=np.diff(events, prepend=0),
@@ -189,6 +246,7 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None) -> RankScrip
         mask=kernels.find_mask_check(timeline.names, timeline.name_of[host]),
         gradients=sum(timeline.names[name] == GRADIENT for name in timeline.name_of[host].tolist()),
         lag_s=lag_s,
+        has_launches=has_launches,
     )
 
 
@@ -208,11 +266,11 @@ def _dependencies(
     gap_s = np.maximum(begin_s - np.maximum(free_s, ready_s), 0.0)
     by_end = np.argsort(end_s, kind="stable")
     for row in np.flatnonzero(gap_s > QUEUE_GAP_S).tolist():
-        place = int(np.searchsorted(end_s[by_end], begin_s[row], side="right")) - 1
+        place = int(np.searchsorted(end_s[by_end], begin_s[row] + RESOLUTION_S, side="right")) - 1
         for index in by_end[max(0, place - 7) : place + 1][::-1].tolist():
             if stream[index] != stream[row] and index < row and end_s[index] > max(free_s[row], ready_s[row]):
                 waits_for[row] = index
-                gap_s[row] = begin_s[row] - end_s[index]
+                gap_s[row] = max(begin_s[row] - end_s[index], 0.0)
                 break
     return waits_for, gap_s
 
@@ -257,6 +315,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
     eager, begins = script.stays_eager, script.optimizer_s > 0
     work_s = np.where(eager, script.work_s, own_s) + more_s
     work_s = np.where(begins, np.minimum(script.work_s, script.optimizer_s), np.where(launches, work_s, 0.0))
+    work_s = np.maximum(work_s, script.loading_s)
     call_s = np.where(eager, script.call_s, 0.0)
     return replace(script, duration_s=duration_s, gap_s=gap_s, work_s=work_s, call_s=call_s)
 
@@ -264,35 +323,49 @@ def _compile(script: RankScript, share: float) -> RankScript:
 def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     """Return the traced ranks as replayed, and under *changes*."""
     timeline, steps = marked_steps(timeline)
-    lanes = RankLanes(timeline)
-    scripts = [script for rank in timeline.ranks if (script := script_of(lanes, rank, steps.get(rank)))]
+    lanes, matching = RankLanes(timeline), MatchedCollectives(timeline)
+    scripts = [script for rank in timeline.ranks if (script := script_of(lanes, rank, steps.get(rank), matching))]
     if not scripts:
-        raise ValueError(f"{timeline.source}: replay needs kernels and the calls that launched them")
+        raise ValueError(f"{timeline.source}: holds no work of a GPU to replay")
     pairs = [split_change(text, KNOWN) for text in changes]
-    ranks, assumptions = [], dict.fromkeys(_assumption(key, value) for key, value in pairs)
-    for script in scripts:
-        changed_s = _apply(script, pairs)
-        per_step = {"measured_s": script.measured_s, "replayed_s": script.play(), "changed_s": changed_s}
-        per_step["unprofiled_s"] = script.without_profiler().play()
-        per_step["low_s"] = _apply(script, pairs, 0.5, True) if "compile" in dict(pairs) else changed_s
-        if _takes_mask(pairs):
-            assumptions[_mask_words(script)] = None
-        ranks.append({"rank": script.rank, **{name: value / script.steps for name, value in per_step.items()}})
+    assumptions = dict.fromkeys(_assumption(key, value) for key, value in pairs)
+    if _takes_mask(pairs):
+        assumptions |= dict.fromkeys(map(_mask_words, scripts))
+    keys = {key for key, _ in pairs}
+    if keys & {"compile", "host"} and not all(script.has_launches for script in scripts):
+        raise WhatIfError(
+            f"{timeline.source}: the trace does not tie kernels to the calls that launched them (correlation), so the "
+            "time of the host is not known; replay takes kernel:NAME=, class.NAME= and collective= of such traces"
+        )
+    changed = [_apply(script, pairs) for script in scripts]
+    at_once = [script.issued_at_once() for script in changed]
+    low = [_apply(script, pairs, 0.5).issued_at_once() for script in scripts] if "compile" in keys else changed
+    plays = {
+        "replayed_s": play_together(scripts),
+        "changed_s": play_together(changed),
+        "unprofiled_s": play_together([script.without_profiler() for script in scripts]),
+        "low_s": play_together(low),
+    }
+    ranks = [
+        {"rank": script.rank, "measured_s": script.measured_s / script.steps}
+        | {name: ends_s[index] / script.steps for name, ends_s in plays.items()}
+        for index, script in enumerate(scripts)
+    ]
     slowest = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
     measured_s, replayed_s, changed_s = (slowest[name] for name in ("measured_s", "replayed_s", "changed_s"))
     # A host without a profiler is compared with one.
-    before_s = slowest["unprofiled_s"] if {"compile", "host"} & dict(pairs).keys() else replayed_s
+    before_s = slowest["unprofiled_s"] if {"compile", "host"} & keys else replayed_s
     warnings = [*timeline.warnings]
     if abs(replayed_s / measured_s - 1) > 0.05:
         warnings.append(f"the replay without changes takes {format_seconds(replayed_s)}: more than 5 % off")
-    bound = max(script.play() - script.play(graphs=True) for script in scripts) / max(replayed_s, 1e-12)
-    if changes and bound > LAUNCH_BOUND:
+    free_s = play_together([script.issued_at_once() for script in scripts])
+    bound_s = max((end_s - least_s) for end_s, least_s in zip(plays["replayed_s"], free_s, strict=True))
+    if changes and bound_s > LAUNCH_BOUND * max(plays["replayed_s"]):
         warnings.append(
             "launch-bound: without the profiler, which slows the host down, the step takes about "
             f"{format_seconds(slowest['unprofiled_s'])}"
         )
-    compiled = scripts if "compile" in dict(pairs) else ()
-    if any(_apply(script, pairs) > 1.1 * _apply(script, pairs, graphs=True) for script in compiled):
+    if "compile" in keys and max(plays["changed_s"]) > 1.1 * max(play_together(at_once)):
         warnings.append("launch-bound when compiled: such steps were predicted within -46 to +34 % of measured ones")
     return KinetoReplay(
         kind="kineto replay",
@@ -312,25 +385,24 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     )
 
 
-def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 1.0, graphs: bool = False) -> float:
-    """Return the seconds of the window under changes; a fused kernel takes *share* of the longest of its run."""
+def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 1.0) -> RankScript:
+    """Return *script* under changes; a fused kernel takes *share* of the longest of its run."""
     if _takes_mask(pairs):
         factors = {name: kernels.mask_factor(name, script.mask) for name in set(script.names)}
         script = replace(script, duration_s=script.duration_s * np.array([factors[name] for name in script.names]))
     for key, value in pairs:
         if key == "compile":
             script = _compile(script, share)
-        elif key == "host" and value == "graphs":
-            graphs = True
-            script = replace(script, gap_s=np.minimum(script.gap_s, GRAPH_GAP_S))
         elif key == "host" and value == "unprofiled":
             script = script.without_profiler()
-        elif key == "host":
+        elif key == "host" and value != "graphs":
             factor = parse_factor(key, value)
             script = replace(script, work_s=script.work_s * factor, call_s=script.call_s * factor)
-        else:
+        elif key != "host":
             script = replace(script, duration_s=script.duration_s * _row_factors(script, key, value))
-    return script.play(graphs)
+    if ("host", "graphs") in pairs:
+        script = replace(script.issued_at_once(), gap_s=np.minimum(script.gap_s, GRAPH_GAP_S))
+    return script
 
 
 def _takes_mask(pairs: Sequence[tuple[str, str]]) -> bool:
@@ -380,9 +452,12 @@ def _assumption(key: str, value: str) -> str:
             "without the profiler; the optimizer stays eager; the least is half of fused kernels, without a host"
         )
     if key == "host":
-        return "graphs: the host issues everything at once, synchronisation vanishes" if value == "graphs" else ""
+        return "graphs: the host issues everything at once and waits for batches alone" if value == "graphs" else ""
     if key == "collective" or key.startswith("collective."):
-        return "collectives: all of their time follows the bandwidth, latency and waiting for other ranks included"
+        return (
+            "collectives: all of their time follows the bandwidth, latency included, and so do waits in collectives "
+            "that are not matched with other ranks"
+        )
     if not key.startswith(("kernel:", "class.")):
         raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
     return ""
