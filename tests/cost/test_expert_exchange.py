@@ -112,6 +112,22 @@ def test_an_all_gather_brings_all_tokens_to_all_ranks() -> None:
     assert all(step.breakdown_s["ep"] > 0 for step in steps)
 
 
+@pytest.mark.parametrize(("tp", "ratio"), [(1, 1.0), (4, 1 / 8)])
+def test_tokens_that_are_gathered_for_split_experts_are_sent_once(tp: int, ratio: float) -> None:
+    """Of 8 experts for each token an all-to-all sends a copy each; with one rank nothing is gathered or saved."""
+    model, cluster = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")
+    strategy = Strategy(Layout(tp=tp, dp=2), 1, 16, 4096, sequence_parallel=tp > 1)
+    sizes, memories = [], []
+    for dispatcher in (Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER):
+        forecast = predict(model, cluster, strategy, Framework(dispatcher=dispatcher))
+        layers = [layer for block in forecast.workload.stages[0].body for layer in block.layers]
+        works = [op.work for layer in layers for op in layer.all_ops if "expert-tp" in op.name]
+        sizes.append(sum(work.size_bytes for work in works if isinstance(work, Collective)))
+        memories.append(forecast.report.memory_bytes["activations"])
+    assert sizes[1] == ratio * sizes[0]
+    assert (memories[1] == memories[0]) == (tp == 1)
+
+
 def test_an_overlapped_exchange_costs_computation() -> None:
     """With the same exchange hidden, computing takes longer, but the step is shorter."""
     model, cluster = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")

@@ -234,6 +234,12 @@ def test_weights_that_a_gpu_cannot_multiply_are_stated(cluster: str, weights: st
     assert any("matrix units" in text and note in text for text in answer.assumptions) == bool(note)
 
 
+@pytest.mark.parametrize(("cluster", "is_stated"), [("dgx-a100", True), ("dgx-h100", False)])
+def test_a_cache_that_a_gpu_cannot_multiply_is_stated(cluster: str, is_stated: bool) -> None:
+    answer = stepcast.predict_generation(model="llama-3.1-8b", cluster=cluster, kv_cache="fp8")
+    assert any("fp8 KV cache, products in bf16" in text for text in answer.assumptions) == is_stated
+
+
 def test_a_gpu_may_be_named_as_in_predict(capsys: pytest.CaptureFixture[str]) -> None:
     by_gpu, by_cluster = (run_json(capsys, *LLAMA[:2], name, "h200") for name in ("--gpu", "--cluster"))
     assert by_gpu["tpot_s"] == by_cluster["tpot_s"]

@@ -825,3 +825,24 @@ def test_query_groups_of_a_script_count_with_their_switch(tmp_path: Path, flags:
     config = read_config(str(path))
     assert config.sizes["kv_heads"] == kv_heads
     assert any("--num-query-groups has no effect" in text for text in config.assumed) == flags.startswith("--num")
+
+
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[optimizer]\nimplementation = "fused"', "seq=2048 micro-batch=8 precision=bf16 optimizer=adamw"),
+        ('[optimizer]\nimplementation = "foreach"', "~optimizer.implementation"),
+        ("[optimizer]\nfused = false", "~optimizer.fused"),
+        ('[training]\ndtype = "bfloat16"', "master-weights=False gradients=bf16 optimizer=adamw:bf16"),
+        ('[training]\nmixed_precision_param = "float32"', "precision=fp32"),
+        ('[activation_checkpoint]\nmode = "memory_budget"', "~activation_checkpoint.mode"),
+    ],
+)
+def test_formats_and_optimizers_of_torchtitan_act_or_are_reported(tmp_path: Path, text: str, expected: str) -> None:
+    found = read_text(tmp_path, f"{TITAN}[parallelism]\ntensor_parallel_degree = 1\n{text}\n", "a.toml")
+    reported = {f"~{key}" for key in found.not_modelled}
+    assert set(expected.split()) <= {*(f"{key}={value}" for key, value in found.options.items()), *reported}
+    assert bool(reported) == expected.startswith("~")

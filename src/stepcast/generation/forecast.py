@@ -383,9 +383,10 @@ def forecast_generation(
     steps = step_times(model, cluster, layout, formats, engine, speculation)
     memory = generation_memory(model, layout, formats, cluster.gpu, engine, memory_share)
     limit = batch_limit(steps, memory, task.prompt.mean, task.response.mean)
-    assumptions, weights = [NOT_MODELLED, *model.unread], formats.dense
-    if weights not in cluster.gpu.matrix_flops:
-        assumptions.append(f"{cluster.gpu.name} has no {weights} matrix units: {weights} weights, products in bf16")
+    assumptions, gpu = [NOT_MODELLED, *model.unread], cluster.gpu
+    for stored, part in ((formats.dense, "weights"), (formats.cache, "KV cache")):
+        if stored not in gpu.matrix_flops:
+            assumptions.append(f"{gpu.name} has no {stored} matrix units: {stored} {part}, products in bf16")
     if speculation.tokens:
         assumptions.append(f"drafted tokens are accepted with a chance of {speculation.acceptance:g}")
         if not model.next_token_layers:

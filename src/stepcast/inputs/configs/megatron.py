@@ -105,7 +105,8 @@ def _own_defaults(keys: Keys, options: Options) -> Options:
         keys.assume("neither --bf16 nor --fp16 is set: taken for bf16 (--precision fp32 is what Megatron-LM does)")
     if options.get("precision") == "fp16" and "gradients" not in options:
         defaults["gradients"] = "fp16"
-    if "num-experts" in keys and _is_parallel(options, "ep") and "dispatcher" not in options:
+    splits = _is_parallel(options, "ep") or _is_parallel(options, "expert-tp" if "expert-tp" in options else "tp")
+    if "num-experts" in keys and splits and "dispatcher" not in options:
         defaults["dispatcher"] = "allgather"
         keys.assume("no --moe-token-dispatcher-type: Megatron-LM's default is allgather")
     if "global-batch" not in options:

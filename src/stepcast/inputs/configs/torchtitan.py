@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from stepcast.inputs.configs.keys import Keys, RunConfig, flat, given_options
+from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options
 from stepcast.inputs.source import read_words
 
 # Model and flavour -> name; most families carry their size in the flavour.
@@ -16,6 +16,9 @@ FAMILIES = {"llama3": "llama-3.1-", "qwen3": "qwen3-", "llama2": "llama-2-", "qw
 SCHEDULES = {name.lower(): ours for name, ours in read_words("configs")["torchtitan_schedules"].items()}
 OPTIMIZERS = ("adam", "adamw")
 CONTEXTS = {"alltoall": "p2p", "allgather": "allgather"}
+LOCAL_BATCH, SEQ_LEN = 8, 2048  # torchtitan's defaults
+# Options of weights in bf16: so are their gradients and moments.
+BF16_STATES: Mapping[str, OptionValue] = {"master_weights": False, "gradients": "bf16", "optimizer": "adamw:bf16"}
 STAGES_OF_A_RANK = 2  # of schedules with several; torchtitan/distributed/pipeline_parallel.py, pipeline_llm
 RESHARDS = {"always": True, "never": False}
 TABLES = ("parallelism", "activation_checkpoint", "training", "experimental")
@@ -39,9 +42,11 @@ def read(table: Mapping[str, object]) -> RunConfig:
     micro = keys.number("parallelism.pipeline_parallel_microbatch_size") or 1
     if pp == 1:
         keys.report_without_effect("parallelism.pipeline_parallel_microbatch_size")
-    if batch is None and global_batch < 1:
-        keys.assume("no local_batch_size: taken for 8, torchtitan's default")
-    batch = batch or 8
+    seq = keys.number("training.seq_len")
+    for name, value, default in (("local_batch_size", batch, LOCAL_BATCH), ("seq_len", seq, SEQ_LEN)):
+        if value is None:
+            keys.assume(f"no {name}: taken for {default:,}, torchtitan's default")
+    batch = batch or LOCAL_BATCH
     sharding = "none" if shard == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
     overlaps_tp = keys.flag(*_places("enable_async_tensor_parallel", "parallelism", "experimental")) and tp > 1
     schedule = _schedule(keys, pp)
@@ -54,7 +59,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         cp=cp,
         ep=keys.number(*_places("expert_parallel_degree")),
         expert_tp=keys.number(*_places("expert_tensor_parallel_degree")),
-        seq=keys.number("training.seq_len"),
+        seq=seq or SEQ_LEN,
         micro_batch=micro if pp > 1 else batch,
         global_batch=global_batch if global_batch > 0 else None,
         accumulation=None if global_batch > 0 else batch // micro if pp > 1 else 1,
@@ -69,7 +74,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         overlap="gradients,parameters,tensor,transfers" if overlaps_tp else None,
         context=CONTEXTS.get(_word_of(keys, "context_parallel_rotate_method", cp)),
         offload="optimizer" if keys.flag("training.enable_cpu_offload") else None,
-        optimizer="adamw" if optimizer in OPTIMIZERS else None,
+        **(BF16_STATES if keys.word("training.dtype") == "bfloat16" else {"optimizer": "adamw"}),
         clipping=False if keys.share("training.max_norm") == 0 else None,
     )
     _report_loss(keys, tp)
@@ -118,6 +123,8 @@ def _recompute(keys: Keys) -> str | None:
     elif option.isdigit():
         why = f"predicted as every second matmul recomputed, not as every {option}. layer"
         keys.report(why, "activation_checkpoint.selective_ac_option")
+    if kind not in ("", "none", "selective", "full"):
+        keys.report("predicted as selective", "activation_checkpoint.mode")
     return kind if kind in ("none", "selective", "full") else None
 
 
@@ -126,7 +133,7 @@ def _precision(keys: Keys) -> str:
     converters = keys.raw("model.converters")
     words = " ".join(map(str, converters)) if isinstance(converters, list) else str(converters or "")
     has_switch = keys.flag("float8.enable_float8_linear") or keys.flag("training.enable_fp8_linear")
-    keys.raw("training.mixed_precision_param", "training.dtype")
+    is_wide = keys.word("training.mixed_precision_param") == "float32"
     is_fp8 = "float8" in words or bool(has_switch)
     gathers = [name for name in keys.values if name.endswith("float8_all_gather")]
     if is_fp8 and any(keys.flag(name) for name in gathers):
@@ -135,7 +142,7 @@ def _precision(keys: Keys) -> str:
         keys.report_without_effect(*gathers, "float8.enable_float8_linear")
     if "mx" in words:
         return "mxfp8"
-    return "fp8" if is_fp8 else "bf16"
+    return "fp8" if is_fp8 else "fp32" if is_wide else "bf16"
 
 
 def _schedule(keys: Keys, pp: int) -> str | None:

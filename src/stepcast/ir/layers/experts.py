@@ -104,7 +104,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     tensors = [SavedTensor("tokens by expert", rows * ways * width * sizes.matmul_bytes, freed)]
     if not sizes.fused_by_hand:
         tensors.append(SavedTensor("results before and after their weights", rows * width * element * 2, freed))
-    if sizes.framework.dispatcher is Dispatcher.ALL_GATHER:
+    if sizes.framework.dispatcher is Dispatcher.ALL_GATHER and sizes.strategy.layout.ep * ways > 1:
         # Tokens as they were gathered, and results before they are scattered: 16 of the 17 MiB a layer that tests of
         # Megatron-LM with this dispatcher take beyond those with another.
         gathered = sizes.outer_share * sizes.strategy.layout.ep * ways * width * element * 2
@@ -216,10 +216,12 @@ def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
 
 
 def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
-    ways = sizes.strategy.layout.expert_tp_size
+    ways, size = sizes.strategy.layout.expert_tp_size, _dispatch_bytes(sizes)
     if ways == 1:
         return ()
-    return (collective(f"{name} {kind}", kind, _dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
+    if sizes.framework.dispatcher is Dispatcher.ALL_GATHER:  # tokens before each expert takes its own
+        size = sizes.outer_tokens * sizes.strategy.layout.ep * _width(sizes.model) * sizes.element
+    return (collective(f"{name} {kind}", kind, size * ways, Group.EXPERT_TP),)
 
 
 def _copy_rows(sizes: Sizes, name: str, passes: float = 1.0) -> Op:
