@@ -12,6 +12,7 @@ import pytest
 from stepcast.cost.collectives.route import route_of
 from stepcast.cost.exchange import Phase, TokenCopies
 from stepcast.cost.exchange import exchange_s as exchange_s_of
+from stepcast.cost.memory import memory
 from stepcast.cost.pricing import Pricer, forwarding_route
 from stepcast.forecast.predict import predict
 from stepcast.generate.workload import generate
@@ -123,7 +124,7 @@ def test_tokens_that_are_gathered_for_split_experts_are_sent_once(tp: int, ratio
         layers = [layer for block in forecast.workload.stages[0].body for layer in block.layers]
         works = [op.work for layer in layers for op in layer.all_ops if "expert-tp" in op.name]
         sizes.append(sum(work.size_bytes for work in works if isinstance(work, Collective)))
-        memories.append(forecast.report.memory_bytes["activations"])
+        memories.append(memory(model, strategy, cluster.gpu, Framework(dispatcher=dispatcher))[0].activations)
     assert sizes[1] == ratio * sizes[0]
     assert (memories[1] == memories[0]) == (tp == 1)
 
