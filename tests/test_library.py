@@ -16,6 +16,7 @@ from tests.cli.test_main import EXAMPLES, run_json
 
 pytestmark = pytest.mark.slow
 
+NUMBER: Any = 5
 NAMED: dict[str, Any] = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
 
 
@@ -102,6 +103,23 @@ def test_compare_answers_as_the_command_does(capsys: pytest.CaptureFixture[str],
 def test_words_are_checked_at_once(choices: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         stepcast.predict(**{**NAMED, "gpus": 64, **choices})
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "problem"),
+    [
+        (lambda: stepcast.predict("llama-3.1-8b", NUMBER, gpus=8), TypeError, "cluster must be a name, .* not int"),
+        (lambda: stepcast.predict("llama-3.1-8b"), ValueError, "use cluster=NAME or gpu=NAME"),
+        (lambda: stepcast.predict(**NAMED, gpus=8, set="x"), ValueError, "^set: 'x' is not of the form key=value"),
+        (lambda: stepcast.plan(**NAMED, gpus=8, tokens="1T"), ValueError, "or: tp=2 global_batch=64: .*; allow_oom"),
+        (lambda: stepcast.alternatives("predict", **NAMED, gpus=8), ValueError, "give a list of clusters"),
+        (lambda: stepcast.compare(NUMBER, NUMBER), TypeError, "takes answers, their facts or files, not int"),
+        (stepcast.analyze, TypeError, "no file given"),
+    ],
+)
+def test_mistakes_are_stated_in_words_of_python(ask: Any, kind: type[Exception], problem: str) -> None:
+    with pytest.raises(kind, match=problem):
+        ask()
 
 
 def test_nouns_and_names_mix() -> None:

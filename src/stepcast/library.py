@@ -25,7 +25,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import UnknownChoiceError, build_question, read_choices
+from stepcast.questions.choices import UnknownChoiceError, build_question, read_choices, several_of
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import answer_facts, ask_with_file, read_run_file, run_facts
 from stepcast.questions.settle import load_calibration, settle
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from stepcast.searching.result import SearchResult, SearchWatch
 
 Path = str | PathLike[str]
-# An option in a message, and the blank before a number that it is given.
-OPTION = re.compile(r"(?<!\w)--([a-z][a-z0-9-]*)( (?=[0-9]))?")
+# An option in a message, and the blank before a number or a word such as NAME that it is given.
+OPTION = re.compile(r"(?<!\w)--([a-z][a-z0-9-]*)( (?=[0-9]|[A-Z]+\b))?")
 
 
 def predict(
@@ -252,7 +252,10 @@ def alternatives(verb: str, **choices: object) -> "Alternatives":
     if verb not in VERBS:
         raise ValueError(f"{verb!r} has no alternatives; use {', '.join(VERBS)}")
     with _in_python_words(verb):
-        return answer_alternatives(build_question(VERBS[verb], choices))
+        question = build_question(VERBS[verb], choices)
+        if not several_of(question):
+            raise ValueError("no alternatives: give a list of clusters, GPUs, frameworks or numbers of GPUs")
+        return answer_alternatives(question)
 
 
 def predict_generation(
@@ -332,14 +335,18 @@ def compare(
     from stepcast.cli.compare import read_facts
 
     sides = [fspath(side) if isinstance(side, PathLike) else side for side in (predicted, measured)]
-    accounts = [
-        read_facts(side) if isinstance(side, str) else side if isinstance(side, Mapping) else side.facts()
-        for side in sides
-    ]
+    accounts = [read_facts(side) if isinstance(side, str) else _facts_of(side) for side in sides]
     files = [side for side in sides if isinstance(side, str)]
     if len(files) == len(sides):
         return compare_files(files, accounts)
     return compare_facts(*sorted(accounts, key=is_measured))
+
+
+def _facts_of(side: object) -> Facts:
+    facts = side if isinstance(side, Mapping) else getattr(side, "facts", dict)()
+    if not facts:
+        raise TypeError(f"compare() takes answers, their facts or files, not {type(side).__name__}")
+    return facts
 
 
 def gate(
@@ -422,6 +429,8 @@ def _load_calibration(given: "Calibration | Path | None") -> Calibration | None:
 
 
 def _paths(files: Sequence[Path]) -> list[str]:
+    if not files:
+        raise TypeError("no file given; name the files or the folder of a measured run")
     return [fspath(file) for file in files]
 
 
@@ -438,7 +447,6 @@ def _in_python_words(function: str) -> Iterator[None]:
         message = f"{function}() got an unexpected keyword argument {error.name!r}{error.hint}"
         raise TypeError(message) from None
     except ValueError as error:
-        if type(error) is not ValueError or "--" not in str(error):
-            raise
-        message = OPTION.sub(lambda match: match[1].replace("-", "_") + ("=" if match[2] else ""), str(error))
-        raise ValueError(message) from None
+        if error.args == (str(error),):
+            error.args = (OPTION.sub(lambda match: match[1].replace("-", "_") + ("=" if match[2] else ""), str(error)),)
+        raise error.with_traceback(None) from None

@@ -5,13 +5,14 @@ Verbs have a summary, a paragraph, two examples and a page in the docs each (``d
 
 import argparse
 import gc
+import re
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from stepcast.cli import streams
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
@@ -82,6 +83,10 @@ DESCRIPTION = "Forecast a distributed LLM training step before you rent the clus
 class Parser(argparse.ArgumentParser):
     """A parser that reports mistakes in one line, like every other error."""
 
+    def __init__(self, **about: Any) -> None:
+        super().__init__(**about)
+        self._negative_number_matcher = re.compile("-[0-9]")  # -1T is a value of its option, and a wrong one
+
     def error(self, message: str) -> NoReturn:
         shown = one_line(message)
         end = "" if shown.endswith("?") else ";"
@@ -104,7 +109,8 @@ class Parser(argparse.ArgumentParser):
             words, known = rename_options(words, known, kind), known_words(known, kind)
         result, rest = super().parse_known_args(words, namespace)
         if rest:
-            self.error(f"unrecognised option {rest[0]!r}{_suggest(rest[0], known)}")
+            kind = "option" if rest[0].startswith("-") else "word"
+            self.error(f"unrecognised {kind} {rest[0]!r}{_suggest(rest[0], known)}")
         if not hasattr(result, "given"):
             unusual = (name for name, value in vars(result).items() if value != self.get_default(name))
             result.given = frozenset(unusual)

@@ -37,11 +37,7 @@ MOST_TIMES = 1e6  # a slower part than that has stopped
 def run(args: argparse.Namespace) -> int:
     workload = read_document(args.files, args)
     if not isinstance(workload, Workload):
-        kind = type(workload).__name__
-        raise ValueError(
-            f"{args.files[0]}: is a {kind}, not a workload; simulate needs a workload file ('stepcast show' describes "
-            "this one)"
-        )
+        raise ValueError(f"{args.files[0]}: is not a workload, which simulate needs; 'stepcast show' says what it is")
     if args.gpus is not None and args.engine != "simai":
         check_multiple(args.gpus, workload.layout.tp * workload.layout.cp * workload.layout.pp)
     _check(workload, args)

@@ -72,9 +72,8 @@ def recognise(source: Source) -> Format:
         with suppress(RecursionError):  # nested too deeply to be looked at
             if entry.matches(source):
                 return entry
-    known = ", ".join(entry.name for entry in FORMATS)
     kind = "binary data" if b"\0" in source.head_bytes else "text"
-    raise FormatError(f"{kind} of no known format; expected one of: {known}", source.path)
+    raise FormatError(f"{kind} of no known format; 'stepcast list formats' lists those that are read", source.path)
 
 
 def read_sources(sources: Sequence[Source], entry: Format) -> Any:

@@ -42,7 +42,10 @@ def split_question(question: AnyQuestion) -> list[AnyQuestion]:
     if isinstance(prices, tuple):
         places = next((getattr(question, name) for name in ("cluster", "gpu") if name in names), ())
         if len(prices) != len(places):
-            raise ValueError(f"--price has {len(prices)} values for {len(places) or 'a single'} cluster: one for each")
+            raise ValueError(
+                f"--price has {len(prices)} values for {len(places) or 1} clusters: give one for each, decimals with a "
+                "point"
+            )
         of_place = dict(zip(places, prices, strict=True))
         combinations = [{**row, "price": of_place[row.get("cluster", row.get("gpu"))]} for row in combinations]
     return [question.change(row) for row in combinations]

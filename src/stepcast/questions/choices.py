@@ -299,6 +299,8 @@ def read_choices(kind: type[Question], given: Mapping[str, object]) -> FactDict:
         if value is None:
             continue
         name, value = resolve_name(kind, word, value)
+        if name in NOUNS and isinstance(value, int | float | dict):
+            raise TypeError(f"{name} must be a name, a file or a value of stepcast, not {type(value).__name__}")
         if name in NOUNS and not isinstance(value, str | os.PathLike):
             values[name] = tuple(value) if isinstance(value, list) else value
             continue
@@ -460,7 +462,9 @@ def read_targets(text: str) -> str:
         plain = word.replace("_", " ")
         group = TARGET_GROUPS.get(word.lower(), names.get(word, plain if plain in TARGETS else ""))
         if not group:
-            check_known(word, [*TARGETS, *names, *TARGET_GROUPS], "lora target ")
+            hint = nearest(word, [*TARGETS, *names, *TARGET_GROUPS], 2, 0.6)
+            known = f"; expected {', '.join(TARGETS)}, modules such as q_proj, attention, mlp, or all-linear"
+            raise ValueSpellingError(f"lora target {word!r} is not known{hint or known}")
         found |= {group} if group in TARGETS else {name.replace("_", " ") for name in group.split()}
     return ",".join(name for name in TARGETS if name in found)
 

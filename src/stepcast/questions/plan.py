@@ -245,7 +245,6 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
         stage if step is None or stage.samples is None else stage.change({"tokens": step.question.tokens})
         for stage, step in zip(stages, steps, strict=True)
     ]
-    warnings = _check_memory(steps, question.allow_oom)
     assumptions = list(dict.fromkeys(note for step in steps if step for note in step.assumptions))
     if (first := steps[0]) is not None:
         question = settle_price(question, first.cluster, assumptions)
@@ -257,6 +256,7 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
         assumptions.append("the CO2 of electricity is a yearly average: Ember 2023, or as given (--carbon)")
     operation = _build_operation(question, steps[-1], assumptions)
     phases = [_build_phase(stage, step, operation) for stage, step in zip(stages, steps, strict=True)]
+    warnings = _check_memory(steps, question.allow_oom)
     return SettledPlan(question, steps, phases, operation, tuple(assumptions), tuple(warnings))
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepcast.ir.facts import FactDict
-from stepcast.ir.timeline import Timeline
-from stepcast.views.view import View
+
+if TYPE_CHECKING:
+    from stepcast.ir.timeline import Timeline
+    from stepcast.views.view import View
 
 
 class Answer:
@@ -36,7 +38,7 @@ class Answer:
 
         return render_notebook(self.show(), self.title)
 
-    def show(self, timeline: Timeline | None = None) -> View:
+    def show(self, timeline: "Timeline | None" = None) -> "View":
         """Return the view of the answer, with a *timeline* if its view shows one."""
         module, _, function = self.view.partition(".")
         build = getattr(import_module(f"stepcast.views.{module}"), function)

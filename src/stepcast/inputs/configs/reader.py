@@ -106,7 +106,8 @@ def parse_yaml(text: str) -> dict[str, object]:
         _check_unfolded(yaml.parse(text, Loader=safe))
         table = yaml.load(text, Loader=ConfigLoader)
     except (yaml.YAMLError, RecursionError, ValueError, AttributeError, OverflowError) as error:
-        raise FormatError(f"not valid YAML: {' '.join(str(error).split())}") from None
+        text = str(error).replace('in "<unicode string>", ', "at ")
+        raise FormatError(f"not valid YAML: {' '.join(text.split())}") from None
     if not isinstance(table, dict):
         raise FormatError("holds no YAML mapping")
     return table
