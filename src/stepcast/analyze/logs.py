@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
-from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, median_of_known
+from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, median_of_known, percentile_of
 from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, StepLog
 from stepcast.ir.timeline import SpanKind, Timeline
@@ -92,8 +92,8 @@ def analyze_step_log(log: StepLog) -> StepLogResult:
         program=log.program,
         steps=len(steps),
         step_s=usual_s,
-        p10_s=float(np.percentile(timed, 10)) if timed else None,
-        p90_s=float(np.percentile(timed, 90)) if timed else None,
+        p10_s=percentile_of(timed, 0.1) if timed else None,
+        p90_s=percentile_of(timed, 0.9) if timed else None,
         tflops_per_gpu=median_of_known(step.tflops_per_gpu for step in warm),
         tokens_per_s_per_gpu=median_of_known(step.tokens_per_s_per_gpu for step in warm),
         global_batch=next((step.samples for step in reversed(warm) if step.samples), None),
@@ -110,7 +110,8 @@ def _describe_trend(times_s: Sequence[float]) -> Iterator[str]:
     """Yield a sentence if the first and the last third of the steps hardly overlap."""
     third = len(times_s) // 3
     if third >= FEWEST_STEPS:
-        first_s, last_s = (np.percentile(part, (25, 50, 75)).tolist() for part in (times_s[:third], times_s[-third:]))
+        parts = times_s[:third], times_s[-third:]
+        first_s, last_s = ([percentile_of(part, share) for share in (0.25, 0.5, 0.75)] for part in parts)
         if max(last_s[0] / first_s[2], first_s[0] / last_s[2]) > 1 + TREND:
             first, last = format_seconds(first_s[1]), format_seconds(last_s[1])
             yield f"the median step changes from {first} in the first third of the log to {last} in the last"

@@ -1,6 +1,6 @@
 """Shared parts of all analyses: the base of their results, slow ranks, bus bandwidth and medians."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,6 +51,13 @@ def median_of_known(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if there are none."""
     known = sorted(value for value in values if value is not None)
     return (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else None
+
+
+def percentile_of(values: Sequence[float], share: float) -> float:
+    """Return what ``np.percentile`` does, which would import numpy.ma."""
+    ordered, place = sorted(values), share * (len(values) - 1)
+    below, above = ordered[int(place)], ordered[min(int(place) + 1, len(values) - 1)]
+    return below + (place - int(place)) * (above - below)
 
 
 def list_ranks(ranks: Iterable[int]) -> str:

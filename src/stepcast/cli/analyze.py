@@ -8,27 +8,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from stepcast.analyze.logs import AnalyzedLogs
-from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic, analyze_megatron
-from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.play import measured, timeline_of
 from stepcast.analyze.recorded import RecordedResult, join_recorded
 from stepcast.analyze.result import AnalysisResult
-from stepcast.analyze.sweeps import analyze_sweep
 from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace
-from stepcast.cost.collectives.sweep import reached_busbw
-from stepcast.hardware import cluster_names, load_cluster, load_gpu
-from stepcast.hardware.catalog import CatalogError
 from stepcast.inputs.recorded import STEPS, read_logs, read_steps
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
 from stepcast.ir.facts import FactDict, find_doubts
-from stepcast.ir.limits import DESCRIPTION
-from stepcast.ir.measured import CollectiveSweep, RunLog
 from stepcast.ir.timeline import Timeline
-from stepcast.optimus.analysis import analyze_optimus
-from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
-from stepcast.optimus.cost import machine_of
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.question import check_rules
 from stepcast.views.terminal import render_text
@@ -82,7 +70,7 @@ def analyze_files(
     _check(question, entry.name, files[0], trace)
     result = analyze_document(entry, document, question)
     if trace:
-        write_trace(timeline_of({"measured": measured(record_megatron(document))}), trace)
+        write_trace(load_lazily("cli.analyses:measured_timeline")(document), trace)
     if entry.name == "kineto" and (recorded := _read_recorded(files, result.facts())):
         result = replace(result, recorded=recorded)
     return result, [result.show(document if isinstance(document, Timeline) else None)]
@@ -128,49 +116,6 @@ def read_measured(paths: Sequence[str]) -> tuple[Format, Any]:
     return read_as_one(open_sources(paths))
 
 
-# ---- by format --------------------------------------------------------------------------------------------
-
-
-def _analyze_megatron(timeline: Timeline, question: AnalyzeQuestion) -> AnalysisResult:
-    return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).result
-
-
-def _estimate_busbw(question: AnalyzeQuestion) -> BusBandwidth:
-    """Return the bus bandwidth that the cluster reaches for the same collective over as many adjacent ranks."""
-    assert question.cluster is not None
-    cluster = load_cluster(question.cluster, question.set)
-
-    def busbw(traffic: MeetingTraffic) -> float | None:
-        if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
-            return None
-        return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
-
-    return busbw
-
-
-def _analyze_optimus(log: RunLog, question: AnalyzeQuestion) -> AnalysisResult:
-    """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
-    cluster = load_cluster(question.cluster or CLUSTER, question.set)
-    constants, lengths = shipped(), lengths_of(log)
-    if question.calibration:
-        constants = calibrated_of(Source(question.calibration).text(DESCRIPTION), question.calibration)
-        lengths = constants.lengths_of(log)
-    return analyze_optimus(log, planned(log, lengths), machine_of(cluster), constants.constants)
-
-
-def _analyze_nccl_tests(sweep: CollectiveSweep, question: AnalyzeQuestion) -> AnalysisResult:
-    """Compare an nccl-tests log with its cluster, size by size, and explain shortfalls."""
-    if question.cluster is None:
-        try:
-            gpu = load_gpu(sweep.device).name
-            names = [name for name in cluster_names() if load_cluster(name).gpu.name == gpu]
-            hint = f"; clusters with {gpu}: {', '.join(names)}" if names else ""
-        except CatalogError:
-            hint = "; see 'stepcast list clusters'"
-        raise ValueError(f"{sweep.source}: use --cluster to name the cluster of the log{hint}")
-    return analyze_sweep(sweep, load_cluster(question.cluster, question.set))
-
-
 def _by_document(name: str) -> Analyze:
     """Return an analysis by the function *name*, which takes the document alone."""
     analyze = load_lazily(name)
@@ -187,10 +132,10 @@ STEP_LOG = _by_document("analyze.logs:analyze_step_log")
 STREAMS = _by_document("analyze.logs:analyze_streams")
 COLLECTIVE_LOG = _by_document("analyze.logs:analyze_collective_log")
 ANALYSES: dict[str, Analyze] = {
-    "megatron": _analyze_megatron,
+    "megatron": load_lazily("cli.analyses:analyze_megatron_run"),
     "kineto": _by_document("analyze.kineto.analysis:analyze_kineto"),
-    "optimus": _analyze_optimus,
-    "nccl-tests": _analyze_nccl_tests,
+    "optimus": load_lazily("cli.analyses:analyze_optimus_run"),
+    "nccl-tests": load_lazily("cli.analyses:analyze_nccl_tests"),
     **dict.fromkeys(("nsys", "rocprof", "otlp"), STREAMS),
     "stragglers": _by_document("analyze.stragglers:analyze_stragglers"),
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),

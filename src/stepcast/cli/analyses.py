@@ -1,0 +1,67 @@
+"""Analyses of measured runs that need a cluster or constants: Megatron-LM traces, OptimusPrime and nccl-tests logs.
+
+``cli.analyze`` loads them for these formats alone.
+"""
+
+from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic, analyze_megatron
+from stepcast.analyze.megatron.record import record_megatron
+from stepcast.analyze.play import measured, timeline_of
+from stepcast.analyze.result import AnalysisResult
+from stepcast.analyze.sweeps import analyze_sweep
+from stepcast.cost.collectives.sweep import reached_busbw
+from stepcast.hardware import cluster_names, load_cluster, load_gpu
+from stepcast.hardware.catalog import CatalogError
+from stepcast.inputs.source import Source
+from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.measured import CollectiveSweep, RunLog
+from stepcast.ir.timeline import Timeline
+from stepcast.optimus.analysis import analyze_optimus
+from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
+from stepcast.optimus.cost import machine_of
+from stepcast.questions.measured import AnalyzeQuestion
+
+
+def measured_timeline(timeline: Timeline) -> Timeline:
+    """Return the traces of a Megatron-LM step on one clock, with waits apart from transfers."""
+    return timeline_of({"measured": measured(record_megatron(timeline))})
+
+
+def analyze_megatron_run(timeline: Timeline, question: AnalyzeQuestion) -> AnalysisResult:
+    """Explain the traces of a Megatron-LM step; with a cluster, next to the bandwidth it should reach."""
+    return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).result
+
+
+def _estimate_busbw(question: AnalyzeQuestion) -> BusBandwidth:
+    """Return the bus bandwidth that the cluster reaches for the same collective over as many adjacent ranks."""
+    assert question.cluster is not None
+    cluster = load_cluster(question.cluster, question.set)
+
+    def busbw(traffic: MeetingTraffic) -> float | None:
+        if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
+            return None
+        return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
+
+    return busbw
+
+
+def analyze_optimus_run(log: RunLog, question: AnalyzeQuestion) -> AnalysisResult:
+    """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
+    cluster = load_cluster(question.cluster or CLUSTER, question.set)
+    constants, lengths = shipped(), lengths_of(log)
+    if question.calibration:
+        constants = calibrated_of(Source(question.calibration).text(DESCRIPTION), question.calibration)
+        lengths = constants.lengths_of(log)
+    return analyze_optimus(log, planned(log, lengths), machine_of(cluster), constants.constants)
+
+
+def analyze_nccl_tests(sweep: CollectiveSweep, question: AnalyzeQuestion) -> AnalysisResult:
+    """Compare an nccl-tests log with its cluster, size by size, and explain shortfalls."""
+    if question.cluster is None:
+        try:
+            gpu = load_gpu(sweep.device).name
+            names = [name for name in cluster_names() if load_cluster(name).gpu.name == gpu]
+            hint = f"; clusters with {gpu}: {', '.join(names)}" if names else ""
+        except CatalogError:
+            hint = "; see 'stepcast list clusters'"
+        raise ValueError(f"{sweep.source}: use --cluster to name the cluster of the log{hint}")
+    return analyze_sweep(sweep, load_cluster(question.cluster, question.set))
