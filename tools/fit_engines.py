@@ -17,6 +17,7 @@ from msgspec import structs
 
 from stepcast.cost import serving as costs
 from stepcast.generation import placement as engines
+from stepcast.generation.placement import load_engine
 from stepcast.validate import serving
 
 FREE = {
@@ -42,11 +43,9 @@ def main() -> None:
             del FREE[key]
     for name in ("linear_s", "decode_s", "prefill_s", "mla_decode_s", "mla_prefill_s", "custom_reduce_s"):
         setattr(costs, name, remember(getattr(costs, name)))
-    groups: dict[tuple[str, ...], list] = {}
-    for row in serving.read_records(str(args.folder), serving.FILE):
-        groups.setdefault(tuple(row.get(key) or "" for key in serving.SHARED), []).append(row)
+    groups = serving.group_rows(str(args.folder))
     for name in args.engine.split(","):
-        own = [rows for rows in groups.values() if rows[0]["backend"] == name]
+        own = [rows for rows in groups if rows[0]["backend"] == name]
         fold = np.array([zlib.crc32((rows[0]["model_path"] + rows[0]["system"]).encode()) % 2 for rows in own])
         if args.folds:
             held = [logs(name, solve(name, pick(own, fold != half)), pick(own, fold == half)) for half in (0, 1)]
@@ -85,8 +84,8 @@ def pick(groups: list, chosen: np.ndarray) -> list:
 
 def logs(name: str, values: dict[str, float], groups: list) -> dict[str, np.ndarray]:
     """Return log(predicted / measured) by mode and quantity."""
-    profile = structs.replace(engines.load_engine(name), **values)
-    serving.load_engine = lambda _: profile
+    profile = structs.replace(load_engine(name), **values)
+    engines.load_engine = lambda _: profile  # which predict_group asks for
     result: dict[str, list] = {}
     for rows in groups:
         try:
@@ -103,7 +102,7 @@ def logs(name: str, values: dict[str, float], groups: list) -> dict[str, np.ndar
 
 def solve(name: str, groups: list) -> dict[str, float]:
     """Return the values with the least mean error: one at a time, in steps that become smaller."""
-    profile = engines.load_engine(name)
+    profile = load_engine(name)
     values = {key: min(max(getattr(profile, key), low), high) for key, (_, low, high) in FREE.items()}
 
     def loss(trial: dict[str, float]) -> float:

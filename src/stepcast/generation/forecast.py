@@ -169,17 +169,24 @@ def serve(
 
 
 def prefill_steps(
-    steps: StepTimes, prompt: float, batch: FloatArray, context: FloatArray
+    steps: StepTimes, prompt: float, batch: FloatArray, context: FloatArray, prompts: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the seconds of the steps that prefill a prompt, and by how much they delay the running sequences."""
+    """Return the seconds of the steps that prefill *prompts* together, and by how much they delay the running
+    sequences.
+    """
     starts = np.arange(0.0, prompt, steps.engine.prefill_tokens)[:, np.newaxis]
     chunks = np.minimum(prompt - starts, steps.engine.prefill_tokens)
     if not steps.engine.mixes_prefill:
-        alone = steps.mixed_s(np.zeros_like(starts), np.zeros_like(starts), chunks, starts).sum(axis=0)
-        return np.broadcast_to(alone, batch.shape), np.broadcast_to(alone, batch.shape)
-    seconds = steps.mixed_s(batch, context, chunks, starts)
+        alone = steps.mixed_s(np.zeros_like(batch), context, chunks, starts, prompts).sum(axis=0)
+        return alone, alone
+    seconds = steps.mixed_s(batch, context, chunks, starts, prompts)
     delay_s = np.maximum(seconds - steps.decode_s(np.maximum(batch, 1.0), context), 0.0)
     return seconds.sum(axis=0), delay_s.sum(axis=0)
+
+
+def prompts_of_step(steps: StepTimes, prompt: float) -> float:
+    """Return how many prompts that wait share a step."""
+    return max(1.0, steps.engine.prefill_tokens // prompt)
 
 
 def queue_s(clients: FloatArray, think_s: FloatArray, service_s: FloatArray, servers: FloatArray | float) -> FloatArray:
@@ -211,12 +218,16 @@ def steady_serving(
     running = np.minimum(concurrency, _most_running(memory, engine, prompt, output) * dp)
     batch = np.maximum(running / dp, 1.0)
     decode_s = steps.decode_s(batch, context)
-    prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context)
-    tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
-    first_s = queue_s(running, output * tpot_s, prompt_s, dp) + decode_s / 2.0
+    most = prompts_of_step(steps, prompt)
+    together = np.minimum(1.0 + batch * engine.wait_steps / output, most)
+    prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context, together)
+    filled_s = prefill_steps(steps, prompt, batch - 1.0, context, np.full(batch.shape, most))[0] / most
+    tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / together / output
+    queued_s = queue_s(running, output * tpot_s, filled_s, dp) - filled_s
+    first_s = queued_s + prompt_s + (0.5 + engine.wait_steps) * decode_s
     replicas = np.asarray(float(steps.layout.replicas))
     served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, decode_s, replicas)
-    burst_s = np.maximum(running / dp - 1.0, 0.0) / 2.0 * prompt_s / engine.waves
+    burst_s = np.maximum(running / dp - 1.0, 0.0) / 2.0 * filled_s / engine.waves
     return serve(served, engine.request_s, first_s, burst_s, output)
 
 
@@ -244,10 +255,9 @@ def split_serving(
         batch = np.where((power > 1.0) & (batch >= 1.5 * power), 1.5 * power, power)
     running = np.minimum(concurrency, batch * decoding * dp)
     tpot_s = decode.decode_s(batch, context)
-    prompt_s, _ = prefill_steps(prefill, prompt, np.zeros(running.shape), context)
-    # Short prompts that wait share a step.
-    together, none = max(1.0, prefill.engine.prefill_tokens // prompt), np.zeros(1)
-    filled_s = prefill.mixed_s(none, none, none + prompt, none, together) / together if together > 1.0 else prompt_s
+    none, together = np.zeros(running.shape), prompts_of_step(prefill, prompt)
+    prompt_s = prefill_steps(prefill, prompt, none, context, none + 1.0)[0]
+    filled_s = prefill_steps(prefill, prompt, none, context, none + together)[0] / together
     busy = running * filled_s / (output * tpot_s + prompt_s) / prefill.layout.dp
     engines = np.maximum(busy / BALANCED, 1.0) if workers[0] is None else np.full(running.shape, workers[0])
     ranks, nic = min(prefill.layout.tp, decode.layout.tp), prefill.cluster.node.nic

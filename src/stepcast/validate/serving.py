@@ -6,11 +6,14 @@ Rows have the columns of aiconfigurator's ``silicon_sample.csv``. The concurrenc
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from stepcast.generation import placement
 from stepcast.generation.forecast import SteadyServing, split_serving, steady_serving
@@ -18,8 +21,18 @@ from stepcast.generation.placement import GenerationFormats, GenerationLayout, G
 from stepcast.generation.steps import NO_SPECULATION, Speculation, step_times
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import Measurements, Pair, Record, ScoredRow, columns_of, compare_each, read_records
+from stepcast.validate.scoreboard import (
+    Measurements,
+    Pair,
+    Record,
+    ScoredRow,
+    columns_of,
+    compare_each,
+    load_table,
+    read_records,
+)
 
 FILE = "serving_runs.csv.gz"
 CLUSTERS = {"h100_sxm": "dgx-h100", "h200_sxm": "hgx-h200", "b200_sxm": "dgx-b200", "b300_sxm": "dgx-b300",
@@ -35,14 +48,33 @@ MOST_MEMORY = 0.98
 DIFFERENT = 0.1  # times that differ by less are not ranked
 
 
-def concurrency_of(row: Record, layout: GenerationLayout) -> float:
+ROWS = load_table("rows/serving")
+LENGTHS = {tuple(pair) for pair in ROWS["lengths"]}
+
+
+class ServingPlan(NamedTuple):
+    """The engine that a row describes; *split* where prefill engines are apart."""
+
+    layout: GenerationLayout
+    split: bool
+    wait_steps: float
+
+
+def lengths_of(row: Record) -> tuple[float, float]:
+    """Return the mean tokens of prompts and responses: InferenceX draws them from 0.8 to 1.0 of those stated."""
+    share = ROWS["mean_length"] if (row["isl"], row["osl"]) in LENGTHS else 1.0
+    return float(row["isl"]) * share, float(row["osl"]) * share
+
+
+def concurrency_of(row: Record) -> float:
     """Return the clients of one engine, which the source of a run states, unless its batches are smaller: the clients
     are then those of several engines.
     """
     stated = re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source", ""))
     numbers = [float(stated[1])] if stated else []
     if row.get("batch_size"):
-        numbers.append(float(row["batch_size"]) * layout.dp)
+        # Dumps that multiply sizes divide batches by them.
+        numbers.append(float(row["batch_size"]) * max(float(row.get("attention_dp_size") or 1.0), engine_of(row).dp))
     if not numbers:
         raise ValueError("states no concurrency")
     return min(numbers)
@@ -69,42 +101,90 @@ def _cluster(system: str) -> Cluster:
     return load_cluster(CLUSTERS[system])
 
 
+@lru_cache(maxsize=4096)
+def _memory(
+    model: Model, layout: GenerationLayout, formats: GenerationFormats, cluster: Cluster, engine: str, context: float
+) -> GenerationMemory:
+    profile = placement.load_engine(engine)
+    memory = placement.generation_memory(model, layout, formats, cluster.gpu, profile)
+    if memory.sequences_that_fit(context) >= 1.0:
+        return memory
+    # The run was measured, so its engine was given more.
+    return placement.generation_memory(model, layout, formats, cluster.gpu, profile, MOST_MEMORY)
+
+
+def _formats(row: Record) -> GenerationFormats:
+    dense, experts = (FORMATS[row[f"{part}_quant_mode"]] for part in ("gemm", "moe"))
+    return GenerationFormats(dense, experts, DType.BF16 if dense is DType.BF16 else DType.FP8)
+
+
+def engine_of(row: Record) -> GenerationLayout:
+    """Return the layout of the engine that decodes, as a row states it."""
+    return layout_of(row, "decode_" if row["mode"] == "disagg" else "", _cluster(row["system"]))
+
+
+def plan_of(row: Record, clients: float) -> ServingPlan:
+    """Return the engine of a row, which holds the sequences of *clients*.
+
+    Tensor parallel ranks that do not divide the heads are the GPUs of several engines, some of which prefill.
+    """
+    model, cluster, layout = load_model(row["model_path"]), _cluster(row["system"]), engine_of(row)
+    split, (prompt, output) = row["mode"] == "disagg", lengths_of(row)
+    apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
+    memory = _memory(model, layout, _formats(row), cluster, row["backend"], prompt + output / 2.0)
+    if model.heads % layout.tp:
+        split, layout = True, apart
+    elif apart != layout and clients > memory.sequences_that_fit(prompt + output / 2.0):
+        # Every tensor-parallel rank would hold the latent cache of all sequences, for which it has no room.
+        layout = apart
+    return ServingPlan(layout, split, 0.0 if split else _wait_steps(row, layout, clients))
+
+
+def _wait_steps(row: Record, layout: GenerationLayout, clients: float) -> float:
+    """Return the decode steps for which InferenceX lets a new request wait."""
+    attention = "data parallel" if layout.dp > 1 else "tensor parallel"
+    columns = {**row, "model": row["model_path"].rsplit("/", 1)[-1], "tp": str(layout.tp), "attention": attention}
+    steps = [
+        rule["steps"]
+        for rule in ROWS["waits"]
+        if clients >= rule["clients"] and all(columns[name] in values for name, values in rule["where"].items())
+    ]
+    return float(steps[-1]) if steps and (row["isl"], row["osl"]) in LENGTHS else 0.0
+
+
 def predict_group(rows: Sequence[Record]) -> SteadyServing:
     """Return the prediction of rows that differ in their concurrency alone."""
     row = rows[0]
-    model, cluster, engine = (
-        load_model(row["model_path"]),
-        _cluster(row["system"]),
-        placement.load_engine(row["backend"]),
-    )
-    dense, experts = (FORMATS[row[f"{part}_quant_mode"]] for part in ("gemm", "moe"))
-    formats = GenerationFormats(dense, experts, DType.BF16 if dense is DType.BF16 else DType.FP8)
-    prompt, output = float(row["isl"]), float(row["osl"])
-
-    pool = "decode_" if row["mode"] == "disagg" else ""
-    layout = layout_of(row, pool, cluster)
-    clients = np.array([concurrency_of(each, layout) for each in rows])
-    context = prompt + output / 2.0
-
-    def memory_of(layout: GenerationLayout) -> GenerationMemory:
-        memory = placement.generation_memory(model, layout, formats, cluster.gpu, engine)
-        if memory.sequences_that_fit(context) >= 1.0:
-            return memory
-        # The run was measured, so its engine was given more.
-        return placement.generation_memory(model, layout, formats, cluster.gpu, engine, MOST_MEMORY)
-
-    apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
-    if apart != layout and (model.heads % layout.tp or clients.max() > memory_of(layout).sequences_that_fit(context)):
-        # Every tensor-parallel rank would hold the latent cache of all sequences, for which it has no room.
-        layout = apart
-    memory = memory_of(layout)
-    drafting = pool and not row["prefill_num_workers"] and model.next_token_layers
+    model, cluster, formats = load_model(row["model_path"]), _cluster(row["system"]), _formats(row)
+    clients = np.array([concurrency_of(each) for each in rows])
+    layout, split, wait_steps = plan_of(row, float(clients.max()))
+    engine = structs.replace(placement.load_engine(row["backend"]), wait_steps=wait_steps)
+    prompt, output = lengths_of(row)
+    memory = _memory(model, layout, formats, cluster, row["backend"], prompt + output / 2.0)
+    stated = row["mode"] == "disagg"
+    drafting = split and not row["prefill_num_workers"] and model.next_token_layers
     steps = step_times(model, cluster, layout, formats, engine, DRAFTING if drafting else NO_SPECULATION)
-    if not pool:
+    if not split:
         return steady_serving(steps, memory, clients, prompt, output)
-    prefill = step_times(model, cluster, layout_of(row, "prefill_", cluster), formats, engine)
-    stated = [float(row[f"{name}_num_workers"] or 0) or None for name in ("prefill", "decode")]
-    return split_serving(prefill, steps, memory, (stated[0], stated[1]), clients, prompt, output)
+    node = cluster.node.gpus
+    pool = layout_of(row, "prefill_", cluster) if stated else GenerationLayout(dp=node, ep=node)
+    prefill = step_times(model, cluster, pool, formats, engine)
+    workers = [float(row[f"{name}_num_workers"] or 0) or None for name in ("prefill", "decode")]
+    return split_serving(prefill, steps, memory, (workers[0], workers[1]), clients, prompt, output)
+
+
+def group_rows(folder: str) -> list[list[Record]]:
+    """Return the rows of *folder* in groups that differ in their concurrency alone. Engines apart are the same for all
+    concurrencies; others are set up for each.
+    """
+    groups: dict[object, list[Record]] = {}
+    for row in read_records(folder, FILE, FILE.removesuffix(".gz")):
+        plan: object = None
+        if row["mode"] == "agg":
+            with suppress(ValueError, KeyError):  # predict_group says why
+                plan = plan_of(row, concurrency_of(row))
+        groups.setdefault((*(row.get(key) or "" for key in SHARED), plan), []).append(row)
+    return list(groups.values())
 
 
 def _pairs_right(cases: Mapping[tuple[str, ...], list[Pair]]) -> Iterator[bool]:
@@ -117,9 +197,6 @@ def _pairs_right(cases: Mapping[tuple[str, ...], list[Pair]]) -> Iterator[bool]:
 
 def measure_serving(folder: str) -> Measurements:
     """Return measured and predicted times of the serving runs in *folder*."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for row in read_records(folder, FILE, FILE.removesuffix(".gz")):
-        groups.setdefault(tuple(row.get(key) or "" for key in SHARED), []).append(row)
     untimed: Counter[str] = Counter()
     ranked: dict[str, dict[tuple[str, ...], list[Pair]]] = {"concurrency": {}, "tp": {}}
 
@@ -146,7 +223,7 @@ def measure_serving(folder: str) -> Measurements:
                 clients = row.get("silicon_data_source", "").partition("silicon_concurrency=")[2].split(";")[0]
                 ranked["tp"].setdefault((version, clients, *same), []).append((measured, seconds))
 
-    scored, skipped = compare_each(groups.values(), compare, count=len)
+    scored, skipped = compare_each(group_rows(folder), compare, count=len)
     figures = {
         f"order of time per output token by {name}: share of pairs right": float(np.mean(right))
         for name, cases in ranked.items()
