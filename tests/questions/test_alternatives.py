@@ -1,7 +1,7 @@
 """Several clusters, frameworks or numbers of GPUs in one question: the answers of the single questions, side by side."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -121,3 +121,16 @@ def test_python_gives_the_rows_of_the_command_line(answer: Ask) -> None:
     assert "dgx-h200" in result._repr_html_()
     with pytest.raises(ValueError, match="only predict, search and plan compare"):
         stepcast.predict(cluster="dgx-h100,dgx-h200", **choices)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("llama-3.1-70b", "--gpus", "32", "--tp", "8"), "dgx-b200: "),
+        (("llama-3.1-70b", "--gpus", "8", "--tp", "2"), "none of them fits"),
+    ],
+)
+def test_the_answer_is_one_that_fits(capsys: pytest.CaptureFixture[str], words: Sequence[str], expected: str) -> None:
+    main(["predict", *words, "--cluster", "dgx-h100,dgx-b200"])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("answer"))
+    assert expected in line

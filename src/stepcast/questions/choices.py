@@ -9,7 +9,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from inspect import get_annotations
@@ -267,6 +267,11 @@ def replaced_names(given: Iterable[str], groups: Iterable[set[str]] = EXCLUSIVE[
     """Return the names of choices that those *given* replace."""
     names = set(given)
     return frozenset(name for group in groups if group & names for name in group - names)
+
+
+def state_defaults(question: Question, texts: Mapping[str, str], unset: Collection[str]) -> list[str]:
+    """Return the *texts* of the choices that are *unset*, with the values and the options that change them."""
+    return [f"{texts[name].format(getattr(question, name))} ({option_of(name)})" for name in texts if name in unset]
 
 
 # ---- reading ----------------------------------------------------------------------------------------------

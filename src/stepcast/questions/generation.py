@@ -1,5 +1,6 @@
 """The question of ``stepcast generate``: a model, an engine, its GPUs and the requests."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
@@ -11,11 +12,12 @@ from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import Choice, Question, count, gpu_count, read_word, share
+from stepcast.questions.choices import Choice, Question, count, gpu_count, read_word, share, state_defaults
 from stepcast.questions.question import WHAT
 
 ENGINE_LAYOUT = "parallelism of one engine (replicas use the remaining GPUs)"
 REQUESTS = "requests"
+CLIENTS = 16
 WEIGHTS = ("bf16", "fp8", "nvfp4", "int4")
 read_engine = read_word({"trtllm": "tensorrt-llm trt-llm tensorrt", "vllm": "v-llm"})
 LENGTH_HELP = (
@@ -67,6 +69,15 @@ def formats_of(weights: str, cache: str | None) -> GenerationFormats:
     return GenerationFormats(dtype, dtype, DType(cache or "bf16"), weights == "int4")
 
 
+# Choices whose defaults an answer states.
+DEFAULT_TEXTS = {
+    "engine": "engine {}",
+    "prompt_length": "prompts of {} tokens",
+    "response_length": "responses of {} tokens",
+    "concurrency": f"{CLIENTS} clients at once",
+}
+
+
 def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     """Return the forecast that *question* asks for."""
     if question.requests is not None and question.concurrency is not None:
@@ -81,14 +92,17 @@ def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     layout = GenerationLayout(one.tp, one.pp, one.dp, one.ep, gpus // one.engine_gpus)
     prompt = read_lengths("prompt-length", question.prompt_length)
     response = read_lengths("response-length", question.response_length)
-    clients = 16 if question.requests is None and question.concurrency is None else question.concurrency
+    clients = CLIENTS if question.requests is None and question.concurrency is None else question.concurrency
     task = GenerationTask(prompt, response, clients, question.requests, question.group)
     formats = formats_of(question.weights, question.kv_cache)
     engine = load_engine(question.engine)
     if question.acceptance is not None and not question.speculative_tokens:
         raise ValueError("--acceptance has no effect without --speculative-tokens")
     speculation = Speculation(question.speculative_tokens, 0.85 if question.acceptance is None else question.acceptance)
-    return forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
+    found = forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
+    given = question.given | ({"concurrency"} if question.requests is not None else set())
+    defaults = state_defaults(question, DEFAULT_TEXTS, {*DEFAULT_TEXTS} - given)
+    return replace(found, assumptions=(*defaults, *found.assumptions))
 
 
 def read_lengths(option: str, text: str) -> Lengths:

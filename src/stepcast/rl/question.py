@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, Any
 
+from msgspec import structs
+
 from stepcast.generation.lengths import DEFAULT_CV
 from stepcast.generation.placement import EngineProfile, GenerationLayout, load_engine
 from stepcast.hardware import Cluster
@@ -15,7 +17,17 @@ from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
-from stepcast.questions.choices import Choice, Question, amount, build_question, choices_of, count, gpu_count, share
+from stepcast.questions.choices import (
+    Choice,
+    Question,
+    amount,
+    build_question,
+    choices_of,
+    count,
+    gpu_count,
+    share,
+    state_defaults,
+)
 from stepcast.questions.choices import currency as read_currency
 from stepcast.questions.choices import price as read_price
 from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine, read_lengths
@@ -59,6 +71,15 @@ DEFAULTS: Mapping[str, object] = {
     "gen_ep": 1,
     "gen_dp": 1,
     "gen_weights": "bf16",
+}
+# Those that an answer states.
+DEFAULT_TEXTS = {
+    "software": "RL software {}",
+    "algorithm": "algorithm {}",
+    "prompts": "{} prompts in a step",
+    "group": "{} responses to each prompt",
+    "prompt_length": "prompts of {} tokens",
+    "response_length": "responses of {} tokens",
 }
 
 
@@ -112,6 +133,7 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     price: Annotated[float | None, Choice(group=RUN, read=read_price)] = None
     currency: Annotated[str, Choice(group=RUN, read=read_currency)] = DEFAULT_CURRENCY
     # fmt: on
+    unset: frozenset[str] = frozenset()  # choices that have their defaults
 
 
 def read_config_choices(choices: Mapping[str, object]) -> FactDict:
@@ -232,7 +254,7 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         "tokens_per_s_per_gpu": step.tokens_per_s_per_gpu,
         "tail_s": generation.tail_s,
         "rollout_layout": generation.facts()["layout"],
-        "training_layout": {name: str(value) for name, value in place.training},
+        "training_layout": {name: str(value) for name, value in place.training_layout.items()},
         "memory_bytes": {
             "training": memory["total"],
             "rollout": sum(generation.memory.parts),
@@ -242,7 +264,7 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         "fits": bool(memory["fits"]),
         "run": run,
         "sensitivity_s": vary_spread(step) if step.task.response.shape == "lognormal" else {},
-        "assumptions": list(step.assumptions),
+        "assumptions": [*state_defaults(question, DEFAULT_TEXTS, question.unset), *step.assumptions],
         "warnings": [
             *([] if memory["fits"] else ["the training step does not fit into GPU memory"]),
             *step.profile.warnings,
@@ -253,7 +275,8 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
 
 def build_rl(choices: Mapping[str, object]) -> RlQuestion:
     """Return the question of *choices*, with defaults for those left open."""
-    return build_question(RlQuestion, {**DEFAULTS, **choices})
+    question = build_question(RlQuestion, {**DEFAULTS, **choices})
+    return structs.replace(question, unset=frozenset(DEFAULTS) - choices.keys())
 
 
 def ask_rl(given: Mapping[str, object], model: object = None, config: str | None = None) -> tuple[RlQuestion, FactDict]:
@@ -366,18 +389,19 @@ def search_rl(question: RlQuestion) -> FactDict:
         "too_large": too_large,
         "currency": question.currency,
         "rows": [_row(step, question) for step in shown],
-        "assumptions": [*steps[0].assumptions, USED],
+        "assumptions": [*state_defaults(question, DEFAULT_TEXTS, question.unset), *steps[0].assumptions, USED],
         "warnings": profile.warnings,
     }
 
 
 def _row(step: RlStep, question: RlQuestion) -> FactDict:
     place, rollout = step.placement, step.placement.rollout
-    words = {name: value for name, value in place.training if value not in (1, None)}
+    words = {name: value for name, value in place.training_layout.items() if value not in (1, None)}
+    shown = (f"{name} {value}" for name, value in words.items() if name != "recompute" or value != "full")
     options = [f"--mode {place.mode}", f"--gpus {place.train_gpus}"]
     if place.mode is not RlMode.COLOCATED:
         options.append(f"--rollout-gpus {rollout.gpus} --staleness {place.staleness}")
-    options += [f"--{name} {value}" for name, value in words.items()]
+    options += [f"--{name} {value}" for name, value in words.items() if name != "dp"]
     options += [f"--gen-tp {rollout.tp}"] if rollout.tp != step.profile.gen_tp else []
     tokens = step.task.responses * step.task.mean_length
     cost = None
@@ -390,7 +414,7 @@ def _row(step: RlStep, question: RlQuestion) -> FactDict:
         "train_gpus": place.train_gpus,
         "rollout_gpus": rollout.gpus,
         "step_s": step.step_s,
-        "training": ", ".join(f"{name} {value}" for name, value in words.items()) or "dp",
+        "training": ", ".join(shown) or "one GPU",
         "rollout": str(rollout),
         "staleness": place.staleness,
         "bottleneck": step.bottleneck,

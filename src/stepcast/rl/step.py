@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +138,13 @@ class RlPlacement:
     staleness: int = 0
     partial_rollout: bool = False
     pack_tokens: int = 0  # of a training micro-batch; 0: the longest sequence
+
+    @property
+    def training_layout(self) -> dict[str, object]:
+        """The data-parallel replicas of the training pool, and its options."""
+        options = dict(self.training)
+        ranks = prod(int(str(options.get(name) or 1)) for name in ("tp", "cp", "pp"))
+        return {"dp": self.train_gpus // ranks, **options}
 
     @property
     def gpus(self) -> int:

@@ -67,6 +67,7 @@ def generation_view(facts: Facts) -> ui.View:
         figures,
         [*parts, ui.FactList("Requests", [*asked, ("KV cache", facts["kv_cache"])])],
         facts,
+        asked=ui.asked_pairs(facts),
         assumptions=facts["assumptions"],
     )
 
@@ -92,39 +93,43 @@ def rl_view(facts: Facts) -> ui.View:
     pools = f"{facts['train_gpus']} train, {facts['rollout_gpus']} generate"
     where = f"{facts['gpus']} x {facts['gpu']}" + ("" if facts["mode"] == "colocated" else f" ({pools})")
     about = [facts["model"], f"{facts['mode']} on {where}", facts["software"]]
-    idle = ", ".join(f"{name} {format_percent(share)}" for name, share in facts["idle_share"].items())
+    shares = {name if name != "all" else "": format_percent(share) for name, share in facts["idle_share"].items()}
+    idle = ", ".join(f"{name} {share}".strip() for name, share in shares.items())
     memory = facts["memory_bytes"]
+    others = f", {format_bytes(memory['rollout'])} in generation, of {format_bytes(memory['capacity'])}"
     below = "of the rollout below half of its largest batch"
     tail = [ui.Figure("long tail", format_seconds(facts["tail_s"]), below)] if facts["tail_s"] > 0 else []
     figures = [
         ui.text_line("step", format_seconds(facts["step_s"])),
         ui.Figure("bottleneck", facts["bottleneck"]),
-        ui.Figure("GPUs idle", idle, line=f"{idle} of the step"),
+        ui.Figure("GPUs idle", idle, "of the step", line=f"{idle} of the step"),
         ui.Figure("throughput", f"{facts['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"),
         *tail,
         ui.Figure(
             "memory",
             format_bytes(memory["training"]),
-            f"training, {format_bytes(memory['rollout'])} generation, of {format_bytes(memory['capacity'])}",
+            f"in training{others}",
+            line=f"{format_bytes(memory['training'])} in training{others}",
             mood=ui.Mood.GOOD if facts["fits"] else ui.Mood.BAD,
         ),
     ]
+    layout = facts["training_layout"]
     if run := facts["run"]:
         money = "" if run["cost"] is None else f", {format_money(run['cost'], run['currency'])}"
         words = f"{format_duration(run['days'] * DAY)}, {run['gpu_hours']:,.0f} GPU-hours{money}"
         figures.append(ui.Figure("run", f"{run['steps']:,} steps", words))
-    shares = [ui.Share(COLOURS[name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0]
-    total = sum(share.amount for share in shares)
+    phases = [ui.Share(COLOURS[name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0]
+    total = sum(share.amount for share in phases)
     overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
     parts: list[ui.Part] = [
-        ui.Breakdown("Phases", shares, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
+        ui.Breakdown("Phases", phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
         ui.FactList(
             "Setting",
             [
                 ("responses", f"{facts['responses']:,}, {facts['mean_length']:,.0f} tokens with prompt on average"),
                 ("response length", facts["response"]),
                 ("rollout layout", layout_words(facts["rollout_layout"])),
-                ("training layout", ", ".join(f"{name} {value}" for name, value in facts["training_layout"].items())),
+                ("training layout", ", ".join(f"{name} {value}" for name, value in layout.items() if value != "1")),
             ],
         ),
     ]
@@ -142,6 +147,7 @@ def rl_view(facts: Facts) -> ui.View:
         figures,
         parts,
         facts,
+        asked=ui.asked_pairs(facts),
         assumptions=facts["assumptions"],
     )
 
@@ -170,5 +176,6 @@ def rl_search_view(facts: Facts) -> ui.View:
         ],
         [table],
         facts,
+        asked=ui.asked_pairs(facts),
         assumptions=facts["assumptions"],
     )

@@ -384,8 +384,10 @@ def alternatives_view(facts: Facts) -> ui.View:
             value = VALUES[objective](by_name[best["name"]], best["value"])
             words = f"with {best['name']}: the best {objective} of {len(rows)} alternatives"
             break
-    else:
-        best, value, words = {"name": rows[0]["name"]}, format_seconds(rows[0]["step_s"]), "per step"
+    else:  # a single one fits, or none
+        best = min(rows, key=lambda row: (row["fits"] is False, row["step_s"]))
+        value, fits = format_seconds(best["step_s"]), best["fits"] is not False
+        words = f"per step with {best['name']}: {'the only answer that fits' if fits else 'none of them fits'}"
     number, _, unit = value.partition(" ")
     row = by_name[best["name"]]
     about = (facts["model"], f"{row['gpus']:,} {row['gpu']}: {strategy_words(row)}")
@@ -405,6 +407,7 @@ def alternatives_view(facts: Facts) -> ui.View:
             ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
         ],
         facts,
+        asked=asked_pairs(facts),
         assumptions=facts["assumptions"],
     )
 

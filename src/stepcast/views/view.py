@@ -2,6 +2,7 @@
 result explains itself.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from enum import Enum, auto
@@ -501,6 +502,8 @@ def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
     if facts.get("framework"):
         how = f": {facts['kernels']} kernels, {ISSUED[facts['execution']]}" if facts.get("execution") else ""
         pairs.append(("framework", f"{facts['framework']}{how}"))
+    if facts.get("software"):
+        pairs.append(("software", f"{facts['software']}, {facts['mode']}"))
     if strategy:
         pairs.append(("layout", _layout(strategy)))
     if strategy.get("seq"):
@@ -515,9 +518,9 @@ def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
 def _cluster(facts: Facts, strategy: Facts) -> str:
     if isinstance(searched := facts.get("gpus"), list):
         return f"{facts['cluster']}: {', '.join(f'{gpus:,}' for gpus in searched)} GPUs"
-    if not (facts.get("gpu") and strategy.get("gpus")):
+    gpus, per_node = strategy.get("gpus") or facts.get("gpus"), facts.get("gpus_per_node", math.inf)
+    if not (facts.get("gpu") and gpus):
         return str(facts["cluster"])
-    gpus, per_node = strategy["gpus"], facts["gpus_per_node"]
     spread = f", {per_node} a node" if gpus > per_node else ""
     return f"{facts['cluster']}: {gpus:,} {facts['gpu']}{spread}"
 
