@@ -8,10 +8,10 @@ from statistics import mean
 import pytest
 
 import stepcast
-from stepcast.cost.compute import compute_price, moved_bytes
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.price import Bound, Price, PriceSource, matrix_rates, vector_rates
-from stepcast.cost.scan import cells_bytes, chunk_steps, scan_kind, scan_s
+from stepcast.cost.scan import chunk_steps, scan_kind, scan_s
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers.delta import rule_saved
@@ -102,22 +102,22 @@ def test_cells_wait_for_the_host_where_their_kernels_are_short() -> None:
 
 
 def test_a_recorded_time_moves_no_bytes() -> None:
-    assert moved_bytes(Recorded(1.0)) == 0
+    assert Recorded(1.0).moved_bytes == 0
 
 
 def test_bytes_of_a_selective_scan() -> None:
     """Five tensors as large as the input forward and eight backward, in bf16; B and C are read once, or twice."""
     work = SelectiveScan(2, 128, 64, 16, False)
-    assert moved_bytes(work) == 2 * (5 * work.inputs + 2 * work.shared)
-    assert moved_bytes(replace(work, backward=True)) == 2 * (8 * work.inputs + 4 * work.shared)
+    assert work.moved_bytes == 2 * (5 * work.inputs + 2 * work.shared)
+    assert replace(work, backward=True).moved_bytes == 2 * (8 * work.inputs + 4 * work.shared)
 
 
 def test_cells_move_their_weights_once_and_gates_and_states_each_step() -> None:
     """Each step reads and writes four gates and a state of 8 sequences in fp32."""
     one, two = (RecurrentCells(steps, 8, 256, 128, 4) for steps in (1, 2))
-    step_bytes = cells_bytes(two) - cells_bytes(one)
+    step_bytes = two.moved_bytes - one.moved_bytes
     assert step_bytes == 2 * (4 + 1) * 8 * 256 * 4
-    assert cells_bytes(one) - step_bytes == 4 * 256 * 128 * 4
+    assert one.moved_bytes - step_bytes == 4 * 256 * 128 * 4
 
 
 def test_states_of_a_delta_net_pass_its_chunks_one_by_one() -> None:

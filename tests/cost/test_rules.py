@@ -9,7 +9,7 @@ from stepcast.cost.collectives.choose import collective_s, host_s, price, send_r
 from stepcast.cost.collectives.route import Route
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
-from stepcast.cost.matmul import matmul_bytes, price_matmul
+from stepcast.cost.matmul import price_matmul
 from stepcast.cost.power import ALONE, Load, limit_power
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
@@ -34,8 +34,8 @@ def test_each_group_has_its_own_overhead() -> None:
 
 def test_a_grouped_product_reads_the_weight_of_each_group() -> None:
     rows, weights = 8 * 4096 * 4096, 8 * 4096 * 4096
-    assert matmul_bytes(EXPERTS) == 2 * (rows + weights + rows)
-    assert matmul_bytes(Matmul(128, 256, 512, 3)) == 2 * 3 * (128 * 512 + 512 * 256 + 128 * 256)
+    assert EXPERTS.moved_bytes == 2 * (rows + weights + rows)
+    assert Matmul(128, 256, 512, 3).moved_bytes == 2 * 3 * (128 * 512 + 512 * 256 + 128 * 256)
 
 
 def test_attention_wants_another_energy_than_products() -> None:

@@ -13,7 +13,7 @@ from stepcast.cost.fits import FitError, ScanFit, compute_fit, default_fit
 from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import PriceSource, vector_rates
-from stepcast.cost.scan import scan_bytes, scan_s
+from stepcast.cost.scan import scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
@@ -100,7 +100,7 @@ def test_no_price_beats_the_hardware(gpu: str, backward: bool) -> None:
     found = load_gpu(gpu)
     price = compute_price(replace(SMALL, backward=backward), found, default_fit(), SUSTAINED)
     work = replace(SMALL, backward=backward)
-    assert price.seconds >= scan_bytes(work) / found.memory_bandwidth_bytes_per_s
+    assert price.seconds >= work.moved_bytes / found.memory_bandwidth_bytes_per_s
     assert price.seconds >= work.flops / found.matrix_peak_flops(DType.BF16)
     assert price.source is (PriceSource.FITTED if found.architecture == "hopper" else PriceSource.SCALED)
     assert price.low_s < price.seconds < price.high_s
@@ -131,7 +131,7 @@ def test_alone_its_kernels_are_launched_one_by_one() -> None:
 
 def test_bytes_count_what_chunks_hand_on() -> None:
     """Half the chunk length: twice the states, half the chunk products; all else stays."""
-    longer, shorter = scan_bytes(SMALL), scan_bytes(replace(SMALL, chunk=64))
+    longer, shorter = SMALL.moved_bytes, replace(SMALL, chunk=64).moved_bytes
     states = SMALL.states * (4 + 4 + 2 + 2)  # made, read, handed on rounded, read
     products = SMALL.squares * (4 + 4)
     assert shorter - longer == pytest.approx(states - products / 2)

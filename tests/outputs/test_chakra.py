@@ -213,3 +213,15 @@ def test_the_cells_of_an_lstm_come_back() -> None:
     workload = Workload((Stage((Block((Layer("lstm", (Op("", RecurrentCells(3, 2, 8, 8, 4)),)),)),)),))
     assert round_trip(workload) == workload
     assert decode(write(workload), "w.et").nodes.attributes["num_ops"].value(0) == 3072
+
+
+def test_other_programs_see_the_bytes_that_costs_count() -> None:
+    """Backward of attention: queries of 512 KiB six times, as their gradients are summed by head, keys twice."""
+    scan = Scan(1, 512, 8, 64, 16, 1, 128, backward=True)
+    expected: dict[Attention | Scan, float] = {
+        Attention(2, 128, 128, 8, 2, 64, 64, True, True): (6 * 512 + 2 * 128) * 1024,
+        scan: scan.moved_bytes,
+    }
+    for work, size_bytes in expected.items():
+        workload = Workload((Stage((Block((Layer("one", (Op("", work),)),)),)),))
+        assert decode(write(workload), "w.et").nodes.attributes["tensor_size"].value(0) == round(size_bytes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from stepcast.cli import validate
 from stepcast.cli.options import MATRIX_KINDS, check_applicable, option_of
 from stepcast.cli.output import show_view
-from stepcast.cost.compute import compute_price, moved_bytes
+from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import Price
@@ -151,7 +151,7 @@ def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
 
 
 def _record(work: Operator, price: Price) -> FactDict:
-    moved = moved_bytes(work)
+    moved = work.moved_bytes
     flops = 0.0 if isinstance(work, Elementwise) else work.flops
     return {
         "size": _sizes(work),

@@ -19,7 +19,7 @@ from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import Number, Price, Rates, matrix_rates, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Attention
+from stepcast.ir.work import Attention, attention_bytes
 
 QUERY_TILE = 128
 # PyTorch's kernel for fp32 (transformers/cuda/mem_eff_attention): 12 heads of 160 tokens take 0.53 of the time of tiles
@@ -56,11 +56,7 @@ def price_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> P
     if work.dtype.bytes < DType.FP32.bytes:  # in fp32 neither a mask nor dropout takes longer
         seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
     rates = matrix_rates(gpu, work.dtype)
-    return price_kernel("attention", float(seconds), work.flops, attention_work_bytes(work), rates, gpu, fit)
-
-
-def attention_work_bytes(work: Attention) -> float:
-    return float(attention_bytes(_sizes_of(work), work.backward, work.dtype.bytes))
+    return price_kernel("attention", float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)
 
 
 def _sizes_of(work: Attention) -> AttentionSizes:
@@ -129,7 +125,7 @@ def attention_s(
     rate = rates.peak_flops * fit.efficiency
     per_score_s = (flops + fit.flops_per_score) / rate
     longest_s = tile * keys * per_score_s * rates.sms
-    memory_s = attention_bytes(sizes, backward, element_bytes) / rates.bandwidth_bytes_per_s
+    memory_s: Number = attention_bytes(sizes, backward, element_bytes) / rates.bandwidth_bytes_per_s
     return scores * per_score_s + fit.tail * longest_s + fit.memory_exposure * memory_s
 
 
@@ -138,16 +134,3 @@ def _tile_width(width: Number) -> Number:
     time lost. Those of Phi-3, 96 wide, take 1.14 and 1.06 times as long as others of 128 for as many operations.
     """
     return np.where((np.asarray(width) > 64) & (np.asarray(width) < 128), (width + 128) / 2, width)
-
-
-def attention_bytes(sizes: AttentionSizes, backward: Number, element_bytes: Number) -> Number:
-    """Return the bytes moved: forward reads q, k, v and writes the output.
-
-    Backward also reads the output and its gradient and writes dq twice (an fp32 sum, then rounded); with
-    shared key heads, dk and dv are first written per query head.
-    """
-    batch, query_len, key_len, heads, kv_heads, head_dim, value_dim = sizes
-    queries = batch * query_len * heads * (head_dim + value_dim) * element_bytes
-    pairs = batch * key_len * kv_heads * (head_dim + value_dim) * element_bytes
-    per_head = np.where(kv_heads < heads, 2.0 * queries, 0.0)
-    return np.where(backward, 4.0 * queries + 2.0 * pairs + per_head, queries + pairs)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.cost.attention import attention_work_bytes, price_attention
-from stepcast.cost.convolution import convolution_bytes, price_convolution
+from stepcast.cost.attention import price_attention
+from stepcast.cost.convolution import price_convolution
 from stepcast.cost.fits import ComputeFit
-from stepcast.cost.matmul import matmul_bytes, price_matmul, products_of
+from stepcast.cost.matmul import price_matmul, products_of
 from stepcast.cost.memory_bound import price_stream, stream_key
 from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.cost.scan import cells_bytes, price_cells, price_scan, scan_kind, scanned_bytes
+from stepcast.cost.scan import price_cells, price_scan, scan_kind
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded
@@ -33,29 +33,25 @@ PASSES, PRODUCTS = ("forward", "backward"), ("matmul", "bmm")
 
 
 class OperatorCost(NamedTuple):
-    """The price of a kind of operator, the bytes it moves, and the class under which it is calibrated."""
+    """The price of a kind of operator, and the class under which it is calibrated."""
 
     price: Callable[..., Price]
-    moved: Callable[..., float]
     label: Callable[..., str]
 
 
-SCANNED = OperatorCost(price_scan, scanned_bytes, lambda work: f"{scan_kind(work)}.{PASSES[work.backward]}")
+SCANNED = OperatorCost(price_scan, lambda work: f"{scan_kind(work)}.{PASSES[work.backward]}")
 COSTS: dict[type[Compute], OperatorCost] = {
-    Matmul: OperatorCost(price_matmul, matmul_bytes, lambda work: f"{PRODUCTS[work.batch > 1]}.{work.dtype}"),
-    GroupedMatmul: OperatorCost(price_matmul, matmul_bytes, lambda work: f"grouped.{work.dtype}"),
-    Convolution: OperatorCost(price_convolution, convolution_bytes, lambda work: f"convolution.{work.of}"),
-    Attention: OperatorCost(price_attention, attention_work_bytes, lambda work: f"attention.{PASSES[work.backward]}"),
+    Matmul: OperatorCost(price_matmul, lambda work: f"{PRODUCTS[work.batch > 1]}.{work.dtype}"),
+    GroupedMatmul: OperatorCost(price_matmul, lambda work: f"grouped.{work.dtype}"),
+    Convolution: OperatorCost(price_convolution, lambda work: f"convolution.{work.of}"),
+    Attention: OperatorCost(price_attention, lambda work: f"attention.{PASSES[work.backward]}"),
     Scan: SCANNED,
     DeltaRule: SCANNED,
     SelectiveScan: SCANNED,
-    RecurrentCells: OperatorCost(price_cells, cells_bytes, lambda work: "cells"),
-    Elementwise: OperatorCost(
-        price_stream, lambda work: work.read_bytes + work.write_bytes, lambda work: f"stream.{stream_key(work)}"
-    ),
+    RecurrentCells: OperatorCost(price_cells, lambda work: "cells"),
+    Elementwise: OperatorCost(price_stream, lambda work: f"stream.{stream_key(work)}"),
     Recorded: OperatorCost(
         lambda work, *_: Price.spread(work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 0.0),
-        lambda work: 0.0,
         lambda work: "recorded",
     ),
 }
@@ -64,11 +60,6 @@ COSTS: dict[type[Compute], OperatorCost] = {
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
     """Return the price of one operator."""
     return COSTS[type(work)].price(work, gpu, fit, load)
-
-
-def moved_bytes(work: Compute) -> float:
-    """Return the bytes that an operator must move through memory: operands and result, each once."""
-    return COSTS[type(work)].moved(work)
 
 
 def work_class(work: Compute) -> str:

@@ -32,12 +32,7 @@ def price_convolution(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) 
     seconds = _depthwise_s(work, gpu, fit) if work.is_depthwise else _product_s(work, gpu, fit, load)
     rates = matrix_rates(gpu, work.dtype)
     seconds += float(launch_s(rates, 1e-6, fit, load))
-    return price_kernel("convolution", seconds, work.flops, convolution_bytes(work), rates, gpu, fit)
-
-
-def convolution_bytes(work: Convolution) -> float:
-    """Return the bytes of data, weights and result, each once."""
-    return (work.data_elements + work.weights) * work.dtype.bytes
+    return price_kernel("convolution", seconds, work.flops, work.moved_bytes, rates, gpu, fit)
 
 
 def _format(dtype: DType) -> str:
@@ -69,7 +64,7 @@ def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> floa
         ConvolutionPass.WEIGHT: (outer, inner * work.taps, work.outputs),
     }[work.of]
     column = np.array([rows], dtype=np.float64)
-    moved = convolution_bytes(work)
+    moved = work.moved_bytes
     seconds = float(fastest_s(column, columns, depth, groups, size, rates, own.product, moved)[0])
     if work.groups > 1:
         seconds *= own.grouped

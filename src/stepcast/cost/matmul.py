@@ -53,13 +53,7 @@ def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
         separate_s = SEPARATE_S.get(gpu.architecture.partition("-")[0], 0.0) if work.separate else 0.0
         seconds = seconds * work.skew + (fit.grouped_s + separate_s) * work.groups
     rates, unit = matrix_rates(gpu, work.dtype), matrix_unit(gpu, work.dtype)
-    return price_kernel(unit, float(seconds), work.flops, matmul_bytes(work), rates, gpu, fit)
-
-
-def matmul_bytes(work: Product) -> float:
-    """Return the bytes of operands read once and the result written once."""
-    m, n, k, batch = _sizes(work)
-    return float((m * k + k * n + m * n) * batch * work.dtype.bytes)
+    return price_kernel(unit, float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)
 
 
 def _sizes(work: Product) -> tuple[float, int, int, int]:

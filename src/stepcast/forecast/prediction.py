@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepcast.cost.compute import moved_bytes
 from stepcast.cost.host import HOST_PACES
 from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
@@ -87,7 +86,7 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
                 flops, moved = 0.0, 0.0
                 if isinstance(work, Matmul | GroupedMatmul | Attention | Elementwise):
                     flops = float(work.elements) if isinstance(work, Elementwise) else work.flops
-                    moved = moved_bytes(work)
+                    moved = work.moved_bytes
                 total["count"] += count * share
                 total["flops"] += count * share * flops
                 total["bytes"] += count * share * moved

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.dtype import DType
 
+FLOAT = 4.0  # bytes
+
 if TYPE_CHECKING:
     from stepcast.ir.model_parts import Hybrid
 
@@ -138,6 +140,19 @@ class DeltaRule:
             return self.rows * (8 * state + 10 * keyed + 5 * valued + 2 * square)
         return self.rows * (3 * state + 3 * keyed + 2 * valued)
 
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of flash-linear-attention's chain of kernels (ops/gated_delta_rule/chunk.py), norms of queries and
+        keys included; counted in tensors as large as the keys, as the values, as all states and as all solved systems.
+
+        Forward: norms; the system with what it makes of keys and values; states; the result. Backward: the last
+        two of the system again and the states; gradients within chunks; of states; of queries, keys and read
+        keys; of the system; their sum; norms.
+        """
+        keys, values, states, systems = (26, 15, 4, 2) if self.backward else (10, 6, 2, 1)
+        elements = keys * self.keys + values * self.inputs + states * self.states
+        return (elements + systems * self.rows * self.chunk) * self.dtype.bytes
+
 
 @dataclass(frozen=True, slots=True)
 class SelectiveScan:
@@ -177,6 +192,15 @@ class SelectiveScan:
         """
         return 7.0 * self.states * (3 if self.backward else 1)
 
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of one kernel (mamba_ssm, csrc/selective_scan): input, time steps and gate in, the result before and
+        after the gate out; backward the gradient and the result in, three gradients out. B and C are read again for
+        every channel, but from the cache.
+        """
+        tensors = 8 if self.backward else 5
+        return (tensors * self.inputs + (4 if self.backward else 2) * self.shared) * self.dtype.bytes
+
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCells:
@@ -198,6 +222,12 @@ class RecurrentCells:
     @property
     def flops(self) -> float:
         return 2.0 * self.steps * self.batch * self.gates * self.hidden * self.width
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of the weights once, and of the gates and states of all steps."""
+        states = self.steps * (2 * self.gates + 2) * self.batch * self.hidden
+        return (self.gates * self.hidden * self.width + states) * self.dtype.bytes
 
     @property
     def is_persistent(self) -> bool:
@@ -283,6 +313,35 @@ class Scan:
         if self.backward:
             return 5 * through_states + 3 * within + 3 * square
         return 2 * through_states + within + square
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of Mamba-2's kernels, from the shapes in mamba_ssm's ops/triton.
+
+        Chunk states and C B^T are in fp32 where they are summed, in the training format where they multiply.
+        """
+        element = self.dtype.bytes
+        inputs, shared = self.inputs * element, self.shared * element
+        states, squares = float(self.states), self.squares * FLOAT
+        steps = self.batch * self.seq * self.heads * FLOAT  # dt and its sums along a chunk
+        sums = steps / FLOAT * element + 2 * steps
+        products = 2 * shared + squares
+        chunk_states = inputs + shared + states * FLOAT + 2 * steps
+        if not self.backward:
+            passing = states * (FLOAT + element)
+            output = 4 * inputs + shared + states * element + squares + 2 * steps
+            return sums + products + chunk_states + passing + output
+        passing = states * 2 * FLOAT
+        gate = 5 * inputs
+        state_gradients = inputs + shared + states * FLOAT
+        passing_back = states * 2 * (FLOAT + element)
+        input_gradients = 3 * inputs + shared + states * element + squares
+        of_shared = 2 * (inputs + states * element + shared + shared / element * FLOAT)
+        of_products = 2 * (2 * inputs + squares)  # of C B^T, and of the decay
+        to_shared = 2 * (squares + 2 * shared + shared / element * FLOAT)
+        again = sums + products + chunk_states + passing
+        own = gate + state_gradients + passing_back + input_gradients + of_shared + of_products + to_shared
+        return again + own
 
 
 def scan_of(

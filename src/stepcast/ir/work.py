@@ -5,8 +5,9 @@ after an all-gather, before a reduce-scatter, and on both sides of an all-reduce
 """
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import get_args
+from typing import Any, get_args
 
 from stepcast.ir.dataclass import dataclass, require_amounts, require_counts
 from stepcast.ir.dtype import DType
@@ -33,6 +34,11 @@ class Matmul:
     def flops(self) -> float:
         return 2.0 * self.batch * self.m * self.n * self.k
 
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of operands read once and the result written once."""
+        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * self.dtype.bytes
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatmul:
@@ -56,6 +62,10 @@ class GroupedMatmul:
     @property
     def flops(self) -> float:
         return 2.0 * self.m * self.n * self.k
+
+    @property
+    def moved_bytes(self) -> float:
+        return (self.m * self.k + self.groups * self.k * self.n + self.m * self.n) * self.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,24 @@ class Attention:
         if self.backward:
             return 3.0 * query_key + 2.0 * probability_value
         return query_key + probability_value
+
+    @property
+    def moved_bytes(self) -> float:
+        sizes = self.batch, self.query_len, self.key_len, self.heads, self.kv_heads, self.head_dim, self.value_dim
+        return float(attention_bytes(sizes, self.backward, self.dtype.bytes))
+
+
+def attention_bytes(sizes: Sequence[Any], backward: Any, element_bytes: Any) -> Any:
+    """Return the bytes moved by attention of *sizes*, numbers or arrays in the order of its fields.
+
+    Forward reads q, k, v and writes the output. Backward also reads the output and its gradient and writes dq twice
+    (an fp32 sum, then rounded); with shared key heads, dk and dv are first written per query head.
+    """
+    batch, query_len, key_len, heads, kv_heads, head_dim, value_dim = sizes
+    queries = batch * query_len * heads * (head_dim + value_dim) * element_bytes
+    pairs = batch * key_len * kv_heads * (head_dim + value_dim) * element_bytes
+    per_head = (kv_heads < heads) * 2.0 * queries
+    return queries + pairs + backward * (3.0 * queries + pairs + per_head)
 
 
 class ConvolutionPass(StrEnum):
@@ -135,6 +163,10 @@ class Convolution:
     @property
     def weights(self) -> int:
         return self.out_channels * self.in_channels * self.taps // self.groups
+
+    @property
+    def moved_bytes(self) -> float:
+        return (self.data_elements + self.weights) * self.dtype.bytes
 
 
 class ElementwiseKind(StrEnum):
@@ -213,6 +245,10 @@ class Elementwise:
     @property
     def elements(self) -> int:
         return self.rows * self.columns
+
+    @property
+    def moved_bytes(self) -> float:
+        return self.read_bytes + self.write_bytes
 
 
 def elementwise(
@@ -317,6 +353,10 @@ class Recorded:
         # Spelled out, not through a helper: files hold millions of recorded times.
         if not 0 <= self.duration_s < math.inf:
             raise ValueError(f"duration_s must be a finite number, zero or more, not {self.duration_s!r}")
+
+    @property
+    def moved_bytes(self) -> float:
+        return 0.0
 
 
 Compute = (

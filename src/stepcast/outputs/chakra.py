@@ -9,7 +9,6 @@ of a stage, its communicator and its peers, is added for each rank.
 """
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -20,20 +19,14 @@ from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.layout import Group, Layout, grid_of, members, neighbour
 from stepcast.ir.limits import CHAKRA_SET, NODES
-from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import (
     COMPUTING,
     GATHERS,
-    Attention,
     Collective,
-    Compute,
-    Convolution,
     Direction,
     Elementwise,
-    GroupedMatmul,
     HostCopy,
     HostUpdate,
-    Matmul,
     Recorded,
     Transfer,
     Work,
@@ -324,45 +317,15 @@ def _work_attributes(work: Work, layout: Layout) -> list[bytes]:
             return [attribute("tensor_size", AttributeKind.UINT64, work.size_bytes)]
         case HostUpdate():
             return [attribute("tensor_size", AttributeKind.UINT64, round(work.read_bytes + work.write_bytes))]
-    flops, touched_bytes = _amounts(work)
+    flops = work.elements if isinstance(work, Elementwise) else round(work.flops)
     return [
         attribute("num_ops", AttributeKind.INT64, flops),
-        attribute("tensor_size", AttributeKind.UINT64, touched_bytes),
+        attribute("tensor_size", AttributeKind.UINT64, round(work.moved_bytes)),
     ]
 
 
 def _message_size(size_bytes: int) -> bytes:
     return attribute("comm_size", AttributeKind.INT64, size_bytes)
-
-
-@lru_cache(maxsize=4096)
-def _amounts(work: Compute) -> tuple[int, int]:
-    """Return the FLOPs and bytes that an op must at least move, for other programs' rooflines."""
-    assert not isinstance(work, Recorded)
-    if isinstance(work, Elementwise):
-        return work.elements, round(work.read_bytes + work.write_bytes)
-    match work:
-        case Matmul():
-            touched = work.batch * (work.m * work.k + work.k * work.n + work.m * work.n)
-        case GroupedMatmul():
-            touched = work.m * work.k + work.groups * work.k * work.n + work.m * work.n
-        case Convolution():
-            touched = work.data_elements + work.weights
-        case RecurrentCells():
-            states = 2 * work.steps * work.batch * (work.gates * work.hidden + work.width)
-            touched = work.gates * work.hidden * work.width + states
-        case Attention():
-            lengths = work.query_len * work.heads + work.key_len * work.kv_heads
-            touched = work.batch * lengths * (work.head_dim + work.value_dim)
-        case Scan():
-            # Input, gate and output, B and C; backward the gradients of all and the forward's result.
-            touched = 3 * work.inputs + 2 * work.shared
-        case DeltaRule():
-            touched = 2 * work.keys + 2 * work.inputs
-        case SelectiveScan():
-            touched = 4 * work.inputs + 2 * work.shared
-    passes = 2 if isinstance(work, Attention | Scan | DeltaRule | SelectiveScan) and work.backward else 1
-    return round(work.flops), round(touched * work.dtype.bytes * passes)
 
 
 # Slots of a stage in the order of the schedule, with their messages.
