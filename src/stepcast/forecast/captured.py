@@ -32,6 +32,7 @@ from stepcast.units import TFLOPS, format_percent
 # The pace of the hosts that captured programs were measured on; seconds from the end of an operator to the next one.
 STEPS = load_fit("captured", ("[steps]",))["steps"]
 FITTED_PACE, KERNEL_GAP_S = STEPS["fitted_pace"], STEPS["kernel_gap_s"]
+DDP = "ddp"  # fact of a script that wraps its model so: whether gradients are "copies" of its buckets or "views"
 LEAST_UNMEASURED = 0.01  # of the GPU's time: less is not worth a warning
 
 
@@ -230,28 +231,45 @@ def stage_memory(
     for stage, own in enumerate(splitting.stage_ranges(len(captured.parts), begins)):
         parts = held_by[own.start : own.stop]
         share = _parameter_share(captured, parts)
-        if spread.layout.gpus == spread.dp and spread.ways == spread.micro_batches == 1:
-            moment = MemoryMoment(memory.gradients, memory.activations, memory.temporary)
-        else:
+        buckets, has_views = _bucket_bytes(captured, parts, spread)
+        moments = [MemoryMoment(memory.gradients, memory.activations, memory.temporary)]
+        is_traced = spread.layout.gpus == spread.dp and spread.ways == spread.micro_batches == 1
+        if not is_traced or has_views:
             units = find_units(captured, own, parts)
-            moments = _list_moments(parts, units, spread, in_flight[stage], memory.update * share)
-            moment = max(moments, key=lambda each: each.total)
+            moments = moments * is_traced
+            moments += _list_moments(parts, units, spread, in_flight[stage], memory.update * share)
+        if has_views:
+            moments = [each._replace(gradients=0.0) for each in moments]
+        moment = max(moments, key=lambda each: each.total)
         states = (memory.parameters + memory.optimizer) * share / spread.ways
         stages.append(
             StageMemory(
                 stage=stage,
                 parameters=memory.parameters * share / spread.ways,
-                gradients=moment.gradients,
+                gradients=moment.gradients + buckets,
                 optimizer=memory.optimizer * share / spread.ways,
                 activations=moment.activations,
                 temporary=moment.temporary + buffers,
-                fragmentation=memory.unused / max(1, memory.peak) * (states + moment.total),
+                fragmentation=memory.unused / max(1, memory.peak) * (states + moment.total) + buckets,
                 communication=overhead.buffer_bytes if spread.layout.gpus > 1 else 0.0,
                 framework=overhead.context_bytes,
                 capacity=cluster.gpu.memory_bytes,
             )
         )
     return tuple(stages)
+
+
+def _bucket_bytes(captured: Captured, parts: Sequence[LayerPart], spread: Spread) -> tuple[float, bool]:
+    """Return the bytes of DDP's buckets, and whether gradients are views into them.
+
+    Otherwise all gradients are there twice (torch/csrc/distributed/c10d/reducer.cpp). Buckets stay from step to step.
+    The first step has one bucket for all of them; when the second makes the others, the thread that watches NCCL still
+    holds it (for up to 0.1 s), so that it remains reserved as often as not.
+    """
+    facts = dict(captured.facts)
+    if spread.sharding is CapturedSharding.FSDP or (spread.dp == 1 and DDP not in facts):
+        return 0.0, False
+    return sum(part.reduced_bytes or part.gradient_bytes for part in parts), facts.get(DDP) == "views"
 
 
 def _count_in_flight(spread: Spread) -> list[int]:

@@ -129,7 +129,10 @@ def _describe_product(call: OperatorCall) -> Works:
     batch = math.prod(left.shape[:-2])
     swapped = (left.stride[-1] != 1) + (right.stride[-2] != 1) if batch == 1 else 0
     work = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, call.product_dtype(left), swapped)
-    return (express_alignment(work, (left, right, call.writes[0])),)
+    # cuBLAS reads rows or columns that are contiguous; others are copied (ATen/native/cuda/Blas.cpp, prepare_matrix).
+    spread = [side for side in (left, right) if all(step > 1 for step, size in zip(side.stride[-2:], side.shape[-2:],
+              strict=True) if size > 1)]  # fmt: skip
+    return (*_copy_swapped(spread), express_alignment(work, (left, right, call.writes[0])))
 
 
 def _describe_baddbmm(call: OperatorCall) -> Works:

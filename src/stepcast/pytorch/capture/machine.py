@@ -67,6 +67,7 @@ class PretendMachine:
     sharding: str = ""  # "none" for DDP, "fsdp"; "" for one GPU
     tp: int = 1
     bucket_mb: float | None = None
+    ddp: str | None = None  # whether gradients are "copies" of DDP's buckets or "views"
     collectives: Counter[str] = field(default_factory=Counter)
     units: list[ShardedModules] = field(default_factory=list)  # inner ones first
     notes: dict[str, None] = field(default_factory=dict)  # in the order in which they came up
@@ -226,10 +227,13 @@ class PretendMachine:
         machine = self
 
         class DistributedDataParallel(_WrappedModule):
-            def __init__(self, module: nn.Module, *args: object, bucket_cap_mb: float | None = None, **kw: object):
+            def __init__(
+                self, module: nn.Module, *args: object, bucket_cap_mb: float | None = None,
+                gradient_as_bucket_view: bool = False, **kwargs: object,
+            ) -> None:  # fmt: skip
                 super().__init__(module)
                 machine.sharding, machine.bucket_mb = machine.sharding or "none", bucket_cap_mb
-                machine.note("memory does not include the buckets of DDP, which take as much as the gradients or more")
+                machine.ddp = "views" if gradient_as_bucket_view else "copies"
 
         class FullyShardedDataParallel(_WrappedModule):
             def __init__(

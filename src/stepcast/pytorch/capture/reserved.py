@@ -94,6 +94,8 @@ class _Replay:
             for number in self._made[tick]:
                 if not (self._storages[number].role == "gradients" and not tick and number in self._blocks):
                     self._make(number)
+                    if self._storages[number].freed == tick:  # by the operator itself, before it makes the next
+                        self._free(iter((number,)))
             if is_first and tick in self._products:
                 self.memory.allocate(PRODUCT_BUFFER)
                 self.buffers += PRODUCT_BUFFER

@@ -275,7 +275,8 @@ class ScriptGpu(EmulatedGpu):
             fetch(own.nbytes)
             return result
         if hasattr(own, HOST):
-            result = torch.empty_like(own)
+            with torch._C._DisableTorchDispatch():  # which would place it where *own* is
+                result = torch.empty_like(own)
             if self._tracer.recording:
                 self._tracer.copy_from_host(own, result, bool(kwargs.get("non_blocking")))
             return result.requires_grad_(own.requires_grad and own.is_leaf)
@@ -493,6 +494,7 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
         "sharding": machine.sharding if machine.gpus > 1 else None,
         "tp": machine.tp if machine.tp > 1 else None,
         "bucket_mb": machine.bucket_mb,
+        "ddp": machine.ddp,
         "accumulation": accumulation if accumulation > 1 else None,
     }
     if machine.gpus > 1 and not machine.sharding and machine.tp == 1:
@@ -542,6 +544,6 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
     trace.events = new_events
     trace.host_calls = {place_of[n]: calls for n, calls in trace.host_calls.items() if n in place_of}
-    for name in ("uncompiled", "host_waits", "varying"):
+    for name in ("uncompiled", "host_waits"):
         setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
     return trace, len(sizes) if folds else 1

@@ -27,13 +27,13 @@ TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as T
 KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 # PyTorch's allocator on a GPU hands out blocks of a multiple of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
 BLOCK_BYTES = 512
+PARTIAL_SUMS = 132 * 64 * 64 * 4
 DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
     torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8",
     torch.uint8: "int8", torch.bool: "bool", torch.complex64: "fp64", torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
 }  # fmt: skip
-SIZES = "_stepcast_sizes"  # attribute of a tensor: those of its sizes that depend on values
 READ_A_VALUE = ("_local_scalar_dense", "item", "equal", "is_nonzero")
 HAVE_UNKNOWN_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "bernoulli", "native_dropout")
 # The host reads how large the results of these are; of the indexed ones where a mask selects the elements.
@@ -125,7 +125,6 @@ class StepTrace:
     reduced: dict[int, int] = field(default_factory=dict)  # bytes of the gradient, likewise
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
-    varying: set[int] = field(default_factory=set)  # products in the forward whose sizes differ from step to step
     # What the host does before an event: random numbers that it draws, checkpoints that it enters or runs again.
     host_calls: dict[int, float] = field(default_factory=dict)
     units: list[TracedUnit] = field(default_factory=list)
@@ -279,8 +278,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             self._add_event(name, args, read, written)
             if _is_sized_by_values(name, read):
                 self._add_host_wait()
-            if self._runs_forward():
-                self._follow_sizes(name, read, written)
         del held
         return result
 
@@ -296,12 +293,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def _hold_workspace(self, name: str, args: Any, written: list[Tensor]) -> Tensor | None:
         """Allocate the memory that an operator needs while it runs, as traces of PyTorch's allocator show it."""
-        size = workspace_bytes(name, args, written)
-        if not size or (self.compiles and name == "sum"):
-            return None
-        held = torch.empty(size, dtype=torch.uint8, device=META)
-        for tensor in (*written, held):
+        sizes = () if self.compiles and name == "sum" else workspace_bytes(name, args, written)
+        held = None
+        for tensor in written if sizes else ():
             self._number_storage(tensor)
+        for size in sizes:
+            held = None  # that of the kernel before
+            held = torch.empty(size, dtype=torch.uint8, device=META)
+            self._number_storage(held)
         return held
 
     def _adds_gradients(self, args: Any) -> bool:
@@ -311,16 +310,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         first, second = args[:2]
         return isinstance(second, Tensor) and first.is_contiguous() and (first.shape, first.dtype) == (
             second.shape, second.dtype)  # fmt: skip
-
-    def _follow_sizes(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
-        """Note sizes that depend on values in the results of an operator, and products that have such sizes."""
-        sizes = {size for tensor in read for size in getattr(tensor, SIZES, ())}
-        if _is_sized_by_values(name, read):
-            sizes |= {tensor.shape[0] for tensor in written if tensor.dim()}
-        if sizes and name in PRODUCTS:
-            self.trace.varying.add(len(self.trace.events) - 1)
-        for tensor in written if sizes and not name.endswith("_") else ():
-            setattr(tensor, SIZES, sizes.intersection(tensor.shape))
 
     def _add_host_wait(self) -> None:
         """Note that the host waits for the last operator."""
@@ -429,27 +418,45 @@ def _is_meta(tensor: Tensor) -> bool:
     return bool(tensor.device.type == "meta")
 
 
-def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> int:
-    """Return the bytes that an operator needs beyond its operands and results while it runs.
+def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> tuple[int, ...]:
+    """Return the bytes that the kernels of an operator need one after another, beyond its operands and results.
 
-    cuDNN copies data, weight and result of a convolution to channels last, and sums gradients of queries in fp32. A sum
-    over rows is split between several thread blocks, each of which stores partial sums of 128 columns
+    cuDNN sums gradients of queries in fp32. A sum over 1,024 rows or more, 256 for each of four threads, is split
+    between several thread blocks, each of which stores partial sums of 128 columns
     (aten/src/ATen/native/cuda/Reduce.cuh, with 132 multiprocessors of 16 blocks).
     """
     if name.startswith("convolution"):
-        images = [tensor for tensor in list_tensors(args[:3]) if tensor.dim() > 2]
-        (data, weight), groups = images[-2:], [value for value in args if isinstance(value, int)][-1]
-        is_plain = math.prod(weight.shape[2:]) == 1 and math.prod(data.shape[2:]) % 8 == 0
-        if is_plain or groups == data.shape[1] > 1 or any(map(is_channels_last, images)):
-            return 0
-        return sum(tensor.nbytes for tensor in (*images, *(written[:1] if len(images) == 2 else ())))
+        return _convolution_bytes(args, written)
     if name == "attention_backward" and args[1].dtype is not torch.float32:
-        return int(4 * (args[1].numel() + args[1].numel() // args[1].shape[-1]))
+        return (int(4 * (args[1].numel() + args[1].numel() // args[1].shape[-1])),)
     if name == "sum" and args[0].dim() > 1 and written[0].numel() and args[0].is_contiguous():
         columns, rows = written[0].numel(), args[0].numel() // written[0].numel()
-        if columns == args[0].shape[-1] and columns % 4 == 0 and rows >= 256:
-            return int(512 * columns * min(-(-2112 // -(-columns // 128)), -(-rows // 64)))
-    return 0
+        if columns == args[0].shape[-1] and columns % 4 == 0 and rows >= 1024:
+            return (int(512 * columns * min(-(-2112 // -(-columns // 128)), -(-rows // 64))),)
+    return ()
+
+
+def _convolution_bytes(args: Any, written: list[Tensor]) -> tuple[int, ...]:
+    """Return the bytes that cuDNN needs for a convolution, or for the gradients of its data and of its weight.
+
+    It copies operands and result to channels last, unless they are, as traces of PyTorch's allocator on an H200 show.
+    The result of a forward in TF32 is written as it is to be, and few channels are read as they are; the gradient of
+    a weight in bf16 pads them to 8, and is summed in parts, a tile of 64 x 64 for each multiprocessor.
+    """
+    images = [tensor for tensor in list_tensors(args[:3]) if tensor.dim() > 2]
+    (data, weight), groups = images[-2:], [value for value in args if isinstance(value, int)][-1]
+    channels, is_half = data.shape[1], data.dtype.itemsize == 2
+    is_plain = math.prod(weight.shape[2:]) == 1 and math.prod(data.shape[2:]) % 8 == 0
+    if is_plain or groups == channels > 1 or any(map(is_channels_last, images)):
+        return ()
+    copied = sum(tensor.nbytes for tensor in images)
+    if len(images) == 2:
+        is_copied = channels >= (8 if is_half else 32)
+        return (copied + written[0].nbytes * is_half,) if is_copied else ()
+    for_data, for_weight = args[-1][:2]
+    padding = (round_up(channels, 8) - channels) * data.nbytes // channels
+    is_copied = for_weight and (is_half or channels >= 8)
+    return (*(copied,) * for_data, *(copied - weight.nbytes + padding + PARTIAL_SUMS,) * is_copied)
 
 
 def round_up(size: int, multiple: int) -> int:
