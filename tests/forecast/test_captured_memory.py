@@ -1,5 +1,7 @@
 """Memory of captured programs that are distributed: each phase is scaled by itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from stepcast.cost.memory.stages import WORKSPACE_BYTES
@@ -37,6 +39,17 @@ def allocated_gib(spread: Spread) -> list[float]:
 
 def test_one_gpu_holds_what_was_traced() -> None:
     assert allocated_gib(Spread()) == pytest.approx([8 + 8 + 16 + 3])
+
+
+def test_replicas_hold_buckets_besides_their_gradients() -> None:
+    assert allocated_gib(Spread(dp=8)) == pytest.approx([8 + 8 + 16 + 3 + 8])
+
+
+def test_gradients_that_are_views_are_in_the_buckets() -> None:
+    """Then the fullest moment is the loss: buckets, five saved layers and what it needs."""
+    views = replace(checkpointed(), facts=(("ddp", "views"),))
+    (stage,) = predict_captured(views, load_cluster("dgx-h100"), Spread(dp=8)).memory
+    assert (stage.allocated - WORKSPACE_BYTES) / GIB == pytest.approx(8 + 16 + 8 + 4 + 20)
 
 
 def test_sharding_leaves_the_loss_as_it_is() -> None:

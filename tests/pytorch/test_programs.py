@@ -18,9 +18,10 @@ from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.pytorch.capture.build import HostedEvent, name_ops  # noqa: E402
 from stepcast.pytorch.capture.emulation import EmulatedGpu, define_operators  # noqa: E402
 from stepcast.pytorch.capture.host import CALLS  # noqa: E402
+from stepcast.pytorch.capture.kernels import works_of  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
-from stepcast.pytorch.capture.tracer import Tracer  # noqa: E402
+from stepcast.pytorch.capture.tracer import Event, Moment, TracedTensor, Tracer  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 256, 512, 3
 PROGRAM = f"""
@@ -336,3 +337,19 @@ def test_the_host_s_time_in_views_is_not_lost() -> None:
     ops, left = name_ops([view, view], 0.3)
     assert not ops
     assert left == pytest.approx(0.9)
+
+
+def test_operands_without_a_contiguous_side_are_copied_for_cublas() -> None:
+    """As in ``einsum("bix,iox->box", ...)``, whose batch is the last dimension in memory."""
+
+    def kinds(stride: tuple[int, int, int]) -> list[str]:
+        left = TracedTensor((144, 4, 32), stride, "fp32", 0)
+        right, out = (
+            TracedTensor((144, 32, 32), (1024, 32, 1), "fp32", 1),
+            TracedTensor((144, 4, 32), (128, 32, 1), "fp32", 2),
+        )
+        event = Event("bmm", (left, right), (out,), (), Moment.FORWARD, 0, recomputed=False)
+        return [type(work).__name__ for work in works_of(event)]
+
+    assert kinds((128, 32, 1)) == kinds((128, 1, 4)) == ["Matmul"]
+    assert kinds((1, 4608, 144)) == ["Elementwise", "Matmul"]

@@ -4,8 +4,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from stepcast.pytorch.capture.reserved import reserve_bytes
-from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, Storage, TracedTensor
+from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, Storage, TracedTensor, workspace_bytes
 from stepcast.units import MIB
 
 
@@ -49,3 +51,39 @@ def test_averages_of_weights_stay() -> None:
     weight = TracedTensor((10 * MIB,), (1,), "fp32", 0)
     trace.events[2] = trace.events[2]._replace(reads=(weight,), writes=(weight,))
     assert reserve_bytes(trace) == 40 * MIB
+
+
+def test_workspaces_of_an_operator_follow_each_other() -> None:
+    """One that an operator frees before it makes the next takes the same block, if that is large enough."""
+    first, second = Storage(40 * MIB, 1, freed=1), Storage(40 * MIB, 1, freed=2)
+    assert reserve_bytes(trace_of(first, second)) == 40 * MIB
+    second.size_bytes = 42 * MIB
+    assert reserve_bytes(trace_of(first, second)) == (40 + 42) * MIB
+
+
+def test_convolutions_copy_operands_to_channels_last() -> None:
+    """As an H200 allocated it in steps of small networks: MiB of 64 images of 112 x 112 in bf16, 128 in TF32."""
+
+    def needed(images: int, channels: int, size: int, dtype: object) -> list[float]:
+        def empty(*shape: int) -> object:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        data, weight = empty(images, channels, size, size), empty(2 * channels, channels, 3, 3)
+        out, options = empty(images, 2 * channels, size // 2, size // 2), (None, [2, 2], [1, 1], [1, 1], False, [0], 1)
+        forward = workspace_bytes("convolution", (data, weight, *options), [out])
+        masked = (out, data, weight, *options, [True, True, False])
+        backward = workspace_bytes("convolution_backward", masked, [data, weight])
+        return [size / MIB for size in (*forward, *backward)]
+
+    assert needed(64, 32, 112, torch.bfloat16) == pytest.approx([73.54, 73.54, 75.25], abs=0.5)
+    assert needed(128, 32, 56, torch.float32) == pytest.approx([49.07, 73.57, 77.40], abs=2)
+    assert needed(128, 16, 112, torch.float32) == pytest.approx([147.02, 149.20], abs=0.5)
+
+
+def test_long_sums_are_split_between_blocks() -> None:
+    def needed(rows: int) -> tuple[int, ...]:
+        summed = torch.empty(rows, 32000, device="meta")
+        return workspace_bytes("sum", (summed,), [torch.empty(32000, device="meta")])
+
+    assert not needed(512)
+    assert needed(2048)

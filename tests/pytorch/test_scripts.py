@@ -130,16 +130,64 @@ def test_scripts_of_libraries_are_captured_unchanged(module: str, script: str, f
     assert {name: found.get(name) for name in facts} == facts
 
 
-def test_memory_that_ddp_takes_is_named(tmp_path: Path) -> None:
-    script = tmp_path / "ddp.py"
-    body = """
-model = torch.nn.parallel.DistributedDataParallel(model)
+def test_buckets_of_ddp_are_part_of_memory(tmp_path: Path) -> None:
+    """DDP has a second copy of all gradients, or gradients that are views into its buckets, which stay."""
+    script, size_bytes = tmp_path / "ddp.py", 4 * (64 * 128 + 128 + 128 * 64 + 64)
+
+    def gradients(wrap: str) -> float:
+        body = """
 for _ in range(3):
     model(torch.randn(8, 64, device="cuda")).mean().backward(); optimizer.step(); optimizer.zero_grad()
 """
-    script.write_text(MODEL + body)
-    found = captured_facts("python", str(script), options=("--predict", "--gpu", "h200"))
-    assert any("buckets of DDP" in text for text in found["prediction"]["warnings"])
+        script.write_text(MODEL + wrap + body)
+        found = captured_facts("python", str(script), options=("--predict", "--gpu", "h200"))
+        held: float = found["prediction"]["memory_bytes"]["gradients"]
+        return held
+
+    ddp = "model = torch.nn.parallel.DistributedDataParallel"
+    assert gradients(f"{ddp}(model)") == gradients("") + size_bytes
+    assert gradients(f"{ddp}(model, gradient_as_bucket_view=True)") == size_bytes
+
+
+def test_experts_that_masks_select_are_run(tmp_path: Path) -> None:
+    """The largest share of a router is a choice; rows that a mask of choices selects are counted, both ways."""
+    script = tmp_path / "switch.py"
+    script.write_text(
+        """
+import torch, torch.nn as nn
+gate, experts = nn.Linear(64, 4).cuda(), nn.ModuleList(nn.Linear(64, 64) for _ in range(4)).cuda()
+optimizer = torch.optim.SGD([*gate.parameters(), *experts.parameters()], lr=0.1)
+for _ in range(3):
+    x = torch.randn(512, 64, device="cuda")
+    shares, chosen = gate(x).softmax(-1).max(-1)
+    out = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        rows = chosen == number
+        if rows.any():
+            out[rows] = expert(x[rows]) * shares[rows, None]
+    out.mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+    )
+    memory = captured_facts("python", str(script))["memory_bytes"]
+    assert memory["all_gradients"] == memory["parameters"]
+
+
+def test_batches_are_on_the_gpu_once_they_are_copied(tmp_path: Path) -> None:
+    """Casts and sums of a large batch that was copied from the host run on the GPU, as those of one made there."""
+    script = tmp_path / "copied.py"
+
+    def count_kernels(batch: str) -> int:
+        body = f"""
+for _ in range(3):
+    x = {batch}
+    assert x.is_cuda
+    model(x.half().float() - 1).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+        script.write_text(MODEL + body)
+        ops: int = captured_facts("python", str(script))["ops"]
+        return ops
+
+    assert count_kernels("torch.randn(4096, 64).cuda()") == count_kernels('torch.randn(4096, 64, device="cuda")')
 
 
 @pytest.mark.parametrize(

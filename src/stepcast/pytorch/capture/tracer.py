@@ -40,8 +40,7 @@ HAVE_UNKNOWN_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "ber
 SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_consecutive")
 INDEXED = ("index", "index_put_", "index_put", "_index_put_impl_")
 COPIES = ("_to_copy", "copy_")
-# Operators by which a router chooses, with the choices in their results.
-CHOICES: dict[str, Callable[[Any], Tensor]] = {"topk": lambda result: result[1], "argmax": lambda result: result}
+CHOICES = ("topk", "argmax", "max")  # operators by which a router chooses; their integer results are its choices
 RECURRENT = ("recurrent", "recurrent_backward")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear")
 # A GPU copies operands of these that are not contiguous (aten/src/ATen/native/cuda/layer_norm_kernel.cu): how many.
@@ -331,9 +330,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if values is None or name in HAVE_UNKNOWN_VALUES:
             if name.endswith("_") and read and hasattr(read[0], VALUES):
                 delattr(read[0], VALUES)
-            result = func(*args, **kwargs)
-            if name in CHOICES and self._runs_forward():
-                _choose_evenly(CHOICES[name](result), args[0].shape[-1])
+            result = func(*_expand_masks(args), **kwargs) if name in INDEXED else func(*args, **kwargs)
+            if name in CHOICES and self._runs_forward() and args[0].is_floating_point():
+                for choices in list_tensors((result,)):
+                    _choose_evenly(choices, args[0].shape[-1])
             return result
         try:
             result = func(*args, **kwargs)
@@ -517,6 +517,15 @@ def _is_sized_by_values(name: str, read: list[Tensor]) -> bool:
     return name in SIZED_BY_VALUES or (name in INDEXED and any(tensor.dtype is torch.bool for tensor in read))
 
 
+def _expand_masks(args: Any) -> tuple[Any, ...]:
+    """Return the arguments of an indexed operator with the places that its masks select, where these are known."""
+    places: list[Tensor | None] = []
+    for index in args[1]:
+        known = getattr(index, VALUES, None) if index is not None and index.dtype is torch.bool else None
+        places += [index] if known is None else [place.to(META) for place in known.nonzero(as_tuple=True)]
+    return (args[0], places, *args[2:])
+
+
 def _may_be_known(tensor: Tensor) -> bool:
     may_be_choice = tensor.dtype in (torch.int64, torch.bool)
     return bool(tensor.numel() <= (KNOWN_CHOICES if may_be_choice else KNOWN_ELEMENTS))
@@ -527,7 +536,7 @@ def _choose_evenly(indices: Tensor, count: int) -> None:
 
     All experts are chosen equally often, and none twice by a row.
     """
-    if count and _may_be_known(indices):
+    if count and indices.dtype is torch.int64 and _may_be_known(indices):
         chosen = torch.arange(indices.numel(), device="cpu").remainder(count).reshape(indices.shape)
         setattr(indices, VALUES, chosen)
 
