@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import stepcast
-from stepcast.inputs.configs.rl import read_rl_text
+from stepcast.inputs.configs.rl import read_rl_text, read_rl_values
 from stepcast.inputs.source import FormatError
 from stepcast.rl.step import count_tensors, load_profile, profile_names
 from tests.cli.test_main import run, run_json
@@ -137,6 +137,33 @@ def test_configurations_of_rl_software_are_read(
     assert facts["model"] == "qwen3-0.6b"
     assert facts["step_s"] > 0
     assert run_json(capsys, "rl", "--config", str(file), "--cluster", "dgx-h100", "--prompts", "64")["responses"] == 512
+
+
+def test_the_batch_of_trl_follows_the_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of 4 GPUs has 8 completions in 2 accumulated batches: 64, of 8 prompts."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen3-0.6B\nnum_generations: 8\ngradient_accumulation_steps: 2\n")
+    facts = run_json(capsys, "rl", "--config", str(file), "--cluster", "dgx-h100", "--gpus", "4")
+    assert facts["responses"] == 64
+    assert "at most 256" in facts["response"]
+    assert any("use_vllm is off" in text for text in facts["assumptions"])
+    assert not any("prompts are a quarter" in text for text in facts["assumptions"])
+
+
+@pytest.mark.parametrize(("is_megatron", "tp", "framework"), [(False, 2, "pytorch-fsdp"), (True, 4, None)])
+def test_nemo_rl_trains_with_the_backend_that_is_enabled(is_megatron: bool, tp: int, framework: str | None) -> None:
+    backends = {
+        "policy.dtensor_cfg": {"enabled": not is_megatron, "tensor_parallel_size": 2},
+        "policy.megatron_cfg": {"enabled": is_megatron, "tensor_model_parallel_size": 4},
+        "policy.generation": {"max_new_tokens": 512},
+    }
+    keys = {f"{table}.{key}": value for table, entries in backends.items() for key, value in entries.items()}
+    config = read_rl_values({**keys, "policy.max_total_sequence_length": 1024})
+    assert (config.choices["tp"], config.choices.get("framework")) == (tp, framework)
+    assert config.choices["max_response"] == 512
+    assert any(
+        key.startswith("policy.dtensor_cfg." if is_megatron else "policy.megatron_cfg.") for key in config.unread
+    )
 
 
 def test_references_and_unread_keys() -> None:

@@ -25,6 +25,7 @@ from stepcast.questions.choices import (
     choices_of,
     count,
     gpu_count,
+    option_of,
     share,
     state_defaults,
 )
@@ -264,7 +265,11 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         "fits": bool(memory["fits"]),
         "run": run,
         "sensitivity_s": vary_spread(step) if step.task.response.shape == "lognormal" else {},
-        "assumptions": [*state_defaults(question, DEFAULT_TEXTS, question.unset), *step.assumptions],
+        "assumptions": [
+            *state_defaults(question, DEFAULT_TEXTS, question.unset),
+            *step.assumptions,
+            *config.get("assumed", ()),
+        ],
         "warnings": [
             *([] if memory["fits"] else ["the training step does not fit into GPU memory"]),
             *step.profile.warnings,
@@ -284,10 +289,19 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
     choices = {**given, **({} if model is None else {"model": model})}
     if config is None:
         return build_rl(choices), {}
-    found = read_rl_config(config)
+    gpus = choices.get("gpus")
+    found = read_rl_config(config, gpus if isinstance(gpus, int) else None)
     words = read_config_choices(found.choices)
     read = {name: str(value) for name, value in words.items()}
-    return build_rl({**words, **choices}), {"tool": found.tool, "read": read, "unread": list(found.unread)}
+    limits = {
+        "prompt_length": "prompts are a quarter of their limit",
+        "response_length": "responses are half of their limit",
+    }
+    assumed = [
+        f"{text} on average ({option_of(name)})" for name, text in limits.items() if name in {*words} - {*choices}
+    ]
+    facts = {"tool": found.tool, "read": read, "unread": list(found.unread)}
+    return build_rl({**words, **choices}), {**facts, "assumed": [*found.assumed, *assumed]}
 
 
 # ---- search -------------------------------------------------------------------------------------------------

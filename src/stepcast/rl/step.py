@@ -31,7 +31,7 @@ from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.tables import Amount, Count, Positive, convert_table
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
-from stepcast.units import MS
+from stepcast.units import MS, format_seconds
 from stepcast.views.answer import Answer
 
 FOLDER = Path(__file__).parents[1] / "data" / "rl_software"
@@ -326,6 +326,11 @@ def forecast_step(
     if place.mode is RlMode.ASYNC:
         step_s = max(train_pool_s, rollout_pool_s)
     assumptions = [*rollout.assumptions, "log-probability passes run at the pace of the forward pass of training"]
+    if host_s or moved_s:
+        assumptions.append(
+            f"{profile.name} takes {format_seconds(host_s)} of CPU time for each running sequence and decode step, and "
+            f"{format_seconds(moved_s)} to move the batch of each pass: generate and predict leave them out"
+        )
     if task.response.shape == "fixed":
         assumptions.append("all responses have the same length, so the rollout has no long tail (--response-length)")
     elif task.response.shape != "measured":

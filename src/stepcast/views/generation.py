@@ -138,7 +138,8 @@ def rl_view(facts: Facts) -> ui.View:
         lead = "The spread of response lengths is assumed: the same mean with other standard deviations."
         parts.append(ui.plain_table("If lengths vary more or less", ("spread", "step"), rows, lead=lead))
     if config := facts["config"]:
-        rows = [(f"{len(config['unread'])} keys", "have no effect here: " + ", ".join(config["unread"][:8]) + " ...")]
+        unread, more = config["unread"], " ..." if config["unread"][8:] else ""
+        rows = [(f"{len(unread)} of its keys", f"without effect here: {', '.join(unread[:8])}{more}")]
         parts.append(ui.plain_table(f"Configuration of {config['tool']}", ("keys", "use"), rows))
     headline = ui.Headline.of_seconds(facts["step_s"], "per step", about)
     return ui.View(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from stepcast.inputs.configs.keys import DATA, flat
+from stepcast.inputs.configs.keys import DATA, flat, is_on
 from stepcast.inputs.configs.reader import parse_json, parse_yaml
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, read_toml
@@ -36,14 +36,17 @@ class RlConfig:
     tool: str
     choices: Mapping[str, object]
     unread: tuple[str, ...]
+    assumed: tuple[str, ...] = ()
 
 
 class _Values:
-    """Dotted keys with their values; those that were read are remembered."""
+    """Dotted keys with their values, and the GPUs if others were asked for; keys that were read are remembered."""
 
-    def __init__(self, values: Mapping[str, object]) -> None:
+    def __init__(self, values: Mapping[str, object], gpus: int | None) -> None:
         self.values = {key: resolve(value, values) for key, value in values.items()}
+        self.gpus = gpus
         self.seen: set[str] = set()
+        self.assumed: list[str] = []
 
     def raw(self, names: str) -> object:
         for name in names.split():
@@ -78,16 +81,16 @@ def resolve(value: object, values: Mapping[str, object]) -> object:
     return value
 
 
-def read_rl_config(path: str | os.PathLike[str]) -> RlConfig:
-    """Return the RL step that a configuration describes; its tool is recognised by its keys."""
+def read_rl_config(path: str | os.PathLike[str], gpus: int | None = None) -> RlConfig:
+    """Return the RL step that a configuration describes, on *gpus* where given; its tool is recognised by its keys."""
     path = os.fspath(path)
     try:
-        return read_rl_text(Source(path).text(DESCRIPTION), path)
+        return read_rl_text(Source(path).text(DESCRIPTION), path, gpus)
     except FormatError as error:
         raise error.at(path) from None
 
 
-def read_rl_text(text: str, path: str = "") -> RlConfig:
+def read_rl_text(text: str, path: str = "", gpus: int | None = None) -> RlConfig:
     """Return the RL step of a text: YAML, JSON, or a command with overrides or arguments."""
     if text.lstrip().startswith("{"):
         values = flat(parse_json(text))
@@ -97,22 +100,24 @@ def read_rl_text(text: str, path: str = "") -> RlConfig:
         values = {key: value.strip("'\"") for key, value in overrides}
     else:
         values = dict(read_flags(text))
-    return read_rl_values(values)
+    return read_rl_values(values, gpus)
 
 
-def read_rl_values(values: Mapping[str, object]) -> RlConfig:
+def read_rl_values(values: Mapping[str, object], gpus: int | None = None) -> RlConfig:
     """Return the RL step of dotted keys."""
     tables = read_toml(DATA / "rl.toml")
     for tool, finish in TOOLS.items():
         if any(key.startswith(tuple(tables[tool]["marks"].split())) for key in values):
-            found = _Values(values)
+            optional = tables[tool].get("optional", "").split()
+            off = tuple(f"{name}." for name in optional if not is_on(values.get(f"{name}.enabled", True)))
+            found = _Values({key: value for key, value in values.items() if not key.startswith(off)}, gpus)
             choices: dict[str, object] = {}
             for name, names in tables[tool]["keys"].items():
                 if (value := _read(found, name, names, tables["words"])) is not None:
                     choices[name] = value
             finish(found, choices)
             unread = tuple(sorted(set(values) - found.seen))
-            return RlConfig(tool, {"software": tool, **choices}, unread)
+            return RlConfig(tool, {"software": tool, **choices}, unread, tuple(found.assumed))
     raise FormatError("no configuration of NeMo RL, verl, OpenRLHF or TRL's GRPO is recognised")
 
 
@@ -140,6 +145,10 @@ def _finish_nemo(values: _Values, choices: dict[str, object]) -> None:
     per_node, nodes = values.number("cluster.gpus_per_node"), values.number("cluster.num_nodes")
     total = int((per_node or 8) * (nodes or 1))
     choices["algorithm"] = "grpo"
+    if choices.get("max_response", 0) == choices.get("max_length"):  # as its examples have it: prompt and response
+        choices.pop("max_response", None)
+    if values.flag("policy.dtensor_cfg.enabled"):
+        choices |= {"framework": "pytorch-fsdp", "sharding": "fsdp"}
     own = values.number("policy.generation.colocated.resources.num_nodes")
     held = values.number("policy.generation.colocated.resources.gpus_per_node") or per_node or 8
     colocated = values.raw("policy.generation.colocated.enabled")
@@ -191,17 +200,22 @@ def _finish_openrlhf(values: _Values, choices: dict[str, object]) -> None:
 
 
 def _finish_trl(values: _Values, choices: dict[str, object]) -> None:
-    gpus = int(values.number("num_processes") or 0)
+    gpus = values.gpus or int(values.number("num_processes") or 0)
     each = values.number("per_device_train_batch_size") or 8
     accumulated = values.number("gradient_accumulation_steps") or 1
     choices |= {"reference": (values.number("beta") or 0.0) > 0, "algorithm": "grpo"}
+    # The defaults of GRPOConfig.
+    group = int(str(choices.setdefault("group", 8)))
+    choices.setdefault("max_response", 256)
+    if not values.flag("use_vllm"):
+        values.assumed.append("use_vllm is off: generation is predicted with vLLM, and takes far longer without")
     if str(values.raw("vllm_mode")) == "server":
         choices["mode"] = "split"
     if gpus:
         choices |= {"gpus": gpus, "train_batch": int(each * accumulated * gpus)}
         responses = values.number("generation_batch_size")
         responses = responses or each * (values.number("steps_per_generation") or accumulated) * gpus
-        choices["prompts"] = max(int(responses // max(float(str(choices.get("group", 8))), 1.0)), 1)
+        choices["prompts"] = max(int(responses // max(group, 1)), 1)
 
 
 Finish = Callable[[_Values, dict[str, object]], None]
