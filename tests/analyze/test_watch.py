@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepcast
+from stepcast.analyze.watch import StepWatch, WatchedStep
 from stepcast.cli.main import main
 from stepcast.inputs.source import Source
 from stepcast.inputs.step_logs import StepLines
@@ -122,3 +123,22 @@ def test_page_and_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "no such file" in capsys.readouterr().err
     assert main(["watch", str(TIMERS), "--once", "--forecast", str(TIMERS)]) == 2
     assert "is no forecast" in capsys.readouterr().err
+
+
+def test_the_finish_counts_pauses() -> None:
+    """Steps of 2 s with a checkpoint of 10 s every 25 steps: of 500 steps 447 and 18 checkpoints are left at step 53."""
+    watch, finish_s = StepWatch(), {}
+    for step in range(1, 101):
+        events = watch.add(LoggedStep(step, 12.0 if step % 25 == 0 else 2.0), 500)
+        finish_s |= {event.step: event.finish_s for event in events if isinstance(event, WatchedStep)}
+    assert finish_s[53] == pytest.approx(447 * 2 + 18 * 10, rel=0.01)
+    assert watch.alerts == []
+
+
+def test_drift_at_its_limit_is_reported_once() -> None:
+    """Steps become 3 % longer, give or take two thousandths."""
+    watch = StepWatch()
+    for step in range(1, 201):
+        noise = (0.004, -0.004, 0.0)[step // 7 % 3]
+        list(watch.add(LoggedStep(step, 2.0 * (1 + (0.03 + noise) * (step > 100))), 500))
+    assert [alert.kind for alert in watch.alerts] == ["drift"]

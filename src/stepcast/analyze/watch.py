@@ -23,6 +23,7 @@ FEWEST = 5
 RECENT = 5
 DRIFT = 0.03
 DRIFT_SIGMA = 4.0
+PAUSE = 1.3  # times the recent steps, from which a step holds a pause, such as a checkpoint
 SLOW_PART = 1.3  # times the usual transfer
 SLOW_PART_SHARE = 0.005  # of the step, that the extra time takes
 CONFIRMED = 3  # reports in succession
@@ -65,6 +66,7 @@ class StepWatch:
         self._seen = 0
         self._first: list[float] = []
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._paused_s = 0.0
         self._raised: set[str] = set()
         self._ranks: dict[str, dict[int, float]] = defaultdict(dict)
         self._timers: dict[str, tuple[float, float]] = {}
@@ -101,6 +103,9 @@ class StepWatch:
             self._first.append(step.seconds)
         self._recent.append(step.seconds)
         recent_s, level_s = median(self._recent), self.level_s
+        if step.seconds > PAUSE * recent_s:
+            self._paused_s += step.seconds - recent_s
+        pause_s = self._paused_s / len(self.steps) if len(self.steps) > LEVEL_STEPS else 0.0
         forecast_s = self.forecast["step_s"] if self.forecast else None
         left = self.total - step.step if self.total and self.total >= step.step else None
         yield WatchedStep(
@@ -111,7 +116,7 @@ class StepWatch:
             recent_s,
             recent_s / level_s - 1 if level_s else None,
             forecast_s / recent_s - 1 if forecast_s else None,
-            None if left is None else left * recent_s,
+            None if left is None else left * (recent_s + pause_s),
         )
         if level_s and len(self._recent) == RECENT and len(self.steps) > FEWEST + RECENT:
             yield from self._judge_level(step.step, recent_s, level_s)
@@ -121,7 +126,8 @@ class StepWatch:
         change = recent_s / level_s - 1
         started = f"{format_seconds(level_s)} at the start"
         words = f"steps take {format_seconds(recent_s)}, {format_change(change)} against {started}"
-        slow = change > max(DRIFT, DRIFT_SIGMA * noise / RECENT**0.5)
+        limit = max(DRIFT, DRIFT_SIGMA * noise / RECENT**0.5)
+        slow = change > (limit / 2 if "drift" in self._raised else limit)
         yield from self._raise_or_clear("drift", slow, WatchAlert("drift", step, words, factor=1 + change))
         if self.forecast:
             interval = self.forecast.get("uncertainty") or {}
