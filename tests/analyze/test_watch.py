@@ -127,7 +127,8 @@ def test_page_and_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_finish_counts_pauses() -> None:
     """Steps of 2 s with a checkpoint of 10 s every 25 steps: of 500 steps 447 and 18 checkpoints are left at step 53."""
-    watch, finish_s = StepWatch(), {}
+    watch = StepWatch()
+    finish_s: dict[int, float | None] = {}
     for step in range(1, 101):
         events = watch.add(LoggedStep(step, 12.0 if step % 25 == 0 else 2.0), 500)
         finish_s |= {event.step: event.finish_s for event in events if isinstance(event, WatchedStep)}
