@@ -92,7 +92,7 @@ def test_a_pipeline_whose_periods_are_repeated_ends_as_the_long_one_does(
     name: ScheduleKind, mode: Send, worth_compiling: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where stages drift apart, or waves pass through them again and again."""
-    for name_of_limit in ("WORTH_LOADING", "WORTH_COMPILING"):
+    for name_of_limit in ("WORTH_OPENING", "WORTH_LOADING", "WORTH_COMPILING"):
         monkeypatch.setattr(kernels, name_of_limit, worth_compiling)
     for known in ("_loaded", "_looked"):
         monkeypatch.setattr(kernels, known, {})

@@ -1,8 +1,9 @@
-"""Loops of the folded engine over flat arrays, compiled by numba once and loaded from object code from then on.
+"""Loops of the folded engine over flat arrays, compiled by numba once and loaded from then on.
 
 To import numba takes more than a second, in which numpy runs thousands of calls; llvmlite, a part of numba, loads
-object code in a tenth of that. The code is cached next to this file or in the user's cache folder, for one processor
-and one version of llvmlite. Kernels take integers and flat arrays, return nothing and allocate nothing.
+object code in a tenth of that, and a shared library, which is made where there is a linker, is opened in a thousandth.
+Both are cached next to this file or in the user's cache folder, for one kind of processor. Kernels take integers and
+flat arrays, return nothing and allocate nothing.
 """
 
 import ctypes
@@ -20,9 +21,12 @@ from stepcast.ir.arrays import FloatArray, IntArray
 
 Kernel = Callable[..., None]
 Function = Callable[..., Any]
-WORTH_LOADING, WORTH_COMPILING = 2**15, 2**19
-"""Calls of segments that are run before the code is loaded, which takes 0.1 s, and before it is compiled, which takes
-5 s, eight times as long as numpy takes for them, but once for all later processes."""
+WORTH_OPENING, WORTH_LOADING, WORTH_COMPILING = 2**10, 2**15, 2**19
+"""Calls of segments that are run before a library is opened, which takes 0.5 ms, before object code is loaded, which
+takes 0.1 s, and before it is compiled, which takes 5 s, eight times as long as numpy takes for them, but once for all
+later processes."""
+SYMBOL = "kernel"
+"""The name of the compiled function in its file."""
 _loaded: dict[Kernel, Kernel | None] = {}
 _looked: dict[Kernel, int] = {}  # when to look for the code again, which another process may have compiled by then
 _calls = [0]
@@ -33,8 +37,9 @@ def find_kernel(function: Kernel, calls: int = 0) -> Kernel | None:
     None where it does not pay or numba is not installed.
     """
     _calls[0] += calls
-    if function not in _loaded and _calls[0] > _looked.get(function, WORTH_LOADING):
-        kernel, is_worth_compiling = _load_cached(function), _calls[0] > WORTH_COMPILING
+    if function not in _loaded and _calls[0] > _looked.get(function, WORTH_OPENING):
+        is_worth_compiling = _calls[0] > WORTH_COMPILING
+        kernel = _load_cached(function, _calls[0] > WORTH_LOADING)
         if kernel is None and is_worth_compiling:
             kernel = _compile(function)
         if kernel is not None or is_worth_compiling:
@@ -44,51 +49,89 @@ def find_kernel(function: Kernel, calls: int = 0) -> Kernel | None:
 
 
 def _list_files(function: Kernel) -> list[Path]:
-    """Return where the code of *function* may be: in numba's folder if one is set, next to this file, or in the user's
-    cache folder.
+    """Return where the object code of *function* may be: in numba's folder if one is set, next to this file, or in the
+    user's cache folder.
     """
     code, stated = function.__code__, os.environ.get("NUMBA_CACHE_DIR")
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "stepcast"
     folders = [Path(stated)] if stated else [Path(__file__).parent / "__pycache__", user]
     numbers = [value for value in code.co_consts if not isinstance(value, str)]  # without the docstring
-    version = crc32(repr((code.co_code, numbers, code.co_names, code.co_varnames)).encode())
+    version = crc32(repr((code.co_code, numbers, code.co_names, code.co_varnames)).encode(), _number_processor())
     return [folder / f"{function.__name__}-{version:08x}.o" for folder in folders]
 
 
-def _load_cached(function: Kernel) -> Kernel | None:
+@cache
+def _number_processor() -> int:
+    """Return a number that differs between processors that may not run the same code."""
+    try:
+        with open("/proc/cpuinfo", "rb") as file:
+            lines = file.read(2**13).partition(b"\n\n")[0].splitlines()  # of the first core
+    except OSError:
+        import platform
+
+        return crc32(repr(platform.uname()).encode())
+    return crc32(b"".join([line for line in lines if line.startswith((b"model name", b"flags", b"CPU ", b"Features"))]))
+
+
+def _load_cached(function: Kernel, is_worth_loading: bool) -> Kernel | None:
     for file in _list_files(function):
         try:
-            origin, check, name, code = file.read_bytes().split(b"\n", 3)
-            if origin == _describe_host() and int(check) == crc32(code):
-                return _link(function, name.decode(), code)
-        except (OSError, ValueError, RuntimeError):  # no such file, or something else
+            library = ctypes.CDLL(os.fspath(file.with_suffix(".so")))
+            return _make_call(function, ctypes.cast(library[SYMBOL], ctypes.c_void_p).value or 0)
+        except (OSError, AttributeError):  # no such file, or something else
+            pass
+        try:
+            code = file.read_bytes() if is_worth_loading else b""
+            if code[-4:] == _check_sum(code[:-4]):
+                return _link(function, code)
+        except (OSError, ImportError, RuntimeError):  # no such file, no llvmlite, or code for another one
             continue
     return None
+
+
+def _check_sum(code: bytes) -> bytes:
+    """Return what follows object code in its file: others make llvmlite crash."""
+    return crc32(code).to_bytes(4, "big")
 
 
 def _compile(function: Kernel) -> Kernel | None:
     """Compile *function*; None without numba or with one that has changed too much, as numpy gives the same times."""
     try:
-        name, code = _compile_object(function)
+        code = _compile_object(function)
     except (ImportError, AttributeError, TypeError):
         return None
     for file in _list_files(function):
-        staged = file.with_suffix(f".{os.getpid()}")
+        staged = file.with_suffix(f".{os.getpid()}.o")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_bytes(b"\n".join([_describe_host(), b"%d" % crc32(code), name.encode(), code]))
+            staged.write_bytes(code + _check_sum(code))
+            _link_library(staged, file.with_suffix(".so"))
             staged.replace(file)
             break
         except OSError:  # a folder that is read-only, or a full disk
             continue
-    return _link(function, name, code)
+    return _link(function, code)
 
 
-def _compile_object(function: Kernel) -> tuple[str, bytes]:
-    """Return the name and the object code of *function*, compiled as numba does for functions that raise nothing and
-    that Python does not call.
+def _link_library(code: Path, library: Path) -> None:
+    """Make the *library* of object *code*; nothing where there is no linker that can."""
+    import subprocess
+
+    staged = code.with_suffix(".so")
+    command = ["cc", "-shared", "-nostdlib", "-o", os.fspath(staged), os.fspath(code)]
+    try:
+        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
+            staged.replace(library)
+    except FileNotFoundError:
+        return
+
+
+def _compile_object(function: Kernel) -> bytes:
+    """Return the object code of *function*, compiled as numba does for functions that raise nothing and that Python
+    does not call, but such that a linker can move it.
     """
     import numba
+    from llvmlite import binding
 
     core: Any = numba.core
     types, target = core.types, core.registry.cpu_target
@@ -99,19 +142,12 @@ def _compile_object(function: Kernel) -> tuple[str, bytes]:
     flags.nrt, flags.error_model = False, "numpy"
     contexts = target.typing_context, target.target_context
     compiled = core.compiler.compile_extra(*contexts, function, kinds, types.void, flags, {})
-    return compiled.fndesc.mangled_name, compiled.library.serialize_using_object_code()[2][0]
-
-
-@cache
-def _describe_host() -> bytes:
-    """Return what object code depends on; nothing where llvmlite is not installed."""
-    try:
-        import llvmlite
-        from llvmlite import binding
-    except ImportError:
-        return b""
-    cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-    return f"{llvmlite.__version__} {binding.get_process_triple()} {cpu} {features}".encode()
+    module = binding.parse_assembly(compiled.library.get_llvm_str())
+    module.get_function(compiled.fndesc.mangled_name).name = SYMBOL
+    host = {"cpu": binding.get_host_cpu_name(), "features": binding.get_host_cpu_features().flatten()}
+    machine = binding.Target.from_default_triple().create_target_machine(**host, reloc="pic", codemodel="small")
+    code: bytes = machine.emit_object(module)
+    return code
 
 
 _engines: list[Any] = []
@@ -119,8 +155,8 @@ _engines: list[Any] = []
 
 
 @cache
-def _link(function: Kernel, name: str, code: bytes) -> Kernel:
-    """Return a call of *name* in object *code*, whose first two arguments are numba's: results and errors."""
+def _link(function: Kernel, code: bytes) -> Kernel:
+    """Return a call of object *code*."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -130,11 +166,14 @@ def _link(function: Kernel, name: str, code: bytes) -> Kernel:
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
+    return _make_call(function, engine.get_function_address(SYMBOL))
+
+
+def _make_call(function: Kernel, address: int) -> Kernel:
+    """Return a call of the code of *function*, whose first two arguments are numba's: results and errors."""
     kinds = [kind for kind_name, kind in function.__annotations__.items() if kind_name != "return"]
     passed = [ctypes.c_int64 if kind is int else ctypes.c_void_p for kind in kinds]
-    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *passed)(
-        engine.get_function_address(name)
-    )
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *passed)(address)
     unused = ctypes.byref(ctypes.c_void_p())
 
     def kernel(*arguments: Any) -> None:
