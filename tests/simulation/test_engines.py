@@ -78,7 +78,14 @@ def test_levels_of_all_ranks_together_are_those_of_one_call_after_the_other(plan
 def test_a_kernel_that_another_process_compiled_is_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    limits = {"WORTH_OPENING": 0, "WORTH_LOADING": 0, "WORTH_COMPILING": 2**60, "_loaded": {}, "_looked": {}, "_calls": [0]}
+    limits = {
+        "WORTH_OPENING": 0,
+        "WORTH_LOADING": 0,
+        "WORTH_COMPILING": 2**60,
+        "_loaded": {},
+        "_looked": {},
+        "_calls": [0],
+    }
     for name, value in limits.items():
         monkeypatch.setattr(kernels, name, value)
     assert kernels.find_kernel(kernels.find_levels, 1) is None

@@ -8,12 +8,15 @@ flat arrays, return nothing and allocate nothing.
 
 import ctypes
 import os
+import platform
+import sys
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -38,11 +41,10 @@ def find_kernel(function: Kernel, calls: int = 0) -> Kernel | None:
     """
     _calls[0] += calls
     if function not in _loaded and _calls[0] > _looked.get(function, WORTH_OPENING):
-        is_worth_compiling = _calls[0] > WORTH_COMPILING
         kernel = _load_cached(function, _calls[0] > WORTH_LOADING)
-        if kernel is None and is_worth_compiling:
+        if kernel is None and _calls[0] > WORTH_COMPILING:
             kernel = _compile(function)
-        if kernel is not None or is_worth_compiling:
+        if kernel is not None or _calls[0] > WORTH_COMPILING:
             _loaded[function] = kernel
         _looked[function] = 2 * _calls[0]
     return _loaded.get(function)
@@ -56,21 +58,19 @@ def _list_files(function: Kernel) -> list[Path]:
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "stepcast"
     folders = [Path(stated)] if stated else [Path(__file__).parent / "__pycache__", user]
     numbers = [value for value in code.co_consts if not isinstance(value, str)]  # without the docstring
-    version = crc32(repr((code.co_code, numbers, code.co_names, code.co_varnames)).encode(), _number_processor())
+    version = zlib.crc32(repr((code.co_code, numbers, code.co_names, code.co_varnames)).encode(), _number_processor())
     return [folder / f"{function.__name__}-{version:08x}.o" for folder in folders]
 
 
 @cache
 def _number_processor() -> int:
     """Return a number that differs between processors that may not run the same code."""
-    try:
-        with open("/proc/cpuinfo", "rb") as file:
-            lines = file.read(2**13).partition(b"\n\n")[0].splitlines()  # of the first core
-    except OSError:
-        import platform
-
-        return crc32(repr(platform.uname()).encode())
-    return crc32(b"".join([line for line in lines if line.startswith((b"model name", b"flags", b"CPU ", b"Features"))]))
+    lines = [f"model name {sys.platform} {platform.machine()}".encode()]
+    with suppress(OSError), open("/proc/cpuinfo", "rb") as file:
+        lines += file.read(2**13).partition(b"\n\n")[0].splitlines()  # of the first core
+    return zlib.crc32(
+        b"".join([line for line in lines if line.startswith((b"model name", b"flags", b"CPU ", b"Features"))])
+    )
 
 
 def _load_cached(function: Kernel, is_worth_loading: bool) -> Kernel | None:
@@ -81,49 +81,35 @@ def _load_cached(function: Kernel, is_worth_loading: bool) -> Kernel | None:
         except (OSError, AttributeError):  # no such file, or something else
             pass
         try:
-            code = file.read_bytes() if is_worth_loading else b""
-            if code[-4:] == _check_sum(code[:-4]):
-                return _link(function, code)
-        except (OSError, ImportError, RuntimeError):  # no such file, no llvmlite, or code for another one
+            if is_worth_loading:
+                return _link(function, zlib.decompress(file.read_bytes()))
+        except (OSError, ImportError, RuntimeError, zlib.error):  # also without llvmlite
             continue
     return None
 
 
-def _check_sum(code: bytes) -> bytes:
-    """Return what follows object code in its file: others make llvmlite crash."""
-    return crc32(code).to_bytes(4, "big")
-
-
 def _compile(function: Kernel) -> Kernel | None:
     """Compile *function*; None without numba or with one that has changed too much, as numpy gives the same times."""
+    import subprocess
+
     try:
         code = _compile_object(function)
     except (ImportError, AttributeError, TypeError):
         return None
     for file in _list_files(function):
-        staged = file.with_suffix(f".{os.getpid()}.o")
+        staged, library = (file.with_suffix(f".{os.getpid()}{kind}") for kind in (".o", ".so"))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_bytes(code + _check_sum(code))
-            _link_library(staged, file.with_suffix(".so"))
+            staged.write_bytes(code)
+            with suppress(FileNotFoundError):  # where there is no linker
+                subprocess.run(["cc", "-shared", "-nostdlib", "-o", library, staged], check=False, capture_output=True)
+                library.replace(file.with_suffix(".so"))
+            staged.write_bytes(zlib.compress(code))  # with a check sum: llvmlite crashes with other code
             staged.replace(file)
             break
         except OSError:  # a folder that is read-only, or a full disk
             continue
     return _link(function, code)
-
-
-def _link_library(code: Path, library: Path) -> None:
-    """Make the *library* of object *code*; nothing where there is no linker that can."""
-    import subprocess
-
-    staged = code.with_suffix(".so")
-    command = ["cc", "-shared", "-nostdlib", "-o", os.fspath(staged), os.fspath(code)]
-    try:
-        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
-            staged.replace(library)
-    except FileNotFoundError:
-        return
 
 
 def _compile_object(function: Kernel) -> bytes:

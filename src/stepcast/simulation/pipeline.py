@@ -103,29 +103,24 @@ class PipelineTemplate(CallTable):
         key = (places, turns, same_calls.variants)
         if key not in self._distinct:
             waits = [dict(template.waits) for template in (*self.before, *self.after)]
-            number: dict[object, int] = {}
-            kinds: list[PipelineCall] = []
+            number: dict[object, tuple[int, PipelineCall]] = {}
             which = []
-            slot_keys: dict[tuple[int, wiring.SlotKind], object] = {}
+            runs: dict[object, int] = {}
+            known: dict[tuple[Hashable, ...], int] = {}  # by the slots, which are one object for all stages
             for kind in self.kinds:
                 call: object = kind
                 if isinstance(kind, SlotCall):
-                    first = kind.stage * self.chunks
-                    keys: list[object] = [kind.frame]
-                    for slot in kind.slots:
-                        place = places[first + slot.chunk], slot
-                        if place not in slot_keys:
-                            slot_keys[place] = place[0], find(kind.stage, slot)
-                        keys.append(slot_keys[place])
-                    call = tuple(keys)
+                    first, slots = kind.stage * self.chunks, kind.slots
+                    own = id(slots), *[places[first + slot.chunk] for slot in slots]
+                    if own not in known:
+                        run = (*own[1:], *[find(kind.stage, slot) for slot in slots])
+                        known[own] = runs.setdefault(run, len(runs))
+                    call = kind.frame, known[own]
                 elif isinstance(kind, RoundCall) and turns:
                     others = len(waits[kind.number].get(kind.stage, ()))
                     call = (RoundCall(kind.number, turns[kind.stage]), others)
-                index = number.setdefault(call, len(kinds))
-                if index == len(kinds):
-                    kinds.append(kind)
-                which.append(index)
-            self._distinct[key] = kinds, np.array(which, np.int64)
+                which.append(number.setdefault(call, (len(number), kind))[0])
+            self._distinct[key] = [kind for _, kind in number.values()], np.array(which, np.int64)
         return self._distinct[key]
 
 
@@ -395,7 +390,7 @@ class _TemplateBuilder:
 class SameCalls(NamedTuple):
     """The calls of a pipeline that run the same segment."""
 
-    places: tuple[int, ...]  # chunk by chunk of each stage: equal numbers where the same runs
+    places: tuple[Hashable, ...]  # chunk by chunk of each stage: equal where the same runs
     turns: tuple[int, ...] = ()  # equal for stages that run the same in rounds; nothing: all differ
     find: Callable[[int, wiring.SlotKind], object] = lambda stage, slot: (slot.kind, *slot[2:])
     """(stage, slot) -> equal for slots of a place that run the same."""
@@ -436,11 +431,9 @@ def pipeline_program(
         return intern_segment(_frame_chain(base, kind.frame, messages, len(lanes)))
 
     kinds, which = template.distinct_kinds(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
-    segments = list(map(build_segment, kinds))
-    distinct_segments = {id(segment): segment for segment in segments}
-    index = {key: number for number, key in enumerate(distinct_segments)}
-    numbers = np.array([index[id(segment)] for segment in segments], np.int64)
-    return Program(lanes, tuple(distinct_segments.values()), template, numbers[which])
+    segments: dict[Segment, int] = {}
+    numbers = np.array([segments.setdefault(build_segment(kind), len(segments)) for kind in kinds], np.int64)
+    return Program(lanes, tuple(segments), template, numbers[which])
 
 
 _ENDS: ByIdentity[tuple[tuple[Piece, int], ...]] = ByIdentity(4096)

@@ -97,7 +97,7 @@ def _alternate(forwards: IntArray, backwards: IntArray, warm_up: IntArray) -> tu
     orders = np.empty((stages, 2 * count, forwards.shape[1]), np.int64)
     orders[stage, np.maximum(slot, 2 * slot - ahead)] = forwards
     orders[stage, np.minimum(ahead + 2 * slot + 1, count + slot)] = backwards
-    return np.concatenate(orders), (2 * count,) * stages
+    return orders.reshape(-1, forwards.shape[1]), (2 * count,) * stages
 
 
 # Schedules that split the backward and fill the bubble with weight gradients. Sources: Qi et al., Zero Bubble Pipeline

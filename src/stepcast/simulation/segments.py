@@ -8,8 +8,6 @@ free at 0. Pieces and chains of them are folded to matrices. This module does no
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from copy import copy
-from dataclasses import replace
 from functools import lru_cache, partial, reduce
 from itertools import pairwise
 from typing import TypeAlias
@@ -17,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import Remembered, assign, cached_property, dataclass
+from stepcast.ir.dataclass import Remembered, cached_property, dataclass, replace
 
 Cost: TypeAlias = Hashable
 """Seconds as a plain number, or a key that a price list knows."""
@@ -150,6 +148,9 @@ def intern_shape(shape: Shape) -> Shape:
     key = (shape.lanes, shape.inputs, *[array.tobytes() for array in arrays])
     known = _SHAPES.get(key)
     if known is None:
+        needed = {*(shape.before - shape.first_op).tolist(), *shape.outputs.tolist(), *shape.last.tolist()}
+        if unneeded := set(shape.lane_ops[NO_LANE]) - needed:
+            raise ProgramError(f"op {min(unneeded)} has no lane and nothing waits for it")
         if len(_SHAPES) >= MOST_SHAPES:
             _SHAPES.clear()
         known = _SHAPES[key] = shape
@@ -166,14 +167,6 @@ class Piece:
     optimizer_ops: frozenset[int] = frozenset()
     source: int = -1  # the list of ops that its costs belong to, where they are slots to be filled
 
-    def __post_init__(self) -> None:
-        shape = self.shape
-        laneless = np.flatnonzero(shape.lane == NO_LANE)
-        if laneless.size:
-            needed = np.concatenate([shape.before - shape.first_op, shape.outputs, shape.last])
-            for op in laneless[~np.isin(laneless, needed)]:
-                raise ProgramError(f"op {op} ({self.names[op]}) has no lane and nothing waits for it")
-
     @cached_property
     def has_delays(self) -> bool:
         """Whether any op takes time but no lane."""
@@ -183,8 +176,7 @@ class Piece:
 
     def with_source(self, source: int) -> "Piece":
         """Return the same ops with costs of another list."""
-        piece = copy(self)  # the ops were checked
-        assign(piece, "source", source)
+        piece = replace(self, source=source)
         piece.__dict__["has_delays"] = self.has_delays
         return piece
 

@@ -20,7 +20,7 @@ from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import Round, SameCalls, pipeline_program
 from stepcast.simulation.program import Program, in_ticks
-from stepcast.simulation.schedule import Schedule, SlotAction
+from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp, intern_segment, number_piece
 
 ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
@@ -291,17 +291,10 @@ class _PlanBuilder:
             lead = Segment.of("lead", [op], lanes=self.lanes.count)
             before.insert(0, Round(dict.fromkeys(range(self.schedule.stages), lead)))
         messages = Messages(0.0 if self.is_free else MESSAGE, self.send)
-        same = self.places
-        if self.slow_stages:  # equal where the same runs at the same speed
-            factors = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
-            speeds = {factor: number for number, factor in enumerate(sorted(set(factors)))}
-            same = tuple(
-                [
-                    place * len(speeds) + speeds[factors[index // self.schedule.chunks]]
-                    for index, place in enumerate(same)
-                ]
-            )
-        same_calls = SameCalls(same, self.turns, self._find_slot, tuple([chunk.variants for chunk in self.chunks]))
+        speeds = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
+        same = tuple([(place, speeds[index // self.schedule.chunks]) for index, place in enumerate(self.places)])
+        variants = tuple([chunk.variants for chunk in self.chunks])
+        same_calls = SameCalls(same, self.turns, lambda stage, slot: self._chunk(stage, slot).find_slot(slot), variants)
         program = pipeline_program(
             self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, same_calls
         )
@@ -309,9 +302,6 @@ class _PlanBuilder:
 
     def _chunk(self, stage: int, slot: SlotKind) -> Chunk:
         return self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]]
-
-    def _find_slot(self, stage: int, slot: SlotKind) -> tuple[SlotAction, int]:
-        return self._chunk(stage, slot).find_slot(slot)
 
     def _segment(self, stage: int, slots: tuple[SlotKind, ...]) -> Segment:
         """Return the segment of a call of *slots*; the same one for calls that run the same ops at the same speed."""
