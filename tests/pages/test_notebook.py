@@ -83,7 +83,7 @@ def test_a_plan_is_shown_and_travels() -> None:
     operation = stepcast.Operation(failures, Saving(1e12), restart)
     made = stepcast.plan([stepcast.TrainingPhase(100_000, 4.0, 4e6, 1024)], operation, runs=50)
     assert len(repr(made)) < 150
-    assert "days" in assert_safe(page_of(made._repr_html_())).text
+    assert "days" in assert_safe(page_of(str(made._repr_html_()))).text
     assert pickle.loads(pickle.dumps(made)).facts() == made.facts()
 
 

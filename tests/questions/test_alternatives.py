@@ -118,7 +118,7 @@ def test_python_gives_the_rows_of_the_command_line(answer: Ask) -> None:
     choices: dict[str, Any] = {"model": "llama-3.1-8b", "tp": 2, "seq": 4096, "global_batch": 256, "gpus": 64}
     result = stepcast.alternatives("predict", cluster=["dgx-h100", "dgx-h200"], **choices)
     assert [row["step_s"] for row in result.rows] == [row["step_s"] for row in answer("predict", *STEP, *TWO)["rows"]]
-    assert "dgx-h200" in result._repr_html_()
+    assert "dgx-h200" in str(result._repr_html_())
     with pytest.raises(ValueError, match="only predict, search and plan compare"):
         stepcast.predict(cluster="dgx-h100,dgx-h200", **choices)
 

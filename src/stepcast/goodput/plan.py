@@ -113,6 +113,7 @@ def _finite(value: float) -> float | None:
 class Plan(Answer):
     """A training run from its first step to its last."""
 
+    view, title = "plan.plan_view", "plan"
     phases: tuple[PlannedPhase, ...]
     operation: Operation
     simulated: SimulatedRuns
@@ -126,20 +127,6 @@ class Plan(Answer):
     def __repr__(self) -> str:
         days, gpus = self.mean_s / DAY, self.phases[-1].phase.gpus
         return f"Plan({self.steps:,} steps on {gpus:,} GPUs: {days:,.1f} days, goodput {format_percent(self.goodput)})"
-
-    def _repr_html_(self) -> str:
-        from stepcast.views.html import render_notebook
-        from stepcast.views.plan import plan_view
-
-        about = {"failures": self.operation.failures.name, "checkpoint_bytes": self.operation.saving.size_bytes}
-        absent: dict[str, object] = {
-            "step_band_days": None,
-            "choices": [],
-            "assumptions": [],
-            "warnings": [],
-            "spares": None,
-        }
-        return render_notebook(plan_view({**absent, **about, **self.to_dict()}), "plan")
 
     @property
     def fits(self) -> bool | None:
@@ -243,6 +230,13 @@ class Plan(Answer):
             "interruptions": float(self.simulated.failures.mean()),
             "runs": len(self.simulated.total_s),
             "phases": [each.facts() for each in self.phases],
+            "failures": self.operation.failures.name,
+            "spares": self.operation.spares,
+            "checkpoint_bytes": self.operation.saving.size_bytes,
+            "step_band_days": None,
+            "choices": [],
+            "assumptions": [],
+            "warnings": [],
         }
 
 

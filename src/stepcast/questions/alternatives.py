@@ -127,12 +127,6 @@ class Alternatives(Answer):
             else ["the alternatives have different global batches: compare throughput or days, not step times"],
         }
 
-    def _repr_html_(self) -> str:
-        from stepcast.views.html import render_notebook
-        from stepcast.views.search import alternatives_view
-
-        return render_notebook(alternatives_view(self.facts()), self.verb)
-
 
 def answer_alternatives(question: Question, watching: Watching = nullcontext) -> Alternatives:
     """Answer *question* for each combination of its several values; the reasons of those that cannot run are kept."""

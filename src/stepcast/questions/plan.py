@@ -158,9 +158,6 @@ def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
         **answer,
         "mfu": _mean_mfu(settled),
         "step_band_days": _band_days(answer["days"]["median"], settled),
-        "failures": operation.failures.name,
-        "spares": question.spares,
-        "checkpoint_bytes": operation.saving.size_bytes,
         "choices": plan_alternatives(settled.phases, operation, spares=spares),
         "assumptions": assumptions,
         "warnings": [
