@@ -93,6 +93,7 @@
     instead(); clearTimeout(waiting);
     const mine = asking = new AbortController(), query = said(verb).toString();
     history.replaceState(null, "", `#${verb}?${query}`);
+    if (verb === "alternatives" && !/_[23]=/.test(query)) { failed(verb, ""); return; } // the hint says what is missing
     answer.setAttribute("aria-busy", "true");
     waiting = setTimeout(async () => {
       try {
