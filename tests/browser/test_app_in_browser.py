@@ -100,7 +100,7 @@ def test_another_view_does_not_show_the_last_prediction(view: str, there: Any) -
     before, line = page.inner_text("h1"), page.inner_text("#line")
     page.click(f"[data-view={view}]")
     assert page.locator("#answer h1").count() == 0
-    assert page.locator("#told").is_hidden()
+    assert page.locator("#origin").is_hidden()
     assert page.get_attribute("#answer", "aria-busy") == "false"
     page.click("[data-view=predict]")
     page.wait_for_selector("#answer[data-answered]")

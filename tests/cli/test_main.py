@@ -177,6 +177,17 @@ def test_demo_reads_every_example_and_writes_a_trace(tmp_path: Path, capsys: pyt
     assert json.loads((tmp_path / "megatron-rank7.perfetto.json").read_bytes())["traceEvents"]
 
 
+def test_demo_passes_over_examples_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "readme.txt").write_text("not ours")
+    status, out, _ = run(capsys, "demo")
+    assert status == 0
+    assert "megatron-rank7.txt" in out
+
+
 @pytest.mark.parametrize(("what", "name"), [("gpus", "h200"), ("clusters", "dgx-h100"), ("models", "llama")])
 def test_list_catalogues(capsys: pytest.CaptureFixture[str], what: str, name: str) -> None:
     rows = run_json(capsys, "list", what)[what]

@@ -33,6 +33,7 @@ QUESTION_OF_FORMAT = {
     "optimus": ("analyze", ()),
     "nccl-tests": ("analyze", CLUSTER),
 }
+TRACED = "megatron-rank7.txt"
 NEXT_STEPS = (
     ("which strategy is best?", "search llama-3.1-8b --cluster dgx-h100 --gpus 16 --global-batch 64"),
     ("how long and how expensive is the run?", "plan llama-3.1-8b --cluster dgx-h100 --gpus 64 --tokens 1T --tp 2"),
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(heading("A forecast: how long does a training step take, and does it fit?"))
         print(f"\n$ {forecast.command}\n{forecast.printed.rstrip()}\n", flush=True)
     documents = [_describe_document(path) for path in sorted(folder.iterdir()) if path.is_file()]
-    source = Source(folder / "megatron-rank7.txt")
+    source = Source(folder / TRACED)
     timeline = read_sources([source], recognise(source))
     trace = output / "megatron-rank7.perfetto.json"
     write_trace(timeline, str(trace))
@@ -94,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shipped_examples() -> Path:
-    """Return the folder of the examples: in this checkout, else inside the package."""
+    """Return the folder of the examples: in this checkout, else inside the package; one with other files is left."""
     package = Path(__file__).resolve().parents[1]
     places = (Path("examples"), package / "examples", package.parents[1] / "examples")
-    return next((place for place in places if place.is_dir()), places[0])
+    return next((place for place in places if (place / TRACED).is_file()), places[0])
 
 
 def _describe_document(path: Path) -> FactDict:

@@ -280,11 +280,11 @@ def print_view(args: argparse.Namespace, view: View, verbose: bool = True, below
     for more in below:
         print(f"\n{more}")
     if args.html:
-        print(f"\n{told_page(args)}")
+        print(f"\n{page_note(args)}")
     print_warnings(view.shown_warnings)
 
 
-def told_page(args: argparse.Namespace) -> str:
+def page_note(args: argparse.Namespace) -> str:
     return f"wrote {visible(args.html)}: open it in a browser"
 
 

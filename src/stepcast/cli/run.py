@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     plan = _plan(prediction, args.steps)
     records = _execute(plan, args.rank, device, torch)
-    if records is None:  # another rank tells
+    if records is None:  # another rank prints
         return 0
     step = medians(records, args.steps)
     timeline = _timeline(step, prediction.workload, asked)
@@ -73,7 +73,7 @@ def _predict(args: argparse.Namespace) -> tuple[Prediction, FactDict]:
     if isinstance(document, Captured):
         return predict_program(document, args.question)
     if not isinstance(document, Workload):
-        raise ValueError(f"{args.file}: holds a {type(document).__name__.lower()}, which is no workload")
+        raise ValueError(f"{args.file}: is not a workload; 'stepcast show' says what it is")
     question = args.question
     if question.cluster is None and question.gpu is None:
         question = question.change({"gpu": "h200"})

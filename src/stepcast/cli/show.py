@@ -9,7 +9,7 @@ from operator import methodcaller
 
 from stepcast.cli.documents import apply_edits, load_lazily, open_sources
 from stepcast.cli.options import check_applicable
-from stepcast.cli.output import print_json, print_warnings, terminal_width, told_page, write_view
+from stepcast.cli.output import page_note, print_json, print_warnings, terminal_width, write_view
 from stepcast.cli.streams import heading
 from stepcast.cost.calibration import Calibration
 from stepcast.frameworks.catalog import looks_like_framework
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{render_text(document_view(document), terminal_width())}\n")
         print_warnings(document["warnings"])
     if args.html:
-        print(told_page(args))
+        print(page_note(args))
     return 0
 
 

@@ -9,7 +9,7 @@ from stepcast.units import GIB, format_bytes, format_count, format_money, format
 from stepcast.views import view as ui
 
 Rows = Sequence[Facts]
-# Colours that are told apart; more lines than these hide each other.
+# Colours that differ enough; more lines than these hide each other.
 KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")
 MOST_MAPS = 6
 

@@ -35,7 +35,7 @@
     byId("short").hidden = true;
     const { found, took, key, words } = answers[view] ?? {};
     answer.setAttribute("aria-busy", String(Boolean(words)));
-    byId("told").hidden = !found;
+    byId("origin").hidden = !found;
     for (const name of ["open-page", "keep"]) byId(name).hidden = view !== "predict" || !found;
     delete answer.dataset.answered; delete answer.dataset.whole;
     if (!found) {
@@ -131,37 +131,37 @@
     const query = said("search").toString();
     history.replaceState(null, "", `#search?${query}`);
     instead(); searching(true);
-    byId("search-told").textContent = "bounding the candidates";
+    byId("search-status").textContent = "bounding the candidates";
     working("search", "Searching: bounding the candidates");
     source = new EventSource(`search?${query}`);
     source.addEventListener("progress", (event) => {
-      const told = JSON.parse(event.data);
-      byId("search-told").textContent = told.words;
-      working("search", `Searching: ${told.words}`);
+      const progress = JSON.parse(event.data);
+      byId("search-status").textContent = progress.words;
+      working("search", `Searching: ${progress.words}`);
     });
-    source.addEventListener("done", (event) => { put("search", JSON.parse(event.data), 0, query); byId("search-told").textContent = "done"; searching(false); });
-    source.addEventListener("failed", (event) => { failed("search", JSON.parse(event.data).error); byId("search-told").textContent = ""; searching(false); });
+    source.addEventListener("done", (event) => { put("search", JSON.parse(event.data), 0, query); byId("search-status").textContent = "done"; searching(false); });
+    source.addEventListener("failed", (event) => { failed("search", JSON.parse(event.data).error); byId("search-status").textContent = ""; searching(false); });
     source.onerror = () => { if (source) { failed("search", "the search ended without an answer: look at its fields"); searching(false); } };
   });
-  byId("search-stop").addEventListener("click", () => { searching(false); byId("search-told").textContent = "stopped"; delete answers.search; if (view === "search") render(); });
+  byId("search-stop").addEventListener("click", () => { searching(false); byId("search-status").textContent = "stopped"; delete answers.search; if (view === "search") render(); });
 
   // ---- files ----------------------------------------------------------------------------------------------
   const analyze = async (files) => {
     if (!files.length) return;
     instead();
-    const told = [...files].map(({ name, size }) => ({ name: name.replace(/[^\x20-\x7e]/g, "_"), size }));
+    const listed = [...files].map(({ name, size }) => ({ name: name.replace(/[^\x20-\x7e]/g, "_"), size }));
     const reading = `reading ${files.length} file${files.length > 1 ? "s" : ""}`;
-    byId("analyze-told").textContent = reading;
+    byId("analyze-status").textContent = reading;
     working("analyze", `Analyzing: ${reading}`);
     const mine = asking = new AbortController();
     byId("analyze-stop").disabled = false;
     try {
       const query = said("predict");
       if (byId("analyze-cluster").value) query.set("ran_on", byId("analyze-cluster").value);
-      const [found, took] = await ask(`analyze?${query}`, { signal: mine.signal, method: "POST", body: new Blob([...files]), headers: { "x-files": JSON.stringify(told) } });
+      const [found, took] = await ask(`analyze?${query}`, { signal: mine.signal, method: "POST", body: new Blob([...files]), headers: { "x-files": JSON.stringify(listed) } });
       put("analyze", found, took, "analyze");
-      byId("analyze-told").textContent = told.map(({ name }) => name).join(", ");
-    } catch (error) { failed("analyze", mine.signal.aborted ? "" : error.message); byId("analyze-told").textContent = mine.signal.aborted ? "stopped" : ""; }
+      byId("analyze-status").textContent = listed.map(({ name }) => name).join(", ");
+    } catch (error) { failed("analyze", mine.signal.aborted ? "" : error.message); byId("analyze-status").textContent = mine.signal.aborted ? "stopped" : ""; }
     byId("analyze-stop").disabled = true;
   };
   byId("analyze-stop").addEventListener("click", () => asking?.abort());
