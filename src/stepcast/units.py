@@ -23,7 +23,7 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0  # seconds
 TFLOPS = 1e12  # FLOP per second
 
 DEFAULT_CURRENCY = "$"
-SMALL_AMOUNT = 1000  # smaller amounts of money are shown with two decimals
+SMALL_AMOUNT = 1000  # smaller amounts of money and of hours are shown with two decimals
 
 SIZE_UNITS: dict[str, float] = {
     "": 1,
@@ -109,10 +109,15 @@ def format_short_count(count: float) -> str:
     return f"{count:.4g}"
 
 
+def format_amount(amount: float) -> str:
+    """A number of hours, dollars or the like; small ones have two decimals."""
+    return f"{amount:,.0f}" if amount >= SMALL_AMOUNT else f"{amount:,.2f}"
+
+
 def format_money(amount: float, currency: str | None, short: bool = False) -> str:
     """An amount of money: ``$2,926,600`` or ``2,926,600 EUR``; *short*: ``$2.927M``."""
     currency = currency or DEFAULT_CURRENCY
-    number = f"{amount:,.0f}" if amount >= SMALL_AMOUNT else f"{amount:,.2f}"
+    number = format_amount(amount)
     if short and amount >= SMALL_AMOUNT:
         number = format_short_count(amount)
     return f"{number} {currency}" if currency[0].isalnum() else f"{currency}{number}"
@@ -168,7 +173,7 @@ def format_count(count: float) -> str:
 
 def format_energy(mwh: float) -> str:
     """Return an energy in MWh, or in kWh if it is below ten of the former."""
-    return f"{mwh:,.0f} MWh" if mwh >= 10 else f"{1e3 * mwh:,.0f} kWh"
+    return f"{mwh:,.0f} MWh" if mwh >= 10 else f"{format_amount(1e3 * mwh)} kWh"
 
 
 def format_percent(fraction: float, digits: int = 1) -> str:

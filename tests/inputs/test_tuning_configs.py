@@ -11,6 +11,7 @@ import yaml
 from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import parse_arguments
 from stepcast.inputs.configs.reader import read_config
+from stepcast.inputs.configs.tuning import read
 from stepcast.inputs.source import FormatError
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
@@ -72,3 +73,20 @@ def test_other_python_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(FormatError, match=r"train\.py"):
         read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, {}),
+        ({"fsdp": "full_shard"}, {"sharding": "fsdp", "master-weights": True, "optimizer": "adamw:fp32"}),
+        ({"fsdp": "shard_grad_op"}, {"sharding": "fsdp", "reshard": False, "master-weights": True}),
+    ],
+)
+def test_weights_that_fsdp_shards_are_fp32(keys: dict[str, object], expected: dict[str, object]) -> None:
+    """As accelerate does; without FSDP they are as they were loaded, which the answer states."""
+    options = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 1, "bf16": True}
+    config = read({**options, **keys}, "trainer")
+    assert config.options["precision"] == "bf16"
+    assert expected.items() <= config.options.items()
+    assert any("no dtype" in text for text in config.assumed) == (not keys)

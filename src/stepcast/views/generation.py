@@ -3,6 +3,7 @@
 from stepcast.ir.facts import Facts
 from stepcast.units import (
     DAY,
+    format_amount,
     format_bytes,
     format_count,
     format_duration,
@@ -116,7 +117,7 @@ def rl_view(facts: Facts) -> ui.View:
     layout = facts["training_layout"]
     if run := facts["run"]:
         money = "" if run["cost"] is None else f", {format_money(run['cost'], run['currency'])}"
-        words = f"{format_duration(run['days'] * DAY)}, {run['gpu_hours']:,.0f} GPU-hours{money}"
+        words = f"{format_duration(run['days'] * DAY)}, {format_amount(run['gpu_hours'])} GPU-hours{money}"
         figures.append(ui.Figure("run", f"{run['steps']:,} steps", words))
     phases = [ui.Share(COLOURS[name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0]
     total = sum(share.amount for share in phases)

@@ -66,7 +66,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
     if band := facts["step_band_days"]:
         low, high = (units.format_duration(band[name] * units.DAY) for name in ("low", "high"))
         figures.append(ui.text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
-    hours = f"{facts['gpu_hours']:,.0f}"
+    hours = units.format_amount(facts["gpu_hours"])
     figures += [_memory(facts), _large("GPU-hours", units.format_short_count(facts["gpu_hours"]), hours)]
     if facts["cost"] is not None:
         short, cost = (units.format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))

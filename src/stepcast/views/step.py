@@ -8,6 +8,7 @@ from stepcast.units import (
     DAY,
     GIB,
     TFLOPS,
+    format_amount,
     format_bytes,
     format_change,
     format_duration,
@@ -156,7 +157,7 @@ def _figures(facts: Facts) -> list[ui.Figure]:
             figures.append(ui.text_line("host memory", f"{node} of {capacity} per node"))
     if training := facts.get("training"):
         cost = "" if training["cost"] is None else f", {format_money(training['cost'], training['currency'])}"
-        hours = f"{training['gpu_hours']:,.0f} GPU-hours{cost}"
+        hours = f"{format_amount(training['gpu_hours'])} GPU-hours{cost}"
         tokens = f"{format_short_count(training['tokens'])} tokens"
         figures.append(ui.Figure(tokens, format_duration(training["days"] * DAY), hours))
     return figures

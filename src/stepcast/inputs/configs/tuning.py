@@ -23,7 +23,9 @@ RECOGNISED = {
 }
 STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])|([0-3])$", re.IGNORECASE)
 COMPONENT = re.compile(r"(?:q?lora_)?([a-z]+)(\d(?:_\d(?=_))?)_([a-z]+|\d+(?:_\d+)?b)")
-FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "zero-2", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
+FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
+# Accelerate upcasts the parameters that FSDP shards to fp32, and with them the moments (accelerator.py, prepare_model).
+FSDP_OPTIMIZER = "adamw:fp32"
 # Calls of Python scripts whose keywords are arguments.
 CALLS = re.compile(r"(\w*Config|\w*Arguments|from_pretrained|get_peft_model|\w*Trainer)$")
 TRAINERS = {"dpo": re.compile(r"DPO(Config|Trainer)"), "reward": re.compile(r"Reward(Config|Trainer)")}
@@ -129,6 +131,9 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
         liger=_read_liger(keys),
         **_read_attention(keys),
     )
+    is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
+    if sharding.get("sharding") in ("fsdp", "hybrid-fsdp") and is_upcast and not adapters:
+        options |= {"master-weights": True, "optimizer": options.get("optimizer", FSDP_OPTIMIZER)}
     own = {*options, "accumulation", "gpus"}
     used = {name: value for name, value in sharding.items() if name not in own}
     options |= {**adapters, **used}
@@ -248,6 +253,8 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     chosen = next((FSDP_WORDS[word] for word in FSDP_WORDS if word in f"{words.lower()} {strategy}"), "fsdp")
     offloads = keys.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", "offload")
     reshard = keys.word("fsdp_config.fsdp_reshard_after_forward", "fsdp_config.reshard_after_forward")
+    if "shard_grad_op" in f"{words.lower()} {strategy}":  # gathered once for both passes
+        reshard = "false"
     copies = _count(keys, "replicate")
     return given_options(
         sharding="hybrid-fsdp" if copies and copies > 1 else chosen,
@@ -268,6 +275,11 @@ def _read_precision(keys: Keys, has_adapters: bool, is_sharded: bool) -> str | N
     wide = stored == "fp32" or (bool(keys.known.table.get("fp32_trained")) and not (keys.flag("pure") or is_sharded))
     if narrow and wide and not has_adapters:
         return f"autocast-{narrow}"
+    if narrow and not (stored or has_adapters or is_sharded) and "dtype" in keys.known.table["keys"]:
+        keys.assume(
+            f"no dtype: weights are loaded in {narrow}, as transformers 5 does; those of version 4 are fp32 "
+            f"(--precision autocast-{narrow})"
+        )
     return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow
 
 
