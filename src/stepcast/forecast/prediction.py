@@ -141,7 +141,9 @@ def report_of(prediction: "Prediction") -> StepReport:
     in_flight = step.schedule.count_in_flight()
     for work in step.list_works():  # so that the pricer knows all sources; their seconds came from tables
         pricer.price(work)
-    low_s, high_s, is_paced = _find_interval(prediction, step_s, parts["other"])
+    # A stage that waits for its CPU holds up the others.
+    host_s = max(parts["other"], *(stage.host_s for stage in stages))
+    low_s, high_s, is_paced = _find_interval(prediction, step_s, host_s)
     return StepReport(
         step_s=step_s,
         breakdown_s=parts,

@@ -155,8 +155,9 @@ def measure_step_s(setup: Setup) -> float:
 def predict_step(setup: Setup) -> tuple[float, tuple[float, float] | None]:
     """Return the seconds of a setup's step, scaled to the published batch, and the ends of their 90 % interval."""
     prediction = predict(setup.model, setup.cluster, setup.strategy, setup.framework)
-    step_s = prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
-    return step_s, prediction.band.around(step_s) if prediction.band else None
+    scale = setup.run.global_batch / setup.strategy.global_batch
+    low_s, high_s = prediction.interval_s
+    return prediction.step_s * scale, (low_s * scale, high_s * scale)
 
 
 def memory_row(setup: Setup) -> MemoryRow:
