@@ -14,7 +14,7 @@ from stepcast.cli.main import main
 from stepcast.inputs.collective_logs import looks_like_flight_recorder
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, read_as_one, recognise
-from stepcast.ir.measured import LoggedStep, StepLog
+from stepcast.ir.measured import CollectiveLog, LoggedCollective, LoggedStep, StepLog
 from stepcast.views.jobs import collective_log_view
 from stepcast.views.terminal import render_text
 
@@ -73,6 +73,21 @@ def test_megatron_log(tmp_path: Path) -> None:
     assert found["peak_memory_bytes"] == 4096 * 2**20
     assert found["slow_steps"] == [{"step": 5, "seconds": 8.0, "factor": pytest.approx(8.0 / 4.1)}]
     assert found["last_loss"] == 10.0
+
+
+def test_a_clock_that_is_ahead_is_no_late_rank() -> None:
+    """Rank 1 comes 20 ms late to every second call; the clock of rank 2 is 5 ms ahead."""
+    calls = [
+        LoggedCollective(
+            rank, "0", turn, "all_reduce", 64, "completed", turn + 0.005 * (rank == 2) + late_s, 0.03 - late_s
+        )
+        for turn in range(40)
+        for rank in range(4)
+        for late_s in [0.02 * (rank == 1 and turn % 2)]
+    ]
+    log = CollectiveLog(tuple(calls), (0, 1, 2, 3), {"0": (0, 1, 2, 3)})
+    (late,) = analyze_collective_log(log).stragglers
+    assert (late.rank, late.last, late.waited_s) == (1, 20, pytest.approx(0.4))
 
 
 def log_of(times_ms: list[tuple[int, float]]) -> StepLog:

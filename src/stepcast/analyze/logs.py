@@ -229,11 +229,19 @@ def _unfinished(
 
 
 def _late_ranks(turns: Iterable[list[LoggedCollective]]) -> list[LateRank]:
+    """Return the ranks that others waited for: who came last stayed shortest, whatever the clocks of hosts say.
+
+    Where durations are not recorded, the times of the calls are compared.
+    """
     late: dict[int, list[float]] = defaultdict(list)
     for calls in turns:
-        issued = sorted((call.issued_s, call.rank) for call in calls if call.issued_s is not None)
-        if len(issued) > 1:
-            late[issued[-1][1]].append(issued[-1][0] - issued[-2][0])
+        stays = [(call.seconds, call.rank) for call in calls if call.seconds is not None]
+        if len(stays) < len(calls):
+            stays = [(-call.issued_s, call.rank) for call in calls if call.issued_s is not None]
+        if len(stays) > 1:
+            (last_s, rank), (next_s, _) = sorted(stays)[:2]
+            if next_s > last_s:
+                late[rank].append(next_s - last_s)
     rows = [LateRank(rank, len(waits), sum(waits)) for rank, waits in late.items()]
     return sorted(rows, key=lambda row: -row.waited_s)
 
