@@ -87,7 +87,8 @@ def test_a_clock_that_is_ahead_is_no_late_rank() -> None:
     ]
     log = CollectiveLog(tuple(calls), (0, 1, 2, 3), {"0": (0, 1, 2, 3)})
     (late,) = analyze_collective_log(log).stragglers
-    assert (late.rank, late.last, late.waited_s) == (1, 20, pytest.approx(0.4))
+    assert (late.rank, late.last) == (1, 20)
+    assert late.waited_s == pytest.approx(0.4)
 
 
 def log_of(times_ms: list[tuple[int, float]]) -> StepLog:
