@@ -353,3 +353,14 @@ def test_operands_without_a_contiguous_side_are_copied_for_cublas() -> None:
 
     assert kinds((128, 32, 1)) == kinds((128, 1, 4)) == ["Matmul"]
     assert kinds((1, 4608, 144)) == ["Elementwise", "Matmul"]
+
+
+def test_the_gradient_of_a_cumulative_product_is_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cumulative.py").write_text(
+        "import torch\n"
+        "def product():\n"
+        "    model = torch.nn.Linear(64, 64)\n"
+        "    return model, torch.empty(8, 64), lambda out: out.sigmoid().cumprod(-1).mean()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert capture("cumulative:product", CaptureOptions()).ops < 40

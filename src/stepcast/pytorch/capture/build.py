@@ -17,7 +17,7 @@ from stepcast.pytorch.capture.host import CALLS
 from stepcast.pytorch.capture.kernels import Works, works_of
 from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
-from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
@@ -193,6 +193,8 @@ class _Segments:
                     calls, module = calls + CALLS["module"], event.module
             elif not self._library:
                 calls = BACKWARD_CALLS.get(event.name, CALLS["backward"]) if works else CALLS["backward_view"]
+            if event.name in PRODUCTS and not self._library:
+                calls += max(0, len(works) - 1)  # copies of operands, each an operator of its own
             calls += 0.0 if compiled else self._trace.host_calls.get(number, 0.0)
             hosted.append(HostedEvent(event.name, works, number in self.host_waits, calls))
         return name_ops(hosted, spent)

@@ -391,6 +391,27 @@ def run_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: b
     return torch.native_dropout(input, p, True)[0] if training and p != 0.0 else input
 
 
+class CumulativeProduct(torch.autograd.Function):  # type: ignore[misc]
+    """A cumulative product whose gradient is that of numbers without zeros, which PyTorch looks for on a GPU.
+
+    Under a mode it runs a loop over the columns instead (torch/csrc/autograd/FunctionsManual.cpp, cumprod_backward).
+    """
+
+    @staticmethod
+    def forward(context: Any, input: Tensor, dim: int) -> Tensor:
+        result = torch.cumprod(input, dim)
+        context.save_for_backward(input, result)
+        context.dim = dim
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        input, result = context.saved_tensors
+        (input == 0).any()
+        sums = (gradient * result).flip(context.dim).cumsum(context.dim).flip(context.dim)
+        return sums / input, None
+
+
 # ---- the mode under which a program runs ---------------------------------------------------------------------------
 
 
@@ -450,6 +471,8 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
             return run_recurrent_net(RECURRENT[func], *args)
         if func is torch.lstm_cell or func is torch.gru_cell:
             return run_cell(func, *args, **kwargs)
+        if func is torch.cumprod or func is T.cumprod:
+            return CumulativeProduct.apply(*args, *kwargs.values())
         return self.place(func, args, kwargs)
 
     def place(self, func: Any, args: Any, kwargs: Any) -> Any:
