@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
     every = {*ASKING, *(name for names in SEEING.values() for name in names)}
     for name in sorted(args.given & every - set(used)):
-        raise ValueError(f"{option_of(name)} has no effect with 'stepcast sweep {args.what}'")
+        takes = ", ".join(map(option_of, used))
+        raise ValueError(f"{option_of(name)} has no effect with 'stepcast sweep {args.what}', which takes {takes}")
 
 
 # ---- asking -------------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def rows_view(facts: Facts) -> ui.View:
     names = [name for name in rows[0] if name not in HIDDEN_IN_TEXT and any(row[name] is not None for row in rows)]
     same = [name for name in names if len(rows) > 1 and name not in RESULTS and len({row[name] for row in rows}) == 1]
     figures = [ui.Figure("rows", counted), *(ui.Figure(_words([name]), str(rows[0][name])) for name in same)]
-    return ui.View(counted, headline, figures, [_table("Rows", rows, [n for n in names if n not in same])], facts)
+    shown = [name for name in names if name not in same]
+    uncut = [index for index, name in enumerate(shown) if name not in RESULTS]
+    return ui.View(counted, headline, figures, [_table("Rows", rows, shown, uncut=uncut)], facts)
 
 
 def _table(title: str, rows: Rows, names: Sequence[str], **options: Any) -> ui.Table:
