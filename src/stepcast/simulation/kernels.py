@@ -101,8 +101,8 @@ def _compile(function: Kernel) -> Kernel | None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             staged.write_bytes(code)
-            with suppress(FileNotFoundError):  # where there is no linker
-                subprocess.run(["cc", "-shared", "-nostdlib", "-o", library, staged], check=False, capture_output=True)
+            with suppress(FileNotFoundError, subprocess.CalledProcessError):  # without a linker, or where it fails
+                subprocess.run(["cc", "-shared", "-nostdlib", "-o", library, staged], check=True, capture_output=True)
                 library.replace(file.with_suffix(".so"))
             staged.write_bytes(zlib.compress(code))  # with a check sum: llvmlite crashes with other code
             staged.replace(file)
