@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.configs import accelerate, megatron, peers, torchtitan, tuning
+from stepcast.inputs.configs import accelerate, megatron, nemo, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, parse_toml
@@ -75,7 +75,7 @@ def _read_table(table: Table) -> RunConfig:
     if isinstance(training, dict) and "model" in training:
         table = training  # the file holds the launcher's configuration around it
     if isinstance(table.get("model"), dict):
-        return megatron.read_nemo(table)
+        return nemo.read(table)
     raise FormatError(UNRECOGNISED)
 
 
