@@ -32,7 +32,7 @@ def test_a_run_may_be_a_model_or_a_configuration(capsys: pytest.CaptureFixture[s
     assert found["config"]["format"] == "nemo"
     _, out, _ = run(capsys, "predict", str(CONFIGS / "nemo/llama3_8b.yaml"), "--cluster", "dgx-h100")
     told = " ".join(out.split())
-    assert "(nemo): 32 keys used" in told
+    assert "(nemo): 35 keys used" in told
     assert "no effect on step time or memory (12): run.time_limit" in told
 
 
