@@ -219,12 +219,11 @@ def steady_serving(
     batch = np.maximum(running / dp, 1.0)
     decode_s = steps.decode_s(batch, context)
     most = prompts_of_step(steps, prompt)
-    together = np.minimum(1.0 + batch * engine.wait_steps / output, most)
-    prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context, together)
+    prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context, np.ones(batch.shape))
     filled_s = prefill_steps(steps, prompt, batch - 1.0, context, np.full(batch.shape, most))[0] / most
-    tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / together / output
+    tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
     queued_s = queue_s(running, output * tpot_s, filled_s, dp) - filled_s
-    first_s = queued_s + prompt_s + (0.5 + engine.wait_steps) * decode_s
+    first_s = queued_s + prompt_s + decode_s / 2.0
     replicas = np.asarray(float(steps.layout.replicas))
     served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, decode_s, replicas)
     burst_s = np.maximum(running / dp - 1.0, 0.0) / 2.0 * filled_s / engine.waves

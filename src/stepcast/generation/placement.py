@@ -48,7 +48,6 @@ class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     expert_pace: Positive
     reduce_pace: Positive
     prefill_pace: Positive
-    wait_steps: Amount = 0.0  # decode steps for which a new request waits for others to be prefilled with
     sources: dict[str, str] = {}
 
 

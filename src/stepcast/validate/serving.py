@@ -13,7 +13,6 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-from msgspec import structs
 
 from stepcast.generation import placement
 from stepcast.generation.forecast import SteadyServing, split_serving, steady_serving
@@ -23,16 +22,7 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import (
-    Measurements,
-    Pair,
-    Record,
-    ScoredRow,
-    columns_of,
-    compare_each,
-    load_table,
-    read_records,
-)
+from stepcast.validate.scoreboard import Measurements, Pair, Record, ScoredRow, columns_of, compare_each, read_records
 
 FILE = "serving_runs.csv.gz"
 CLUSTERS = {"h100_sxm": "dgx-h100", "h200_sxm": "hgx-h200", "b200_sxm": "dgx-b200", "b300_sxm": "dgx-b300",
@@ -48,22 +38,11 @@ MOST_MEMORY = 0.98
 DIFFERENT = 0.1  # times that differ by less are not ranked
 
 
-ROWS = load_table("rows/serving")
-LENGTHS = {tuple(pair) for pair in ROWS["lengths"]}
-
-
 class ServingPlan(NamedTuple):
     """The engine that a row describes; *split* where prefill engines are apart."""
 
     layout: GenerationLayout
     split: bool
-    wait_steps: float
-
-
-def lengths_of(row: Record) -> tuple[float, float]:
-    """Return the mean tokens of prompts and responses: InferenceX draws them from 0.8 to 1.0 of those stated."""
-    share = ROWS["mean_length"] if (row["isl"], row["osl"]) in LENGTHS else 1.0
-    return float(row["isl"]) * share, float(row["osl"]) * share
 
 
 def concurrency_of(row: Record) -> float:
@@ -129,27 +108,15 @@ def plan_of(row: Record, clients: float) -> ServingPlan:
     Tensor parallel ranks that do not divide the heads are the GPUs of several engines, some of which prefill.
     """
     model, cluster, layout = load_model(row["model_path"]), _cluster(row["system"]), engine_of(row)
-    split, (prompt, output) = row["mode"] == "disagg", lengths_of(row)
+    split, context = row["mode"] == "disagg", float(row["isl"]) + float(row["osl"]) / 2.0
     apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
-    memory = _memory(model, layout, _formats(row), cluster, row["backend"], prompt + output / 2.0)
+    memory = _memory(model, layout, _formats(row), cluster, row["backend"], context)
     if model.heads % layout.tp:
         split, layout = True, apart
-    elif apart != layout and clients > memory.sequences_that_fit(prompt + output / 2.0):
+    elif apart != layout and clients > memory.sequences_that_fit(context):
         # Every tensor-parallel rank would hold the latent cache of all sequences, for which it has no room.
         layout = apart
-    return ServingPlan(layout, split, 0.0 if split else _wait_steps(row, layout, clients))
-
-
-def _wait_steps(row: Record, layout: GenerationLayout, clients: float) -> float:
-    """Return the decode steps for which InferenceX lets a new request wait."""
-    attention = "data parallel" if layout.dp > 1 else "tensor parallel"
-    columns = {**row, "model": row["model_path"].rsplit("/", 1)[-1], "tp": str(layout.tp), "attention": attention}
-    steps = [
-        rule["steps"]
-        for rule in ROWS["waits"]
-        if clients >= rule["clients"] and all(columns[name] in values for name, values in rule["where"].items())
-    ]
-    return float(steps[-1]) if steps and (row["isl"], row["osl"]) in LENGTHS else 0.0
+    return ServingPlan(layout, split)
 
 
 def predict_group(rows: Sequence[Record]) -> SteadyServing:
@@ -157,9 +124,8 @@ def predict_group(rows: Sequence[Record]) -> SteadyServing:
     row = rows[0]
     model, cluster, formats = load_model(row["model_path"]), _cluster(row["system"]), _formats(row)
     clients = np.array([concurrency_of(each) for each in rows])
-    layout, split, wait_steps = plan_of(row, float(clients.max()))
-    engine = structs.replace(placement.load_engine(row["backend"]), wait_steps=wait_steps)
-    prompt, output = lengths_of(row)
+    layout, split = plan_of(row, float(clients.max()))
+    engine, prompt, output = placement.load_engine(row["backend"]), float(row["isl"]), float(row["osl"])
     memory = _memory(model, layout, formats, cluster, row["backend"], prompt + output / 2.0)
     stated = row["mode"] == "disagg"
     drafting = split and not row["prefill_num_workers"] and model.next_token_layers
