@@ -48,13 +48,10 @@ def settle_task(verb: str, choices: dict[str, str]) -> tuple[str, dict[str, str]
 
 def ask_python(verb: str, asked: str, choices: dict[str, Any]) -> dict[str, Any]:
     if verb == "alternatives":
-        return stepcast.alternatives(asked, **choices).facts()
-    if verb == "plan":
-        return dict(stepcast.plan(**choices).facts())
+        return stepcast.alternatives(asked, **choices).to_dict()
     if verb == "search":
-        best = stepcast.search(**{**choices, "top": int(choices["top"])}, workers=1).best
-        return {"rows": [{"step_s": each.step_s, "memory_bytes": each.memory_bytes} for each in best]}
-    return dict(stepcast.predict(**choices).report.facts())
+        return stepcast.search(**{**choices, "top": int(choices["top"])}, workers=1).to_dict()
+    return {"plan": stepcast.plan, "predict": stepcast.predict}[verb](**choices).to_dict()
 
 
 def agrees(theirs: Any, ours: Any) -> bool:
