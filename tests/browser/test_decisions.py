@@ -51,7 +51,7 @@ def ask_python(verb: str, asked: str, choices: dict[str, Any]) -> dict[str, Any]
         return stepcast.alternatives(asked, **choices).to_dict()
     if verb == "search":
         return stepcast.search(**{**choices, "top": int(choices["top"])}, workers=1).to_dict()
-    return {"plan": stepcast.plan, "predict": stepcast.predict}[verb](**choices).to_dict()
+    return (stepcast.plan(**choices) if verb == "plan" else stepcast.predict(**choices)).to_dict()
 
 
 def agrees(theirs: Any, ours: Any) -> bool:

@@ -4,7 +4,6 @@ Times are counted in additions (data/fits/captured.toml); the next operator is l
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -38,7 +37,7 @@ def enter_checkpoint() -> str:
     return GPU
 
 
-def _unhook_calls(frame: Callable[[], Any], *_: object) -> float:
+def _unhook_calls(frame: Callable[[], object], *_: object) -> float:
     """Return the CPU's time of a checkpoint's second forward, which saves again what hooks saved in the first."""
     return float(CALLS["recompute"] + CALLS["unhook"] * len(getattr(frame(), "weak_holders", ())))
 
@@ -52,10 +51,10 @@ CHECKPOINT_CALLS: dict[str, Callable[..., float]] = {
 }
 
 
-def count_calls(own: Callable[..., Any], calls: Callable[..., float]) -> Callable[..., Any]:
+def count_calls(own: Callable[..., object], calls: Callable[..., float]) -> Callable[..., object]:
     """Return *own*, which spends so many *calls* of the CPU's time whenever it is called."""
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args: object, **kwargs: object) -> object:
         spend(calls(*args, **kwargs))
         return own(*args, **kwargs)
 
