@@ -75,7 +75,7 @@ test-web: .venv-web/.installed
 	.venv-web/bin/python -m pytest tests/serve tests/browser
 
 test-torch: .venv-torch/.installed
-	.venv-torch/bin/python -m pytest tests/pytorch
+	.venv-torch/bin/python -m pytest -n auto --dist worksteal tests/pytorch
 
 test-mcp: .venv-mcp/.installed
 	.venv-mcp/bin/python -m pytest tests/agents

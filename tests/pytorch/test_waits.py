@@ -143,12 +143,8 @@ def test_the_host_waits_where_the_program_looks(name: str, waits: int) -> None:
 
 
 def test_experts_in_a_loop_get_tokens_alike() -> None:
-    """Each of 64 rows chooses two of four experts, so each expert has 32 rows, and the host waits for each expert. The
-    sizes differ from step to step, so that cuBLAS chooses kernels anew, which takes the host longer.
-    """
+    """Each of 64 rows chooses two of four experts, so each expert has 32 rows, and the host waits for each expert."""
     found = of("loop")
-    gate, *own = (op.kernels for op in ops(found) if isinstance(op.work, Matmul) and op.name.startswith("addmm"))
-    assert min(own) > gate
     products = [work for work in works(found, Matmul) if work.n == work.k == 32]
     assert [work.m for work in products[:4]] == [32] * 4
     assert sum(op.host_reads for op in ops(found)) >= 4
