@@ -115,7 +115,7 @@ def test_an_all_gather_brings_all_tokens_to_all_ranks() -> None:
 
 @pytest.mark.parametrize(("tp", "ratio"), [(1, 1.0), (4, 1 / 8)])
 def test_tokens_that_are_gathered_for_split_experts_are_sent_once(tp: int, ratio: float) -> None:
-    """Of 8 experts for each token an all-to-all sends a copy each; with one rank nothing is gathered or saved."""
+    """An all-to-all sends a copy of a token to each of its 8 experts; one rank gathers and saves nothing."""
     model, cluster = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")
     strategy = Strategy(Layout(tp=tp, dp=2), 1, 16, 4096, sequence_parallel=tp > 1)
     sizes, memories = [], []

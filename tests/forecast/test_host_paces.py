@@ -41,7 +41,7 @@ def test_a_step_that_the_gpu_limits_does_not_mention_it() -> None:
 
 
 def test_a_stage_that_waits_for_its_cpu_makes_the_whole_pipeline_unsure() -> None:
-    """Of two stages the first has eleven layers, the second five and the head: it waits for the first."""
+    """The first of two stages has eleven layers, the second has five and the head, and waits for the first."""
     sizes = {"micro_batch": 1, "global_batch": 64, "seq": 4096, "gpus": 32, "tp": 16, "pp": 2}
     model = "nanotron-1.34b:layers=16,hidden=2048,heads=32,kv_heads=32,ffn=8192,vocab=131072,seq=4096"
     choices = {"model": model, "cluster": "aws-p5", "framework": "nanotron", **sizes}

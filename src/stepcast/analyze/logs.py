@@ -54,7 +54,7 @@ class StepLogResult(AnalysisResult, frozen=True, kw_only=True):
     peak_memory_bytes: float | None
     last_loss: float | None
     slow_steps: list[SlowStep]
-    lost_s: float  # over the median, in the steps that each line stands for
+    lost_s: float  # beyond the median step, including steps between two lines of the log
     program_facts: dict[str, object]  # what else the program printed; keys of their own in the JSON
     warnings: list[str]
 

@@ -105,7 +105,7 @@ def engine_of(row: Record) -> GenerationLayout:
 def plan_of(row: Record, clients: float) -> ServingPlan:
     """Return the engine of a row, which holds the sequences of *clients*.
 
-    Tensor parallel ranks that do not divide the heads are the GPUs of several engines, some of which prefill.
+    If the stated tensor parallel ranks do not divide the heads, they are the GPUs of several engines: some prefill.
     """
     model, cluster, layout = load_model(row["model_path"]), _cluster(row["system"]), engine_of(row)
     split, context = row["mode"] == "disagg", float(row["isl"]) + float(row["osl"]) / 2.0

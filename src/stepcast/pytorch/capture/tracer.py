@@ -421,8 +421,8 @@ def _is_meta(tensor: Tensor) -> bool:
 def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> tuple[int, ...]:
     """Return the bytes that the kernels of an operator need one after another, beyond its operands and results.
 
-    cuDNN sums gradients of queries in fp32. A sum over 1,024 rows or more, 256 for each of four threads, is split
-    between several thread blocks, each of which stores partial sums of 128 columns
+    cuDNN sums gradients of queries in fp32. A sum over 1,024 rows or more, 256 for each of four threads, is shared by
+    several thread blocks, and each block stores its partial sums of 128 columns
     (aten/src/ATen/native/cuda/Reduce.cuh, with 132 multiprocessors of 16 blocks).
     """
     if name.startswith("convolution"):
