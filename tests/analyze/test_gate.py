@@ -123,6 +123,18 @@ def test_a_forecast_of_another_run_is_a_warning(tmp_path: Path) -> None:
     ]
 
 
+def test_warnings_of_logs_are_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log of two runs mixes their steps; a baseline made of it says so again when it is used."""
+    both, baseline = tmp_path / "both.log", tmp_path / "baseline.json"
+    both.write_text("".join(Path(night).read_text() for night in (NIGHTS[0], NIGHTS[5])))
+    mixed = f"{both}: step 12 is followed by step 1: the log holds 2 runs or starts of one, which these figures mix"
+    assert stepcast.gate(both, save=baseline).warnings[0] == mixed
+    files = [tmp_path / "comment.md", tmp_path / "junit.xml"]
+    main(["gate", NIGHTS[1], "--baseline", str(baseline), "--markdown", str(files[0]), "--junit", str(files[1])])
+    assert "the log holds 2 runs" in capsys.readouterr().err
+    assert all("the log holds 2 runs" in file.read_text() for file in files)
+
+
 def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.sqlite"
     other.write_bytes(b"SQLite format 3\0 but not really")

@@ -49,6 +49,7 @@ class GateRun(msgspec.Struct, frozen=True):
     since: int | None = None  # the run with which a regression began
     baseline_from: int = 1
     spread: float | None = None  # of the steps within the run, as a share
+    warnings: list[str] = []  # of the files it was read from
 
 
 class GatedMeasure(msgspec.Struct, frozen=True):

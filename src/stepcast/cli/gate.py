@@ -67,6 +67,7 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
         if options.history:
             base = stack.enter_context(open_history(options.history))
             history = [_decode(run, options.history) for run in read_runs(base, options.name)]
+        read = [*([] if options.history else history), *given]
         first = len(history) + 1
         alone = not options.history and len(given) == 1
         for path, one in zip(measured, given, strict=True):
@@ -78,6 +79,8 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
     if options.save:
         saved = {"format": BASELINE, "name": options.name, "runs": given}
         write_file(options.save, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
+    warnings = [text for run in read for text in run.warnings]
+    result = msgspec.structs.replace(result, warnings=[*warnings, *result.warnings])
     return check_forecast(result, forecast, given[-1].identity) if forecast else result
 
 
@@ -86,7 +89,8 @@ def _measure(path: str, label: str) -> GateRun:
     with prefix_errors(path):
         measures = measures_of(facts)
     identity = {name: value for name, value in identity_of(facts).items() if name != "cluster"}
-    return GateRun(measures, identity, label, spread=spread_of(facts))
+    warnings = [f"{path}: {text}" for text in facts.get("warnings", ())]
+    return GateRun(measures, identity, label, spread=spread_of(facts), warnings=warnings)
 
 
 def _read_baseline(path: str) -> list[GateRun]:

@@ -56,7 +56,8 @@ def write_markdown(facts: Facts, rows: Sequence[tuple[str, Sequence[str]]]) -> b
     lines += ["| measure | run | baseline | change | noise |", "|---|---:|---:|---:|---:|"]
     lines += [f"| {_plain(name)} | {' | '.join(texts)} |" for name, texts in rows[:MOST_PARTS]]
     recent = " -> ".join(format_seconds(run["step_s"]) for run in facts["trend"][-6:])
-    lines += ["", f"Run {facts['run']}, baseline of {facts['baseline_runs']} runs. Last steps: {recent}", ""]
+    lines += ["", f"Run {facts['run']}, baseline of {facts['baseline_runs']} runs. Last steps: {recent}"]
+    lines += ["", *(f"- Warning: {_plain(text)}" for text in facts["warnings"]), ""]
     return "\n".join(lines).encode()
 
 
@@ -84,7 +85,8 @@ def write_junit(facts: Facts) -> bytes:
     for name, message in cases:
         failure = f"<failure message={quoteattr(_printable(message))}/>" if message else ""
         lines.append(f"  <testcase classname={suite} name={quoteattr(name)}>{failure}</testcase>")
-    lines += [f"  <system-out>{escape(_printable(facts['verdict']))}</system-out>", "</testsuite>", ""]
+    output = "; ".join([facts["verdict"], *(f"warning: {text}" for text in facts["warnings"])])
+    lines += [f"  <system-out>{escape(_printable(output))}</system-out>", "</testsuite>", ""]
     return "\n".join(lines).encode()
 
 
