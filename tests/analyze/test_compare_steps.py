@@ -45,7 +45,9 @@ def test_what_cannot_be_compared_is_told() -> None:
     found = compare(PREDICTED, MEASURED)
     assert [stage.stage for stage in found.stages] == [0]
     assert any("stages differ: 2 in the first, 1 in the second" in text for text in found.warnings)
-    assert any("operations are not compared" in text for text in found.warnings)
+    assert "one side has no list of operations: operations are not compared" in found.warnings
+    both = compare({"step_s": 1.0}, {"step_s": 2.0})
+    assert "both sides have no breakdown of the step: parts are not compared" in both.warnings
     with pytest.raises(ValueError, match="second file does not say how long a step takes"):
         compare(PREDICTED, {"breakdown_s": {}})
 

@@ -122,6 +122,7 @@ def test_a_real_trace_is_replayed_and_advised_on() -> None:
         (["--what-if", "kernel:nothing=2x"], "matches no work"),
         (["--what-if", "speed=2x"], "unknown change"),
         (["--what-if", "compile=all"], "must be elementwise"),
+        (["--what-if", "rank.0=healthy"], "needs the traces of that rank and of others; given: rank 0"),
         (["--what-if", "host"], "is no change"),
         (["--gpu", "h100"], "is for Megatron traces"),
     ],
@@ -177,6 +178,8 @@ def test_ranks_wait_for_one_another_in_a_replay(tmp_path: Path) -> None:
     known_us = {
         (): slow_us + TRANSFER_US + REST_US,
         ("class.matmul=0.5x",): slow_us / 2 + TRANSFER_US + REST_US,
+        ("rank.5=healthy",): MATMUL_US + TRANSFER_US + REST_US,
+        ("rank.5=healthy", "rank.2=1.5x"): 1.5 * MATMUL_US + TRANSFER_US + REST_US,
         # The norm of the slow rank, 2 us after its matmul, is longer than half of a transfer.
         ("collective.tp=2x",): slow_us + REST_US + SLOW_FACTOR * NORM_US + REST_US,
         ("class.norm=3x",): slow_us + REST_US + 3 * SLOW_FACTOR * NORM_US + REST_US,
@@ -216,6 +219,7 @@ def write_loading(path: Path, rank: int, loading: list[float]) -> None:
             key = 1 + 2 * step + number
             trace.append(span("cudaLaunchKernel", "cuda_runtime", issued + number, 1.0, 1, key))
             trace.append(span(name, "kernel", begin, lasts, 7 + number, key, **(reduce if number else {})))
+        trace.append(span("cudaDeviceSynchronize", "cuda_runtime", issued + 2, end - issued - 2, 1))
         trace.append(span(f"ProfilerStep#{step}", "user_annotation", start, end - start, 1))
         start = end
     info = {"rank": rank, "world_size": 2}
@@ -233,6 +237,8 @@ def test_a_late_data_loader_is_named(tmp_path: Path) -> None:
     assert saved["load data ahead of the step (DataLoader workers, prefetching)"] == pytest.approx(900e-6)
     assert not any("CUDA graphs" in text for text in saved)
     assert not any("launch-bound" in text for text in facts["warnings"])
+    assert not any("launch-bound" in text for text in replay(tmp_path, "collective=2x").warnings)
+    assert replay(tmp_path, "rank.1=healthy").step_s == pytest.approx((50 + 200 + 100) * 1e-6)
 
 
 def test_a_slow_step_is_named(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ def test_a_saved_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not any("--seq" in note for note in again["assumptions"])
     other = run_json(capsys, "predict", file, "--tp", "4", "--sequence-parallel")
     assert (other["strategy"]["tp"], other["strategy"]["dp"]) == (4, 4)
+    assert all(f"# - {note}\n" in Path(file).read_text() for note in first["assumptions"])
+    accumulated = run_json(capsys, "predict", *WORDS, "--accumulation", "4", "--save", file)
+    doubled = run_json(capsys, "predict", file, "--micro-batch", "2")
+    assert doubled["strategy"]["global_batch"] == 2 * accumulated["strategy"]["global_batch"]
 
 
 def test_a_run_may_be_a_model_or_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,7 +195,8 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         left, right = predicted["breakdown_s"], measured["breakdown_s"]
         parts = rows(_fold_parts(left, right), _fold_parts(right, left))
     else:
-        warnings.append("one side has no breakdown of the step: parts are not compared")
+        lacking = _lacking("breakdown_s", predicted, measured)
+        warnings.append(f"{lacking} no breakdown of the step: parts are not compared")
     left_stages, right_stages = (
         {stage["stage"]: _stage_seconds(stage) for stage in account.get("stages") or ()}
         for account in (predicted, measured)
@@ -218,7 +219,8 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     if "operations_s" in predicted and "operations_s" in measured:
         operations = rows(predicted["operations_s"], measured["operations_s"])
     else:
-        warnings.append("one side does not list its operations: operations are not compared")
+        lacking = _lacking("operations_s", predicted, measured)
+        warnings.append(f"{lacking} no list of operations: operations are not compared")
     if not set(first) & set(second):
         warnings.append("no common fact shows whether both are the same run")
     step = row("step", float(predicted["step_s"]), float(measured["step_s"]))
@@ -239,6 +241,11 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         ],
         warnings=warnings,
     )
+
+
+def _lacking(name: str, first: Facts, second: Facts) -> str:
+    """Return the beginning of a sentence about a fact that one side or both lack."""
+    return "one side has" if name in first or name in second else "both sides have"
 
 
 def _compare_figures(first: Facts, second: Facts, warnings: list[str]) -> Iterator[ComparedFigure]:

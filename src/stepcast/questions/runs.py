@@ -193,6 +193,8 @@ def save_run(run: SettledRun) -> bytes:
     """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
     framework = run.question.framework or run.framework.name
     settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
+    if run.question.accumulation is not None:
+        del settled["global_batch"]
     choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
     values = {**choices, **settled}.items()
     lines = [
@@ -202,6 +204,7 @@ def save_run(run: SettledRun) -> bytes:
         f"[{TABLE}]",
     ]
     lines += [f"{name.replace('_', '-')} = {json.dumps(value, default=str)}" for name, value in values]
+    lines += ["", "# Defaults used:", *(f"# - {note}" for note in run.assumptions)] if run.assumptions else []
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -264,7 +264,8 @@ def _advise(
             saves_s = max(row.extra_s for row in rows)
             if matching.matched:  # not more than what the others wait for them
                 saves_s = min(saves_s, slowest.per_step(matching.delay_s(slow)))
-            entries.append((f"{text} {_named_ranks(slow)}", saves_s, words.format(rows[0].factor), None))
+            what_if = f"rank.{slow[0]}=healthy" if len(slow) == 1 else None
+            entries.append((f"{text} {_named_ranks(slow)}", saves_s, words.format(rows[0].factor), what_if))
     advice = []
     for text, saves_s, evidence, what_if in entries:
         share = saves_s / step_s if step_s else 0.0

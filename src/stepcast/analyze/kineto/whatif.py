@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 
@@ -36,11 +37,12 @@ EVENT_CALLS = 0.45  # what the profiler adds to the host for each event it recor
 LAUNCH_CALLS, PARAMETER_CALLS = 2.0, 6.5  # of a compiled step: for each kernel it launches, each gradient it returns
 # Matmuls slow down at the GPU's power limit as their share of the time grows beyond a half.
 POWER_FREE, POWER_SLOPE = 0.5, 0.28
+HOST, LOADING = "host", "data loading"  # next to names of kernels
 OPTIMIZER, GRADIENT = "Optimizer.", "torch::autograd::AccumulateGrad"  # PyTorch's marks; the optimizer stays eager
 SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
 KNOWN = (
     "compile=elementwise, host=graphs (or unprofiled, or 0.5x as long), collective.tp=2x (bandwidth; or collective=2x "
-    "for all), kernel:NAME=0.5x, class.matmul=0.8x"
+    "for all), kernel:NAME=0.5x, class.matmul=0.8x, rank.7=healthy (or 1.5x as long)"
 )
 
 
@@ -100,10 +102,13 @@ class RankScript:
         work_s = self.work_s - EVENT_CALLS * self.usual_call_s * self.events
         return replace(self, work_s=np.maximum(work_s, 0.0))
 
+    def without_launches(self) -> "RankScript":
+        """Return the script with a host that needs no time but for batches and where it synchronises."""
+        return replace(self, work_s=self.loading_s, call_s=np.zeros_like(self.call_s), lag_s=0.0)
+
     def issued_at_once(self) -> "RankScript":
         """Return the script with a host that issues everything at once, but waits for batches."""
-        no_s = np.zeros_like(self.call_s)
-        return replace(self, work_s=self.loading_s, call_s=no_s, waits=no_s > 0, lag_s=0.0)
+        return replace(self.without_launches(), waits=np.zeros_like(self.waits))
 
     def play(self) -> Generator[tuple[int, float], float, float]:
         """Return when the last row ends, counted from the start of the window.
@@ -205,7 +210,7 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: Ma
     begin_s, end_s = timeline.start_s[rows] - start_s, timeline.end_s[rows] - start_s
     issued_s = call_start_s[call]
     lags_s = begin_s - issued_s
-    lag_s = float(lags_s[lags_s > 0].min()) if has_launches and (lags_s > 0).any() else 0.0
+    lag_s = float(lags_s[lags_s >= 0].min()) if has_launches and (lags_s >= 0).any() else 0.0
     loading = lanes.loading(rank)
     loaded_s = np.append(0.0, np.cumsum(loading.durations_s)).repeat(2)[1:-1] if len(loading) else np.zeros(1)
     edges_s = np.stack([loading.start_s, loading.end_s], axis=1).reshape(-1) - start_s if len(loading) else np.zeros(1)
@@ -337,7 +342,11 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
             f"{timeline.source}: the trace does not tie kernels to the calls that launched them (correlation), so the "
             "time of the host is not known; replay takes kernel:NAME=, class.NAME= and collective= of such traces"
         )
-    changed = [_apply(script, pairs) for script in scripts]
+    base = scripts
+    for key, value in pairs:
+        base = _change_rank(base, key, value) if key.startswith("rank.") else base
+    pairs = [pair for pair in pairs if not pair[0].startswith("rank.")]
+    changed = [_apply(script, pairs) for script in base]
     plays = {
         "replayed_s": play_together(scripts),
         "changed_s": play_together(changed),
@@ -345,7 +354,7 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     }
     plays["low_s"] = plays["changed_s"]
     if "compile" in keys:
-        plays["low_s"] = play_together([_apply(script, pairs, 0.5).issued_at_once() for script in scripts])
+        plays["low_s"] = play_together([_apply(script, pairs, 0.5).issued_at_once() for script in base])
     ranks = [
         {"rank": script.rank, "measured_s": script.measured_s / script.steps}
         | {name: ends_s[index] / script.steps for name, ends_s in plays.items()}
@@ -358,7 +367,7 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     warnings = [*timeline.warnings]
     if abs(replayed_s / measured_s - 1) > 0.05:
         warnings.append(f"the replay without changes takes {format_seconds(replayed_s)}: more than 5 % off")
-    free_s = play_together([script.issued_at_once() for script in scripts])
+    free_s = play_together([script.without_launches() for script in scripts])
     bound_s = max((end_s - least_s) for end_s, least_s in zip(plays["replayed_s"], free_s, strict=True))
     if changes and bound_s > LAUNCH_BOUND * max(plays["replayed_s"]):
         warnings.append(
@@ -405,6 +414,45 @@ def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 
     if ("host", "graphs") in pairs:
         script = replace(script.issued_at_once(), gap_s=np.minimum(script.gap_s, GRAPH_GAP_S))
     return script
+
+
+def _change_rank(scripts: Sequence[RankScript], key: str, value: str) -> list[RankScript]:
+    """Return *scripts* with all work of a rank longer by a factor, or as long as that of the others if it is healthy.
+
+    Kernels are compared with those of the same name of ranks that run them equally often: they do the same work.
+    """
+    own = next((script for script in scripts if key == f"rank.{script.rank}"), None)
+    others = [_work_of(script) for script in scripts if script is not own]
+    if own is None or (value == "healthy" and not others):
+        ranks = ", ".join(str(script.rank) for script in scripts)
+        raise WhatIfError(f"{key}={value} needs the traces of that rank and of others; given: rank {ranks}")
+    work = _work_of(own)
+    factors = dict.fromkeys(work, 1.0 if value == "healthy" else parse_factor(key, value, ", or healthy"))
+    for name, (runs, seconds) in work.items() if value == "healthy" else ():
+        same_s = [other[name][1] for other in others if name in other and other[name][0] == runs]
+        factors[name] = median(same_s) / seconds if same_s and seconds else 1.0
+    alone = own.meeting == NONE
+    loading_s = own.loading_s * factors[LOADING]
+    changed = replace(
+        own,
+        duration_s=np.where(alone, own.duration_s * np.array([factors[name] for name in own.names]), own.duration_s),
+        work_s=(own.work_s - own.loading_s) * factors[HOST] + loading_s,
+        loading_s=loading_s,
+        call_s=own.call_s * factors[HOST],
+    )
+    return [changed if script is own else script for script in scripts]
+
+
+def _work_of(script: RankScript) -> dict[str, tuple[int, float]]:
+    """Return runs and seconds of each kernel but matched collectives, of the host and of its waits for batches."""
+    table, name_of = np.unique(script.names, return_inverse=True)
+    alone = script.meeting == NONE
+    runs = np.bincount(name_of, weights=alone, minlength=len(table)).astype(int).tolist()
+    seconds = np.bincount(name_of, weights=script.duration_s * alone, minlength=len(table)).tolist()
+    work = dict(zip(table.tolist(), zip(runs, seconds, strict=True), strict=True))
+    work[HOST] = script.steps, float((script.work_s - script.loading_s + script.call_s).sum())
+    work[LOADING] = script.steps, float(script.loading_s.sum())
+    return work
 
 
 def _takes_mask(pairs: Sequence[tuple[str, str]]) -> bool:
@@ -460,6 +508,8 @@ def _assumption(key: str, value: str) -> str:
             "collectives: all of their time follows the bandwidth, latency included, and so do waits in collectives "
             "that are not matched with other ranks"
         )
+    if key.startswith("rank."):
+        return "ranks: kernels, host and batches of a healthy rank take as long as the median of the other ranks"
     if not key.startswith(("kernel:", "class.")):
         raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
     return ""
