@@ -90,3 +90,71 @@ def test_weights_that_fsdp_shards_are_fp32(keys: dict[str, object], expected: di
     assert config.options["precision"] == "bf16"
     assert expected.items() <= config.options.items()
     assert any("no dtype" in text for text in config.assumed) == (not keys)
+
+
+OFFLOAD = {
+    "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}},
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "optimizer": {"type": "AdamW"},
+}
+ARGUMENTS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["next to it", "in the working folder"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.yaml", "{base_model: q, micro_batch_size: 2, gradient_accumulation_steps: 4, fp16: true, deepspeed: d.json}"),
+        ("run.sh", f"deepspeed --num_gpus 8 train.py {ARGUMENTS} --deepspeed d.json --fp16 --optim adamw_8bit"),
+        ("run.sh", f"accelerate launch --config_file a.yaml train.py {ARGUMENTS}"),
+        ("run.py", "SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, fp16=True, deepspeed='d.json')"),
+    ],
+    ids=["axolotl", "deepspeed", "accelerate", "python"],
+)  # fmt: skip
+def test_files_that_a_configuration_names_are_read(
+    name: str, text: str, is_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stage, offload and overlaps come from DeepSpeed's file, and what it leaves open from the configuration."""
+    (tmp_path / "configs").mkdir()
+    place = tmp_path / "configs" if is_here else tmp_path
+    monkeypatch.chdir(tmp_path)
+    (place / "d.json").write_text(json.dumps(OFFLOAD))
+    accelerate = {"distributed_type": "DEEPSPEED", "mixed_precision": "fp16", "num_processes": 8}
+    (place / "a.yaml").write_text(
+        yaml.safe_dump({**accelerate, "deepspeed_config": {"deepspeed_config_file": "d.json"}})
+    )
+    path = tmp_path / "configs" / name
+    path.write_text(text)
+    config = read_config(path)
+    expected = {"sharding": "zero-2", "offload": "optimizer", "overlap": "gradients", "optimizer": "adamw"}
+    assert expected.items() <= config.options.items()
+    assert [config.options[name] for name in ("micro-batch", "accumulation", "precision")] == [2, 4, "fp16"]
+    assert (config.framework, config.assumed, config.unknown) == ("deepspeed-transformers", (), {})
+    assert any(name.endswith("zero_optimization.stage") for name in config.understood)
+
+
+@pytest.mark.parametrize("file", ["missing.json", "folder.json"])
+def test_files_that_are_not_there_are_guessed_by_their_name(file: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{{base_model: q, micro_batch_size: 1, deepspeed: {file}}}")
+    config = read_config(path)
+    assert config.options["sharding"] == "zero-3"
+    assert any(f"{file}: no such file here" in text for text in config.assumed)
+
+
+@pytest.mark.parametrize("text", ['{"x": ', "[1]", '{"x": "' + "y" * 2_000_000 + '"}'], ids=["cut", "list", "large"])
+def test_damaged_files_are_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(text)
+    path = tmp_path / "run.yaml"
+    path.write_text("{base_model: q, micro_batch_size: 1, deepspeed: ds.json}")
+    with pytest.raises(FormatError, match=r"ds\.json: "):
+        read_config(path)
+
+
+def test_a_file_that_names_itself_ends(tmp_path: Path) -> None:
+    path = tmp_path / "self.yaml"
+    path.write_text("{base_model: q, micro_batch_size: 1, config_file: self.yaml}")
+    assert read_config(path).format == "axolotl"

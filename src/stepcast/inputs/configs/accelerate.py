@@ -1,12 +1,17 @@
 """DeepSpeed's JSON (deepspeed.ai/docs/config-json) and accelerate's YAML (huggingface.co/docs/accelerate)."""
 
+import os
+import re
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options
 from stepcast.inputs.source import read_words
 
-FRAMEWORK = "deepspeed-transformers"
+DEEPSPEED = "deepspeed-transformers"
 DEEPSPEED_ONLY = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+# Key of accelerate that names a file of DeepSpeed, and the stage that the names of such files have.
+FILE = "deepspeed_config.deepspeed_config_file"
+STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])|([0-3])$", re.IGNORECASE)
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 # Values of keys that are "auto", which Hugging Face's Trainer fills in.
 TRAINER = read_words("configs")["trainer"]
@@ -50,7 +55,7 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     for name, value in TRAINER.items():
         if keys.is_unset(name):
             keys.assume(f'{name} "auto": {value}')
-    return keys.config("deepspeed", FRAMEWORK, options)
+    return keys.config("deepspeed", DEEPSPEED, options)
 
 
 def _overlap(stage: int, asked: bool | None) -> str:
@@ -99,10 +104,13 @@ PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32", "false
 
 
 def read_accelerate(table: Mapping[str, object]) -> RunConfig:
-    keys = Keys(flat(table), "accelerate")
+    values = flat(table)
+    inside = {name: values.pop(name) for name in [*values] if name.startswith(f"{FILE}.")}
+    inner = read_deepspeed({name.removeprefix(f"{FILE}."): value for name, value in inside.items()}) if inside else None
+    keys = Keys(values, "accelerate")
     kind = keys.text("distributed_type").upper()
     gpus, machines = keys.number("num_processes"), keys.number("num_machines") or 1
-    stage = (keys.number("deepspeed_config.zero_stage") or 0) if kind == "DEEPSPEED" else 0
+    stage = _deepspeed_stage(keys) if kind == "DEEPSPEED" and inner is None else 0
     sharding = _fsdp_sharding(keys) if kind == "FSDP" else f"zero-{stage}" if stage else "none"
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
     split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
@@ -113,7 +121,7 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         sharding, shard = ("hybrid-fsdp", split) if split > 1 else ("none", None)
     tp = keys.number("tp_config.tp_size", "parallelism_config.parallelism_config_tp_size")
     rounds = keys.number("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
-    if rounds is None:
+    if rounds is None and inner is None:
         keys.assume("gradient accumulation of 1 step (--accumulation), accelerate's default")
     is_compiled = keys.word("dynamo_config.dynamo_backend", "dynamo_backend") == "inductor"
     reshard = RESHARDS.get(keys.word("fsdp_config.fsdp_reshard_after_forward"))
@@ -132,12 +140,40 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else None,
         offload="optimizer" if offloads_parameters or offloads_states else None,
         kernels="compiled" if is_compiled else None,
-        **_accelerate_precision(keys, kind, sharding),
     )
+    own = given_options(**_accelerate_precision(keys, kind, sharding)) if inner is None or _is_open(inner, keys) else {}
     if kind == "DEEPSPEED":  # accelerate/utils/dataclasses.py, DeepSpeedPlugin
         norm = keys.share("deepspeed_config.gradient_clipping")
         options |= given_options(overlap=_overlap(stage, None), clipping=None if norm is None else norm > 0)
-    return keys.config("accelerate", FRAMEWORK if kind == "DEEPSPEED" else "transformers", options)
+    if inner is not None:  # the file says all of it
+        options = {**options, **inner.options, **given_options(gpus=gpus)}
+        options.pop("accumulation" if "global-batch" in options else "", None)
+        for text in inner.assumed:
+            if not (own and "16.enabled" in text):
+                keys.assume(text)
+    config = keys.config("accelerate", DEEPSPEED if kind == "DEEPSPEED" else "transformers", {**options, **own})
+    return config if inner is None else config.add_inner(FILE, inner)
+
+
+def _is_open(inner: RunConfig, keys: Keys) -> bool:
+    """Return whether a DeepSpeed file leaves its format to accelerate, which names one."""
+    return "mixed_precision" in keys and any(name.endswith("16.enabled") for name in inner.unset)
+
+
+def _deepspeed_stage(keys: Keys) -> int:
+    """Return the stage of ZeRO that accelerate passes on: 2 unless it is given, or that of a file by its name."""
+    if path := keys.text(FILE):
+        return stage_by_name(keys, path)
+    stage = keys.number("deepspeed_config.zero_stage")
+    return 2 if stage is None else stage
+
+
+def stage_by_name(keys: Keys, path: str) -> int:
+    """Return the stage that the name of a DeepSpeed file carries; 3 if it has none."""
+    found = STAGE.search(os.path.basename(path))
+    stage = int(found[1] or found[2]) if found else 3
+    keys.assume(f"{path}: no such file here, taken for ZeRO-{stage} by its name (--sharding, --offload)")
+    return stage
 
 
 def _fsdp_sharding(keys: Keys) -> str:

@@ -7,11 +7,12 @@ three lists: it has no effect on time or memory, it is understood but not modell
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dataclass import dataclass
@@ -50,6 +51,17 @@ class RunConfig:
     unset: tuple[str, ...] = ()
     # Values that the file leaves to the tool or to its caller, and the values assumed for them.
     assumed: tuple[str, ...] = ()
+
+    def add_inner(self, name: str, inner: "RunConfig") -> "RunConfig":
+        """Return this run with the keys of *inner*, the configuration that its key *name* holds or names a file of."""
+
+        def join(part: str) -> Any:
+            own, more = getattr(self, part), getattr(inner, part)
+            if isinstance(own, Mapping):
+                return {**own, **{f"{name}.{key}": text for key, text in more.items()}}
+            return (*own, *(f"{name}.{key}" for key in more))
+
+        return replace(self, **{part: join(part) for part in ("understood", "ignored", "not_modelled", "unknown")})
 
 
 @dataclass(frozen=True, slots=True)

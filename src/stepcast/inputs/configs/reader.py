@@ -18,6 +18,11 @@ UNRECOGNISED = (
     "torchtitan TOML, DeepSpeed JSON, accelerate YAML, Axolotl, LLaMA-Factory, torchtune or TRL YAML, arguments of "
     "Trainer or TRL in a launch script or a Python script, peft's adapter_config.json, or JSON of Calculon or SimuMax"
 )
+# Keys that name a file with more of a configuration, and tables that have such keys.
+INNER_FILES = ("deepspeed", "deepspeed_config_file", "config_file", "fsdp_config")
+INNER_ENDINGS = (".json", ".yaml", ".yml")
+INNER_TABLES = ("deepspeed_config",)
+MOST_FILES = 3  # a script names a file of accelerate, which names one of DeepSpeed
 MOST_DEEP = 200
 MOST_UNFOLDED = 200_000
 LONGEST_NUMBER = 300  # digits; Python writes the largest float with 309
@@ -35,7 +40,7 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
     path = os.fspath(path)
     source = Source(path)
     try:
-        return read_text(source.text(DESCRIPTION), path)
+        return read_text(source.text(DESCRIPTION), path, opens_files=True)
     except FormatError as error:
         from stepcast.inputs.captured import refuse_captured
 
@@ -43,20 +48,20 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
         raise error.at(path) from None
 
 
-def read_text(text: str, path: str) -> RunConfig:
-    """Read a configuration from its *text*; the ending of *path* decides between TOML, YAML and arguments."""
-    if path.endswith(".toml"):
-        return _read_table(parse_toml(text))
-    if text.lstrip().startswith("{"):
-        return _read_table(parse_json(text))
-    if path.endswith((".yaml", ".yml")):
-        return _read_table(parse_yaml(text))
+def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
+    """Read a configuration from its *text*; the ending of *path* decides between TOML, YAML and arguments.
+
+    *opens_files*: files that it names belong to it, and are looked for in the working folder and next to *path*.
+    """
+    folder = os.path.dirname(path) if opens_files else None
+    if path.endswith((".toml", ".yaml", ".yml")) or text.lstrip().startswith("{"):
+        return _read_table(_add_files(_parse_table(text, path), folder))
     if path.endswith(".py"):
-        return tuning.read_python(text)
+        return tuning.read(_add_files(tuning.parse_python(text), folder), "trainer")
     flags = read_flags(text)
     keys = {name if name.startswith("$") else name.replace("-", "_"): value for name, value in flags.items()}
     if (tool := tuning.find_tool(keys)) in ("trainer", "llama-factory"):
-        return tuning.read(keys, tool)
+        return tuning.read(_add_files(keys, folder), tool)
     config = megatron.read_arguments(flags)
     if not config.understood:
         raise FormatError(UNRECOGNISED)
@@ -77,6 +82,33 @@ def _read_table(table: Table) -> RunConfig:
     if isinstance(table.get("model"), dict):
         return nemo.read(table)
     raise FormatError(UNRECOGNISED)
+
+
+def _parse_table(text: str, path: str) -> dict[str, object]:
+    if path.endswith(".toml"):
+        return parse_toml(text)
+    return parse_yaml(text) if path.endswith((".yaml", ".yml")) else parse_json(text)
+
+
+def _add_files(table: Table, folder: str | None, depth: int = 0) -> Table:
+    """Return *table* with the contents of the files that its keys name; those that do not exist stay names."""
+    if folder is None or depth > MOST_FILES:
+        return table
+    filled = dict(table)
+    for name, value in table.items():
+        if name in INNER_TABLES and isinstance(value, dict):
+            filled[name] = _add_files(value, folder, depth + 1)
+        elif name in INNER_FILES and isinstance(value, str) and (words := value.split()):
+            # On a command line other words may follow.
+            files = [place for file in (value, words[0]) for place in (file, os.path.join(folder, file))]
+            found = next((file for file in files if file.endswith(INNER_ENDINGS) and os.path.isfile(file)), None)
+            if found is not None:
+                try:
+                    inner = _parse_table(Source(found).text(DESCRIPTION), found)
+                except FormatError as error:
+                    raise error.at(found) from None
+                filled[name] = _add_files(inner, os.path.dirname(found), depth + 1)
+    return filled
 
 
 def parse_json(text: str) -> dict[str, object]:

@@ -7,13 +7,14 @@
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
-from stepcast.inputs.configs.accelerate import read_deepspeed
+from stepcast.inputs.configs.accelerate import DEEPSPEED, read_accelerate, read_deepspeed, stage_by_name
 from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options, is_on
 from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import SCRIPT
 
+# Keys that hold, or name a file of, the configuration of another tool; later ones win.
+INNER = {"config_file": read_accelerate, "deepspeed_config_file": read_deepspeed, "deepspeed": read_deepspeed}
 # Keys that only a tool has, the more specific tools first.
 RECOGNISED = {
     "axolotl": {"base_model"},
@@ -21,7 +22,6 @@ RECOGNISED = {
     "torchtune": {"tokenizer._component_", "model._component_"},
     "trainer": {"per_device_train_batch_size", "peft_type", "use_peft", "lora_r", "max_seq_length", "num_train_epochs"},
 }
-STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])|([0-3])$", re.IGNORECASE)
 COMPONENT = re.compile(r"(?:q?lora_)?([a-z]+)(\d(?:_\d(?=_))?)_([a-z]+|\d+(?:_\d+)?b)")
 FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
 # Accelerate upcasts the parameters that FSDP shards to fp32, and with them the moments (accelerator.py, prepare_model).
@@ -38,8 +38,8 @@ def find_tool(table: Mapping[str, object]) -> str:
     return next((tool for tool, keys in RECOGNISED.items() if keys & names), "")
 
 
-def read_python(text: str) -> RunConfig:
-    """Read the arguments that a Python script passes to Trainer, TRL, peft or Unsloth, without running it."""
+def parse_python(text: str) -> dict[str, object]:
+    """Return the arguments that a Python script passes to Trainer, TRL, peft or Unsloth, without running it."""
     if len(text) > SCRIPT.most:
         raise FormatError(f"{SCRIPT.message}; is it a training script?")
     try:
@@ -68,7 +68,7 @@ def read_python(text: str) -> RunConfig:
             table |= {word.arg: _evaluate(word.value, known) for word in call.keywords if word.arg}
     if find_tool(table) != "trainer":
         raise FormatError("calls no TrainingArguments, TRL configuration or LoraConfig whose arguments can be read")
-    return read(table, "trainer")
+    return table
 
 
 def _evaluate(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> object:
@@ -100,25 +100,28 @@ def _translate(keys: Keys, meaning: str, default: str) -> str | None:
 
 def read(table: Mapping[str, object], tool: str) -> RunConfig:
     """Read the configuration of a fine-tuning *tool*."""
-    deepspeed = table.get("deepspeed")
-    nested = read_deepspeed(deepspeed) if isinstance(deepspeed, dict) else None
-    keys = Keys(flat({name: value for name, value in table.items() if name != "deepspeed" or nested is None}), tool)
+    inner = {name: read_inner(part) for name, read_inner in INNER.items() if isinstance(part := table.get(name), dict)}
+    keys = Keys(flat({name: value for name, value in table.items() if name not in inner}), tool)
     known = keys.known.table
     keys.raw(*known["keys"])  # also where another key decides what one means
-    adapters = _read_adapters(keys)
-    sharding = _read_sharding(keys) if nested is None else dict(nested.options)
-    is_sharded = sharding.get("sharding") in ("fsdp", "hybrid-fsdp", "zero-3")
-    has_deepspeed = nested is not None or bool(keys.text("deepspeed"))
+    adapters, sharding = _read_adapters(keys), _read_sharding(keys)
+    for part in inner.values():
+        sharding |= part.options
+    has_deepspeed = any(part.framework == DEEPSPEED for part in inner.values()) or bool(keys.text("deepspeed"))
+    is_sharded = has_deepspeed or sharding.get("sharding") in ("fsdp", "hybrid-fsdp")
+    format_inside = str(sharding.pop("precision", "")).removeprefix("autocast-")
+    if format_inside == "fp32" and not has_deepspeed:
+        format_inside = ""  # weights stay in the format of the checkpoint
     accumulation, batch, norm = _count(keys, "accumulation"), _count(keys, "global_batch"), keys.share("max_norm")
     options = given_options(
-        micro_batch=_count(keys, "micro_batch") or sharding.pop("micro-batch", None),
+        micro_batch=_count(keys, "micro_batch"),
         global_batch=batch if accumulation is None else None,
         accumulation=accumulation if batch is None or accumulation else None,
         seq=_count(keys, "seq"),
         gpus=_count(keys, "gpus") or (_count(keys, "gpus_per_node") or 0) * (_count(keys, "nodes") or 1) or None,
         tp=_count(keys, "tp"),
         cp=_count(keys, "cp"),
-        precision=_read_precision(keys, "lora-rank" in adapters, is_sharded or has_deepspeed),
+        precision=_read_precision(keys, "lora-rank" in adapters, is_sharded, format_inside),
         recompute=_read_checkpointing(keys),
         optimizer=_translate(keys, "optimizer", "AdamW"),
         clipping=None if norm is None else norm > 0,
@@ -134,35 +137,20 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
     if sharding.get("sharding") in ("fsdp", "hybrid-fsdp") and is_upcast and not adapters:
         options |= {"master-weights": True, "optimizer": options.get("optimizer", FSDP_OPTIMIZER)}
-    own = {*options, "accumulation", "gpus"}
-    used = {name: value for name, value in sharding.items() if name not in own}
-    options |= {**adapters, **used}
-    if "accumulation" not in options and "global-batch" not in options:
-        options["accumulation"] = sharding.get("accumulation", 1)
+    if {"accumulation", "global-batch"} & {*options}:
+        sharding = {name: value for name, value in sharding.items() if name not in ("accumulation", "global-batch")}
+    elif "global-batch" not in sharding and sharding.setdefault("accumulation", 1) == 1:
         keys.assume("gradient accumulation of 1 step (--accumulation), the tool's default")
-    framework = "deepspeed-transformers" if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
+    if has_deepspeed and "optimizer" in sharding:  # Trainer leaves it to DeepSpeed
+        options.pop("optimizer", None)
+    options = {**sharding, **options, **adapters}
+    framework = DEEPSPEED if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
     config = keys.config(tool, framework, options, model=_name_model(keys.text("model")))
-    return config if nested is None else _join(config, nested)
-
-
-def _join(config: RunConfig, nested: RunConfig) -> RunConfig:
-    """Return *config* with the lists of the DeepSpeed table inside it."""
-
-    def prefix(names: Mapping[str, str]) -> dict[str, str]:
-        return {f"deepspeed.{name}": text for name, text in names.items()}
-
-    def joined(part: str) -> tuple[str, ...]:
-        return (*getattr(config, part), *(f"deepspeed.{name}" for name in getattr(nested, part)))
-
-    return replace(
-        config,
-        understood=joined("understood"),
-        ignored=joined("ignored"),
-        not_modelled={**config.not_modelled, **prefix(nested.not_modelled)},
-        unknown={**config.unknown, **prefix(nested.unknown)},
-    )
+    for name, part in inner.items():
+        config = config.add_inner(name, part)
+    return config
 
 
 def _name_model(text: str) -> str:
@@ -239,9 +227,7 @@ def _read_targets(keys: Keys) -> str | None:
 def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     """Return sharding and offload from the name of a DeepSpeed file, from a stage, or from FSDP's options."""
     if path := keys.text("deepspeed") or keys.text("stage"):
-        found = STAGE.search(path.rpartition("/")[2])
-        stage = int(found[1] or found[2]) if found else 3
-        keys.assume(f"{path}: taken for ZeRO-{stage} by its name (--sharding); give the file as --config for the rest")
+        stage = stage_by_name(keys, path)
         offload = "optimizer" if "offload" in path.lower() and "no_offload" not in path.lower() else None
         return given_options(sharding=f"zero-{stage}" if stage else "none", offload=offload)
     asked = keys.raw("fsdp")
@@ -264,23 +250,26 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     )
 
 
-def _read_precision(keys: Keys, has_adapters: bool, is_sharded: bool) -> str | None:
-    """Return the format; full training whose weights stay in fp32 casts them for each use."""
-    narrow = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else None
+def _read_precision(keys: Keys, has_adapters: bool, is_sharded: bool, inside: str) -> str | None:
+    """Return the format; full training whose weights stay in fp32 casts them for each use.
+
+    *inside*: the format of an inner configuration, for what the file itself leaves open.
+    """
+    narrow = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else inside.removeprefix("fp32") or None
     stored = re.sub("b?float", lambda word: {"bfloat": "bf", "float": "fp"}[word[0]], keys.text("dtype").lower())
     if stored in ("bf16", "fp16", "fp32") and narrow is None:
         return stored
     if keys.flag("tf32") and narrow is None:
         return "tf32"
-    wide = stored == "fp32" or (bool(keys.known.table.get("fp32_trained")) and not (keys.flag("pure") or is_sharded))
-    if narrow and wide and not has_adapters:
+    wide = stored == "fp32" or (bool(keys.known.table.get("fp32_trained")) and not keys.flag("pure"))
+    if narrow and wide and not (has_adapters or is_sharded):
         return f"autocast-{narrow}"
     if narrow and not (stored or has_adapters or is_sharded) and "dtype" in keys.known.table["keys"]:
         keys.assume(
             f"no dtype: weights are loaded in {narrow}, as transformers 5 does; those of version 4 are fp32 "
             f"(--precision autocast-{narrow})"
         )
-    return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow
+    return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow or inside or None
 
 
 def _read_checkpointing(keys: Keys) -> str | None:
