@@ -71,6 +71,30 @@ def test_the_first_bf16_optimizer_of_deepspeed_keeps_fp32_weights_whole() -> Non
     assert states == pytest.approx((2 + 2 + 4 + 4 + 8 / 8) * LLAMA.parameters)
 
 
+@pytest.mark.parametrize(
+    ("name", "dp", "sharding", "copies"),
+    [
+        ("pytorch", 8, Sharding.NONE, 2),
+        ("pytorch", 8, Sharding.ZERO_1, 2),
+        ("pytorch", 8, Sharding.ZERO_2, 1 / 8),
+        ("pytorch", 1, Sharding.NONE, 1),
+        ("trainer", 8, Sharding.NONE, 2),
+        ("deepspeed-transformers", 8, Sharding.NONE, 1),
+        ("megatron-core", 8, Sharding.NONE, 1),
+    ],
+)
+def test_buckets_of_ddp_hold_gradients_a_second_time(name: str, dp: int, sharding: Sharding, copies: float) -> None:
+    framework = load_framework(name)
+    stage = memory(LLAMA, strategy(dp=dp, sharding=sharding), H100, framework)[0]
+    assert stage.gradients == pytest.approx(copies * framework.gradient_dtype.bytes * LLAMA.parameters)
+
+
+def test_deepspeeds_buffer_has_the_size_of_a_bucket() -> None:
+    large = load_framework("deepspeed-transformers")
+    stages = [memory(LLAMA, strategy(dp=8), H100, replace(large, bucket_bytes=size))[0] for size in (10**9, 10**8)]
+    assert stages[0].communication - stages[1].communication == pytest.approx(9e8)
+
+
 def test_a_shard_group_splits_less() -> None:
     inside = memory(LLAMA, strategy(dp=64, shard=8, sharding=Sharding.HYBRID_FSDP), H100)[0]
     assert inside.optimizer == pytest.approx(8 / 8 * LLAMA.parameters)

@@ -232,7 +232,8 @@ class Overhead:
     """The memory a process takes on a GPU beyond the tensors of its model.
 
     *context_bytes*: the driver's context with the kernels it loaded. *communicator_bytes*: buffers of one
-    group of the communication library. *buffer_bytes*: flat buffers the framework allocates for any model.
+    group of the communication library. *buffer_bytes*: flat buffers the framework allocates for any model;
+    *bucket_buffers*: those of the size of a bucket of gradients.
     *fragmentation*: of activations and temporaries, the share that the allocator reserves on top because
     freed blocks do not fit the next request. *displaced*: the same share of optimizer moments and of the
     temporaries of their update, which take the blocks of freed activations. *expandable_segments*: the
@@ -241,8 +242,9 @@ class Overhead:
     is large enough. *gradient_bytes*: per parameter a rank holds, more copies of its gradient. *exchanged_tensors*:
     of each layer and micro-batch in flight, the tensors of tensor-parallel collectives whose memory an eager host that
     runs ahead cannot use again yet (PyTorch's record_stream); short of memory, the allocator waits for them.
-    *whole_master*: each rank keeps the fp32 weights of all its parameters and updates a part of them. *fitted*: some of
-    these figures were learnt from peaks of published runs, which are then no test of them.
+    *whole_master*: each rank keeps the fp32 weights of all its parameters and updates a part of them. *bucket_copies*:
+    gradients that ranks sum complete exist a second time, in buckets (PyTorch's DDP without gradient_as_bucket_view).
+    *fitted*: some of these figures were learnt from peaks of published runs, which are then no test of them.
     """
 
     context_bytes: float = 0.8e9
@@ -251,10 +253,12 @@ class Overhead:
     displaced: float = 0.2
     expandable_segments: bool = False
     buffer_bytes: float = 0.0
+    bucket_buffers: float = 0.0
     step_bytes: float = 0.0
     gradient_bytes: float = 0.0
     exchanged_tensors: float = 0.0
     whole_master: bool = False
+    bucket_copies: bool = False
     fitted: bool = False
 
     def __post_init__(self) -> None:
@@ -381,6 +385,11 @@ class Framework:
         if not (first_piece and strategy.overlap.gradients):
             return None
         return self.bucket_elements or max(40_000_000, 1_000_000 * strategy.layout.dp * strategy.layout.cp)
+
+    @property
+    def flat_bytes(self) -> float:
+        """Bytes of flat buffers that exist for any model."""
+        return self.overhead.buffer_bytes + self.overhead.bucket_buffers * (self.bucket_bytes or 0)
 
     @property
     def writes_out(self) -> bool:

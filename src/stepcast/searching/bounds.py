@@ -91,7 +91,7 @@ class _MemoryBounds:
         # Optimizer moments and recomputation would add to the fragmentation.
         fragmented = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * temporary
         largest: FloatArray = fixed + np.maximum(gradients, early_gradients + temporary) + fragmented
-        return largest + (overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups)
+        return largest + (overhead.context_bytes + self.framework.flat_bytes + overhead.communicator_bytes * groups)
 
     def _states(self, row: int) -> FloatArray:
         """Return fixed states and gradients of each part, whether gradients are split, and the communicators."""
@@ -106,7 +106,7 @@ class _MemoryBounds:
             states = piece_states(model, strategy, framework, part, copies)
             trained = trained_shard(model, strategy, part)
             owned = plan.share(trained)
-            more = overhead.gradient_bytes * trained.total
+            more = states.buckets + overhead.gradient_bytes * trained.total
             more += overhead.step_bytes * owned * (1 - strategy.offload.optimizer)
             more += FP32_BYTES * (trained.total - owned) if overhead.whole_master else 0.0
             fixed.append(states.parameters + states.optimizer + more)

@@ -29,6 +29,7 @@ class States(NamedTuple):
     gradients: float
     optimizer: float
     host: float = 0.0  # in the memory of the host, instead of the GPU's
+    buckets: float = 0.0  # of gradients, which exist in addition to them
 
 
 class Collected(NamedTuple):
@@ -66,6 +67,8 @@ class StateBytes:
         # MixedPrecisionPolicy); flat buffers keep theirs.
         casts = self.plan.splits_gradients and is_wide and not is_flat
         self.gradient = FP32_BYTES if casts else framework.gradient_dtype.bytes
+        is_summed = self.plan.dense.ways * self.plan.dense.copies > 1 and not self.plan.splits_gradients
+        self.copies_buckets = framework.overhead.bucket_copies and is_summed
         # The optimizer has weights of its own, besides those that layers use or ranks split.
         self.copies = optimizer.master_weights and strategy.weights is not DType.FP32 and not is_wide
         self.moments, self.moment = optimizer.moments, optimizer.moment_bytes
@@ -98,7 +101,7 @@ class StateBytes:
             host = self.offloaded * (optimizer + owned * (FP32_BYTES + weights))
             optimizer *= 1 - self.offloaded
             parameters = 0.0 if self.framework.offloaded is Offloaded.WEIGHTS else parameters
-        return States(parameters, gradients, optimizer, host)
+        return States(parameters, gradients, optimizer, host, gradients if self.copies_buckets else 0.0)
 
     def gradients(self, trained: Shard) -> float:
         """Return the bytes of all gradients that one rank keeps."""
