@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepcast.views.document import ChartFrame, data_block, nice_ticks, shorten
 from stepcast.views.markup import Markup, join, tag, text
-from stepcast.views.view import Axis
+from stepcast.views.view import Axis, Dot
 from tests.pages.parsed import parsed
 
 
@@ -77,7 +77,7 @@ def test_points_lie_where_their_values_are() -> None:
     frame = ChartFrame(Axis(1, 100, str, "x"), Axis(10, 1000, str, "y"), log=True)
     assert frame.x(10) == pytest.approx(50)
     assert frame.y(1000) == pytest.approx(0)
-    dot = frame.dot(100, 10, "compute")
+    dot = frame.dot(Dot(100, 10, "compute"))
     assert 'cx="100.000%"' in dot
     assert 'cy="100.000%"' in dot
     assert join([dot]) == dot == Markup(dot)

@@ -15,7 +15,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
 from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag, text
 from stepcast.views.text import visible
-from stepcast.views.view import Axis, asked_pairs
+from stepcast.views.view import Axis, Dot, asked_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +136,10 @@ def _arrange(sections: Sequence[Section]) -> list[Markup]:
 
 
 def _section(section: Section, wide: bool) -> Markup:
-    return tag(
-        "section",
-        tag("h2", explain(section.title), id=f"{section.key}-title"),
-        tag("p", section.lead, class_="lead") if section.lead else None,
-        section.body,
-        id=section.key,
-        aria_labelledby=f"{section.key}-title",
-        class_="wide" if wide else None,
-    )
+    title = f"{section.key}-title"
+    lead = tag("p", section.lead, class_="lead") if section.lead else None
+    about = {"id": section.key, "aria_labelledby": title, "class_": "wide" if wide else None}
+    return tag("section", tag("h2", explain(section.title), id=title), lead, section.body, **about)
 
 
 def _notes(title: str, kind: str, notes: Sequence[str]) -> Markup | None:
@@ -157,19 +152,8 @@ def _notes(title: str, kind: str, notes: Sequence[str]) -> Markup | None:
 def _command(about: About) -> Markup | None:
     if not about.command:
         return None
-    return tag(
-        "aside",
-        tag("h2", "The command that made this page"),
-        tag(
-            "div",
-            tag("pre", tag("code", text(about.command, 4000)), tabindex="0", aria_label="command"),
-            tag("button", "Copy", type="button", class_="quiet copy", data_copy=about.command),
-            class_="command",
-        ),
-        [tag("p", tag("a", words, href=name)) for words, name in about.links],
-        class_="notes made",
-        aria_label="Command",
-    )
+    links = [tag("p", tag("a", words, href=name)) for words, name in about.links]
+    return fill_template(asset("command.html"), command=text(about.command, 4000), links=links)
 
 
 # The style and the program that every page holds, and the digests by which its policy knows them.
@@ -229,31 +213,18 @@ def draw_bars(rows: Iterable[BarRow], most: float, show: Callable[[float], str],
 
 
 def _bar(row: BarRow, most: float) -> Markup:
-    pieces = [
-        tag(
-            "rect",
-            x=_percent(piece.start / most),
-            y=0,
-            width=_percent(max(0.0, piece.length / most)),
-            height=BAR_HEIGHT,
-            class_=f"k-{piece.kind}",
-            data_tip=piece.tip or None,
-        )
-        for piece in row.pieces
-        if piece.length > 0
-    ]
-    marks = [
-        tag("line", x1=x, x2=x, y1=0, y2=BAR_HEIGHT, class_=f"m-{kind}", data_tip=tip or None)
-        for kind, place, tip in row.marks
-        if (x := _percent(place / most))
-    ]
-    return tag(
-        "li",
-        tag("span", row.label, class_="label"),
-        tag("svg", pieces, marks, class_="strip", width="100%", height=BAR_HEIGHT, aria_hidden="true"),
-        tag("span", row.value, class_="value"),
-        class_="strong" if row.strong else None,
-    )
+    pieces = []
+    for piece in row.pieces:
+        if piece.length > 0:
+            place = {"x": _percent(piece.start / most), "y": 0, "width": _percent(max(0.0, piece.length / most))}
+            about = {"class_": f"k-{piece.kind}", "data_tip": piece.tip or None}
+            pieces.append(tag("rect", **place, height=BAR_HEIGHT, **about))
+    for kind, mark, tip in row.marks:
+        x = _percent(mark / most)
+        pieces.append(tag("line", x1=x, x2=x, y1=0, y2=BAR_HEIGHT, class_=f"m-{kind}", data_tip=tip or None))
+    strip = tag("svg", pieces, class_="strip", width="100%", height=BAR_HEIGHT, aria_hidden="true")
+    label, value = tag("span", row.label, class_="label"), tag("span", row.value, class_="value")
+    return tag("li", label, strip, value, class_="strong" if row.strong else None)
 
 
 def _percent(share: float) -> str:
@@ -263,16 +234,11 @@ def _percent(share: float) -> str:
 def axis_row(most: float, show: Callable[[float], str], unit: float = 1.0, about: int = 2) -> Markup:
     """Return the axis below rows of bars: zero, and the last of about so many round numbers, which narrow bars hold."""
     ticks = [unit * tick for tick in nice_ticks(0.0, most / unit, about)]
-    texts = [
-        tag(
-            "text",
-            shorten(show(tick)) if tick else "0",
-            x=_percent(tick / most),
-            y=12,
-            text_anchor="start" if tick == 0 else "end" if tick > 0.97 * most else "middle",
-        )
-        for tick in (*ticks[:1], *ticks[1:][-1:])
-    ]
+    texts = []
+    for tick in (*ticks[:1], *ticks[1:][-1:]):
+        anchor = "start" if tick == 0 else "end" if tick > 0.97 * most else "middle"
+        words = shorten(show(tick)) if tick else "0"
+        texts.append(tag("text", words, x=_percent(tick / most), y=12, text_anchor=anchor))
     axis = tag("svg", texts, class_="ticks", width="100%", height=16, aria_hidden="true")
     return tag("li", tag("span"), axis, tag("span"), class_="axis")
 
@@ -349,25 +315,13 @@ class ChartFrame:
             texts.append(tag("text", text, x="0%", y=place, dx=-8, dy=4, text_anchor="end"))
         size = {"width": "100%", "height": "100%", "overflow": "visible"}
         chart = tag("svg", lines, marks, texts, class_="plane", role="img", aria_label=label, **size)
-        return tag(
-            "figure",
-            tag("div", self.y_axis.title, class_="y-title"),
-            tag("div", chart, class_="frame", id=key),
-            tag("div", self.x_axis.title, class_="x-title"),
-            class_="chart",
-        )
+        frame = tag("div", chart, class_="frame", id=key)
+        return fill_template(asset("chart.html"), y=self.y_axis.title, frame=frame, x=self.x_axis.title)
 
-    def dot(self, x: float, y: float, kind: str, tip: str = "", radius: float = 4.0, **attributes: object) -> Markup:
+    def dot(self, dot: Dot, **attributes: object) -> Markup:
         """Return a dot."""
-        return tag(
-            "circle",
-            cx=f"{self.x(x):.3f}%",
-            cy=f"{self.y(y):.3f}%",
-            r=round(radius, 2),
-            class_=f"k-{kind} dot",
-            data_tip=tip or None,
-            **attributes,
-        )
+        place = {"cx": f"{self.x(dot.x):.3f}%", "cy": f"{self.y(dot.y):.3f}%", "r": round(dot.radius, 2)}
+        return tag("circle", **place, class_=f"k-{dot.kind} dot", data_tip=dot.tip or None, **attributes)
 
     def line(self, points: Sequence[tuple[float, float]], kind: str) -> Markup:
         """Return straight pieces between *points*."""

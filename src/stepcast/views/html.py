@@ -13,12 +13,13 @@ from stepcast.views.document import (
     ChartFrame,
     Page,
     Section,
+    asset,
     axis_row,
     draw_bars,
     legend,
     render,
 )
-from stepcast.views.markup import Child, Markup, explain, join, tag
+from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
 
@@ -74,35 +75,16 @@ def _answer(view: ui.View) -> Markup:
 
 def _interval(band: ui.HeadlineInterval) -> Markup:
     """Return a line from low to high with the answer on it."""
-    span = (band.high - band.low) or 1.0
-    center = f"{4 + 92 * (band.value - band.low) / span:.2f}%"
-    line = tag(
-        "svg",
-        tag("rect", x="4%", y=9, width="92%", height=6, rx=3, class_="k-band"),
-        tag("circle", cx=center, cy=12, r=7, class_="k-point"),
-        class_="band-line",
-        width="100%",
-        height=24,
-        aria_hidden="true",
-    )
-    return tag(
-        "div",
-        tag("span", band.low_text, class_="low"),
-        line,
-        tag("span", band.high_text, class_="high"),
-        tag("span", band.words, class_="sure"),
-        class_="band",
-    )
+    center = f"{4 + 92 * (band.value - band.low) / ((band.high - band.low) or 1.0):.2f}%"
+    ends = {"low": band.low_text, "high": band.high_text}
+    return fill_template(asset("interval.html"), center=center, words=band.words, **ends)
 
 
 def _card(figure: ui.Figure) -> Markup:
-    return tag(
-        "li",
-        tag("span", explain(figure.name[:1].upper() + figure.name[1:]), class_="name"),
-        tag("strong", _minus(figure.value or figure.line)),
-        tag("span", _minus(figure.note), class_="note") if figure.note else None,
-        class_=f"card {figure.mood.value}".strip(),
-    )
+    name = tag("span", explain(figure.name[:1].upper() + figure.name[1:]), class_="name")
+    note = tag("span", _minus(figure.note), class_="note") if figure.note else None
+    value = tag("strong", _minus(figure.value or figure.line))
+    return tag("li", name, value, note, class_=f"card {figure.mood.value}".strip())
 
 
 def _minus(text: str) -> str:
@@ -126,36 +108,22 @@ def _table(part: ui.Table) -> Markup | None:
     if not part.cells:
         return None
     kinds = [_column_class([row[index].text.strip() for row in part.cells]) for index in range(len(part.heads))]
+    sortable, order = ("sortable", "none") if part.sortable else (None, None)
+    titles = [explain(text) for text in part.heads]
+    if part.sortable:
+        titles = [tag("button", title, type="button", class_="sort") for title in titles]
     head = [
-        tag(
-            "th",
-            tag("button", explain(text), type="button", class_="sort") if part.sortable else explain(text),
-            scope="col",
-            class_=kind,
-            aria_sort="none" if part.sortable else None,
-        )
-        for text, kind in zip(part.heads, kinds, strict=True)
+        tag("th", title, scope="col", class_=kind, aria_sort=order) for title, kind in zip(titles, kinds, strict=True)
     ]
-    body = [
-        tag(
-            "tr",
-            [
-                tag("td", _options(cell.text) if cell.code else _minus(cell.text), class_=kind, data_key=cell.key)
-                for cell, kind in zip(row, kinds, strict=True)
-            ],
-            data_row=number,
-        )
-        for row, number in zip(part.cells, part.ids or [None] * len(part.cells), strict=True)
-    ]
-    caption = part.caption or part.title
-    table = tag(
-        "table",
-        tag("caption", caption) if part.caption else None,
-        tag("thead", tag("tr", head)),
-        tag("tbody", body),
-        class_="sortable" if part.sortable else None,
-    )
-    return _scrollable(table, caption, len(body) > MOST_ROWS)
+    body = []
+    for row, number in zip(part.cells, part.ids or [None] * len(part.cells), strict=True):
+        texts = [_options(cell.text) if cell.code else _minus(cell.text) for cell in row]
+        columns = zip(texts, kinds, row, strict=True)
+        cells = [tag("td", text, class_=kind, data_key=cell.key) for text, kind, cell in columns]
+        body.append(tag("tr", cells, data_row=number))
+    caption = tag("caption", part.caption) if part.caption else None
+    table = tag("table", caption, tag("thead", tag("tr", head)), tag("tbody", body), class_=sortable)
+    return _scrollable(table, part.caption or part.title, len(body) > MOST_ROWS)
 
 
 def _scrollable(table: Markup, label: str, is_tall: bool = False) -> Markup:
@@ -225,33 +193,25 @@ def _pairs(part: ui.PairTable) -> Markup | None:
             bars.append(BarRow(label, (piece,), text))
     longest = max(max(row.first, row.second) for row in shown)
     left_out = len(part.rows) - len(shown)
-    return join(
-        (
-            legend(zip(("first", "second"), part.sides, strict=True)),
-            tag("div", draw_bars(bars, longest, format_seconds), class_="pairwise"),
-            tag("p", f"{left_out} more are in the JSON.", class_="lead") if left_out else None,
-        )
-    )
+    drawn = tag("div", draw_bars(bars, longest, format_seconds), class_="pairwise")
+    more = tag("p", f"{left_out} more are in the JSON.", class_="lead") if left_out else None
+    return join((legend(zip(("first", "second"), part.sides, strict=True)), drawn, more))
 
 
 def _exposure(part: ui.ExposureBars) -> Markup | None:
     """Return the seconds of each group, the costliest first: exposed, then hidden behind computation."""
-    groups = sorted(part.groups.items(), key=lambda item: -item[1]["exposed"])
-    groups = [(group, seconds) for group, seconds in groups if seconds["total"] > 0]
-    if not groups:
-        return None
     rows = []
-    for group, seconds in groups:
-        name = part.names.get(group, group)
-        exposed_s, hidden_s = seconds["exposed"], max(0.0, seconds["total"] - seconds["exposed"])
-        pieces = (
-            BarPiece("exposed", 0, exposed_s, f"{name}, exposed: {format_seconds(exposed_s)}"),
-            BarPiece("hidden", exposed_s, hidden_s, f"{name}, hidden: {format_seconds(hidden_s)}"),
-        )
-        note = f"{format_percent(hidden_s / seconds['total'])} hidden"
-        rows.append(BarRow(name, pieces, (format_seconds(exposed_s), tag("small", note))))
+    for group, seconds in sorted(part.groups.items(), key=lambda item: -item[1]["exposed"]):
+        if seconds["total"] > 0:
+            name, exposed_s = part.names.get(group, group), seconds["exposed"]
+            hidden_s = max(0.0, seconds["total"] - exposed_s)
+            amounts = (("exposed", 0.0, exposed_s), ("hidden", exposed_s, hidden_s))
+            pieces = [BarPiece(*amount, f"{name}, {amount[0]}: {format_seconds(amount[2])}") for amount in amounts]
+            note = f"{format_percent(hidden_s / seconds['total'])} hidden"
+            rows.append(BarRow(name, pieces, (format_seconds(exposed_s), tag("small", note))))
     key = legend((("exposed", "exposed: the step waits for it"), ("hidden", "hidden behind computation")))
-    return join((key, draw_bars(rows, max(seconds["total"] for _, seconds in groups), format_seconds)))
+    longest = max((seconds["total"] for seconds in part.groups.values()), default=0.0)
+    return join((key, draw_bars(rows, longest, format_seconds))) if rows else None
 
 
 def _heat_map(part: ui.HeatMap) -> Markup | None:
@@ -274,20 +234,12 @@ def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
     cells: list[Child] = []
     for start, stop in zip([0, *borders], [*borders, len(shades)], strict=True):
         largest = max(shares[start:stop])
-        if largest <= 0:
-            continue
-        times = [format_seconds(span_s * index / len(shares)) for index in (start, stop)]
-        cells.append(
-            tag(
-                "rect",
-                x=f"{start * width:.3f}%",
-                y=0,
-                width=f"{(stop - start) * width:.3f}%",
-                height=CELL_HEIGHT,
-                class_=f"u-{shade(largest, SHADES)}",
-                data_tip=f"{name}, {times[0]} to {times[1]}: {format_percent(largest)} used",
-            )
-        )
+        if largest > 0:
+            times = " to ".join(format_seconds(span_s * index / len(shares)) for index in (start, stop))
+            tip = f"{name}, {times}: {format_percent(largest)} used"
+            place = {"x": f"{start * width:.3f}%", "y": 0, "width": f"{(stop - start) * width:.3f}%"}
+            kind = f"u-{shade(largest, SHADES)}"
+            cells.append(tag("rect", **place, height=CELL_HEIGHT, class_=kind, data_tip=tip))
     row = tag("svg", cells, class_="strip", width="100%", height=CELL_HEIGHT, aria_hidden="true")
     mean = format_percent(sum(shares) / len(shares))
     return tag("li", tag("span", name, class_="label"), row, tag("span", mean, class_="value"))
@@ -323,7 +275,7 @@ def _scatter(part: ui.Scatter) -> Markup:
     for mark in part.marks:
         if isinstance(mark, ui.Dot):
             focus = {"tabindex": 0, "role": "img", "aria_label": mark.label} if mark.label else {}
-            marks.append(frame.dot(mark.x, mark.y, mark.kind, mark.tip, mark.radius, data_row=mark.row, **focus))
+            marks.append(frame.dot(mark, data_row=mark.row, **focus))
         elif mark.area:
             marks.append(frame.area(mark.points, mark.kind, mark.tip))
         else:
@@ -347,15 +299,10 @@ def _fact_list(part: ui.FactList) -> Markup | None:
 def _remarks(part: ui.Remarks) -> Markup | None:
     if not part.remarks:
         return tag("p", part.none) if part.none else None
-    items = [
-        tag(
-            "li",
-            tag("strong", remark.strong),
-            remark.words,
-            tag("ul", [tag("li", text) for text in remark.evidence]) if remark.evidence else None,
-        )
-        for remark in part.remarks
-    ]
+    items = []
+    for remark in part.remarks:
+        evidence = tag("ul", [tag("li", text) for text in remark.evidence]) if remark.evidence else None
+        items.append(tag("li", tag("strong", remark.strong), remark.words, evidence))
     return tag("ul", items, class_="advice")
 
 
