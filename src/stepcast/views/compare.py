@@ -20,8 +20,15 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
     stages: list[FactDict] = [
         {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
     ]
-    differing = [(row["name"].replace("_", " "), row["predicted"], row["measured"]) for row in facts["differences"]]
     parts: list[FactDict] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
+    differing = ui.plain_table(
+        "Settings that differ",
+        ("Setting", *sides),
+        [(row["name"].replace("_", " "), row["predicted"], row["measured"]) for row in facts["differences"]],
+        caption="Settings that both accounts state",
+        lead="The two are different runs, so the difference between them is no error of either.",
+        shown=ui.Shown.PAGE,
+    )
     return ui.View(
         f"{format_seconds(facts['step_s'])} vs {format_seconds(facts['measured_step_s'])}",
         _headline(facts, names),
@@ -33,14 +40,7 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
             _pairs("Operations", "operation", facts["operations"], facts, names),
             _kernels("Kernels that differ", "gpu", facts),
             _kernels("Operators of the host that differ", "host", facts),
-            ui.plain_table(
-                "Settings that differ",
-                ("Setting", *sides),
-                differing,
-                caption="Settings that both accounts state",
-                lead="The two are different runs, so the difference between them is no error of either.",
-                shown=ui.Shown.PAGE,
-            ),
+            differing,
             ui.timeline_chart(timeline, "both runs, aligned at their start"),
         ],
         facts,
@@ -52,14 +52,11 @@ def _kernels(title: str, on: str, facts: FactDict) -> ui.Table | None:
     rows = [row for row in facts["kernels"] if row["on"] == on and row["change"] != "same"][:200]
     if not rows:
         return None
-    columns: dict[str, ui.Source] = {
-        "name": ("name", lambda row: row["name"].replace("void at::native::", "")[:48]),
-        "change": "change",
-        "runs": ("second_runs", lambda row: f"{row['first_runs']:.4g} -> {row['second_runs']:.4g}"),
-        "first": "first_s",
-        "second": "second_s",
-        "second - first": "difference_s:+s",
-    }
+    columns = ui.columns(
+        "name change runs first=first_s second=second_s second_-_first=difference_s:+s",
+        name=("name", lambda row: row["name"].replace("void at::native::", "")[:48]),
+        runs=("second_runs", lambda row: f"{row['first_runs']:.4g} -> {row['second_runs']:.4g}"),
+    )
     shown = ui.Shown.ALWAYS if on == "gpu" else ui.Shown.PAGE
     return ui.table_of(title, rows, columns, most_lines=12, sortable=True, wide=True, shown=shown)
 
@@ -141,17 +138,12 @@ def _key_figures(facts: FactDict) -> ui.Table | None:
 def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, names: tuple[str, str]) -> ui.PairTable:
     """Return the rows that matter to the step; all of them are in the JSON."""
     least_s = SMALLEST_SHARE * max(facts["step_s"], facts["measured_step_s"])
-    pairs = [
-        ui.ValuePair(
-            row["name"],
-            row["predicted_s"],
-            row["measured_s"],
-            ui.signed_seconds(row["difference_s"]),
-            "-" if row["error"] is None else format_change(row["error"]),
-        )
-        for row in rows
-        if max(row["predicted_s"], row["measured_s"]) >= least_s
-    ]
+    pairs = []
+    for row in rows:
+        first_s, second_s = row["predicted_s"], row["measured_s"]
+        if max(first_s, second_s) >= least_s:
+            error = "-" if row["error"] is None else format_change(row["error"])
+            pairs.append(ui.ValuePair(row["name"], first_s, second_s, ui.signed_seconds(row["difference_s"]), error))
     # An error only where one can be stated.
     differences = ("first - second", "of the second") if _is_one_kind(facts) else ("difference", "error")
     heads = (head, *side_names(facts), *differences[: 2 if facts["same_run"] else 1])
@@ -175,9 +167,8 @@ def gate_view(facts: Facts) -> ui.View:
         ui.Figure("baseline", f"{count} run{'s'[: count != 1]}", f"from run {facts['baseline_from']}"),
     ]
     if forecast:
-        figures.append(
-            ui.Figure("forecast", format_seconds(forecast["step_s"]), f"{format_change(forecast['error'])} error")
-        )
+        error = f"{format_change(forecast['error'])} error"
+        figures.append(ui.Figure("forecast", format_seconds(forecast["step_s"]), error))
     rows = sorted(facts["measures"], key=lambda row: -abs(row["value"] - row["baseline"]))
     rows.sort(key=lambda row: row["name"] != "step")
     columns = ui.columns(
@@ -248,15 +239,10 @@ def validate_view(
     sets = facts["sets"]
     compared = {name: board for name, board in sets.items() if board["rows"]}
     rows = sum(board["rows"] for board in compared.values())
-    figures = [
-        ui.Figure(
-            name,
-            format_percent(board["mean_abs_error"]),
-            f"mean of {board['rows']:,}; median {format_percent(board['median_abs_error'])}",
-            shown=ui.Shown.PAGE,
-        )
-        for name, board in compared.items()
-    ]
+    figures = []
+    for name, board in compared.items():
+        note = f"mean of {board['rows']:,}; median {format_percent(board['median_abs_error'])}"
+        figures.append(ui.Figure(name, format_percent(board["mean_abs_error"]), note, shown=ui.Shown.PAGE))
     about = ("Errors of predictions", "mean absolute error, as a share of the measured value")
     headline = ui.Headline(f"{rows:,}", f"measurements in {len(compared)} sets", about)
     if len(compared) == 1:
@@ -288,10 +274,7 @@ def _summaries(board: Facts) -> ui.Table | None:
         return None
     columns: dict[str, ui.Source] = dict(SUMMARY_COLUMNS)
     if board["coverage"] is not None:
-        columns[IN_INTERVAL] = (
-            "coverage",
-            lambda row: "" if row["coverage"] is None else format_percent(row["coverage"]),
-        )
+        columns[IN_INTERVAL] = "coverage:%?"
     labelled: list[tuple[str, Facts | None]] = [("all", board), *board["selections"].items()]
     for tag, group in board["groups"].items():
         labelled += [(f"by {tag}", None), *((f"  {label}", summary) for label, summary in group.items())]

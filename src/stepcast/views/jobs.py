@@ -24,13 +24,8 @@ def _view(
         headline = ui.Headline.of_seconds(step_s or facts.get("elapsed_s", 0.0), words, about)
     else:
         headline = ui.Headline(f"{facts['calls']:,}", "calls", about)
-    return ui.View(
-        f"{title}: {headline.number} {headline.unit.split(' ')[0]}",
-        headline,
-        figures,
-        [*parts, ui.timeline_chart(timeline)],
-        facts,
-    )
+    head = f"{title}: {headline.number} {headline.unit.split(' ')[0]}"
+    return ui.View(head, headline, figures, [*parts, ui.timeline_chart(timeline)], facts)
 
 
 def step_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
@@ -64,35 +59,24 @@ def step_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
 def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the collectives that NCCL recorded: what hangs, who came last, how fast each was."""
     unfinished, mismatched = facts["unfinished"], facts["mismatched"]
-    wrong = bool(unfinished or mismatched)
-    verdict = (
-        f"{len(unfinished)} unfinished and {len(mismatched)} mismatched calls"
-        if wrong
-        else "all ranks finished the same calls"
-    )
-    figures = [ui.Figure("verdict", verdict, mood=ui.Mood.BAD if wrong else ui.Mood.GOOD)]
+    verdict, mood = "all ranks finished the same calls", ui.Mood.GOOD
+    if unfinished or mismatched:
+        verdict, mood = f"{len(unfinished)} unfinished and {len(mismatched)} mismatched calls", ui.Mood.BAD
+    figures = [ui.Figure("verdict", verdict, mood=mood)]
     if late := [row for row in facts["stragglers"] if row["waited_s"] > 0][:1]:
         waited = format_seconds(late[0]["waited_s"])
         note = f"came last to {late[0]['last']:,} calls; the others waited {waited} for it"
         rank = f"rank {late[0]['rank']}"
         figures.append(ui.Figure("latest rank", rank, note, line=f"{rank} {note}"))
-    figures += [
-        ui.Figure("program", str(facts["program"])),
-        ui.Figure("ranks", str(len(facts["ranks"]))),
-        ui.Figure("calls", f"{facts['calls']:,}"),
-    ]
-    stuck = [
-        ui.Remark(
-            f"{row['kind']} {row['turn']} of group {row['group']}",
-            f": ranks {row['waiting']} wait"
-            + (f" for ranks {row['absent']}, which never called it" if row["absent"] else ""),
-        )
-        for row in unfinished
-    ]
-    different = [
-        ui.Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}")
-        for row in mismatched
-    ]
+    known = {"program": facts["program"], "ranks": len(facts["ranks"]), "calls": f"{facts['calls']:,}"}
+    figures += [ui.Figure(name, str(value)) for name, value in known.items()]
+    stuck, different = [], []
+    for row in unfinished:
+        absent = f" for ranks {row['absent']}, which never called it" if row["absent"] else ""
+        name = f"{row['kind']} {row['turn']} of group {row['group']}"
+        stuck.append(ui.Remark(name, f": ranks {row['waiting']} wait{absent}"))
+    for row in mismatched:
+        different.append(ui.Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}"))
     columns = ui.columns(
         "collective=kind group size=size_bytes calls median=median_s:? bus_bandwidth=busbw_bytes_per_s:?"
     )
@@ -126,14 +110,10 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     if facts["devices"] and not facts["stragglers"]:
         figures.append(ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU"))
     figures.append(ui.Figure("elapsed", format_seconds(facts["elapsed_s"])))
-    bars = [
-        ui.Bar(
-            f"GPU {row['device']}",
-            {STREAM_COLOURS[part]: row[f"{part}_s"] for part in STREAM_PARTS},
-            format_seconds(row["compute_s"]),
-        )
-        for row in facts["devices"]
-    ]
+    bars = []
+    for row in facts["devices"]:
+        amounts = {STREAM_COLOURS[part]: row[f"{part}_s"] for part in STREAM_PARTS}
+        bars.append(ui.Bar(f"GPU {row['device']}", amounts, format_seconds(row["compute_s"])))
     most_s = max((sum(bar.amounts.values()) for bar in bars), default=1.0)
     columns = ui.columns("GPU=device compute=compute_s exposed_communication=exposed_s copies=copy_s idle=idle_s")
     kinds = {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
@@ -160,43 +140,32 @@ def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     figures = [
         ui.text_line("step", format_seconds(facts["step_s"])),
         ui.Figure("slow operations cost", cost, f"{share} of the step ({slowdown})"),
-        *(
-            ui.Figure("bottleneck", kind, f"it alone makes the step {factor:.3f}x as long",
-                   line=f"{kind}: it alone makes the step {factor:.3f}x as long")
-            for kind, factor in list(facts["by_kind"].items())[:1]
-        ),
-        _slowest_rank(facts["stragglers"]),
+    ]
+    for kind, factor in list(facts["by_kind"].items())[:1]:
+        note = f"it alone makes the step {factor:.3f}x as long"
+        figures.append(ui.Figure("bottleneck", kind, note, line=f"{kind}: {note}"))
+    for row in facts["stragglers"][:1]:
+        rank, where = f"rank {row['rank']}", f"replica {row['dp_rank']}, stage {row['stage']}"
+        note, line = f"{where}: {row['factor']:.3f}x", f"{rank} ({where}): {row['factor']:.3f}x"
+        figures.append(ui.Figure("straggler", rank, note, line=line, mood=ui.Mood.BAD))
+    if not facts["stragglers"]:
+        figures.append(ui.Figure("straggler", "none", mood=ui.Mood.GOOD))
+    figures += [
         ui.Figure("without CPU launch gaps", format_seconds(facts["undelayed_s"])),
         ui.Figure("with typical operations", format_seconds(facts["ideal_s"])),
         ui.Figure("due to the last stage", format_percent(facts["last_stage_share"])),
         ui.Figure("due to the slowest workers", format_percent(facts["worst_workers_share"])),
         ui.text_line("layout", f"dp {facts['dp']} x pp {facts['pp']}, {facts['steps']} steps"),
-    ]  # fmt: skip
+    ]
     columns = ui.columns("slow_rank=rank replica=dp_rank stage slowdown=factor:.3f")
-    alone = [
-        *((f"stage {stage}", f"{value:.3f}") for stage, value in enumerate(facts["by_stage"])),
-        *((f"replica {replica}", f"{value:.3f}") for replica, value in enumerate(facts["by_dp_rank"])),
-        *((kind, f"{value:.3f}") for kind, value in facts["by_kind"].items()),
-    ]
-    parts = [
-        ui.table_of("Slow ranks", facts["stragglers"][:MOST_LINES], columns),
-        ui.plain_table(
-            "The slowdown by each stage, replica and kind of operation",
-            ("with recorded times of this alone", "slowdown"),
-            alone[:40],
-            shown=ui.Shown.DETAIL,
-        ),
-    ]
+    by_stage = {f"stage {stage}": value for stage, value in enumerate(facts["by_stage"])}
+    by_replica = {f"replica {replica}": value for replica, value in enumerate(facts["by_dp_rank"])}
+    alone = [(name, f"{value:.3f}") for name, value in {**by_stage, **by_replica, **facts["by_kind"]}.items()]
+    title = "The slowdown by each stage, replica and kind of operation"
+    heads = ("with recorded times of this alone", "slowdown")
+    slow = ui.table_of("Slow ranks", facts["stragglers"][:MOST_LINES], columns)
+    parts = [slow, ui.plain_table(title, heads, alone[:40], shown=ui.Shown.DETAIL)]
     return _view(facts, figures, parts, timeline)
-
-
-def _slowest_rank(slow: Sequence[Facts]) -> ui.Figure:
-    if not slow:
-        return ui.Figure("straggler", "none", mood=ui.Mood.GOOD)
-    rank, where = f"rank {slow[0]['rank']}", f"replica {slow[0]['dp_rank']}, stage {slow[0]['stage']}"
-    factor = f"{slow[0]['factor']:.3f}x"
-    note = f"{where}: {factor}"
-    return ui.Figure("straggler", rank, note, line=f"{rank} ({where}): {factor}", mood=ui.Mood.BAD)
 
 
 def watch_view(facts: Facts, steps: Sequence[tuple[int, float]]) -> ui.View:

@@ -9,6 +9,7 @@ from stepcast.views import view as ui
 from stepcast.views.view import load_names, micro_batches_words, plain_pairs
 
 MOST_LINES = 16
+DETAIL = {"most_lines": MOST_LINES, "sortable": True, "wide": True, "shown": ui.Shown.DETAIL}  # options of tables
 MOST_ROWS = 32
 MOST_NAMED = 4
 SMALLEST_SHARE = 5e-4
@@ -52,6 +53,10 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     known = {name: facts["configuration"].get(name, "?") for name in ("layers", "hidden", "seq", "dtype")}
     model = "{layers} layers, hidden {hidden}, sequence {seq}, {dtype}".format(**known)
     about = (f"Megatron run on {facts['gpus']:,} GPUs", layout, model, _ranks_words(facts))
+    operations_s = {**facts["operations_s"], "(between operations)": facts["gaps_s"]}
+    heads = ("operation", "mean of ranks")
+    layers = ui.columns("stage layers forward_per_layer=forward_s backward_per_layer=backward_s")
+    ran = plain_pairs(facts["configuration"])
     return ui.View(
         f"{format_seconds(step_s)} measured: tp {facts['tp']}, dp {facts['dp']}, pp {facts['pp']}",
         ui.Headline.of_seconds(step_s, "per step, measured", about),
@@ -61,23 +66,12 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             _stages(facts),
             _stragglers(facts),
             _experts(facts),
-            ui.bars_of_times(
-                "Operations",
-                {**facts["operations_s"], "(between operations)": facts["gaps_s"]},
-                ("operation", "mean of ranks"),
-                lead="Mean of ranks.",
-                shown=ui.Shown.DETAIL,
-            ),
+            ui.bars_of_times("Operations", operations_s, heads, lead="Mean of ranks.", shown=ui.Shown.DETAIL),
             ui.ExposureBars("Exposed communication", facts["communication_s"], shown=ui.Shown.PAGE),
             _communication(facts),
-            _layers(facts),
+            ui.table_of("Layers", facts["layers"], layers, most_lines=MOST_LINES, shown=ui.Shown.DETAIL),
             _critical_path(facts),
-            ui.FactList(
-                "What ran",
-                plain_pairs(facts["configuration"]),
-                lead="Read or solved from the traces.",
-                shown=ui.Shown.PAGE,
-            ),
+            ui.FactList("What ran", ran, lead="Read or solved from the traces.", shown=ui.Shown.PAGE),
             ui.timeline_chart(timeline),
         ],
         facts,
@@ -103,24 +97,15 @@ def _megatron_figures(facts: Facts, layout: str) -> list[ui.Figure]:
     experts = f", experts over {facts['ep']}" if facts["ep"] > 1 else ""
     only_rank = len(facts["ranks"]) == 1 and facts["gpus"] > 1
     bubble_s, exposed_s = format_seconds(facts["bubble_s"]), format_seconds(facts["exposed_comm_s"])
-    bubble = f"{bubble_s} ({format_percent(facts['bubble_share'])})"
+    share, exposed_share = map(format_percent, (facts["bubble_share"], facts["exposed_comm_s"] / (step_s or 1.0)))
+    line = f"{bubble_s} ({share}){' in receives, transfers included' if only_rank else ', mean of ranks'}"
     figures = [
         ui.text_line("step", format_seconds(step_s)),
         *bottleneck_figures(named, step_s, [PART_NAMES[part] for part in WORK]),
         _straggler_figure(facts),
         *_expert_figures(facts),
-        ui.Figure(
-            "bubble",
-            format_percent(facts["bubble_share"]),
-            bubble_s,
-            line=f"{bubble} in receives, transfers included" if only_rank else f"{bubble}, mean of ranks",
-        ),
-        ui.Figure(
-            "exposed communication",
-            format_percent(facts["exposed_comm_s"] / (step_s or 1.0)),
-            exposed_s,
-            line=exposed_s,
-        ),
+        ui.Figure("bubble", share, bubble_s, line=line),
+        ui.Figure("exposed communication", exposed_share, exposed_s, line=exposed_s),
     ]
     if facts["communication_s"]:
         group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"])
@@ -130,16 +115,10 @@ def _megatron_figures(facts: Facts, layout: str) -> list[ui.Figure]:
         above = format_percent(facts["imbalance"])
         line = f"busiest stage {above} above the mean"
         figures.append(ui.Figure("stage imbalance", f"+{above}", "busiest stage above the mean", line=line))
-    return [
-        *figures,
-        ui.text_line("layout", f"{layout}{experts}"),
-        ui.text_line(
-            "model",
-            f"{layers}{hidden}sequence {known.get('seq', '?')}, {count} of {known.get('micro_batch', '?')}, "
-            f"{known.get('dtype', '?')}",
-        ),
-        ui.text_line("ranks read", _ranks_words(facts)),
-    ]
+    seq, micro_batch, dtype = (known.get(name, "?") for name in ("seq", "micro_batch", "dtype"))
+    model = f"{layers}{hidden}sequence {seq}, {count} of {micro_batch}, {dtype}"
+    lines = {"layout": f"{layout}{experts}", "model": model, "ranks read": _ranks_words(facts)}
+    return [*figures, *(ui.text_line(name, line) for name, line in lines.items())]
 
 
 def straggler_words(facts: Facts) -> str:
@@ -168,11 +147,7 @@ def _straggler_figure(facts: Facts) -> ui.Figure:
 
 def _uneven(facts: Facts) -> list[Facts]:
     """Return the sets of ranks whose experts get clearly uneven numbers of tokens."""
-    return [
-        row
-        for row in facts["expert_imbalance"]
-        if row["factor"] >= UNEVEN_FACTOR or row["exchange_factor"] >= UNEVEN_FACTOR
-    ]
+    return [row for row in facts["expert_imbalance"] if max(row["factor"], row["exchange_factor"]) >= UNEVEN_FACTOR]
 
 
 def _expert_figures(facts: Facts) -> list[ui.Figure]:
@@ -203,58 +178,36 @@ def _experts(facts: Facts) -> ui.Remarks:
 
 
 def _stragglers(facts: Facts) -> ui.Remarks:
-    remarks = [
-        ui.Remark(
-            f"rank {row['rank']}",
-            f" is slow: {row['factor']:.2f}x as long as others for the same work",
-            row["evidence"],
-        )
-        for row in facts["stragglers"]
-    ]
+    remarks = []
+    for row in facts["stragglers"]:
+        words = f" is slow: {row['factor']:.2f}x as long as others for the same work"
+        remarks.append(ui.Remark(f"rank {row['rank']}", words, row["evidence"]))
     return ui.Remarks("Slow ranks", remarks, lead="What to look at first.")
 
 
 def _stages(facts: Facts) -> ui.Bars | None:
     if len(facts["stages"]) < 2:
         return None
-    bars = [
-        ui.Bar(
-            f"stage {row['stage']}",
-            {
-                "compute": row["compute_s"],
-                "optimizer": row["optimizer_s"],
-                "hidden": row["wait_s"],
-                "bubble": row["bubble_s"],
-            },
-            format_seconds(row["compute_s"]),
-            f"bubble {format_seconds(row['bubble_s'])}",
-        )
-        for row in facts["stages"]
-    ]
+    bars = []
+    for row in facts["stages"]:
+        amounts = {kind: row[f"{kind.replace('hidden', 'wait')}_s"] for kind in STAGE_KINDS}
+        note = f"bubble {format_seconds(row['bubble_s'])}"
+        bars.append(ui.Bar(f"stage {row['stage']}", amounts, format_seconds(row["compute_s"]), note))
     columns = ui.columns("stage compute=compute_s optimizer=optimizer_s wait_within=wait_s bubble=bubble_s")
     listed = ui.table_of("Stages", facts["stages"], columns, most_lines=MOST_LINES)
     return ui.Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
 
 
 def _communication(facts: Facts) -> ui.Table:
-    columns: dict[str, ui.Source] = {
-        "communication": ("name", _sent_name),
-        **ui.columns("group size=size_bytes count=count, total=total_s transfer=transfer_s"),
-        "bus bandwidth": _bus_bandwidth,
-        "cluster": "cluster_busbw_bytes_per_s",
-    }
-    if all(row["cluster_busbw_bytes_per_s"] is None for row in facts["communication"]):
-        del columns["cluster"]
-    return ui.table_of(
-        "Communication",
-        facts["communication"][:MOST_ROWS],
-        columns,
-        caption="By operation; bandwidth where no computation ran at the same time",
-        most_lines=MOST_LINES,
-        sortable=True,
-        wide=True,
-        shown=ui.Shown.DETAIL,
+    known = any(row["cluster_busbw_bytes_per_s"] is not None for row in facts["communication"])
+    columns = ui.columns(
+        "communication group size=size_bytes count=count, total=total_s transfer=transfer_s bus_bandwidth "
+        + "cluster=cluster_busbw_bytes_per_s" * known,
+        communication=("name", _sent_name),
+        bus_bandwidth=_bus_bandwidth,
     )
+    caption = "By operation; bandwidth where no computation ran at the same time"
+    return ui.table_of("Communication", facts["communication"][:MOST_ROWS], columns, caption=caption, **DETAIL)
 
 
 def _sent_name(row: Facts) -> str:
@@ -269,27 +222,17 @@ def _bus_bandwidth(row: Facts) -> ui.Cell:
     return ui.Cell("with work" if row["overlapped"] else words, rate)
 
 
-def _layers(facts: Facts) -> ui.Table:
-    columns = ui.columns("stage layers forward_per_layer=forward_s backward_per_layer=backward_s")
-    return ui.table_of("Layers", facts["layers"], columns, most_lines=MOST_LINES, shown=ui.Shown.DETAIL)
-
-
 def _critical_path(facts: Facts) -> ui.Table | None:
     """Return the long stretches of the path; short ones are summed."""
     path = facts["critical_path"]
     if not path:
         return None
     long = [step for step in path if step["duration_s"] >= 0.01 * facts["step_s"]]
-    rows = [
-        (
-            format_seconds(step["start_s"]),
-            "rank " + ", ".join(map(str, step["ranks"][:4])),
-            step["operation"],
-            "-" if step["micro_batch"] is None else step["micro_batch"],
-            format_seconds(step["duration_s"]),
-        )
-        for step in long[:MOST_ROWS]
-    ]
+    rows = []
+    for step in long[:MOST_ROWS]:
+        begin, took = format_seconds(step["start_s"]), format_seconds(step["duration_s"])
+        batch = "-" if step["micro_batch"] is None else step["micro_batch"]
+        rows.append((begin, "rank " + ", ".join(map(str, step["ranks"][:4])), step["operation"], batch, took))
     rest_s = sum(step["duration_s"] for step in path) - sum(step["duration_s"] for step in long)
     rows.append(("", "", f"{len(path) - len(long)} shorter ones", "", format_seconds(rest_s)))
     if len(long) > MOST_ROWS:
@@ -298,15 +241,8 @@ def _critical_path(facts: Facts) -> ui.Table | None:
     lead = f"{shortest} with every collective, message and optimizer at its shortest"
     heads = ("at", "where", "operation", "micro-batch", "time")
     caption = "As it ran; what takes less than a hundredth of the step is summed"
-    return ui.plain_table(
-        "Critical path",
-        heads,
-        rows,
-        caption=caption,
-        lead=f"{lead}.",
-        above=f"critical path: {lead}; as it ran:",
-        shown=ui.Shown.DETAIL,
-    )
+    texts = {"caption": caption, "lead": f"{lead}.", "above": f"critical path: {lead}; as it ran:"}
+    return ui.plain_table("Critical path", heads, rows, **texts, shown=ui.Shown.DETAIL)
 
 
 def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
@@ -376,9 +312,7 @@ SIDES = ("before", "after")
 def _before_after(facts: Facts) -> ui.PairTable:
     before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
     rows = [
-        ui.ValuePair(
-            PART_NAMES.get(part, part), before[part], after[part], ui.signed_seconds(after[part] - before[part])
-        )
+        ui.ValuePair.of_change(PART_NAMES.get(part, part), before[part], after[part])
         for part in after
         if max(before[part], after[part]) >= SMALLEST_SHARE * facts["replayed_step_s"]
     ]
@@ -389,12 +323,7 @@ def _before_after(facts: Facts) -> ui.PairTable:
 def _stages_before_after(facts: Facts) -> ui.PairTable:
     before = {row["stage"]: row for row in facts["before"]["stages"]}
     rows = [
-        ui.ValuePair(
-            f"stage {row['stage']} {part}",
-            before[row["stage"]][f"{part}_s"],
-            row[f"{part}_s"],
-            ui.signed_seconds(row[f"{part}_s"] - before[row["stage"]][f"{part}_s"]),
-        )
+        ui.ValuePair.of_change(f"stage {row['stage']} {part}", before[row["stage"]][f"{part}_s"], row[f"{part}_s"])
         for row in facts["stages"][:MOST_LINES]
         if row["stage"] in before
         for part in ("busy", "bubble")

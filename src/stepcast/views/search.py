@@ -46,9 +46,7 @@ def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> ui.Vi
         band = step_band(best, best["step_s"])
         headline = ui.Headline.of_seconds(best["step_s"], "per step, the best found", about, band)
     else:
-        title = nothing_words(counts)
-        first, _, rest = title.capitalize().partition(" ")
-        headline = ui.Headline(first, rest, about)
+        title, headline = _nothing(counts, about)
     return ui.View(
         f"{title}: {facts['model']} on {facts['cluster']}",
         headline,
@@ -67,7 +65,6 @@ def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> ui.Vi
         facts,
         asked=asked_pairs(facts) if "command" in facts else (),
         assumptions=facts["assumptions"],
-        warnings=facts.get("warnings", ()),
     )
 
 
@@ -111,9 +108,11 @@ def end_words(counts: Facts) -> str:
     return "" if counts["complete"] else "out of time" if counts["out_of_time"] else "interrupted"
 
 
-def nothing_words(counts: Facts) -> str:
-    """Return why a search has no rows: nothing fits, or it ended before it had one."""
-    return "nothing fits" if counts["complete"] else f"nothing found: {end_words(counts)}"
+def _nothing(counts: Facts, about: Sequence[str]) -> tuple[str, ui.Headline]:
+    """Return why a search has no rows, and that as a headline: nothing fits, or it ended before it had one."""
+    words = "nothing fits" if counts["complete"] else f"nothing found: {end_words(counts)}"
+    first, _, rest = words.capitalize().partition(" ")
+    return words, ui.Headline(first, rest, about)
 
 
 def _figures(facts: Facts) -> list[ui.Figure]:
@@ -121,23 +120,20 @@ def _figures(facts: Facts) -> list[ui.Figure]:
     figures: list[ui.Figure] = []
     if rows:
         best = rows[0]
-        free = f"{format_bytes(best['free_bytes'])} free"
-        used, speed = (format_bytes(best["memory_bytes"]), f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
-        figures += [
-            ui.Figure("memory", used, free, mood=ui.Mood.GOOD, shown=ui.Shown.PAGE),
-            ui.Figure("MFU", format_percent(best["mfu"]), speed, shown=ui.Shown.PAGE),
-        ]
+        used, free = format_bytes(best["memory_bytes"]), f"{format_bytes(best['free_bytes'])} free"
+        speed = f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"
+        figures.append(ui.Figure("memory", used, free, mood=ui.Mood.GOOD, shown=ui.Shown.PAGE))
+        figures.append(ui.Figure("MFU", format_percent(best["mfu"]), speed, shown=ui.Shown.PAGE))
     ended = "" if counts["complete"] else f"{end_words(counts)}: not complete"
+    names = ("considered", "illegal", "too_large", "pruned", "simulated")
+    considered, illegal, too_large, pruned, simulated = (f"{counts[name]:,}" for name in names)
+    searched = f"{considered} candidates: {illegal} illegal, {too_large} do not fit, {pruned} pruned by bound"
     figures += [
-        ui.text_line(
-            "searched",
-            f"{counts['considered']:,} candidates: {counts['illegal']:,} illegal, {counts['too_large']:,} do "
-            f"not fit, {counts['pruned']:,} pruned by bound, {counts['simulated']:,} simulated",
-        ),
-        ui.Figure("candidates", f"{counts['considered']:,}", f"{counts['illegal']:,} illegal", shown=ui.Shown.PAGE),
-        ui.Figure("do not fit", f"{counts['too_large']:,}", shown=ui.Shown.PAGE),
-        ui.Figure("pruned by bound", f"{counts['pruned']:,}", shown=ui.Shown.PAGE),
-        ui.Figure("simulated", f"{counts['simulated']:,}", ended, shown=ui.Shown.PAGE),
+        ui.text_line("searched", f"{searched}, {simulated} simulated"),
+        ui.Figure("candidates", considered, f"{illegal} illegal", shown=ui.Shown.PAGE),
+        ui.Figure("do not fit", too_large, shown=ui.Shown.PAGE),
+        ui.Figure("pruned by bound", pruned, shown=ui.Shown.PAGE),
+        ui.Figure("simulated", simulated, ended, shown=ui.Shown.PAGE),
     ]
     if not counts["complete"]:
         figures.append(ui.text_line("incomplete", _unseen_words(facts)))
@@ -177,37 +173,33 @@ def _ranked(facts: Facts) -> ui.Table | None:
     rows = facts["rows"]
     if not rows:
         return None
-    columns: dict[str, ui.Source] = {
-        "rank": ("rank", lambda row: f"{row['rank']}{'=' if row['equal'] else ''}"),
-        "GPUs": "gpus,",
-        "strategy": strategy_words,
-        **ui.columns("step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu memory=memory_bytes free=free_bytes"),
-    }
-    if len({row["gpus"] for row in rows}) == 1:
-        del columns["GPUs"]
-    if rows[0]["days"] is not None:
-        columns |= {"days": ("days", lambda row: f"{row['days']:,.1f}"), "GPU-hours": "gpu_hours,"}
-    if rows[0]["cost"] is not None:
-        columns["cost"] = ("cost", lambda row: format_money(row["cost"], row["currency"]))
+    spec = "rank GPUs=gpus, " if len({row["gpus"] for row in rows}) > 1 else "rank "
+    spec += "strategy step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu memory=memory_bytes free=free_bytes"
+    spec += " days=days:,.1f GPU-hours=gpu_hours," if rows[0]["days"] is not None else ""
+    spec += " cost" if rows[0]["cost"] is not None else ""
+    columns = ui.columns(
+        spec,
+        rank=("rank", _rank),
+        strategy=strategy_words,
+        cost=("cost", lambda row: format_money(row["cost"], row["currency"])),
+    )
     last = {name: source for name, source in columns.items() if name != "strategy"}
     last["strategy"] = columns["strategy"]
-    return ui.table_of(
-        "Strategies",
-        rows,
-        columns,
-        caption="Sorted by rank; click a column header to sort",
-        sortable=True,
-        ids=[row["rank"] for row in rows],
-        uncut=[list(columns).index("strategy")],
-        narrow=ui.table_of("Strategies", rows, last, uncut=[len(last) - 1]),
-        wide=True,
-    )
+    narrow = ui.table_of("Strategies", rows, last, uncut=[len(last) - 1])
+    caption, ids = "Sorted by rank; click a column header to sort", [row["rank"] for row in rows]
+    uncut = [list(columns).index("strategy")]
+    texts = {"caption": caption, "ids": ids, "uncut": uncut, "narrow": narrow}
+    return ui.table_of("Strategies", rows, columns, sortable=True, wide=True, **texts)
+
+
+def _rank(row: Facts) -> str:
+    return f"{row['rank']}{'=' if row['equal'] else ''}"
 
 
 def _reasons(facts: Facts) -> list[tuple[str, str]]:
     """Return the interval of rank 1, what limits it, and what would change it."""
     best, binds, second = facts["rows"][0], facts["binds"], facts["runner_up"]
-    pairs = [("90 % interval", f"{format_seconds(best['low_s'])} to {format_seconds(best['high_s'])}")]
+    pairs = [("90 % interval", _interval_words(best))]
     equal = sum(row["equal"] for row in facts["rows"])
     if equal > 1:
         pairs.append(("equal", f"{equal} marked = are within our error of rank 1, on as many GPUs"))
@@ -230,30 +222,28 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
     return pairs
 
 
+def _interval_words(row: Facts) -> str:
+    return f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}"
+
+
 def _explained(facts: Facts) -> ui.Table | None:
     """Return why the other values of each choice of rank 1 lose."""
     best_s = facts["rows"][0]["step_s"] if facts["rows"] else 1.0
-    columns: dict[str, ui.Source] = {
-        "choice": "choice",
-        "other value": "other",
-        "step": "step_s",
-        "change": lambda row: "-" if row["step_s"] is None else format_change(row["step_s"] / best_s - 1),
-        "decided by": "constraint",
-        "why": "why",
-    }
+    columns = ui.columns(
+        "choice other_value=other step=step_s change decided_by=constraint why",
+        change=lambda row: "-" if row["step_s"] is None else format_change(row["step_s"] / best_s - 1),
+    )
     return ui.table_of("Why each choice", facts.get("explained", ()), columns, sortable=True, wide=True)
 
 
 def _variants(rows: Sequence[Facts]) -> ui.Table:
     """Return the next best details of each ranked layout."""
     listed = [{**each, "rank": row["rank"], "best_s": row["step_s"]} for row in rows for each in row["variants"]]
-    columns: dict[str, ui.Source] = {
-        "rank": "rank",
-        "variant": strategy_words,
-        "step": "step_s",
-        "change": lambda row: format_change(row["step_s"] / row["best_s"] - 1),
-        "memory": "memory_bytes",
-    }
+    columns = ui.columns(
+        "rank variant step=step_s change memory=memory_bytes",
+        variant=strategy_words,
+        change=lambda row: format_change(row["step_s"] / row["best_s"] - 1),
+    )
     lead = "Each rank is the best of its degrees of parallelism; these have the same degrees and other details."
     return ui.table_of("Variants", listed, columns, sortable=True, wide=True, lead=lead, shown=ui.Shown.PAGE)
 
@@ -262,14 +252,10 @@ def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
     shown = rows[:MOST_BARS]
     if not shown:
         return None
-    bars = [
-        ui.Bar(
-            f"{row['rank']}{'=' if row['equal'] else ''}",
-            {part: row["breakdown_s"].get(part, 0.0) for part in PART_NAMES},
-            format_seconds(row["step_s"]),
-        )
-        for row in shown
-    ]
+    bars = []
+    for row in shown:
+        amounts = {part: row["breakdown_s"].get(part, 0.0) for part in PART_NAMES}
+        bars.append(ui.Bar(_rank(row), amounts, format_seconds(row["step_s"])))
     most_s = max(row["step_s"] for row in shown)
     lead = "The ranked strategies, part by part."
     return ui.Bars("Time breakdown by rank", bars, PART_NAMES, most_s, lead=lead, shown=ui.Shown.PAGE)
@@ -302,18 +288,10 @@ def _trade_off(
     marks += [
         _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7) for row in rows
     ]
-    return ui.Scatter(
-        PARETO,
-        x,
-        y,
-        marks,
-        "Step time against memory of what was simulated",
-        legend=(("compute", "ranked below"), ("optimizer", "Pareto-optimal"), ("other", "simulated")),
-        key="pareto",
-        lead=lead,
-        wide=True,
-        shown=ui.Shown.PAGE,
-    )
+    label = "Step time against memory of what was simulated"
+    legend = (("compute", "ranked below"), ("optimizer", "Pareto-optimal"), ("other", "simulated"))
+    on_page: Facts = {"key": "pareto", "lead": lead, "wide": True, "shown": ui.Shown.PAGE}
+    return ui.Scatter(PARETO, x, y, marks, label, legend=legend, **on_page)
 
 
 def _dot(row: Facts, kind: str, radius: float) -> ui.Dot:
@@ -339,15 +317,10 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         [{**strategy.facts(), "step_s": step_s, "memory_bytes": size} for strategy, step_s, size in candidates]
         for candidates in (ranked_candidates, on_front)
     )
-    figures = [
-        ui.Figure(name.replace("_", " "), f"{counts[name]:,}")
-        for name in counts
-        if name not in ("complete", "out_of_time")
-    ]
+    shown = {name: count for name, count in counts.items() if name not in ("complete", "out_of_time")}
+    figures = [ui.Figure(name.replace("_", " "), f"{count:,}") for name, count in shown.items()]
     if not best:
-        words = nothing_words(counts)
-        first, _, rest = words.capitalize().partition(" ")
-        return ui.View(words, ui.Headline(first, rest, ("search",)), figures, (), {})
+        return ui.View(*_nothing(counts, ("search",)), figures, (), {})
     step_s, ranked = best[0]["step_s"], [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
     columns = ui.columns("rank GPUs=gpus, strategy step=step_s memory=memory_bytes", strategy=strategy_words)
     table = ui.table_of(
@@ -437,11 +410,7 @@ def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
         if all(row[key] is None for row in rows):
             del columns[head]
     if shown is ui.Shown.PAGE:
-        columns["90 % interval"] = (
-            "high_s",
-            lambda row: f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}",
-        )
-        columns["GPUs"] = "gpus,"
+        columns |= {"90 % interval": ("high_s", _interval_words), "GPUs": "gpus,"}
     if shown is ui.Shown.PAGE or len(set(map(strategy_words, rows))) > 1:
         columns["layout"] = strategy_words
     return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))

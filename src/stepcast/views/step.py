@@ -61,12 +61,7 @@ def step_view(
             _memory(facts, explain_memory),
             _critical_path(facts),
             _jitter(facts.get("jitter")),
-            ui.FactList(
-                "Sources",
-                _source_pairs(facts),
-                lead="The least certain source of each kind of cost, from measured to roofline.",
-                shown=ui.Shown.PAGE,
-            ),
+            _sources(facts),
             ui.timeline_chart(timeline),
             _roofline(roofline) if roofline is not None else None,
         ],
@@ -88,8 +83,7 @@ def subject(facts: Facts) -> str:
 
 def layout_words(run: Facts) -> str:
     """Return the degrees of parallelism above one."""
-    names = ("tp", "cp", "ep", "pp", "vpp", "dp")
-    return " · ".join(f"{name} {run[name]}" for name in names if run.get(name, 1) not in (0, 1)) or "one GPU"
+    return " · ".join(f"{name} {run[name]}" for name in ui.LAYOUT if run.get(name, 1) not in (0, 1)) or "one GPU"
 
 
 def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:
@@ -126,10 +120,8 @@ def _figures(facts: Facts) -> list[ui.Figure]:
         name = GROUP_NAMES.get(group, group)
         figures.append(ui.Figure("costliest communication", name, f"{share} of the step exposed", shown=ui.Shown.PAGE))
     interval = f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"
-    figures += [
-        ui.text_line("step", format_seconds(facts["step_s"])),
-        ui.text_line(read_interval(facts).words, f"{interval} ({interval_source(band)})"),
-    ]
+    figures.append(ui.text_line("step", format_seconds(facts["step_s"])))
+    figures.append(ui.text_line(read_interval(facts).words, f"{interval} ({interval_source(band)})"))
     if memory is not None:
         figures.append(ui.text_line("memory", memory_words(memory)))
         figures += [ui.text_line(name, words) for name, words in remedy_pairs(facts)]
@@ -223,19 +215,10 @@ def _remedies(facts: Facts) -> ui.Part | None:
     if not facts["remedies"]:
         ((_, why),) = remedy_pairs(facts)
         return ui.Remarks(title, [ui.Remark("Nothing tried is enough: ", why)], wide=True, shown=ui.Shown.PAGE)
-    columns = ui.columns(
-        "Change Step=step_s Slower=slower:+% Memory=memory_bytes",
-        Change=lambda remedy: ui.Cell(remedy["options"], code=True),
-    )
-    return ui.table_of(
-        title,
-        facts["remedies"],
-        columns,
-        caption="Options to add, the fastest first",
-        lead="Each row is a prediction that fits.",
-        wide=True,
-        shown=ui.Shown.PAGE,
-    )
+    spec = "Change Step=step_s Slower=slower:+% Memory=memory_bytes"
+    columns = ui.columns(spec, Change=lambda remedy: ui.Cell(remedy["options"], code=True))
+    words = {"caption": "Options to add, the fastest first", "lead": "Each row is a prediction that fits."}
+    return ui.table_of(title, facts["remedies"], columns, **words, wide=True, shown=ui.Shown.PAGE)
 
 
 def step_shares(facts: Facts) -> list[ui.Share]:
@@ -267,21 +250,11 @@ def _stages(facts: Facts) -> ui.Bars | None:
     stages, step_s = facts["stages"], facts["step_s"]
     if len(stages) < 2:
         return None
-    shown = _first_and_last(stages, MOST_STAGES)
-    bars = [
-        ui.Bar(
-            f"stage {stage['stage']}",
-            {
-                "compute": stage["busy_s"],
-                "exposed": stage["exposed_s"],
-                "host": stage["host_s"],
-                "bubble": stage["bubble_s"],
-            },
-            format_seconds(stage["busy_s"]),
-            f"bubble {format_percent(stage['bubble_s'] / step_s)}",
-        )
-        for stage in shown
-    ]
+    shown, bars = _first_and_last(stages, MOST_STAGES), []
+    for stage in shown:
+        amounts = {kind: stage[f"{kind.replace('compute', 'busy')}_s"] for kind in STAGE_KINDS}
+        note = f"bubble {format_percent(stage['bubble_s'] / step_s)}"
+        bars.append(ui.Bar(f"stage {stage['stage']}", amounts, format_seconds(stage["busy_s"]), note))
     busiest = max(stages, key=lambda stage: stage["busy_s"])
     mean_s = sum(stage["busy_s"] for stage in stages) / len(stages)
     above = busiest["busy_s"] / mean_s - 1 if mean_s else 0.0
@@ -290,10 +263,8 @@ def _stages(facts: Facts) -> ui.Bars | None:
         lead = "All stages are equally busy."
     if len(shown) < len(stages):
         lead += f" {len(stages) - len(shown)} stages in the middle are left out."
-    columns: dict[str, ui.Source] = {"stage": "stage", "busy": "busy_s", "exposed": "exposed_s"}
-    if any(stage["host_s"] > LEAST_SHOWN * step_s for stage in stages):
-        columns["host"] = "host_s"
-    columns |= {"bubble": "bubble_s", "in flight": "peak_in_flight"}
+    host = "host=host_s" if any(stage["host_s"] > LEAST_SHOWN * step_s for stage in stages) else ""
+    columns = ui.columns(f"stage busy=busy_s exposed=exposed_s {host} bubble=bubble_s in_flight=peak_in_flight")
     listed = ui.table_of("Stages", _first_and_last(stages, MOST_LINES), columns)
     return ui.Bars("Stages", bars, STAGE_KINDS, step_s, table=listed, lead=lead)
 
@@ -345,14 +316,10 @@ def _memory_table(memory: Facts) -> ui.Table:
     note = f"GiB per GPU at the peak; capacity {memory['capacity'] / GIB:.2f}"
 
     def listed(groups: Mapping[str, Sequence[str]], narrow: ui.Table | None) -> ui.Table:
-        rows = [
-            (
-                stage["stage"],
-                *(f"{sum(stage[name] for name in group) / GIB:.2f}" for group in groups.values()),
-                f"{stage['total'] / GIB:.2f}",
-            )
-            for stage in _first_and_last(stages, MOST_LINES)
-        ]
+        rows = []
+        for stage in _first_and_last(stages, MOST_LINES):
+            sizes = [*(sum(stage[name] for name in group) for group in groups.values()), stage["total"]]
+            rows.append((stage["stage"], *(f"{size / GIB:.2f}" for size in sizes)))
         return ui.plain_table("Memory", ("stage", *groups, "total"), rows, note=note, narrow=narrow)
 
     summed = listed({**{name: [name] for name in used if name in STATED}, "other": small}, None)
@@ -362,17 +329,16 @@ def _memory_table(memory: Facts) -> ui.Table:
 def _critical_path(facts: Facts) -> ui.Table | None:
     if "critical_path" not in facts:
         return None
-    columns = ui.columns(
-        "on_the_critical_path=name count time=seconds:s share",
-        share=lambda row: format_percent(row["seconds"] / facts["step_s"]),
-    )
+    spec = "on_the_critical_path=name count time=seconds:s share"
+    columns = ui.columns(spec, share=lambda row: format_percent(row["seconds"] / facts["step_s"]))
     return ui.table_of("Critical path", facts["critical_path"], columns)
 
 
-def _source_pairs(facts: Facts) -> list[tuple[str, str]]:
+def _sources(facts: Facts) -> ui.FactList:
     """Return the source of each kind of cost; the run itself only where the head of the page does not state it."""
     run = [] if facts.get("model") or facts.get("workload") else plain_pairs(facts["run"])
-    return [*run, *facts["sources"].items()]
+    lead = "The least certain source of each kind of cost, from measured to roofline."
+    return ui.FactList("Sources", [*run, *facts["sources"].items()], lead=lead, shown=ui.Shown.PAGE)
 
 
 def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
@@ -405,12 +371,9 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
         seconds = {kind: change["step_s"]}
         value, note = format_seconds(change["step_s"]), ", ".join(notes)
         bars.append(ui.Bar(change["change"], seconds, value, note, change["command"]))
-    best = next((change for change in ordered if change["fits"] and change["step_s"] < step_s), None)
-    verdict = (
-        f"Best of these: {best['change']}, {ui.signed_seconds(best['step_s'] - step_s)}."
-        if best
-        else "None of these is faster and fits."
-    )
+    verdict = "None of these is faster and fits."
+    if best := next((change for change in ordered if change["fits"] and change["step_s"] < step_s), None):
+        verdict = f"Best of these: {best['change']}, {ui.signed_seconds(best['step_s'] - step_s)}."
     return ui.Bars(
         "What to change",
         bars,
@@ -444,40 +407,25 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     ridge = peak / rate
     intensities = [operator["flops"] / operator["bytes"] for operator in operators]
     reached = [operator["flops"] / operator["seconds"] for operator in operators]
-    x = ui.Axis(
-        min([0.1, *intensities]) / 2,
-        max([ridge * 4, *intensities]) * 2,
-        lambda value: f"{value:g}",
-        "FLOP for each byte moved",
-    )
+    low, high = min([0.1, *intensities]) / 2, max([ridge * 4, *intensities]) * 2
+    x = ui.Axis(low, high, lambda value: f"{value:g}", "FLOP for each byte moved")
     y = ui.Axis(min([peak / 1e3, *reached]) / 2, peak * 2, lambda value: f"{value / TFLOPS:g}", "TFLOP/s reached")
-    dots = [
-        ui.Dot(
-            intensity,
-            speed,
-            OPERATOR_KINDS.get(operator["kind"], ("other", ""))[0],
-            _operator_words(operator, total_s),
-            3 + 15 * (operator["seconds"] / total_s) ** 0.5,
-        )
-        for intensity, speed, operator in zip(intensities, reached, operators, strict=True)
-    ]
+    dots = []
+    for intensity, speed, operator in zip(intensities, reached, operators, strict=True):
+        kind, _ = OPERATOR_KINDS.get(operator["kind"], ("other", ""))
+        radius = 3 + 15 * (operator["seconds"] / total_s) ** 0.5
+        dots.append(ui.Dot(intensity, speed, kind, _operator_words(operator, total_s), radius))
     kinds = dict.fromkeys(operator["kind"] for operator in operators)
     lead = (
         f"{facts['gpu']}: {peak / TFLOPS:,.0f} TFLOP/s in {facts['dtype']} and {rate / 1e12:.2f} TB/s. "
         "Larger dots take more of the step; left of the ridge: memory-bound; right: compute-bound."
     )
-    chart = ui.Scatter(
-        "Roofline",
-        x,
-        y,
-        [ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof"), *dots],
-        f"Roofline of {len(operators)} operators on {facts['gpu']}",
-        legend=[OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS],
-        log=True,
-    )
-    return ui.Columns(
-        "Operators", [chart], [_operator_table(facts, total_s)], lead=lead, wide=True, shown=ui.Shown.PAGE
-    )
+    roof = ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof")
+    label = f"Roofline of {len(operators)} operators on {facts['gpu']}"
+    legend = [OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS]
+    chart = ui.Scatter("Roofline", x, y, [roof, *dots], label, legend=legend, log=True)
+    table = _operator_table(facts, total_s)
+    return ui.Columns("Operators", [chart], [table], lead=lead, wide=True, shown=ui.Shown.PAGE)
 
 
 def _operator_words(operator: OperatorFacts, total_s: float) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
@@ -12,6 +12,7 @@ from stepcast.views.view import load_names
 HEADS = load_names("rank_parts")
 MOST_RANKS = 16
 MOST_LINES = 10
+DETAIL = {"most_lines": MOST_LINES, "sortable": True, "wide": True, "shown": ui.Shown.DETAIL}  # options of tables
 NAME_WIDTH = 60
 SLOW_WORDS = {"compute": "computes", "host": "computes or is idle for its CPU"}
 
@@ -20,7 +21,15 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a KinetoAnalysis, with the logs of a recorded run where there are any."""
     ranks = facts["ranks"]
     traced = f"PyTorch profiler trace of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
-    streams = ranks[0]["streams"] if len(ranks) == 1 else []
+    heads, detail = ("class of kernels", "per step", "share"), FactDict(shown=ui.Shown.DETAIL)
+    waits = ui.columns("rank waits_for=waits_for collectives=collectives, waited=wait_s")
+    kernels = ui.columns(
+        "kernel class runs=count, total=total_s share", kernel=("name", lambda row: _short_name(row["name"]))
+    )
+    streams = ui.columns(
+        "stream=name spans=spans, busy=busy_s compute=compute_s communication=communication_s "
+        "exposed=exposed_communication_s"
+    )
     return ui.View(
         f"{format_seconds(facts['step_s'])} measured: {facts['source']}",
         ui.Headline.of_seconds(facts["step_s"], "per step, measured", (traced, facts["source"])),
@@ -29,48 +38,12 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
             _ranks(facts),
             _slow_ranks(facts),
             ui.Remarks("Advice", [ui.Remark("", row["text"], [row["evidence"]]) for row in facts.get("advice", ())]),
-            ui.table_of(
-                "Who waits for whom",
-                facts.get("waits", ()),
-                ui.columns("rank waits_for=waits_for collectives=collectives, waited=wait_s"),
-                most_lines=MOST_LINES,
-                shown=ui.Shown.DETAIL,
-            ),
-            ui.bars_of_times(
-                "Classes of kernels",
-                facts["operations_s"],
-                ("class of kernels", "per step", "share"),
-                lead="Per step, mean of ranks.",
-            ),
-            ui.table_of(
-                "Kernels",
-                facts["kernels"][:200],
-                {
-                    "kernel": ("name", lambda row: _short_name(row["name"])),
-                    "class": "class",
-                    "runs": "count,",
-                    "total": "total_s",
-                    "share": "share",
-                },
-                caption="Over all ranks and steps",
-                most_lines=MOST_LINES,
-                sortable=True,
-                wide=True,
-                shown=ui.Shown.DETAIL,
-            ),
-            ui.ExposureBars(
-                "Communication", facts["communication_by_group_s"], {}, "communication of", shown=ui.Shown.DETAIL
-            ),
+            ui.table_of("Who waits for whom", facts.get("waits", ()), waits, most_lines=MOST_LINES, **detail),
+            ui.bars_of_times("Classes of kernels", facts["operations_s"], heads, lead="Per step, mean of ranks."),
+            ui.table_of("Kernels", facts["kernels"][:200], kernels, caption="Over all ranks and steps", **DETAIL),
+            ui.ExposureBars("Communication", facts["communication_by_group_s"], {}, "communication of", **detail),
             _collectives(facts),
-            ui.table_of(
-                "Streams",
-                streams,
-                ui.columns(
-                    "stream=name spans=spans, busy=busy_s compute=compute_s "
-                    "communication=communication_s exposed=exposed_communication_s"
-                ),
-                shown=ui.Shown.DETAIL,
-            ),
+            ui.table_of("Streams", ranks[0]["streams"] if len(ranks) == 1 else [], streams, **detail),
             *_recorded_parts(facts.get("recorded")),
             ui.timeline_chart(timeline),
         ],
@@ -106,22 +79,15 @@ def _kineto_figures(facts: Facts) -> list[ui.Figure]:
     }
     compute, idle = format_seconds(facts["compute_s"]), format_seconds(facts["bubble_s"])
     behind, exposed = format_seconds(facts["overlapped_comm_s"]), format_seconds(facts["exposed_comm_s"])
+    total, share = format_seconds(facts["communication_s"]), format_percent(facts["exposed_comm_s"] / step_s)
     figures = [
         ui.text_line("step", format_seconds(facts["step_s"])),
         *bottleneck_figures(parts_s, facts["step_s"], ("compute",)),
         *_straggler_figures(facts),
         ui.text_line("ranks", f"{len(ranks)}, {first['steps'] or 'no'} steps marked"),
         ui.Figure("compute", format_percent(facts["compute_s"] / step_s), compute, line=f"{compute} per step"),
-        ui.Figure(
-            "exposed communication",
-            format_percent(facts["exposed_comm_s"] / step_s),
-            f"{exposed}; {behind} behind computation",
-            shown=ui.Shown.PAGE,
-        ),
-        ui.text_line(
-            "communication",
-            f"{format_seconds(facts['communication_s'])}: {behind} behind computation, {exposed} exposed",
-        ),
+        ui.Figure("exposed communication", share, f"{exposed}; {behind} behind computation", shown=ui.Shown.PAGE),
+        ui.text_line("communication", f"{total}: {behind} behind computation, {exposed} exposed"),
         ui.Figure("idle", format_percent(facts["bubble_s"] / step_s), idle, line=f"{idle} per step"),
     ]
     if first["launch_lag_s"] is not None:
@@ -151,10 +117,10 @@ def _straggler_figures(facts: Facts) -> list[ui.Figure]:
 
 
 def _slow_ranks(facts: Facts) -> ui.Remarks:
-    remarks = [
-        ui.Remark(f"rank {row['rank']}", f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank")
-        for row in facts["stragglers"]
-    ]
+    remarks = []
+    for row in facts["stragglers"]:
+        words = f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank"
+        remarks.append(ui.Remark(f"rank {row['rank']}", words))
     return ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE)
 
 
@@ -188,15 +154,7 @@ def _collectives(facts: Facts) -> ui.Table:
         "bus_bandwidth=busbw_bytes_per_s",
         waits=("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
     )
-    return ui.table_of(
-        "Collectives",
-        facts["collectives"],
-        columns,
-        most_lines=MOST_LINES,
-        sortable=True,
-        wide=True,
-        shown=ui.Shown.DETAIL,
-    )
+    return ui.table_of("Collectives", facts["collectives"], columns, **DETAIL)
 
 
 def _recorded_parts(recorded: Facts | None) -> list[ui.Part]:
@@ -212,13 +170,11 @@ def _recorded_parts(recorded: Facts | None) -> list[ui.Part]:
         "size=size_bytes calls=logged median=logged_s:? bus_bandwidth=busbw_bytes_per_s:? in_the_window=traced "
         "mean=traced_s:?"
     )
-    tables = [
-        ui.table_of(
-            f"Log of {log['program']}", log["collectives"][:MOST_LINES], {log["program"]: "kind", **columns}, wide=True
-        )
-        for log in recorded["logs"]
-    ]
-    return [ui.FactList("Recorded run", pairs), *tables]
+    parts: list[ui.Part] = [ui.FactList("Recorded run", pairs)]
+    for log in recorded["logs"]:
+        own = {log["program"]: "kind", **columns}
+        parts.append(ui.table_of(f"Log of {log['program']}", log["collectives"][:MOST_LINES], own, wide=True))
+    return parts
 
 
 def _seconds(seconds: float | None) -> str:
@@ -236,6 +192,7 @@ OPTIMUS_PARTS = load_names("optimus_parts")
 def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of an OptimusAnalysis: the verdict, then the breakdown and the stages."""
     layout, step_s, breakdown_s = facts["layout"], facts["step_s"] or 1.0, facts["breakdown_s"]
+    bubble_share, exposed_share = (format_percent(facts[name] / step_s) for name in ("bubble_s", "exposed_comm_s"))
     degrees = f"tp {layout['tp']} x dp {layout['dp']} x pp {layout['pp']}"
     batch = f"{facts['micro_batches']} micro-batches of {facts['micro_batch']}"
     named = {title: breakdown_s.get(part, 0.0) for part, title in OPTIMUS_PARTS.items()}
@@ -250,35 +207,25 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         ui.text_line("batch", batch),
         ui.text_line("sequence", f"{facts['sequence']:g} tokens (median of the steps)"),
         ui.Figure("predicted step", predicted, error, line=f"{predicted} ({error})"),
-        ui.Figure("bubble", format_percent(facts["bubble_s"] / step_s), bubble, shown=ui.Shown.PAGE),
-        ui.Figure(
-            "exposed communication", format_percent(facts["exposed_comm_s"] / step_s), exposed, shown=ui.Shown.PAGE
-        ),
+        ui.Figure("bubble", bubble_share, bubble, shown=ui.Shown.PAGE),
+        ui.Figure("exposed communication", exposed_share, exposed, shown=ui.Shown.PAGE),
     ]
     messages = facts["messages"]
     if hops := messages["forward_per_hop"]:
         words = f"{max(hops)} forward and {messages['backward_per_hop']} backward per hop and micro-batch"
         figures.append(ui.text_line("messages", words))
     parts_s = {part: breakdown_s[part] for part in OPTIMUS_PARTS if breakdown_s.get(part)}
-    stage = facts["breakdown_stage"]
+    title = f"Time breakdown of stage {facts['breakdown_stage']}, the busiest"
+    about, heads = (str(facts["model"]), degrees, batch, facts["source"]), ("module", "forward")
+    on_page: Facts = {"lead": "Forward of one micro-batch.", "shown": ui.Shown.PAGE}
     return ui.View(
         f"{format_seconds(facts['step_s'])} measured: {facts['model']}",
-        ui.Headline.of_seconds(
-            facts["step_s"], "per step, measured", (str(facts["model"]), degrees, batch, facts["source"])
-        ),
+        ui.Headline.of_seconds(facts["step_s"], "per step, measured", about),
         figures,
         [
-            ui.Breakdown(
-                f"Time breakdown of stage {stage}, the busiest", shares_of(parts_s, OPTIMUS_PARTS), facts["step_s"]
-            ),
+            ui.Breakdown(title, shares_of(parts_s, OPTIMUS_PARTS), facts["step_s"]),
             _optimus_stages(facts),
-            ui.bars_of_times(
-                "Timed modules",
-                facts["operations_s"],
-                ("module", "forward"),
-                lead="Forward of one micro-batch.",
-                shown=ui.Shown.PAGE,
-            ),
+            ui.bars_of_times("Timed modules", facts["operations_s"], heads, **on_page),
         ],
         facts,
     )
@@ -367,16 +314,11 @@ def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:
         ui.Line([(float(row["size_bytes"]), row[f"{side}_busbw_bytes_per_s"]) for row in rows], kind)
         for side, kind in sides.items()
     ]
-    dots = [
-        ui.Dot(
-            row["size_bytes"],
-            row["measured_busbw_bytes_per_s"],
-            "first",
-            f"{format_bytes(row['size_bytes'])}: {format_rate(row['measured_busbw_bytes_per_s'])}, "
-            f"{format_percent(row['reached'])} of the predicted",
-        )
-        for row in rows
-    ]
+    dots = []
+    for row in rows:
+        size, rate = row["size_bytes"], row["measured_busbw_bytes_per_s"]
+        tip = f"{format_bytes(size)}: {format_rate(rate)}, {format_percent(row['reached'])} of the predicted"
+        dots.append(ui.Dot(size, rate, "first", tip))
     return ui.Scatter(
         "Bandwidth by size",
         ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size", 2),

@@ -276,13 +276,11 @@ def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str]
     if not times_s:
         return None
     total_s = sum(times_s.values()) or 1.0
+    rows = {name: (name, format_seconds(s), format_percent(s / total_s)) for name, s in times_s.items()}
     longest_first = sorted(times_s.items(), key=lambda item: -item[1])
-    bars = [
-        Bar(name, {"compute": seconds}, format_seconds(seconds), format_percent(seconds / total_s))
-        for name, seconds in longest_first
-    ]
-    rows = [(name, format_seconds(s), format_percent(s / total_s))[: len(heads)] for name, s in times_s.items()]
-    return Bars(title, bars, {}, longest_first[0][1], table=plain_table(title, heads, rows), **options)
+    bars = [Bar(name, {"compute": seconds}, *rows[name][1:]) for name, seconds in longest_first]
+    listed = plain_table(title, heads, [row[: len(heads)] for row in rows.values()])
+    return Bars(title, bars, {}, longest_first[0][1], table=listed, **options)
 
 
 class ValuePair(NamedTuple):
@@ -293,6 +291,11 @@ class ValuePair(NamedTuple):
     second: float
     difference: str
     note: str = ""
+
+    @classmethod
+    def of_change(cls, name: str, before_s: float, after_s: float) -> "ValuePair":
+        """Return the pair of a time before and after a change."""
+        return cls(name, before_s, after_s, signed_seconds(after_s - before_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,13 +530,12 @@ def _cluster(facts: Facts, strategy: Facts) -> str:
 
 def _layout(strategy: Facts) -> str:
     """Return the degrees above one, then how states are sharded and activations recomputed."""
-    ways = [f"{name} {strategy[name]:,}" for name in LAYOUT if strategy.get(name, 1) > 1]
-    kept = []
+    words = ", ".join(f"{name} {strategy[name]:,}" for name in LAYOUT if strategy.get(name, 1) > 1) or "one GPU"
     if "sharding" in strategy:
-        kept.append("no sharding (DDP)" if strategy["sharding"] == "none" else strategy["sharding"])
+        words += f"; {'no sharding (DDP)' if strategy['sharding'] == 'none' else strategy['sharding']}"
     if "recompute" in strategy:
-        kept.append(f"recompute {strategy['recompute']}")
-    return "; ".join(part for part in (", ".join(ways) or "one GPU", ", ".join(kept)) if part)
+        words += f"{',' if 'sharding' in strategy else ';'} recompute {strategy['recompute']}"
+    return words
 
 
 def _batch(strategy: Facts) -> str:
