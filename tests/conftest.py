@@ -6,8 +6,10 @@ are therefore fixed here. ``pytest --hypothesis-profile explore`` looks for new 
 a deadline, and slow data generation is no error: either would fail on a busy machine.
 """
 
+import gc
 import os
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,18 @@ MARKED = {
 }
 MARKERS = {place: marker for marker, places in MARKED.items() for place in places}
 CHANGE_OUTPUT = ("COLUMNS", "LINES", "NO_COLOR", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave the collected tests out of garbage collection: looking through them takes a tenth of the whole run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
