@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from stepcast.ir import model_parts as parts
-from stepcast.ir.dataclass import dataclass, require, require_amounts, require_counts
+from stepcast.ir.dataclass import Natural, Quantity, Size, dataclass, require
 from stepcast.ir.limits import LAYERS, WIDTH
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.recurrent import Delta, Selective
@@ -49,14 +49,14 @@ class Architecture:
     """
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    max_seq: int
+    layers: Size
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ffn: Natural
+    vocab: Size
+    max_seq: Size
     tied: bool = False
     gated: bool = True
     activation: parts.Activation = parts.Activation.SILU
@@ -72,17 +72,17 @@ class Architecture:
     final_norm: bool = True
     attention_sinks: bool = False
     attention_gate: bool = False
-    attention_softcap: float = 0.0
-    logit_softcap: float = 0.0
-    embedding_width: int = 0
+    attention_softcap: Quantity = 0.0
+    logit_softcap: Quantity = 0.0
+    embedding_width: Natural = 0
     window: parts.Window | None = None
     experts: parts.Experts | None = None
     latent: parts.Latent | None = None
     hybrid: parts.Hybrid | None = None
     delta: Delta | None = None
     selective: Selective | None = None
-    next_token_layers: int = 0
-    vocab_multiple: int = 0
+    next_token_layers: Natural = 0
+    vocab_multiple: Natural = 0
     joined: bool = False
     wide_norms: bool = False
     dropout: float = 0.0
@@ -92,9 +92,6 @@ class Architecture:
 
     def __post_init__(self) -> None:
         require(bool(self.name), "a model needs a name")
-        require_counts(self, 1, "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_seq")
-        require_counts(self, 0, "ffn", "embedding_width", "next_token_layers", "vocab_multiple")
-        require_amounts(self, "attention_softcap", "logit_softcap")
         require(self.layers <= MOST_LAYERS, f"layers must be at most {MOST_LAYERS:,}, not {self.layers:,}")
         for name in ("hidden", "heads", "head_dim", "ffn", "vocab", "max_seq", "embedding_width"):
             value = getattr(self, name)

@@ -1,6 +1,6 @@
 """A captured program: the work of one step, and the memory it takes."""
 
-from stepcast.ir.dataclass import dataclass, require, require_counts
+from stepcast.ir.dataclass import Natural, Size, dataclass, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import Attention, Convolution, GroupedMatmul, Matmul
@@ -11,27 +11,26 @@ from stepcast.ir.workload import Stage, Workload
 class LayerPart:
     """The sizes of a layer of the program, in the order of the forward."""
 
-    parameters: int = 0
-    parameter_bytes: int = 0
-    gradient_bytes: int = 0  # of its parameters, once its backward has run
-    reduced_bytes: int = 0  # of these, without what the allocator adds to each; 0: not recorded
-    kept_bytes: int = 0  # made in the forward and read by the backward
+    parameters: Natural = 0
+    parameter_bytes: Natural = 0
+    gradient_bytes: Natural = 0  # of its parameters, once its backward has run
+    reduced_bytes: Natural = 0  # of these, without what the allocator adds to each; 0: not recorded
+    kept_bytes: Natural = 0  # made in the forward and read by the backward
     # The most that activations and temporary tensors take while its forward or its backward runs, beyond the
     # saved activations of the layers before it.
-    forward_peak_bytes: int = 0
-    backward_peak_bytes: int = 0
-    sent_bytes: int = 0  # that would be sent where the program is cut before it
+    forward_peak_bytes: Natural = 0
+    backward_peak_bytes: Natural = 0
+    sent_bytes: Natural = 0  # that would be sent where the program is cut before it
     # The parts of these that tensor parallelism splits; and how, a letter for each op of forward | gradient of inputs
     # | gradient of weights: m, n, k or b of a product, h for heads, e for elements, - for ops that every rank
     # runs completely; with + the result is summed over the ranks.
-    split_bytes: int = 0
-    split_kept_bytes: int = 0
-    split_forward_bytes: int = 0
-    split_backward_bytes: int = 0
+    split_bytes: Natural = 0
+    split_kept_bytes: Natural = 0
+    split_forward_bytes: Natural = 0
+    split_backward_bytes: Natural = 0
     split: str = ""
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, *(name for name in self.__slots__ if name != "split"))
         require(self.split_bytes <= self.parameter_bytes, "no more can be split than there is")
         require(self.split_kept_bytes <= self.kept_bytes, "no more can be split than is kept")
         require(self.split_forward_bytes <= self.forward_peak_bytes, "no more can be split than a forward has")
@@ -43,11 +42,10 @@ class Tie:
     """Parameters that several layers read; the first of them has them."""
 
     parts: tuple[int, ...]
-    size_bytes: int
-    split_bytes: int = 0  # the part of these that tensor parallelism splits
+    size_bytes: Natural
+    split_bytes: Natural = 0  # the part of these that tensor parallelism splits
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "size_bytes", "split_bytes")
         require(self.split_bytes <= self.size_bytes, "no more can be split than there is")
         distinct = tuple(sorted(set(self.parts)))
         require(len(distinct) > 1 and self.parts == distinct, "layers of a tie differ")
@@ -57,14 +55,13 @@ class Tie:
 class ShardUnit:
     """Layers whose parameters one call of ``fully_shard`` or FSDP gathers together; units may be nested."""
 
-    first: int  # its layers, in the order of the forward
+    first: Natural  # its layers, in the order of the forward
     last: int
-    gathered_bytes: int  # of its own parameters, without those of inner units
-    reduced_bytes: int  # of their gradients
+    gathered_bytes: Natural  # of its own parameters, without those of inner units
+    reduced_bytes: Natural  # of their gradients
     is_freed: bool = True  # after its forward, so that the backward gathers it again
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "first", "gathered_bytes", "reduced_bytes")
         require(self.first <= self.last, "a unit has layers")
 
 
@@ -72,18 +69,15 @@ class ShardUnit:
 class CapturedMemory:
     """Bytes at the fullest moment of the step, by what holds them."""
 
-    parameters: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-    activations: int = 0  # saved by the forward for the backward
-    temporary: int = 0
+    parameters: Natural = 0
+    gradients: Natural = 0
+    optimizer: Natural = 0
+    activations: Natural = 0  # saved by the forward for the backward
+    temporary: Natural = 0
     # Of the step, whatever is there at that moment: all gradients, and what the optimizer's update needs.
-    all_gradients: int = 0
-    update: int = 0
-    unused: int = 0  # that PyTorch's allocator reserves beyond the fullest moment
-
-    def __post_init__(self) -> None:
-        require_counts(self, 0, *self.__slots__)
+    all_gradients: Natural = 0
+    update: Natural = 0
+    unused: Natural = 0  # that PyTorch's allocator reserves beyond the fullest moment
 
     @property
     def peak(self) -> int:
@@ -97,9 +91,9 @@ class Captured:
     workload: Workload
     parts: tuple[LayerPart, ...]
     memory: CapturedMemory
-    parameters: int
-    tokens: int
-    batch: int
+    parameters: Natural
+    tokens: Size
+    batch: Size
     precision: DType = DType.BF16
     compiled: bool = False
     facts: tuple[tuple[str, str], ...] = ()
@@ -107,8 +101,6 @@ class Captured:
     units: tuple[ShardUnit, ...] = ()  # of a script that shards itself
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "parameters")
-        require_counts(self, 1, "tokens", "batch")
         require(len(self.workload.stages) == 1, "a captured program has one stage")
         layers = self.stage.body_layer_count
         require(len(self.parts) == layers, f"{layers} layers need as many parts, not {len(self.parts)}")

@@ -5,13 +5,19 @@ time of ``stepcast predict``; the methods of structs are compiled already. Class
 ``replace``, ``asdict``, ``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order``, ``unsafe_hash``
 and fields without ``init`` are not supported; what is derived from fields is a ``cached_property``.
 
+Fields of the types Size, Natural and Quantity are checked when a value is made, before what the class itself checks.
+
 At the end are the checks that classes call when a value is built, and caches whose keys are objects rather than their
 values, which take longer to compare.
 """
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+
+Size = Annotated[int, 1]  # at least 1
+Natural = Annotated[int, 0]  # at least 0
+Quantity = Annotated[float, 0]  # finite, at least 0
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -56,6 +62,7 @@ else:
             of_base["__annotations__"] = {name: own["__annotations__"].pop(name) for name in named}
             bases = (type(Struct)(f"{cls.__name__}Options", bases, of_base, kw_only=True, **options),)
         _add_methods(own, every, frozen and eq)
+        _add_checks(own, fields, getattr(cls, "__post_init__", None))
         own[dataclasses._FIELDS] = every
         struct = type(Struct)(cls.__name__, bases, own, kw_only=kw_only, **options)
         struct.__qualname__, struct.__slots__ = cls.__qualname__, tuple(every)  # slots in the order of the fields
@@ -96,6 +103,25 @@ else:
             own["__repr__"] = lambda self: (
                 f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
             )
+
+    def _add_checks(own, fields, then):
+        """Check the numbers among *fields* before *then*."""
+        whole = [(name, field.type.__metadata__[0]) for name, field in fields.items() if field.type in (Size, Natural)]
+        amounts = [name for name, field in fields.items() if field.type == Quantity]
+
+        def check(self):
+            for name, least in whole:
+                value = getattr(self, name)
+                if type(value) is not int or value < least:
+                    require_counts(self, least, name)
+            for name in amounts:
+                if not 0 <= getattr(self, name) < math.inf:
+                    require_amounts(self, name)
+            if then is not None:
+                then(self)
+
+        if whole or amounts:
+            own["__post_init__"] = check
 
     def _values_of(names):
         """Return the function that gives the values of an instance as a tuple."""

@@ -15,7 +15,7 @@ Optimizers differ in the states that each stores for a weight, and in the bytes 
 
 from enum import StrEnum
 
-from stepcast.ir.dataclass import dataclass, require, require_counts
+from stepcast.ir.dataclass import Natural, dataclass, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.strategy import Sharding, Strategy
 from stepcast.units import GIB
@@ -269,9 +269,6 @@ class Overhead:
 USUAL_OVERHEAD = Overhead()
 
 
-ISSUES = ("tensor_issue_us", "crossing_issue_us", "spanning_issue_us")
-
-
 @dataclass(frozen=True, slots=True)
 class Framework:
     """The software that runs a step: its kernels, formats, buffers and defaults."""
@@ -313,10 +310,10 @@ class Framework:
     # use_transformer_engine_op_fuser; MLPerf's use_te_ops).
     op_fuser: bool = False
     # Number of the last layers that stay out of fp8 and fp4 (Megatron-Core's num_layers_at_end_in_bf16).
-    wide_layers: int = 0
+    wide_layers: Natural = 0
     # Micro-batches whose gradient of the output projection is made when the pipeline empties, and which keep
     # that of their logits until then (Megatron-Core's defer_embedding_wgrad_compute); 0: none.
-    deferred_gradients: int = 0
+    deferred_gradients: Natural = 0
     # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
     dropout: bool = False
     # The weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
@@ -327,9 +324,9 @@ class Framework:
     # Host microseconds that a collective of tensor parallelism takes beyond its issue: the Python of the layer around
     # it. As many more for each tensor-parallel rank where stages are on different nodes (crossing), and for each more
     # node that the tensor-parallel ranks are on (spanning).
-    tensor_issue_us: int = 0
-    crossing_issue_us: int = 0
-    spanning_issue_us: int = 0
+    tensor_issue_us: Natural = 0
+    crossing_issue_us: Natural = 0
+    spanning_issue_us: Natural = 0
     # ZeRO 1 and 2: each rank owns complete tensors and sends them to the others after its update, one rank after
     # the other and overlapping nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
     owners_broadcast: bool = False
@@ -367,7 +364,6 @@ class Framework:
             self.bucket_bytes is None or self.bucket_bytes >= 0,
             f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}",
         )
-        require_counts(self, 0, "deferred_gradients", "wide_layers", *ISSUES)
 
     def __hash__(self) -> int:
         """Hash what most often differs: hashes are asked for far more often than values are made."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
-from stepcast.ir.dataclass import dataclass, require_counts
+from stepcast.ir.dataclass import Natural, Size, dataclass
 from stepcast.ir.limits import CHUNKS, CONTEXT, GPUS
 
 
@@ -77,18 +77,16 @@ class Layout:
     expert_tp x ep x expert_dp = tp x cp x dp (Megatron-Core).
     """
 
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    dp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    expert_tp: int = 0  # 0: as tp
-    shard: int = 0  # ranks of a dp group that split its states; 0: all of them
+    tp: Size = 1
+    cp: Size = 1
+    ep: Size = 1
+    dp: Size = 1
+    pp: Size = 1
+    vpp: Size = 1
+    expert_tp: Natural = 0  # 0: as tp
+    shard: Natural = 0  # ranks of a dp group that split its states; 0: all of them
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "tp", "cp", "ep", "dp", "pp", "vpp")
-        require_counts(self, 0, "expert_tp", "shard")
         GPUS.check(self.gpus)
         CHUNKS.check(self.pp * self.vpp)
         CONTEXT.check(self.cp)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.arrays import FloatArray, Int32Array
-from stepcast.ir.dataclass import dataclass, require, require_amounts, require_counts
+from stepcast.ir.dataclass import Natural, Quantity, Size, dataclass, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout
@@ -232,14 +232,10 @@ class LayerTimes:
 class BatchTime:
     """One progress line: wall time per batch as the last stage saw it."""
 
-    epoch: int
-    index: int
-    batch_s: float
+    epoch: Natural
+    index: Natural
+    batch_s: Quantity
     loss: float
-
-    def __post_init__(self) -> None:
-        require_counts(self, 0, "epoch", "index")
-        require_amounts(self, "batch_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,22 +253,18 @@ class RunLog:
     """A job's log. *blocks* counts the per-rank reports found, whole or glued to others."""
 
     layout: Layout
-    micro_batch: int
-    micro_batches: int
-    global_batch: int
-    parameters: int
+    micro_batch: Size
+    micro_batches: Size
+    global_batch: Size
+    parameters: Natural
     layer_times: LayerTimes
     batches: tuple[BatchTime, ...]
-    blocks: int
+    blocks: Natural
     # The last module of each stage, in stage order: where the model was cut.
     stage_ends: tuple[str, ...] = ()
     source: str = ""
     facts: Facts = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "micro_batch", "micro_batches", "global_batch")
-        require_counts(self, 0, "parameters", "blocks")
 
     @property
     def steps(self) -> tuple[int, ...]:

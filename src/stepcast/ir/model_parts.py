@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from stepcast.ir.dataclass import dataclass, require, require_counts
+from stepcast.ir.dataclass import Natural, Size, dataclass, require, require_counts
 
 
 class Activation(StrEnum):
@@ -86,13 +86,12 @@ class Position:
     """
 
     kind: PositionKind = PositionKind.ROTARY
-    count: int = 0
+    count: Natural = 0
     share: float = 1.0
     tailed: bool = False
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "count")
         require(0 < self.share <= 1, f"a share between 0 and 1 of each head is turned, not {self.share!r}")
         learned = self.kind is PositionKind.LEARNED
         require(learned == (self.count > 0), "count is given for learned positions and only for them")
@@ -106,12 +105,11 @@ class Window:
     chunk of *size* tokens.
     """
 
-    size: int
+    size: Size
     pattern: tuple[bool, ...] = (True,)
     chunked: bool = False
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "size")
         require(len(self.pattern) > 0, "the window pattern must not be empty")
 
     def at(self, layer: int) -> int | None:
@@ -191,22 +189,20 @@ class Experts:
     come from *top_groups* of *groups* groups (``topk_group`` and ``n_group`` of Hugging Face configs).
     """
 
-    count: int
-    top_k: int
-    ffn: int
-    shared_ffn: int = 0
+    count: Size
+    top_k: Size
+    ffn: Size
+    shared_ffn: Natural = 0
     shared_gate: bool = False
     router_bias: bool = False
-    latent: int = 0
-    first_dense: int = 0
+    latent: Natural = 0
+    first_dense: Natural = 0
     pattern: tuple[bool, ...] = (True,)
     wide_weights: bool = False  # its code weighs what experts return in fp32
-    groups: int = 1
-    top_groups: int = 1
+    groups: Size = 1
+    top_groups: Size = 1
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "count", "top_k", "ffn", "groups", "top_groups")
-        require_counts(self, 0, "shared_ffn", "latent", "first_dense")
         require(self.top_k <= self.count, f"top_k {self.top_k} exceeds the {self.count} experts")
         require(self.count % self.groups == 0, f"{self.count} experts do not fill {self.groups} groups equally")
         require(self.top_groups <= self.groups, f"top_groups {self.top_groups} exceeds {self.groups} groups")
@@ -234,18 +230,16 @@ class Latent:
     best *top_keys* (DeepSeek-V3.2-Exp, 2025, section 1: DeepSeek Sparse Attention); 0: to all of them.
     """
 
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    query_rank: int = 0
+    kv_rank: Size
+    nope_dim: Size
+    rope_dim: Size
+    value_dim: Size
+    query_rank: Natural = 0
     index_heads: int = 0
     index_dim: int = 0
-    top_keys: int = 0
+    top_keys: Natural = 0
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "kv_rank", "nope_dim", "rope_dim", "value_dim")
-        require_counts(self, 0, "query_rank", "top_keys")
         require_counts(self, 1 if self.top_keys else 0, "index_heads", "index_dim")
 
 

@@ -5,7 +5,7 @@ Their sizes in a model, and their kernels as works: shapes and floating-point op
 
 from typing import TYPE_CHECKING
 
-from stepcast.ir.dataclass import dataclass, require, require_counts
+from stepcast.ir.dataclass import Size, dataclass, require
 from stepcast.ir.dtype import DType
 
 FLOAT = 4.0  # bytes
@@ -21,15 +21,14 @@ class Delta:
     values; *chunk* is that of its kernels, flash-linear-attention's unless given.
     """
 
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    conv: int = 4
-    chunk: int = 64
+    key_heads: Size
+    value_heads: Size
+    key_dim: Size
+    value_dim: Size
+    conv: Size = 4
+    chunk: Size = 64
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "key_heads", "value_heads", "key_dim", "value_dim", "conv", "chunk")
         require(
             self.value_heads % self.key_heads == 0,
             f"value_heads {self.value_heads} is not a multiple of key_heads {self.key_heads}",
@@ -63,15 +62,12 @@ class Selective:
     a norm for each of these three (Jamba).
     """
 
-    inner: int
-    state: int
-    rank: int
-    conv: int = 4
+    inner: Size
+    state: Size
+    rank: Size
+    conv: Size = 4
     conv_bias: bool = True
     normed: bool = False
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "inner", "state", "rank", "conv")
 
     @property
     def steps(self) -> int:
@@ -88,17 +84,14 @@ class DeltaRule:
     The backward computes states and the system's results again instead of keeping them.
     """
 
-    batch: int
-    seq: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    chunk: int
+    batch: Size
+    seq: Size
+    heads: Size
+    key_dim: Size
+    value_dim: Size
+    chunk: Size
     backward: bool = False
     dtype: DType = DType.BF16
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "batch", "seq", "heads", "key_dim", "value_dim", "chunk")
 
     @property
     def rows(self) -> int:
@@ -160,15 +153,12 @@ class SelectiveScan:
     section 3.3.2); the backward runs the states again from those at every 2,048th token.
     """
 
-    batch: int
-    seq: int
-    channels: int
-    state: int
+    batch: Size
+    seq: Size
+    channels: Size
+    state: Size
     backward: bool = False
     dtype: DType = DType.BF16
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "batch", "seq", "channels", "state")
 
     @property
     def inputs(self) -> int:
@@ -208,16 +198,13 @@ class RecurrentCells:
     each step multiplies what the last one handed on, *width* wide, with the weight of all gates.
     """
 
-    steps: int
-    batch: int
-    hidden: int
-    width: int
-    gates: int
+    steps: Size
+    batch: Size
+    hidden: Size
+    width: Size
+    gates: Size
     backward: bool = False
     dtype: DType = DType.FP32
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "steps", "batch", "hidden", "width", "gates")
 
     @property
     def flops(self) -> float:
@@ -262,18 +249,17 @@ class Scan:
     instead of keeping them, as mamba_ssm does (ops/triton/ssd_combined.py).
     """
 
-    batch: int
-    seq: int
-    heads: int
-    head_dim: int
-    state: int
-    groups: int
-    chunk: int
+    batch: Size
+    seq: Size
+    heads: Size
+    head_dim: Size
+    state: Size
+    groups: Size
+    chunk: Size
     backward: bool = False
     dtype: DType = DType.BF16
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "batch", "seq", "heads", "head_dim", "state", "groups", "chunk")
         require(self.heads % self.groups == 0, f"heads {self.heads} is not a multiple of groups {self.groups}")
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 
-from stepcast.ir.dataclass import Remembered, assign, dataclass, replace, require, require_counts
+from stepcast.ir.dataclass import Natural, Remembered, Size, assign, dataclass, replace, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
 from stepcast.ir.layout import Layout
@@ -44,12 +44,11 @@ class RecomputeModule(StrEnum):
 class Recompute:
     kind: RecomputeKind = RecomputeKind.NONE
     # Layers of each stage (or chunk) that are recomputed, for BLOCK alone.
-    layers: int = 0
+    layers: Natural = 0
     # The modules that SELECTIVE recomputes; empty means the attention core.
     modules: tuple[RecomputeModule, ...] = ()
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "layers")
         require(
             (self.layers > 0) == (self.kind is RecomputeKind.BLOCK),
             "a number of recomputed layers goes with recompute 'block', and only with it",
@@ -208,9 +207,9 @@ class Strategy:
     """
 
     layout: Layout
-    micro_batch: int
-    global_batch: int
-    seq: int
+    micro_batch: Size
+    global_batch: Size
+    seq: Size
     sequence_parallel: bool = False
     context: ContextKind = ContextKind.RING
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
@@ -221,7 +220,7 @@ class Strategy:
     offload: Offload = NO_OFFLOAD
     precision: DType = DType.BF16
     training: TrainingKind = TrainingKind.FULL
-    lora_rank: int = 0
+    lora_rank: Natural = 0
     # Linear layers with adapters; empty: all. *lora_separate*: projections that other software fuses have adapters of
     # their own (peft). *lora_dropout*: dropout before each pair.
     lora_targets: tuple[str, ...] = ()
@@ -229,13 +228,13 @@ class Strategy:
     lora_dropout: bool = False
     dora: bool = False  # adapters change the direction of weights, whose norms are trained too (Liu et al. 2024)
     # Final layers that are trained, without embeddings and head; 0: everything is.
-    trained_layers: int = 0
+    trained_layers: Natural = 0
     base_weights: BaseWeights = BaseWeights.TRAINED
     objective: Objective = Objective.SFT
     # Tokens of a document in packed sequences, the mean weighted by tokens: attention stays within it. 0: not packed.
-    document: int = 0
+    document: Natural = 0
     # Tokens of the longest sequences, which decide the memory where *seq* is a mean over padded ones; 0: all alike.
-    longest: int = 0
+    longest: Natural = 0
     overlap: Overlap = USUAL_OVERLAP
     # Tokens of the busiest expert rank as a multiple of an even share.
     expert_imbalance: float = 1.0
@@ -246,7 +245,7 @@ class Strategy:
     expert_capacity: float | None = None
     # Number of runs of the model's module for further tokens (multi-token prediction, DeepSeek-V3, 2024,
     # section 2.2); 0 leaves it out.
-    further_tokens: int = 0
+    further_tokens: Natural = 0
     # ZeRO 3 and FSDP: free a layer's gathered parameters after each forward and gather them again for its
     # backward, or keep them. None: free them but in a pipeline (torchtitan's fsdp_reshard_after_forward).
     reshard: bool | None = None
@@ -262,8 +261,6 @@ class Strategy:
         for name, kind in WORDS.items():
             if type(getattr(self, name)) is str:  # a word from a user's program, checked here and not later
                 assign(self, name, _word(kind, name, getattr(self, name)))
-        require_counts(self, 1, "micro_batch", "global_batch", "seq")
-        require_counts(self, 0, "lora_rank", "trained_layers", "further_tokens", "document", "longest")
         zeros = self.zero_gradients
         require(0 <= zeros <= 1, f"the share of zero gradients is between 0 and 1, not {zeros}")
         per_round = self.micro_batch * self.layout.dp

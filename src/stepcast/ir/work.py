@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, get_args
 
-from stepcast.ir.dataclass import dataclass, require_amounts, require_counts
+from stepcast.ir.dataclass import Natural, Quantity, Size, dataclass, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Channel, Group, HostWay
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
@@ -19,16 +19,12 @@ from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 class Matmul:
     """*batch* products of (m, k) by (k, n)."""
 
-    m: int
-    n: int
-    k: int
-    batch: int = 1
+    m: Size
+    n: Size
+    k: Size
+    batch: Size = 1
     dtype: DType = DType.BF16
-    swapped: int = 0  # operands in whose memory the elements of one sum are not neighbours, as far as it is known
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "m", "n", "k", "batch")
-        require_counts(self, 0, "swapped")
+    swapped: Natural = 0  # operands in whose memory the elements of one sum are not neighbours, as far as it is known
 
     @property
     def flops(self) -> float:
@@ -48,16 +44,13 @@ class GroupedMatmul:
     of rows over those of equal slices.
     """
 
-    m: int
-    n: int
-    k: int
-    groups: int
+    m: Size
+    n: Size
+    k: Size
+    groups: Size
     dtype: DType = DType.BF16
     separate: bool = False
     skew: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "m", "n", "k", "groups")
 
     @property
     def flops(self) -> float:
@@ -72,22 +65,19 @@ class GroupedMatmul:
 class Attention:
     """Fused (flash) attention: scores, softmax and weighted sum in one kernel, never stored."""
 
-    batch: int
-    query_len: int
-    key_len: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
+    batch: Size
+    query_len: Size
+    key_len: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    value_dim: Size
     causal: bool = True
     backward: bool = False
     dtype: DType = DType.BF16
     # A tensor says which pairs count: all of them are worked on, and the mask is read.
     masked: bool = False
     drops: bool = False  # some of the probabilities, drawn in the kernel
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "batch", "query_len", "key_len", "heads", "kv_heads", "head_dim", "value_dim")
 
     @property
     def flops(self) -> float:
@@ -132,19 +122,16 @@ class Convolution:
     *taps* positions. A transposed convolution is the one whose gradient it is.
     """
 
-    inputs: int
-    outputs: int
-    in_channels: int
-    out_channels: int
-    taps: int
-    groups: int = 1
+    inputs: Size
+    outputs: Size
+    in_channels: Size
+    out_channels: Size
+    taps: Size
+    groups: Size = 1
     of: ConvolutionPass = ConvolutionPass.FORWARD
     # The channels of a position are next to each other in memory, or kernels take the data as they are all the same.
     channels_last: bool = False
     dtype: DType = DType.BF16
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "inputs", "outputs", "in_channels", "out_channels", "taps", "groups")
 
     @property
     def flops(self) -> float:
@@ -231,16 +218,12 @@ class Elementwise:
     """A memory-bound kernel over *rows* x *columns* elements (columns = the length that is normalised)."""
 
     kind: ElementwiseKind
-    rows: int
-    columns: int
-    read_bytes: float
-    write_bytes: float
+    rows: Size
+    columns: Size
+    read_bytes: Quantity
+    write_bytes: Quantity
     backward: bool = False
     dtype: DType = DType.BF16
-
-    def __post_init__(self) -> None:
-        require_counts(self, 1, "rows", "columns")
-        require_amounts(self, "read_bytes", "write_bytes")
 
     @property
     def elements(self) -> int:
@@ -305,12 +288,9 @@ class Transfer:
     """A message to or from one peer of the group, *peer_offset* places away."""
 
     direction: Direction
-    size_bytes: int
+    size_bytes: Natural
     group: Group = Group.PP
     peer_offset: int = 1
-
-    def __post_init__(self) -> None:
-        require_counts(self, 0, "size_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +298,7 @@ class HostCopy:
     """A copy between a GPU and the memory of its host."""
 
     way: HostWay
-    size_bytes: int
-
-    def __post_init__(self) -> None:
-        require_counts(self, 0, "size_bytes")
+    size_bytes: Natural
 
     @property
     def group(self) -> HostWay:
@@ -335,12 +312,9 @@ class HostUpdate:
     *fused*: in one pass, or operation by operation.
     """
 
-    read_bytes: float
-    write_bytes: float
+    read_bytes: Quantity
+    write_bytes: Quantity
     fused: bool = True
-
-    def __post_init__(self) -> None:
-        require_amounts(self, "read_bytes", "write_bytes")
 
 
 @dataclass(frozen=True, slots=True)

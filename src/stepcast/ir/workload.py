@@ -19,7 +19,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 
-from stepcast.ir.dataclass import ByIdentity, dataclass, require, require_counts
+from stepcast.ir.dataclass import ByIdentity, Size, dataclass, require, require_counts
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import GATHERS, Collective, Recorded, Work
@@ -337,7 +337,7 @@ class Workload:
 
     stages: tuple[Stage, ...]
     layout: Layout = SINGLE_GPU
-    micro_batches: int = 1
+    micro_batches: Size = 1
     # Bytes that one micro-batch sends to the next stage; None where the source does not say.
     boundary_bytes: int | None = None
     name: str = ""
@@ -349,7 +349,6 @@ class Workload:
     shares: bool = False
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "micro_batches")
         expected = self.layout.pp * self.layout.vpp
         require(
             len(self.stages) in (1, expected),
