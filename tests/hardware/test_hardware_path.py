@@ -77,7 +77,7 @@ def test_one_gpu_per_node_uses_its_own_rail() -> None:
     path = resolve(H100, range(0, 64, 8))
     assert path.inter is not None
     assert path.inter.bandwidth_bytes_per_s == 50 * GB
-    assert (path.nodes, path.ranks_per_node, path.hops, path.rail_aligned) == (8, 1, 1, True)
+    assert (path.nodes, path.ranks_per_node, path.hops) == (8, 1, 1)
 
 
 def test_whole_nodes_use_all_nics() -> None:

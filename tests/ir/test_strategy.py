@@ -151,14 +151,6 @@ def test_buckets_hold_something() -> None:
         Framework(bucket_bytes=-1)
 
 
-def test_gpus_are_filled() -> None:
-    check(LLAMA, strategy(tp=4, dp=2), gpus=8)
-    with pytest.raises(StrategyError, match="not the 16 GPUs: dp 4 fills them"):
-        check(LLAMA, strategy(tp=4, dp=2), gpus=16)
-    with pytest.raises(StrategyError, match="no dp makes it 6 GPUs"):
-        check(LLAMA, strategy(tp=4), gpus=6)
-
-
 def test_lora_rank() -> None:
     chosen = strategy(training=TrainingKind.LORA, lora_rank=8192)
     with pytest.raises(StrategyError, match="exceeds hidden 4096"):

@@ -11,13 +11,7 @@ from stepcast.generate.flops import model_flops
 from stepcast.ir.framework import Dispatcher, Execution, Kernels
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule
 from stepcast.validate.published.comparison import measure_step_s
-from stepcast.validate.published.setup import (
-    CorrectionError,
-    correct_records,
-    load_corrections,
-    parse_corrections,
-    read_setup,
-)
+from stepcast.validate.published.setup import correct_records, load_corrections, parse_corrections, read_setup
 from tests.shared import DATA, ROOT, needs_data
 from tests.validate.csv_rows import write
 
@@ -80,7 +74,7 @@ def test_a_correction_may_name_columns_instead_of_rows() -> None:
     ],
 )
 def test_a_list_of_corrections_that_says_too_little(old: str, new: str, reason: str) -> None:
-    with pytest.raises(CorrectionError, match=reason):
+    with pytest.raises(ValueError, match=reason):
         parse_corrections(WRONG_BATCH.replace(old, new))
 
 

@@ -362,7 +362,6 @@ def _other_kind(entries: Entries, where: str) -> Cluster | None:
 
 def _nest(entries: Entries, keys: Mapping[str, DescriptionKey]) -> FactDict:
     """Return the values in SI as nested tables of fields."""
-    _check_keys(entries, keys)
     nested: FactDict = {}
     for key, entry in entries.items():
         path, dimension, _ = keys[key]
@@ -379,12 +378,6 @@ def _nest(entries: Entries, keys: Mapping[str, DescriptionKey]) -> FactDict:
             table = table.setdefault(part, {})
         table[path[-1]] = value
     return nested
-
-
-def _check_keys(entries: Entries, keys: Mapping[str, DescriptionKey]) -> None:
-    for key, entry in entries.items():
-        if key not in keys:
-            raise CatalogError(entry.where, key, f"unknown key{nearest(key, keys)}")
 
 
 def _build(
@@ -555,6 +548,6 @@ def _override(entries: dict[str, Entry], text: str) -> None:
     if key == TRANSPORT:
         for old in OF_TRANSPORT:
             entries.pop(old, None)
-    entry = Entry(parsed, "--set", f"--set {key}")
-    _check_keys({key: entry}, CLUSTER_KEYS)
-    entries[key] = entry
+    if key not in CLUSTER_KEYS:
+        raise CatalogError("--set", key, f"unknown key{nearest(key, CLUSTER_KEYS)}")
+    entries[key] = Entry(parsed, "--set", f"--set {key}")

@@ -292,7 +292,6 @@ class GroupPath:
     inter: Link | None
     exchange_bytes_per_s: float | None  # between nodes, per member
     hops: int  # switches, or links of a torus, between the farthest neighbours of different nodes
-    rail_aligned: bool  # each node holds the same GPUs, so that every NIC talks to its own rail
     in_switch_reduction: bool  # NVLink SHARP within the node
     in_network_reduction: bool  # SHARP between nodes
 
@@ -308,7 +307,7 @@ def resolve(
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
     nodes, held = placement.spread(members, size)
-    most, aligned = max(map(len, held)), len(held) == 1
+    most, aligned = max(map(len, held)), len(held) == 1  # each node holds the same GPUs, each NIC talks to its own rail
     links = (cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
     intra = min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
     inter, exchange, hops = None, None, 0
@@ -324,7 +323,6 @@ def resolve(
         inter=inter,
         exchange_bytes_per_s=exchange,
         hops=hops,
-        rail_aligned=aligned,
         in_switch_reduction=cluster.node.fabric.in_switch_reduction and most > 1,
         in_network_reduction=cluster.topology.in_network_reduction and len(nodes) > 1,
     )

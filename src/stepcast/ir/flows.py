@@ -8,11 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
-
-
-class FlowError(ValueError):
-    """Links or flows that contradict themselves."""
+from stepcast.ir.dataclass import dataclass, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +22,13 @@ class Links:
     namer: Callable[[int], str] = str
 
     def __post_init__(self) -> None:
-        if self.tier.shape != self.capacity_bytes_per_s.shape or self.tier.ndim != 1:
-            raise FlowError(f"{len(self.tier)} links but {len(self.capacity_bytes_per_s)} capacities")
-        if len(self.tier) and not 0 <= self.tier.min() <= self.tier.max() < len(self.tiers):
-            raise FlowError("a link is of a tier that is not there")
-        wrong = np.flatnonzero(~(np.isfinite(self.capacity_bytes_per_s) & (self.capacity_bytes_per_s > 0)))
+        tier, capacity = self.tier, self.capacity_bytes_per_s
+        require(tier.shape == capacity.shape and tier.ndim == 1, f"{len(tier)} links but {len(capacity)} capacities")
+        known = not len(tier) or 0 <= tier.min() <= tier.max() < len(self.tiers)
+        require(bool(known), "a link is of a tier that is not there")
+        wrong = np.flatnonzero(~(np.isfinite(capacity) & (capacity > 0)))
         if len(wrong):
-            raise FlowError(f"link {self.name(int(wrong[0]))} has no bandwidth above zero")
+            raise ValueError(f"link {self.name(int(wrong[0]))} has no bandwidth above zero")
 
     def __len__(self) -> int:
         return len(self.tier)
@@ -62,13 +58,13 @@ class FlowSet:
         flows = len(self.first) - 1
         rising = flows >= 0 and self.first[0] == 0 and not (np.diff(self.first) < 0).any()
         if not rising or self.first[-1] != len(self.link):
-            raise FlowError("first must rise from 0 to the number of entries")
+            raise ValueError("first must rise from 0 to the number of entries")
         if len(self.weight) != flows or len(self.group) != flows or len(self.bytes_on) != len(self.link):
-            raise FlowError(f"{flows} flows, but columns of other lengths")
+            raise ValueError(f"{flows} flows, but columns of other lengths")
         if flows and not (np.isfinite(self.weight) & (self.weight > 0)).all():
-            raise FlowError("weights must be finite and above zero")
+            raise ValueError("weights must be finite and above zero")
         if not (np.isfinite(self.bytes_on) & (self.bytes_on >= 0)).all():
-            raise FlowError("bytes must be finite and not below zero")
+            raise ValueError("bytes must be finite and not below zero")
 
     @classmethod
     def of(
@@ -147,7 +143,7 @@ class Repeating:
 
     def __post_init__(self) -> None:
         if not (0 < self.alone_s < np.inf and 0 < self.period_s < np.inf and 0 <= self.start_s < np.inf):
-            raise FlowError(f"{self.name}: its time, period and start must be finite, the first two above zero")
+            raise ValueError(f"{self.name}: its time, period and start must be finite, the first two above zero")
 
 
 # Traffic of other jobs over a cluster's network.

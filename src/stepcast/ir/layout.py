@@ -1,7 +1,7 @@
 """Layout: the ways in which each kind of parallelism splits the work, and the ranks of each of its groups.
 
-Within each of a layout's two grids over the ranks the first axis of the order varies fastest from rank to rank:
-Megatron-Core's is tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
+Within each of a layout's two grids over the ranks the first axis varies fastest from rank to rank, in Megatron-Core's
+order tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
 
 A group is the ranks that take part in a communication: those that differ along some axes of a grid, and in no other.
 Two grids cover the same ranks, as in Megatron-Core (``parallel_state.RankGenerator``): weights outside the
@@ -152,29 +152,22 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankGrid:
-    """A layout and the order of its axes, fastest first."""
+    """The ranks of a layout, in the order of AXES, the fastest first."""
 
     layout: Layout
-    order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
-        if sorted(self.order) != sorted(AXES):
-            raise ValueError(f"order must name each of {', '.join(AXES)} once, not {', '.join(self.order)}")
         layout = self.layout
         if layout.tp * layout.cp * layout.dp % (layout.expert_tp_size * layout.ep):
             raise ValueError(
                 f"expert_tp x ep = {layout.expert_tp_size} x {layout.ep} must divide "
                 f"tp x cp x dp = {layout.tp} x {layout.cp} x {layout.dp}"
             )
-        if layout.pp > 1 and self.stride("pp", expert=False) != self.stride("pp", expert=True):
-            raise ValueError(
-                f"order {'-'.join(self.order)} puts a stage's experts on other ranks than its other weights"
-            )
 
     def stride(self, axis: str, *, expert: bool = False) -> int:
         """Return the distance in rank of two neighbours along *axis*."""
         sizes = self.layout.axes(expert=expert)
-        return prod(sizes[name] for name in self.order[: self.order.index(axis)])
+        return prod(sizes[name] for name in AXES[: AXES.index(axis)])
 
     def group(self, family: str, rank: int = 0) -> tuple[int, ...]:
         """Return the ranks of the group of *family* that *rank* belongs to, in rank order.

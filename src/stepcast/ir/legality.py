@@ -18,22 +18,20 @@ from stepcast.ir.strategy import BaseWeights, ContextKind, RecomputeKind, Shardi
 from stepcast.ir.strategy import RecomputeModule as M
 
 
-def check(model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE) -> None:
-    """Raise a StrategyError if *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
+def check(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> None:
+    """Raise a StrategyError if *strategy* cannot train *model*."""
     for rule in RULES:
         if message := rule(model, strategy):
             raise StrategyError(message)
     for with_software in (_combination, _offload, _eager_scans):
         if message := with_software(model, strategy, framework):
             raise StrategyError(message)
-    if gpus is not None:
-        _check_gpus(strategy, gpus)
 
 
 def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> bool:
     """Return True if *strategy* can train *model*."""
     try:
-        check(model, strategy, framework=framework)
+        check(model, strategy, framework)
     except StrategyError:
         return False
     return True
@@ -285,20 +283,6 @@ def _sharding(model: Model, strategy: Strategy) -> str:
             f"{layout.expert_dp} replicas of each expert: the nearest legal shard is {near}"
         )
     return ""
-
-
-def _check_gpus(strategy: Strategy, gpus: int) -> None:
-    layout = strategy.layout
-    if layout.gpus == gpus:
-        return
-    product = f"tp x cp x pp x dp = {layout.tp} x {layout.cp} x {layout.pp} x {layout.dp} = {layout.gpus}"
-    one_copy = layout.tp * layout.cp * layout.pp
-    if gpus % one_copy == 0:
-        raise StrategyError(f"{product}, not the {gpus} GPUs: dp {gpus // one_copy} fills them")
-    near = nearest_divisor(gpus, one_copy)
-    raise StrategyError(
-        f"{product}, and no dp makes it {gpus} GPUs: tp x cp x pp must divide {gpus}; the nearest is {near}"
-    )
 
 
 def _multiple(number: int, step: int) -> int:

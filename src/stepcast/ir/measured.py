@@ -271,31 +271,29 @@ class RunLog:
         """The steps that any rank reported."""
         return tuple(np.unique(self.layer_times.step_of).tolist())
 
-    def stage_forward(self, first_step: int = FIRST_WARM_STEP) -> dict[int, Median]:
-        """Median forward time of one micro-batch on each stage, all its layers, steps from *first_step*."""
-        return self._medians(np.ones(len(self.layer_times), dtype=bool), first_step)
+    def stage_forward(self) -> dict[int, Median]:
+        """Median forward time of one micro-batch on each stage, all its layers, warm steps."""
+        return self._medians(np.ones(len(self.layer_times), dtype=bool))
 
     def layer_forward(self, layer: str) -> dict[int, Median]:
         """Return `stage_forward` for one layer alone; a cut layer has an entry for each stage it is on."""
-        times = self.layer_times
-        number = times.layers.index(layer)
-        return self._medians(np.equal(times.layer_of, number), FIRST_WARM_STEP)
+        return self._medians(np.equal(self.layer_times.layer_of, self.layer_times.layers.index(layer)))
 
-    def batch_time(self, first_index: int = FIRST_WARM_STEP) -> Median | None:
-        """Median wall time of a batch from *first_index* on; None where no such batch was printed.
+    def batch_time(self) -> Median | None:
+        """Median wall time of a warm batch; None where no such batch was printed.
 
         Every tensor-parallel rank of the last stage prints a line, and each counts.
         """
-        used = [batch for batch in self.batches if batch.index >= first_index]
+        used = [batch for batch in self.batches if batch.index >= FIRST_WARM_STEP]
         if not used:
             return None
         indices = [batch.index for batch in used]
         seconds = float(np.median([batch.batch_s for batch in used]))
         return Median(seconds, min(indices), max(indices), len(used))
 
-    def _medians(self, rows: npt.NDArray[np.bool_], first_step: int) -> dict[int, Median]:
+    def _medians(self, rows: npt.NDArray[np.bool_]) -> dict[int, Median]:
         times = self.layer_times
-        rows = rows & np.greater_equal(times.step_of, first_step)
+        rows = rows & np.greater_equal(times.step_of, FIRST_WARM_STEP)
         blocks, first_row, block = np.unique(times.block_of[rows], return_index=True, return_inverse=True)
         sums_s = np.bincount(block, weights=times.total_s[rows], minlength=len(blocks)) / self.micro_batches
         stages, steps = times.stage_of[rows][first_row], times.step_of[rows][first_row]

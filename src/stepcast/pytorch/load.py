@@ -3,16 +3,12 @@
 from types import ModuleType
 
 
-class MissingTorchError(ValueError):
-    """PyTorch, transformers or a GPU is missing."""
-
-
 def load_torch(verb: str) -> ModuleType:
     """Return PyTorch for *verb*, with or without a GPU."""
     try:
         import torch
     except ImportError:
-        raise MissingTorchError(
+        raise ValueError(
             f"{verb} needs PyTorch, which is not installed; install the extra: pip install 'stepcast[torch]'"
         ) from None
     module: ModuleType = torch
@@ -23,7 +19,7 @@ def load_torch_with_gpu() -> ModuleType:
     """Return PyTorch on a machine with a CUDA GPU, for ``profile``."""
     torch = load_torch("profile")
     if not torch.cuda.is_available():
-        raise MissingTorchError("PyTorch finds no CUDA GPU here; run profile on the machine whose GPU it is to measure")
+        raise ValueError("PyTorch finds no CUDA GPU here; run profile on the machine whose GPU it is to measure")
     return torch
 
 
@@ -31,7 +27,7 @@ def load_transformers(verb: str) -> ModuleType:
     try:
         import transformers
     except ImportError:
-        raise MissingTorchError(
+        raise ValueError(
             f"{verb} builds the models of a config with transformers, which is not installed; install the "
             "extra: pip install 'stepcast[torch]'"
         ) from None

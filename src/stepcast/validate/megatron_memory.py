@@ -21,7 +21,7 @@ from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Overlap, Recompute, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
-from stepcast.validate.published.setup import NotComparableError, read_recompute
+from stepcast.validate.published.setup import read_recompute
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, read_records
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
@@ -65,14 +65,14 @@ class MemoryCase:
         self.record = record
         kind = self.text("kind")
         if kind.startswith(OTHER_KINDS):
-            raise NotComparableError(f"no training step of one language model: {kind.partition(' (')[0]}")
+            raise ValueError(f"no training step of one language model: {kind.partition(' (')[0]}")
         self.flags = {word.partition("=")[0]: word.partition("=")[2] for word in self.text("other_flags").split()}
         self.cut_off = len(self.text("other_flags")) >= CUT_OFF
         for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):
             if not self.text(name):
-                raise NotComparableError(f"{name} is not stated")
+                raise ValueError(f"{name} is not stated")
         if "fine-grained-activation-offloading" in self.flags:
-            raise NotComparableError("activations are offloaded")
+            raise ValueError("activations are offloaded")
         self.model = model_of(self.text("test"), self._architecture())
         self.strategy, self.framework, self.profile = self._run()
 
@@ -84,7 +84,7 @@ class MemoryCase:
         try:
             return int(float(text)) if text else usual
         except ValueError:
-            raise NotComparableError(f"{name} {text!r} is not a number") from None
+            raise ValueError(f"{name} {text!r} is not a number") from None
 
     def on(self, name: str) -> bool:
         return self.text(name) == "1"
@@ -95,14 +95,14 @@ class MemoryCase:
         if text is None or not text.isdigit():
             if usual:
                 return usual
-            raise NotComparableError(f"--{flag} is not stated")
+            raise ValueError(f"--{flag} is not stated")
         return int(text)
 
     def _architecture(self) -> FactDict:
         bias = self.on("bias_linear")
         norm = {"RMSNorm": "rms", "LayerNorm": "layer+bias"}.get(self.text("normalization"))
         if norm is None:
-            raise NotComparableError(f"normalization {self.text('normalization')!r} is not known")
+            raise ValueError(f"normalization {self.text('normalization')!r} is not known")
         gated = self.on("swiglu")
         table: FactDict = {
             **{size: self.number(column) for size, column in SIZES.items()},
@@ -171,7 +171,7 @@ class MemoryCase:
         micro = self.number("micro_batch", 1)
         batch = self.number("global_batch") or micro * layout.dp
         if batch % (micro * layout.dp):
-            raise NotComparableError("the batch is not a multiple of micro-batches")
+            raise ValueError("the batch is not a multiple of micro-batches")
         strategy = replace(settled, choices=choices).strategy(layout, micro, batch, self.number("seq"))
         return strategy, settled.framework, profile
 
@@ -218,10 +218,10 @@ class MemoryCase:
         if not (first or last):
             return ()
         if layout.vpp > 1 or not (first and last) or layout.pp < 3:
-            raise NotComparableError("stages of unlike sizes with chunks")
+            raise ValueError("stages of unlike sizes with chunks")
         share, rest = divmod(self.model.layers - first - last, layout.pp - 2)
         if rest:
-            raise NotComparableError("stages of unlike sizes do not add up")
+            raise ValueError("stages of unlike sizes do not add up")
         return (first, *(share,) * (layout.pp - 2), last)
 
 
@@ -249,9 +249,7 @@ def _row(test: MemoryCase) -> ScoredRow:
     cluster = load_cluster(CLUSTERS[test.text("gpu")])
     *_, last = memory(test.model, test.strategy, cluster.gpu, test.framework)
     if 0 < test.number("mem_bytes") < last.parameters + last.optimizer:
-        raise NotComparableError(
-            "less stays allocated between steps than weights and optimizer states take: another model"
-        )
+        raise ValueError("less stays allocated between steps than weights and optimizer states take: another model")
     tags = {
         "kind": test.text("kind"),
         "gpu": test.text("gpu"),

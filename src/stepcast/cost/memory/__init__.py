@@ -1,5 +1,5 @@
 """The memory of the GPUs of each pipeline stage, tensor by tensor, and whether it fits."""
 
-from stepcast.cost.memory.stages import StageMemory, Verdict, fits, memory, verdict_of
+from stepcast.cost.memory.stages import StageMemory, Verdict, memory, verdict_of
 
-__all__ = ["StageMemory", "Verdict", "fits", "memory", "verdict_of"]
+__all__ = ["StageMemory", "Verdict", "memory", "verdict_of"]

@@ -199,11 +199,6 @@ def engine_workspace_bytes(gpu: Gpu) -> float:
     return ENGINE_WORKSPACE_BYTES if gpu.architecture in LARGE_WORKSPACES else SMALL_WORKSPACE_BYTES
 
 
-def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE) -> bool:
-    """Return whether every stage fits into the GPU's memory."""
-    return all(stage.fits for stage in memory(model, strategy, gpu, framework))
-
-
 def verdict_of(stages: Sequence[StageMemory]) -> Verdict:
     """Return the worst verdict of *stages*."""
     order = list(Verdict)

@@ -149,13 +149,7 @@ def _fits(work: Operator, gpu: Gpu, fit: ComputeFit) -> bool:
 
 def held_bytes(work: Operator) -> float:
     """Return the bytes of the tensors that a case needs at once."""
-    match work:
-        case Matmul():
-            return (work.m * work.k + work.k * work.n + work.m * work.n) * work.batch * work.dtype.bytes
-        case GroupedMatmul():
-            weights = work.groups * work.k * work.n
-            return (work.m * work.k + weights + work.m * work.n) * work.dtype.bytes
-        case Attention():
-            query = work.batch * work.query_len * work.heads * work.head_dim
-            return (4 if not work.backward else 8) * 2 * query * work.dtype.bytes
-    return work.read_bytes + work.write_bytes
+    if not isinstance(work, Attention):
+        return work.moved_bytes
+    query = work.batch * work.query_len * work.heads * work.head_dim
+    return (4 if not work.backward else 8) * 2 * query * work.dtype.bytes

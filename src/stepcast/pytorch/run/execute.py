@@ -10,7 +10,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Group, Layout, grid_of
 from stepcast.ir.work import Collective, CollectiveKind, GroupedMatmul, HostCopy, HostUpdate, Matmul, Transfer
 from stepcast.ir.workload import Layer, Op, Phase, Stage
-from stepcast.pytorch.run.operators import Call, CannotRunError, Operators
+from stepcast.pytorch.run.operators import Call, Operators
 
 C = CollectiveKind
 PHASES = {
@@ -241,7 +241,7 @@ class Executor:
 
     def _call_of(self, op: Op) -> Call:
         if isinstance(op.work, HostCopy | HostUpdate):
-            raise CannotRunError(f"{op.name}: what is offloaded to the host cannot be run")
+            raise ValueError(f"{op.name}: what is offloaded to the host cannot be run")
         return self.operators.call(op.work)  # type: ignore[arg-type]
 
     def step(self, number: int) -> list[OpRecord]:

@@ -21,10 +21,6 @@ WAIT_S = 120
 WARM_UP = 2
 
 
-class RunError(ValueError):
-    """A rank failed or did not finish."""
-
-
 def call_on_ranks(
     torch: ModuleType, function: Callable[..., Any], ranks: int, *args: object, wait_s: float = WAIT_S
 ) -> list[Any]:
@@ -47,10 +43,10 @@ def call_on_ranks(
         for _ in workers:
             rank, result, error = answers.get(timeout=wait_s)
             if error:
-                raise RunError(f"rank {rank}: {error}")
+                raise ValueError(f"rank {rank}: {error}")
             results.append(result)
     except queue.Empty:
-        raise RunError(f"the ranks did not finish within {wait_s} s") from None
+        raise ValueError(f"the ranks did not finish within {wait_s} s") from None
     finally:
         for worker in workers:
             worker.join(5)
@@ -93,7 +89,7 @@ def run_as_rank(plan: RunPlan, device: str) -> list[OpRecord] | None:
     torch = load_torch("run")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != plan.layout.gpus:
-        raise RunError(f"torchrun started {world} ranks, and the workload has {plan.layout.gpus}")
+        raise ValueError(f"torchrun started {world} ranks, and the workload has {plan.layout.gpus}")
     records = _run_distributed(torch, plan, rank, device, int(os.environ.get("LOCAL_RANK", rank)))
     gathered: list[list[OpRecord]] | None = [[]] * world if rank == 0 else None
     torch.distributed.gather_object(records, gathered)

@@ -26,10 +26,6 @@ CYCLES_PER_S = 1.8e9  # approximate clock of a GPU that waits for the time of a 
 UNARY = {K.GELU: "gelu", K.SILU: "silu", K.SOFTMAX: "softmax", K.CROSS_ENTROPY: "log_softmax"}
 
 
-class CannotRunError(ValueError):
-    """PyTorch has no operator for a work."""
-
-
 class Operators:
     """Calls by work; *weights* are the sizes of the weights that the optimizer updates."""
 
@@ -64,7 +60,7 @@ class Operators:
                 return (build(self, work) if build is not None else None) or self._move_bytes(work)
             case Recorded():
                 return self._wait(work)
-        raise CannotRunError(f"PyTorch has no operator for a {type(work).__name__}; it cannot be run")
+        raise ValueError(f"PyTorch has no operator for a {type(work).__name__}; it cannot be run")
 
     def _random(self, *shape: int, dtype: DType = DType.BF16) -> Any:
         torch, wanted = self._torch, self._formats.get(dtype, self._torch.bfloat16)

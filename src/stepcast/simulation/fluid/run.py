@@ -9,7 +9,7 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.flows import FlowError, FlowSet, Links
+from stepcast.ir.flows import FlowSet, Links
 from stepcast.simulation.fluid import kernel as codes
 from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK, Column, Live, Net, Scratch
 from stepcast.simulation.fluid.kernel import FluidWork, Log, State
@@ -229,7 +229,7 @@ def run_tasks(
         if len(log.flow) < 2 * needed:
             log = _make_log(4 * needed) if kernel.compiled else as_lists(_make_log(4 * needed))
     if code == codes.CLASH:
-        raise FlowError("flows would begin again before they have ended")
+        raise ValueError("flows would begin again before they have ended")
     flow, from_s, to_s, level = (np.concatenate(part) for part in zip(*parts, strict=True))
     return FluidTimes(
         start_s=np.array(state.start_s[: len(tasks)]),

@@ -20,7 +20,6 @@ from stepcast.validate import scoreboard
 from stepcast.validate.published.setup import (
     CORRECTED,
     LEFT_OUT,
-    NotComparableError,
     Record,
     Setup,
     complete_blanks,
@@ -117,7 +116,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(memory_row(setup))
         if setup.run.out_of_memory:
-            raise NotComparableError("ran out of memory: compared for memory alone")
+            raise ValueError("ran out of memory: compared for memory alone")
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
         step_s, ends = predicted[key] = predicted.get(key) or predict_step(setup)
@@ -149,7 +148,7 @@ def measure_step_s(setup: Setup) -> float:
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more
         return flops / (flops_per_gpu * run.gpus)
-    raise NotComparableError("no time, tokens per second or FLOP/s is published")
+    raise ValueError("no time, tokens per second or FLOP/s is published")
 
 
 def predict_step(setup: Setup) -> tuple[float, tuple[float, float] | None]:

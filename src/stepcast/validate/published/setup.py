@@ -39,10 +39,6 @@ CORRECTED = "corrected"  # the column that lists what was changed, and why
 LEFT_OUT = "left out"  # the status of a row that contradicts its source and cannot be put right
 
 
-class CorrectionError(ValueError):
-    """A list of corrections that says too little."""
-
-
 @dataclass(frozen=True, slots=True)
 class RowCorrection:
     """Changes of the rows whose source starts with *source*: those of *rows*, or all for which *when* holds.
@@ -104,7 +100,7 @@ def parse_corrections(text: str) -> tuple[RowCorrection, ...]:
             corrections.append(convert_table(entry, RowCorrection))
         except TableError as error:
             pairs = "; a change has two values, published and corrected" if "change" in error.path else ""
-            raise CorrectionError(f"a correction of {entry.get('source', '?')!r}: {error}{pairs}") from None
+            raise ValueError(f"a correction of {entry.get('source', '?')!r}: {error}{pairs}") from None
     return tuple(corrections)
 
 
@@ -115,10 +111,6 @@ def _is_same(held: str | None, stated: str) -> bool:
         return float(held) == float(stated)
     except ValueError:
         return held == stated
-
-
-class NotComparableError(ValueError):
-    """A row that states too little, or a run that cannot be predicted."""
 
 
 # ---- one published training run as its csv row states it: a blank stays None --------------------------------
@@ -135,7 +127,7 @@ def _number(record: Record, name: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise NotComparableError(f"{name} {text!r} is not a number") from None
+        raise ValueError(f"{name} {text!r} is not a number") from None
 
 
 def _count(record: Record, name: str) -> int | None:
@@ -143,14 +135,14 @@ def _count(record: Record, name: str) -> int | None:
     if number is None:
         return None
     if not number.is_integer() or number < 1:
-        raise NotComparableError(f"{name} {number:g} is not a whole number above zero")
+        raise ValueError(f"{name} {number:g} is not a whole number above zero")
     return int(number)
 
 
 def _needed_count(record: Record, name: str) -> int:
     count = _count(record, name)
     if count is None:
-        raise NotComparableError(f"{name} is not published")
+        raise ValueError(f"{name} is not published")
     return count
 
 
@@ -237,9 +229,9 @@ def read_run(record: Record) -> PublishedRun:
     """Return the run that one line of ``training_runs.csv`` describes."""
     missing = [name for name in NEEDED if not _text(record, name)]
     if missing:
-        raise NotComparableError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published")
+        raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published")
     if _text(record, "status") == LEFT_OUT:
-        raise NotComparableError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
+        raise ValueError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
     own = {"flops_per_gpu", "utilisation", "derived", "overlapped", "flags", "logged_by_first"}
     values = {name: read(record, COLUMNS.get(name, name)) for name, read in _readers() if name not in own}
     tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
@@ -293,7 +285,7 @@ def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     word = run.gpu.lower()
     name = next((cluster for part, cluster in WORDS["clusters"] if part in word), None)
     if name is None:
-        raise NotComparableError(f"GPU {run.gpu!r} is not known")
+        raise ValueError(f"GPU {run.gpu!r} is not known")
     changes: list[str] = []
     if "efa" in run.network.lower():
         name = str(WORDS["efa"].get(name, name))
@@ -465,7 +457,7 @@ def _layout(run: PublishedRun) -> Layout:
         # Some tables count context parallel ranks among dp.
         dp, rest = divmod(run.gpus, layout.tp * layout.cp * layout.pp)
         if rest or not dp:
-            raise NotComparableError("tp x cp x pp x dp does not make the number of GPUs")
+            raise ValueError("tp x cp x pp x dp does not make the number of GPUs")
         layout = replace(layout, dp=dp)
     return layout
 
@@ -508,7 +500,7 @@ def read_recompute(text: str) -> Recompute | None:
         return Recompute(RecomputeKind.SELECTIVE)
     named = re.findall(r"\w+", word.removeprefix("selective").removeprefix(" modules"))
     if not named or any(name not in MODULES for name in named):
-        raise NotComparableError(f"recompute {text!r} is not known")
+        raise ValueError(f"recompute {text!r} is not known")
     return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
 
 
@@ -516,7 +508,7 @@ def _find_word(text: str, column: str) -> str | None:
     """Return the meaning of the first word of the table that *text* contains."""
     meaning = next((meaning for word, meaning in WORDS[f"{column}s"] if word in text.lower()), None)
     if meaning is None and text and not (column == "sharding" and "optimizer" in text.lower()):
-        raise NotComparableError(f"{'zero_fsdp' if column == 'sharding' else column} {text!r} is not known")
+        raise ValueError(f"{'zero_fsdp' if column == 'sharding' else column} {text!r} is not known")
     return meaning
 
 
