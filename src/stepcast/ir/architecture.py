@@ -129,12 +129,12 @@ class Architecture:
     @property
     def blocks(self) -> tuple[LayerParts, ...]:
         """The parts of each layer, first to last."""
-        return _blocks(self.layers, self.window, self.experts, self.hybrid)
+        return _blocks(self.layers, self.window, self.experts, self.hybrid)[0]
 
     @property
     def block_kinds(self) -> frozenset[LayerParts]:
         """The distinct blocks: few, however many layers there are."""
-        return _block_kinds(self.layers, self.window, self.experts, self.hybrid)
+        return _blocks(self.layers, self.window, self.experts, self.hybrid)[1]
 
     @property
     def next_token_blocks(self) -> tuple[LayerParts, ...]:
@@ -187,17 +187,10 @@ class Architecture:
 
 
 @lru_cache(maxsize=256)
-def _block_kinds(
-    layers: int, window: parts.Window | None, experts: parts.Experts | None, hybrid: parts.Hybrid | None
-) -> frozenset[LayerParts]:
-    return frozenset(_blocks(layers, window, experts, hybrid))
-
-
-@lru_cache(maxsize=256)
 def _blocks(
     layers: int, window: parts.Window | None, experts: parts.Experts | None, hybrid: parts.Hybrid | None
-) -> tuple[LayerParts, ...]:
-    """Return the parts of each layer; layers of a kind are one object, which compares by identity."""
+) -> tuple[tuple[LayerParts, ...], frozenset[LayerParts]]:
+    """Return the parts of each layer, and its kinds; layers of a kind are one object, which compares by identity."""
     known: dict[LayerParts, LayerParts] = {}
     kinds = []
     for layer in range(layers):
@@ -210,7 +203,7 @@ def _blocks(
         windowed = window.at(layer) if window and mixer is Mixer.ATTENTION else None
         block = LayerParts(mixer, feed_forward, windowed, bool(windowed and window and window.chunked))
         kinds.append(known.setdefault(block, block))
-    return tuple(kinds)
+    return tuple(kinds), frozenset(known)
 
 
 class WeightPart(StrEnum):

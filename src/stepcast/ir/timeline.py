@@ -79,7 +79,6 @@ class Timeline:
     duration_s: FloatArray
     measured: bool
     source: str = ""
-    origin_s: float = 0.0
     layout: Layout | None = None
     stage_of_rank: Mapping[int, int] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
@@ -273,7 +272,6 @@ class TimelineBuilder:
             duration_s=np.array(self._duration, dtype=np.float64),
             measured=measured,
             source=source,
-            origin_s=origin_s,
             layout=layout,
             stage_of_rank=dict(stage_of_rank or {}),
             facts=dict(facts or {}),

@@ -234,7 +234,7 @@ def _operator(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
     kind, family = family_of(record)
     gpu, fit, seen = load_gpu("h200"), default_fit(), "never"
     if _shape(record) in _fitted_rows():
-        left_out = load_folds().without(kind, family)
+        left_out = load_folds().families.get((kind, family))
         fit, seen = (fit, "in the fit") if left_out is None else (left_out, "left out")
     measured_s = float(record["ms"]) * 1e-3
     sizes = [f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")]

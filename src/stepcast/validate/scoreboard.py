@@ -371,10 +371,6 @@ class Folds:
     gpus: Mapping[str, "GpuFold"]  # GPU -> fit without it
     note: str = ""
 
-    def without(self, kind: str, family: Family) -> ComputeFit | None:
-        """Return the fit that has not seen the family; None where there is none."""
-        return self.families.get((kind, family))
-
 
 @dataclass(frozen=True, slots=True)
 class GpuFold:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from stepcast.inputs.kineto.columns import WORDS, collective_named, dtype_named
 from stepcast.inputs.megatron.config import RankEvidence, infer
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, parse_amount
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Group, Layout
@@ -29,7 +29,6 @@ from stepcast.units import MS
 LARGEST_MS = 1e15
 LARGEST_BYTES = 2**62
 
-NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?|nan|-?inf", re.ASCII)
 COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 SHAPE = re.compile(r"(?:torch\.Size\()?\[((?:[0-9]{1,15}(?:, ?[0-9]{1,15})*)?)\]\)?", re.ASCII)
 FIELD_START = re.compile(r",(?=[A-Za-z_][A-Za-z0-9_]*=)")
@@ -61,11 +60,9 @@ def parse_ms(word: str, text: str) -> float:
     """Return the milliseconds of field *word*; ``None`` (never measured) is zero."""
     if text == "None":
         return 0.0
-    if not NUMBER.fullmatch(text):
-        raise FormatError(f"{word} is {text[:40]!r}; expected milliseconds, a number like 604.58")
-    value = float(text)
-    if not (0 <= value < LARGEST_MS):
-        raise FormatError(f"{word} is {text[:40]}; expected milliseconds, zero or more and below 1e15")
+    value = parse_amount(text, word, None)
+    if value >= LARGEST_MS:
+        raise FormatError(f"{word} is {text[:40]}; expected milliseconds below 1e15")
     return value
 
 
@@ -301,7 +298,7 @@ def read_run(sources: Sequence[Source]) -> Timeline:
             micro_batch=line.micro_batch,
             parent=NONE if row.is_operation else line.operation,
         )
-    timeline = builder.build(
+    return builder.build(
         measured=True,
         source=", ".join(source.path for source in sources[:3]),
         layout=config.layout,
@@ -310,7 +307,6 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         warnings=(*config.warnings, *warnings),
         rebase=False,
     )
-    return replace(timeline, origin_s=origin_ms * MS)
 
 
 def _complete_message(message: Collective | Transfer | None, layout: Layout) -> Collective | Transfer | None:

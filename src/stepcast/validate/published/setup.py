@@ -8,9 +8,8 @@ where the source says so. A row that does not hold the published value is left a
 
 import re
 import shlex
-import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import lru_cache
@@ -130,25 +129,18 @@ def _number(record: Record, name: str) -> float | None:
         raise ValueError(f"{name} {text!r} is not a number") from None
 
 
-def _count(record: Record, name: str) -> int | None:
-    number = _number(record, name)
-    if number is None:
-        return None
+def _cell(record: Record, column: str, kind: type) -> object:
+    """Return a cell as text, a number, a whole number above zero or a switch; None where it is blank."""
+    if kind is str:
+        return _text(record, column)
+    number = _number(record, column)
+    if number is None or kind is float:
+        return number
+    if kind is bool:
+        return number != 0
     if not number.is_integer() or number < 1:
-        raise ValueError(f"{name} {number:g} is not a whole number above zero")
+        raise ValueError(f"{column} {number:g} is not a whole number above zero")
     return int(number)
-
-
-def _needed_count(record: Record, name: str) -> int:
-    count = _count(record, name)
-    if count is None:
-        raise ValueError(f"{name} is not published")
-    return count
-
-
-def _flag(record: Record, name: str) -> bool | None:
-    number = _number(record, name)
-    return None if number is None else number != 0
 
 
 # Columns that a row needs to be compared at all.
@@ -161,7 +153,7 @@ COLUMNS: Mapping[str, str] = load_table("rows/published")["columns"]
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """The columns that a prediction or its target is made from; READERS reads a column by its field's type."""
+    """The columns that a prediction or its target is made from, each read by the type of its field."""
 
     name: str
     source: str
@@ -227,39 +219,33 @@ class PublishedRun:
 
 def read_run(record: Record) -> PublishedRun:
     """Return the run that one line of ``training_runs.csv`` describes."""
-    missing = [name for name in NEEDED if not _text(record, name)]
+    missing = [name for name in NEEDED if _text(record, name).lower() in ("", "nan")]
     if missing:
         raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published")
     if _text(record, "status") == LEFT_OUT:
         raise ValueError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
-    own = {"flops_per_gpu", "utilisation", "derived", "overlapped", "flags", "logged_by_first"}
-    values = {name: read(record, COLUMNS.get(name, name)) for name, read in _readers() if name not in own}
+    values = {name: _cell(record, COLUMNS.get(name, name), kind) for name, kind in _column_kinds().items()}
     tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
     return PublishedRun(
         **values,  # type: ignore[arg-type]
         flops_per_gpu=None if tflops is None else tflops * TFLOPS,
         utilisation=None if mfu_percent is None else mfu_percent / 100,
         derived=_text(record, "derived").lower() == "true",
-        overlapped={name: on for column, name in OVERLAPS.items() if (on := _flag(record, column)) is not None},
+        overlapped={name: bool(on) for column, name in OVERLAPS.items() if (on := _number(record, column)) is not None},
         flags=tuple(_text(record, "flags").split()),
         logged_by_first=bool(_text(record, "bench")) or _text(record, "memory_of") == "first stage",
     )
 
 
-READERS: Mapping[frozenset[type], Callable[[Record, str], object]] = {
-    frozenset({str}): _text,
-    frozenset({int}): _needed_count,
-    frozenset({int, types.NoneType}): _count,
-    frozenset({float, types.NoneType}): _number,
-    frozenset({bool, types.NoneType}): _flag,
-}
+# Fields that follow from columns of other names or units.
+DERIVED = {"flops_per_gpu", "utilisation", "derived", "overlapped", "flags", "logged_by_first"}
 
 
 @lru_cache(maxsize=1)
-def _readers() -> list[tuple[str, Callable[[Record, str], object]]]:
-    """Return the fields of a run with the functions that read them."""
-    kinds = {name: frozenset(get_args(kind) or (kind,)) for name, kind in get_type_hints(PublishedRun).items()}
-    return [(name, READERS[kind]) for name, kind in kinds.items() if kind in READERS]
+def _column_kinds() -> dict[str, type]:
+    """Return the fields of a run that are columns, with their types, whether or not they may be blank."""
+    hints = get_type_hints(PublishedRun)
+    return {name: (get_args(kind) or (kind,))[0] for name, kind in hints.items() if name not in DERIVED}
 
 
 # The cluster a published run was measured on, from the words of its row.
