@@ -1,32 +1,16 @@
 """Captured programs (``stepcast capture -o FILE``): JSON of our own, with the record of a workload."""
 
+from typing import get_type_hints
+
 import msgspec
 
 from stepcast.inputs.chakra.record import WorkloadRecord, build_workload
 from stepcast.inputs.source import FormatError, Source, prefix_errors
-from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit, Tie
-from stepcast.ir.dtype import DType
+from stepcast.ir.captured import Captured, CapturedMemory
 from stepcast.ir.limits import CAPTURED
 
 FORMAT, VERSION = "stepcast-captured", 5
-
-
-class CapturedFile(msgspec.Struct, forbid_unknown_fields=True):
-    """A captured program as a file holds it."""
-
-    format: str
-    version: int
-    workload: WorkloadRecord
-    parts: tuple[LayerPart, ...]
-    memory: dict[str, int]
-    parameters: int
-    tokens: int
-    batch: int
-    precision: DType
-    compiled: bool
-    facts: tuple[tuple[str, str], ...] = ()
-    ties: tuple[Tie, ...] = ()
-    units: tuple[ShardUnit, ...] = ()
+DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, TypeError, KeyError)
 
 
 def refuse_captured(source: Source) -> None:
@@ -40,12 +24,15 @@ def refuse_captured(source: Source) -> None:
 
 def read(source: Source) -> Captured:
     data = source.data(CAPTURED)
-    with prefix_errors("no captured program", source.path, (msgspec.MsgspecError, UnicodeDecodeError, TypeError)):
-        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("version", msgspec.Raw(b"none"))
-        if bytes(version) != str(VERSION).encode():
-            found, expected = bytes(version).decode()[:20], f"this stepcast reads version {VERSION}"
-            raise FormatError(f"version {found}; {expected}: capture the program again", source.path)
-        file = msgspec.json.decode(data, type=CapturedFile)
-        own = {name: getattr(file, name) for name in ("parts", "parameters", "tokens", "batch", "precision")}
-        own |= {name: getattr(file, name) for name in ("compiled", "facts", "ties", "units")}
-        return Captured(workload=build_workload(file.workload), memory=CapturedMemory(**file.memory), **own)
+    with prefix_errors("no captured program", source.path, DAMAGED):
+        file = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        version = bytes(file.get("version", b"none"))
+        if version != str(VERSION).encode():
+            expected = f"this stepcast reads version {VERSION}"
+            raise FormatError(f"version {version.decode()[:20]}; {expected}: capture the program again", source.path)
+        kinds = {**get_type_hints(Captured), "workload": WorkloadRecord, "memory": dict[str, int]}
+        if unknown := sorted(file.keys() - kinds.keys() - {"format", "version"}):
+            raise FormatError(f"no captured program: unknown field {unknown[0]}", source.path)
+        values = {name: msgspec.json.decode(file[name], type=kind) for name, kind in kinds.items() if name in file}
+        own = {"workload": build_workload(values["workload"]), "memory": CapturedMemory(**values["memory"])}
+        return Captured(**values | own)
