@@ -25,7 +25,7 @@ from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, C, K, Ops, PhaseOps, collective, list_kernels, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
@@ -57,8 +57,7 @@ def _weights(model: Architecture) -> list[Weight]:
 
 
 def _latent_weights(model: Architecture) -> list[Weight]:
-    latent, part, bias = model.latent, WeightPart.ATTENTION, model.biases.qkv
-    assert latent is not None
+    latent, part, bias = present(model.latent), WeightPart.ATTENTION, model.biases.qkv
     if latent.query_rank:
         weights = linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
         weights.append(norm_weight(model, "attention.query_norm", latent.query_rank))
@@ -345,8 +344,7 @@ def _join_gradients(sizes: Sizes) -> Ops:
 
 
 def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
-    model, latent = sizes.model, sizes.model.latent
-    assert latent is not None
+    model, latent = sizes.model, present(sizes.model.latent)
     outer, hidden, dtype = sizes.outer_tokens, model.hidden, sizes.dtype
     down = [Linear("kv down", outer, hidden, latent.kv_rank + latent.rope_dim, dtype)]
     up = [Linear("kv up", sizes.tokens, latent.kv_rank, sizes.heads * (latent.nope_dim + latent.value_dim), dtype)]

@@ -15,7 +15,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, projection_adapters
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present, projection_adapters
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -27,14 +27,9 @@ from stepcast.ir.workload import Layer, Op, Role
 RULE_KERNELS, RULE_GRADIENT_KERNELS = 8, 12
 
 
-def _delta(model: Architecture) -> Delta:
-    assert model.delta is not None
-    return model.delta
-
-
 def _weights(model: Architecture) -> list[Weight]:
     """Return a gated delta net (Yang et al. 2024); decay and its bias are one number per head of values."""
-    own, part, split = _delta(model), WeightPart.DELTA, Split.TENSOR
+    own, part, split = present(model.delta), WeightPart.DELTA, Split.TENSOR
     return [
         Weight("delta.in", part, (own.projected, model.hidden), split, inputs_split=False),
         Weight("delta.conv", part, (own.channels, own.conv), split, per_channel=True),
@@ -45,17 +40,17 @@ def _weights(model: Architecture) -> list[Weight]:
 
 
 def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    return projection_adapters(model, _delta(model).projected, _delta(model).values)
+    return projection_adapters(model, present(model.delta).projected, present(model.delta).values)
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
-    return delta_rule_of(_delta(model), batch, seq).flops
+    return delta_rule_of(present(model.delta), batch, seq).flops
 
 
 def _saved_rule(sizes: Sizes) -> DeltaRule:
     batch = sizes.strategy.micro_batch
     seq = max(1, build.sequence_tokens(sizes) // batch)
-    return delta_rule_of(_delta(sizes.model), batch, seq, sizes.tp * sizes.cp)
+    return delta_rule_of(present(sizes.model.delta), batch, seq, sizes.tp * sizes.cp)
 
 
 def rule_saved(rule: DeltaRule, element: float) -> float:
@@ -69,7 +64,7 @@ def rule_saved(rule: DeltaRule, element: float) -> float:
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the in-projection's result to the out-projection's input."""
     rule, element = _saved_rule(sizes), sizes.stored.bytes
-    convolved = rule.batch * rule.seq * _delta(sizes.model).channels / (sizes.tp * sizes.cp)
+    convolved = rule.batch * rule.seq * present(sizes.model.delta).channels / (sizes.tp * sizes.cp)
     return [
         SavedTensor("convolution input", convolved * element),
         SavedTensor("gate and values", 2 * rule.inputs * element),
@@ -85,12 +80,12 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
     and its gradients; gradients of queries, keys and values.
     """
     rule = _saved_rule(sizes)
-    projected = rule.batch * rule.seq * _delta(sizes.model).projected / (sizes.tp * sizes.cp)
+    projected = rule.batch * rule.seq * present(sizes.model.delta).projected / (sizes.tp * sizes.cp)
     return (projected + 2 * rule.states + 5 * rule.keys + 4 * rule.inputs) * sizes.stored.bytes
 
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
-    delta, model = _delta(sizes.model), sizes.model
+    delta, model = present(sizes.model.delta), sizes.model
     into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype)
     out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype)
     return norms.surround_with_norms(

@@ -25,7 +25,7 @@ from stepcast.ir.layers.kernels import (
     make_layer,
     stream_op,
 )
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present
 from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
@@ -49,18 +49,13 @@ PERMUTE_PASSES = 2.6
 LONE_ROWS = 0.56
 
 
-def _sizes_of(model: Architecture) -> Experts:
-    assert model.experts is not None
-    return model.experts
-
-
 def _width(model: Architecture) -> int:
     """Return the width that experts work in."""
-    return _sizes_of(model).latent or model.hidden
+    return present(model.experts).latent or model.hidden
 
 
 def _weights(model: Architecture) -> list[Weight]:
-    experts, width = _sizes_of(model), _width(model)
+    experts, width = present(model.experts), _width(model)
     weights = linear("router", WeightPart.ROUTER, model.hidden, experts.count, experts.router_bias)
     if experts.latent:
         weights += linear("experts.latent_down", WeightPart.MLP, model.hidden, width, False)
@@ -80,14 +75,14 @@ def _weights(model: Architecture) -> list[Weight]:
 
 
 def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    experts = _sizes_of(model)
+    experts = present(model.experts)
     shared = mlp_adapters(model, experts.shared_ffn, model.hidden, "shared ") if experts.shared_ffn else []
     return [*shared, *mlp_adapters(model, experts.ffn, _width(model), "routed ", experts.count)]
 
 
 def _saved_rows(sizes: Sizes) -> float:
     """Return the rows at the busiest expert rank."""
-    return sizes.outer_share * _sizes_of(sizes.model).top_k * sizes.strategy.busiest_share
+    return sizes.outer_share * present(sizes.model.experts).top_k * sizes.strategy.busiest_share
 
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
@@ -95,7 +90,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
 
     Megatron-LM weights inside the activation; a plain loop saves each result before and after its weight.
     """
-    experts, model, element = _sizes_of(sizes.model), sizes.model, sizes.stored.bytes
+    experts, model, element = present(sizes.model.experts), sizes.model, sizes.stored.bytes
     rows, width, ways, freed = _saved_rows(sizes), _width(model), sizes.strategy.layout.expert_tp_size, (M.EXPERTS,)
     if sizes.alternates_matmuls:
         routed = experts.top_k / sizes.strategy.outer_ways * sizes.strategy.busiest_share
@@ -120,7 +115,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
 
 
 def _transient(sizes: Sizes, block: LayerParts) -> float:
-    experts, model = _sizes_of(sizes.model), sizes.model
+    experts, model = present(sizes.model.experts), sizes.model
     ways = sizes.strategy.layout.expert_tp_size
     rows = _saved_rows(sizes) * ways
     if not sizes.fused:  # one expert at a time
@@ -129,7 +124,7 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
 
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
-    experts = _sizes_of(sizes.model)
+    experts = present(sizes.model.experts)
     layers = [_router(sizes, experts), _dispatch(sizes, experts), *_routed(sizes, experts), _combine(sizes, experts)]
     if experts.shared_ffn:
         layers += mlp_layers(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
@@ -145,7 +140,7 @@ EXPERTS = LayerKind(_weights, None, _operators, _saved, _transient, _adapters)
 
 def _routed_rows(sizes: Sizes) -> int:
     """Return the rows that arrive at the busiest expert rank."""
-    top_k = _sizes_of(sizes.model).top_k
+    top_k = present(sizes.model.experts).top_k
     return max(1, round(sizes.outer_tokens * top_k * sizes.strategy.busiest_share))
 
 
@@ -211,7 +206,7 @@ def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
     kind = C.ALL_GATHER if gathers else C.REDUCE_SCATTER
     exchange = collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
     # Probabilities of all experts and the choice among them go with the tokens (MoEAllGatherTokenDispatcher).
-    choice_bytes = tokens * _sizes_of(sizes.model).count * int(FP32_BYTES + 1)
+    choice_bytes = tokens * present(sizes.model.experts).count * int(FP32_BYTES + 1)
     return (exchange, collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP)) if gathers else (exchange,)
 
 

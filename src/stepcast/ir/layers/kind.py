@@ -1,7 +1,7 @@
 """The declaration of a kind of layer: its weights, operators, saved tensors, FLOPs and adapters."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stepcast.ir.architecture import Architecture, Weight
 from stepcast.ir.dataclass import dataclass
@@ -9,6 +9,14 @@ from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.strategy import RecomputeModule
 from stepcast.ir.workload import Layer
+
+Part = TypeVar("Part")
+
+
+def present(part: Part | None) -> Part:
+    """Return a part of a model that those with this kind of layer have."""
+    assert part is not None
+    return part
 
 
 class SavedTensor(NamedTuple):

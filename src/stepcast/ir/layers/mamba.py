@@ -25,7 +25,7 @@ from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, K, list_kernels, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, projection_adapters
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present, projection_adapters
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Hybrid, LayerParts
@@ -38,8 +38,7 @@ def _weights(model: Architecture) -> list[Weight]:
 
     Groups bound the split of B and C; A, D and the dt bias are one number per head.
     """
-    hybrid, part = model.hybrid, WeightPart.MAMBA
-    assert hybrid is not None
+    hybrid, part = present(model.hybrid), WeightPart.MAMBA
     inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
     split, ways = Split.TENSOR, hybrid.groups
     return [
@@ -55,16 +54,14 @@ def _weights(model: Architecture) -> list[Weight]:
 
 
 def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    hybrid = model.hybrid
-    assert hybrid is not None
+    hybrid = present(model.hybrid)
     projected = 2 * hybrid.inner + 2 * hybrid.groups * hybrid.state + hybrid.mamba_heads
     return projection_adapters(model, projected, hybrid.inner)
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     """Return the products of the chunked form (Dao and Gu 2024, section 6), as they are executed."""
-    assert model.hybrid is not None
-    return scan_of(model.hybrid, batch, seq).flops
+    return scan_of(present(model.hybrid), batch, seq).flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +104,9 @@ class MambaSizes:
 
 def saved_scan(sizes: Sizes) -> Scan:
     """Return the scan on one rank, of the tokens of a micro-batch after ranks exchanged them for heads."""
-    hybrid, batch = sizes.model.hybrid, sizes.strategy.micro_batch
-    assert hybrid is not None
+    batch = sizes.strategy.micro_batch
     seq = max(1, build.sequence_tokens(sizes) // batch)
-    return scan_of(hybrid, batch, seq, sizes.tp * sizes.cp, backward=True)
+    return scan_of(present(sizes.model.hybrid), batch, seq, sizes.tp * sizes.cp, backward=True)
 
 
 def _is_eager(sizes: Sizes) -> bool:
@@ -189,9 +185,7 @@ def eager_scan_transient(scan: Scan) -> float:
 
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
-    hybrid, model = sizes.model.hybrid, sizes.model
-    assert hybrid is not None
-    own = MambaSizes(sizes, hybrid)
+    model, own = sizes.model, MambaSizes(sizes, present(sizes.model.hybrid))
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
     projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype)
     output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype)

@@ -11,7 +11,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, projection_adapters
+from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present, projection_adapters
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -22,14 +22,9 @@ from stepcast.ir.workload import Layer, Op, Role
 SCAN_CHUNK = 2048
 
 
-def _selective(model: Architecture) -> Selective:
-    assert model.selective is not None
-    return model.selective
-
-
 def _weights(model: Architecture) -> list[Weight]:
     """Return a Mamba mixer of the first version (Gu and Dao 2023); A and D are numbers of channels."""
-    own, part = _selective(model), WeightPart.MAMBA
+    own, part = present(model.selective), WeightPart.MAMBA
     weights = [
         Weight("selective.in", part, (2 * own.inner, model.hidden), inputs_split=False),
         Weight("selective.conv", part, (own.inner, own.conv + own.conv_bias), per_channel=True),
@@ -42,14 +37,14 @@ def _weights(model: Architecture) -> list[Weight]:
 
 
 def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    own = _selective(model)
+    own = present(model.selective)
     steps = AdaptedLinear("steps", "steps", own.inner, own.steps, split=False)
     times = AdaptedLinear("time step", "time step", own.rank, own.inner, split=False)
     return [*projection_adapters(model, 2 * own.inner, own.inner, split=False), steps, times]
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
-    own = _selective(model)
+    own = present(model.selective)
     return SelectiveScan(batch, seq, own.inner, own.state).flops
 
 
@@ -63,7 +58,8 @@ def scan_saved(scan: SelectiveScan, element: float) -> float:
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the in-projection's result to the out-projection's input, which is the scan's."""
-    own, tokens, batch, element = _selective(sizes.model), sizes.tokens, sizes.strategy.micro_batch, sizes.stored.bytes
+    own, tokens, element = present(sizes.model.selective), sizes.tokens, sizes.stored.bytes
+    batch = sizes.strategy.micro_batch
     scan = SelectiveScan(batch, max(1, tokens // batch), own.inner, own.state)
     return [
         SavedTensor("in-projection, channels and their time steps", tokens * 4 * own.inner * element),
@@ -74,11 +70,11 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
 
 def _transient(sizes: Sizes, block: LayerParts) -> float:
     """Return the gradients of the channels, time steps, gate and the projection."""
-    return sizes.tokens * 5.0 * _selective(sizes.model).inner * sizes.stored.bytes
+    return sizes.tokens * 5.0 * present(sizes.model.selective).inner * sizes.stored.bytes
 
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
-    own, model, tokens, dtype = _selective(sizes.model), sizes.model, sizes.tokens, sizes.stored
+    own, model, tokens, dtype = present(sizes.model.selective), sizes.model, sizes.tokens, sizes.stored
     into = Linear("in", tokens, model.hidden, 2 * own.inner, sizes.dtype)
     out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype)
     convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
