@@ -281,7 +281,7 @@ def test_unrelated_clocks_are_told() -> None:
         (line(duration="9" * 30), "duration"),
         (line(timestamp="inf"), "timestamp"),
         (line(timestamp="1e400"), "timestamp"),
-        (line(duration="fast"), "expected milliseconds"),
+        (line(duration="fast"), "duration in milliseconds"),
         (line(batch_id="-1"), "batch_id"),
         (line(batch_id="99999999999"), "batch_id"),
         (line(input__shape="[2, x]"), "input__shape"),

@@ -60,7 +60,7 @@ def parse_ms(word: str, text: str) -> float:
     """Return the milliseconds of field *word*; ``None`` (never measured) is zero."""
     if text == "None":
         return 0.0
-    value = parse_amount(text, word, None)
+    value = parse_amount(text, f"{word} in milliseconds", None)
     if value >= LARGEST_MS:
         raise FormatError(f"{word} is {text[:40]}; expected milliseconds below 1e15")
     return value
