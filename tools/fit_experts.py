@@ -20,10 +20,10 @@ import numpy as np
 from minimise import minimise
 
 from stepcast.cost.expert_loads import RankLoad
-from stepcast.cost.fused_experts import FusedExpertsFit, fused_experts_s
+from stepcast.cost.fused_experts import FusedExpertsFit
 from stepcast.inputs.operator_tables import read_operator_table
 from stepcast.units import MS
-from stepcast.validate.operators import expert_columns, gpu_of
+from stepcast.validate.operators import ExpertColumns, expert_columns, expert_cost_s, gpu_of
 
 TARGET = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits" / "experts.toml"
 FREE = {
@@ -37,8 +37,12 @@ FREE = {
     "tile_16": (0.3, 0.02, 1),
     "tile_64": (0.6, 0.05, 1),
     "sharpness": (3, 1, 8),
+    "cached_share": (1, 0.2, 4),
+    "cached_speedup": (3, 1, 12),
+    "depth_s": (5e-10, 1e-12, 2e-8),
+    "reread": (0.2, 1e-4, 2),
 }
-CACHED = {"cold": (0.1, 1e-3, 3), "cached_share": (1, 0.05, 5)}  # of kernels whose tiles do not suit the sizes
+COLD = {"cold": (0.1, 1e-3, 3)}  # of kernels whose tiles do not suit the sizes
 # The kernel that takes vLLM's default tiles, and the shapes (experts of a rank, inner width) for which vLLM ships tuned
 # ones: files "E=8,N=1792,device_name=NVIDIA_A100-SXM4-80GB.json" in vllm/model_executor/layers/fused_moe/configs.
 TUNED = [[1, 1792], [1, 3584], [1, 7168], [1, 14336], [8, 1792], [8, 2048], [8, 3584], [8, 4096], [8, 7168],
@@ -58,14 +62,19 @@ def main() -> None:
     kernels = tomllib.loads(TARGET.read_text(encoding="utf-8"))["kernels"] if sys.argv[2:] else {}
     held_errors, all_errors = [], []
     for (kernel, architecture), parts in sorted(groups.items()):
-        columns = [(rows.word("moe_dtype"), expert_columns(rows), gpu) for rows, gpu in parts]
+        parts.sort(key=lambda part: (part[0].word("moe_dtype"), part[1].name))
+        merged: dict[tuple, list] = {}
+        for rows, gpu in parts:
+            merged.setdefault((rows.word("moe_dtype"), gpu), []).append(expert_columns(rows))
+        columns = [(word, join(own), gpu) for (word, gpu), own in merged.items()]
         fixed = FIXED.get((kernel, architecture), {})
-        free = FREE | (CACHED if fixed else {})
+        free = FREE | (COLD if fixed else {})
         start, low, high = np.array(list(free.values())).T
         measured = np.concatenate([rows.numbers("latency_ms") for rows, _ in parts]) * MS
         shapes = np.concatenate([shape_keys(rows) for rows, _ in parts])
-        part_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, _ in parts])
-        place = np.concatenate([np.arange(len(rows)) for rows, _ in parts])
+        lengths = [len(own.tokens) for _, own, _ in columns]
+        part_of = np.repeat(np.arange(len(columns)), lengths)
+        place = np.concatenate([np.arange(length) for length in lengths])
 
         def predict(values, chosen):
             fit = FusedExpertsFit(**dict(zip(free, map(float, values), strict=True)), **fixed)
@@ -75,7 +84,8 @@ def main() -> None:
                 if mine.any():
                     at = place[chosen][mine]
                     load = RankLoad(*(column[at] for column in own.load))
-                    seconds[mine] = fused_experts_s(kernel, word, *(column[at] for column in own[:-1]), load, gpu, fit)
+                    taken = ExpertColumns(*(load if column is own.load else column[at] for column in own))
+                    seconds[mine] = expert_cost_s(kernel, word, taken, gpu, fit)
             return seconds
 
         def solve(allowed):
@@ -108,6 +118,12 @@ def main() -> None:
             inner = ", ".join(f"{key} = {text}" for key, text in written.items())
             lines.append(f"{architecture} = {{ {inner} }}")
     TARGET.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def join(parts: list[ExpertColumns]) -> ExpertColumns:
+    loads = RankLoad(*(np.concatenate(columns) for columns in zip(*(part.load for part in parts), strict=True)))
+    columns = zip(*(part._replace(load=part.tokens) for part in parts), strict=True)
+    return ExpertColumns(*map(np.concatenate, columns))._replace(load=loads)
 
 
 def shape_keys(rows) -> np.ndarray:

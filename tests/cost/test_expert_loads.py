@@ -3,10 +3,18 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import stepcast
-from stepcast.cost.expert_loads import balanced_load, busiest_share, power_law_draws, power_law_load, skew_of
+from stepcast.cost.expert_loads import (
+    balanced_load,
+    busiest_share,
+    fill_smallest,
+    power_law_draws,
+    power_law_load,
+    skew_of,
+)
 
 
 def test_equal_loads_have_no_busiest_rank() -> None:
@@ -28,7 +36,16 @@ def test_a_power_law_costs_more_the_fewer_experts_a_rank_has() -> None:
     assert shares == sorted(shares)
     assert 1.0 < shares[0] < 1.5 < shares[2]
     assert busiest_share(draw, 8, replicas=4) < shares[1]
-    assert power_law_load(4096, 128, 8, 1, 1.2).rows <= 4096 * 8
+    assert power_law_load(4096, 128, 8, 1, 1.2).rows == pytest.approx(4096 * 8, rel=1e-3)
+
+
+def test_rows_that_full_experts_cannot_take_go_to_the_smallest() -> None:
+    one_by_one = np.array([5.0, 0.0, 2.0, 9.0])
+    for _ in range(8):
+        one_by_one[one_by_one.argmin()] += 1.0
+    filled = fill_smallest(np.array([5.0, 0.0, 2.0, 9.0]), 8, 10)
+    assert sorted(filled) == sorted(one_by_one)
+    assert power_law_load(2, 128, 8, 1, 1.2).rows == 16
 
 
 def test_unequal_experts_of_one_rank_fill_more_blocks() -> None:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepcast.cost.expert_loads import RankLoad
+from stepcast.cost.fused_experts import fused_experts_s
 from stepcast.cost.power import Load
 from stepcast.cost.price import Number
 from stepcast.cost.serving import (
@@ -21,7 +23,7 @@ from stepcast.cost.serving import (
     quantize_s,
     stand_in,
 )
-from stepcast.hardware import load_gpu
+from stepcast.hardware import Gpu, load_gpu
 
 GPUS = ("a100-sxm-80gb", "h200", "b200", "gb300", "l40s", "rtx-pro-6000")
 
@@ -71,6 +73,23 @@ def test_arrays_give_what_numbers_give() -> None:
     )
     for function in functions:
         assert np.asarray(function(sizes)) == pytest.approx([float(function(float(rows))) for rows in sizes])
+
+
+def test_experts_that_fit_into_the_cache_are_read_from_it_and_wide_ones_are_read_again() -> None:
+    gpu, kernel = load_gpu("l40s"), "vllm_unquantizedfusedmoe_triton_tritonexperts"
+
+    def seconds(inner: float, rows: float, recent: float = math.inf, name: str = kernel, on: Gpu = gpu) -> float:
+        load = RankLoad(np.array([rows]), np.array([1.0]), np.array([[rows] * 3]), np.array([1.0]))
+        sizes = (np.array([rows]), 1.0, 4096.0, inner, 3.0)
+        return float(fused_experts_s(name, "bfloat16", *sizes, load, on, recent=recent)[0])
+
+    read_s = 3 * 4096 * 2048 * 2 / gpu.memory_bandwidth_bytes_per_s
+    assert seconds(2048, 16) > read_s
+    assert seconds(2048, 16, recent=1.0) < seconds(2048, 16) - 0.4 * read_s
+    assert seconds(2048, 16, recent=64.0) == pytest.approx(seconds(2048, 16), rel=0.01)
+    blackwell = ("vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts", load_gpu("b200"))
+    wide, narrow = (seconds(inner, 4096, math.inf, *blackwell) for inner in (16384, 2048))
+    assert wide > 1.3 * 8 * narrow
 
 
 def test_kept_up_work_is_slower_than_a_burst() -> None:

@@ -60,10 +60,22 @@ def power_law_load(tokens: float, experts: int, top_k: int, ranks: int, alpha: f
     for draw in range(DRAWS):
         shares = power_law_shares(experts, alpha, most, draw)[: groups * ranks]
         rows = np.round(np.minimum(shares * tokens * top_k, tokens)).reshape(ranks, groups)
-        busiest = rows[rows.sum(axis=1).argmax()]
+        left = max(0.0, (tokens * top_k - rows.sum()) // ranks)
+        busiest = fill_smallest(rows[rows.sum(axis=1).argmax()], left, tokens)
         loads.append([busiest.sum(), (busiest > 0).sum(), *(np.ceil(busiest / tile).sum() * tile for tile in TILES)])
     total, active, *padded = np.mean(loads, axis=0).tolist()
     return RankLoad(total, active, tuple(padded), float(groups))
+
+
+def fill_smallest(rows: FloatArray, left: float, most: float) -> FloatArray:
+    """Return *rows* of experts after the *left* ones went one by one to the expert that has fewest, up to *most*."""
+    order = np.argsort(rows)
+    ascending = rows[order]
+    levels = (ascending.cumsum() + left) / np.arange(1, len(rows) + 1)
+    level = np.floor(levels[np.append(ascending[1:] >= levels[:-1], True).argmax()])
+    filled: FloatArray = np.maximum(rows, level)
+    filled[order[: int(rows.sum() + left - filled.sum())]] += 1.0
+    return np.minimum(filled, most)
 
 
 def busiest_share(shares: Sequence[float] | FloatArray, ranks: int, replicas: int = 0) -> float:

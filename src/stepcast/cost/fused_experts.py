@@ -1,11 +1,14 @@
 """Seconds of the fused experts of inference engines: permutation, two grouped products, activation, weighted sum.
 
-    seconds = start + per active expert + longest(computing, moving) + permuting + passes over all routed rows
+    seconds = start + per active expert + depth + longest(computing, moving) + permuting + passes over all routed rows
 
 Computing takes the cheapest tile for the rows of each expert, or the tile that the kernel chooses by the number of
 tokens (*default_tiles*); it is slower where the inputs do not stay in the L2 cache between experts (*cold*). Moving
-reads the weights of active experts and the rows.
+reads the rows and the weights of active experts, which tiles of more rows read again where a matrix does not fit
+into the L2 cache (*reread*). A tile waits for its first operands and multiplies its last ones alone, the longer its
+sums (*depth_s*).
 Activation and sum also pass over rows that belong to experts of other ranks (*hidden_passes*, *inner_passes*).
+Rows that the kernel before wrote, and weights that a call before read, come from the L2 cache while they fit.
 Constants are in data/fits/experts.toml by kernel and GPU architecture, fitted to public tables of vLLM's kernels
 (tools/fit_experts.py), whose weights are constant and whose runs are short: a training step is slower.
 """
@@ -16,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepcast.cost.expert_loads import RankLoad
-from stepcast.cost.price import Number
+from stepcast.cost.price import Number, cached_fraction
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
@@ -24,6 +27,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.tables import Amount, Positive, convert_table
 
 WIDEST = 2**20  # above any inner width
+REREAD_ROWS = 64.0  # of an expert that a pass over its weights serves, where TensorRT-LLM's kernels read them again
 
 # The format in which rows are multiplied, and the bytes of a weight with its scales.
 EXPERT_FORMATS = {
@@ -63,8 +67,11 @@ class FusedExpertsFit(Struct, frozen=True, forbid_unknown_fields=True):
     tile_16: Amount
     tile_64: Amount
     sharpness: Amount
+    cached_share: Positive  # of the L2 cache that weights and rows may fill
+    cached_speedup: Positive
+    depth_s: Amount  # for each element of the sums
+    reread: Amount  # share of the weights
     cold: Amount = 0.0  # more time to compute rows of inputs that are not in the L2 cache
-    cached_share: Positive = 1.0  # of the L2 cache that inputs may fill
     # Tiles of 16 rows for up to as many tokens as experts, of 64 for more: vLLM's get_default_config. Shapes (experts
     # of a rank, inner width) that vLLM ships tuned tiles for have the cheapest.
     default_tiles: bool = False
@@ -106,9 +113,13 @@ def fused_experts_s(
     load: RankLoad,
     gpu: Gpu,
     fit: FusedExpertsFit | None = None,
+    recent: Number = np.inf,
 ) -> FloatArray:
     """Return the seconds of experts of *matrices* weights (2, or 3 with a gate) on ranks with these *load*s, whose
     fields are arrays with an entry for each of *tokens*.
+
+    *recent* are the experts that are used before the same ones are again: in a loop over one layer few, and few are
+    then in the L2 cache.
     """
     if fit is None:
         known = fused_experts_fits()
@@ -117,7 +128,7 @@ def fused_experts_s(
         fit = known[kernel, gpu.architecture]
     if word not in EXPERT_FORMATS:
         raise ValueError(f"unknown format {word!r}; known are {', '.join(EXPERT_FORMATS)}")
-    dtype, weight_bytes = EXPERT_FORMATS[word]
+    dtype, element_bytes = EXPERT_FORMATS[word]
     peak = gpu.matrix_flops.get(dtype, gpu.matrix_flops[DType.BF16])
     rows, active, padded, held = (np.asarray(column) for column in load)
     by_tile = padded / np.array([fit.tile_16, fit.tile_64, 1.0])
@@ -125,14 +136,24 @@ def fused_experts_s(
     if fit.default_tiles:
         tuned = np.isin(held * WIDEST + inner, [experts * WIDEST + width for experts, width in fit.tuned])
         tiled = np.where(tuned, tiled, np.where(tokens <= held, by_tile[:, 0], by_tile[:, 1]))
-    inputs = np.minimum(tokens, rows) * hidden * DType.BF16.bytes / (fit.cached_share * gpu.l2_bytes)
-    slower = 1.0 + fit.cold * inputs**2 / (1.0 + inputs**2)
+    inputs = np.minimum(tokens, rows) * hidden * DType.BF16.bytes
+    slower = 1.0 + fit.cold * (1.0 - cached_fraction(inputs, gpu, fit.cached_share, 2.0))
     compute_s = 2.0 * matrices * hidden * inner * tiled * slower / (fit.efficiency * peak)
+
+    def moving_s(moved: Number, together: Number) -> Number:
+        hit = cached_fraction(together, gpu, fit.cached_share, 4.0)
+        return moved * (1.0 - hit + hit / fit.cached_speedup) / gpu.memory_bandwidth_bytes_per_s
+
+    expert_bytes = matrices * hidden * inner * element_bytes
     row_bytes = rows * (2.0 * hidden + matrices * inner) * DType.BF16.bytes
-    bandwidth = gpu.memory_bandwidth_bytes_per_s
-    memory_s = (active * matrices * hidden * inner * weight_bytes + row_bytes) / (fit.memory_efficiency * bandwidth)
+    routed_bytes = tokens * top_k * (hidden + inner) * DType.BF16.bytes
+    missed = 1.0 - cached_fraction(expert_bytes * (matrices - 1.0) / matrices, gpu, fit.cached_share, 2.0)
+    passes = active + fit.reread * missed * (padded[:, 1] / REREAD_ROWS - active)
+    read_bytes = (passes * expert_bytes + row_bytes) / fit.memory_efficiency
+    memory_s = moving_s(read_bytes, recent * expert_bytes + routed_bytes)
     longest_s = (compute_s**fit.sharpness + memory_s**fit.sharpness) ** (1.0 / fit.sharpness)
     moved_bytes = fit.permute_passes * (4.0 * tokens * hidden + row_bytes)
     moved_bytes += DType.BF16.bytes * tokens * top_k * (fit.hidden_passes * hidden + fit.inner_passes * inner)
-    seconds: FloatArray = fit.start_s + fit.expert_s * active + longest_s + moved_bytes / bandwidth
+    started_s = fit.start_s + fit.expert_s * active + fit.depth_s * (hidden + inner)
+    seconds: FloatArray = started_s + longest_s + moving_s(moved_bytes, routed_bytes)
     return seconds

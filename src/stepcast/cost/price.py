@@ -88,6 +88,11 @@ def matrix_unit(gpu: Gpu, dtype: DType) -> str:
     return SIMT if gpu.runs_as(dtype) in ORDINARY else TENSOR
 
 
+def cached_fraction(moved: Number, gpu: Gpu, share: float, steepness: float = 6.0) -> Number:
+    """Return the share of bytes that come from the L2 cache where *moved* bytes are used in turn."""
+    return 1.0 / (1.0 + (moved / (share * gpu.l2_bytes)) ** steepness)
+
+
 @lru_cache(maxsize=256)
 def matrix_rates(gpu: Gpu, dtype: DType) -> Rates:
     return _rates(gpu, gpu.matrix_peak_flops(dtype))

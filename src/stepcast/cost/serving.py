@@ -28,7 +28,7 @@ from msgspec import Struct, to_builtins
 from stepcast.cost.fits import AtLeastOne, MatmulFit, default_fit
 from stepcast.cost.matmul import matmul_s
 from stepcast.cost.power import Load
-from stepcast.cost.price import Number, matrix_rates
+from stepcast.cost.price import Number, cached_fraction, matrix_rates
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
@@ -250,7 +250,7 @@ def product_s(
     """Return the seconds of the product of a linear layer, with its launch but without quantisation."""
     dtype = form.product if form.product in gpu.matrix_flops else DType.BF16
     rates, rows = matrix_rates(gpu, dtype), np.atleast_1d(np.asarray(m, dtype=np.float64))
-    hit = _cached(copies * n * k * form.weight_bytes, gpu, 1.0) if copies < math.inf else 0.0
+    hit = cached_fraction(copies * n * k * form.weight_bytes, gpu, 1.0) if copies < math.inf else 0.0
     bandwidth = rates.bandwidth_bytes_per_s / (1.0 - hit + hit / fit.cached_speedup)
     reached = rates._replace(bandwidth_bytes_per_s=bandwidth)
     seconds = matmul_s(rows, n, k, np.ones(rows.shape), form.weight_bytes, reached, fit.product)
@@ -272,7 +272,7 @@ def quantize_s(
         return 0.0 * np.asarray(rows) if isinstance(rows, np.ndarray) else 0.0
     elements = rows * columns
     moved = elements * (BF16_BYTES if kind == "scale" else BF16_BYTES + 1.0)
-    hit = _cached(moved, gpu, own.cached_share)
+    hit = cached_fraction(moved, gpu, own.cached_share)
     memory_s = moved / (gpu.memory_bandwidth_bytes_per_s * own.bandwidth_efficiency)
     memory_s = memory_s * (1.0 - hit + hit / own.cached_speedup)
     clocks = elements / own.elements_per_clock + rows * own.row_clocks
@@ -351,7 +351,7 @@ def _prefill(
     start_s = batch * heads * tiles * fit.tile_clocks * (key_dim + value_dim) / 256.0 / (gpu.sms * gpu.clock_hz)
     memory_s = (fit.memory_exposure * moved + fit.cache_write * written) / gpu.memory_bandwidth_bytes_per_s
     if fit.cached_share:
-        memory_s = memory_s * (1.0 - _cached(moved + written, gpu, fit.cached_share))
+        memory_s = memory_s * (1.0 - cached_fraction(moved + written, gpu, fit.cached_share))
     return limited_s + start_s + memory_s + fit.latency_s
 
 
@@ -418,7 +418,7 @@ def _decode(
     fit: DecodeFit,
     cached: bool,
 ) -> Number:
-    hit = _cached(moved, gpu, fit.cached_share, 4.0) if cached else 0.0
+    hit = cached_fraction(moved, gpu, fit.cached_share, 4.0) if cached else 0.0
     memory_s = moved / (gpu.memory_bandwidth_bytes_per_s * fit.bandwidth_efficiency)
     memory_s = memory_s * (1.0 - hit + hit / fit.cached_speedup)
     work_s = blocks * (block_clocks + token_clocks * context) / (gpu.sms * gpu.clock_hz)
@@ -469,11 +469,6 @@ def _of_format(known: Facts, dtype: str, gpu: Gpu) -> Any:
     if not known:
         raise ValueError(f"this attention was not measured on {stand_in(gpu.architecture)}")
     return known.get(dtype) or known["bf16"]
-
-
-def _cached(moved: Number, gpu: Gpu, share: float, steepness: float = 6.0) -> Number:
-    """Return the share of bytes that come from the L2 cache where *moved* bytes are used in turn."""
-    return 1.0 / (1.0 + (moved / (share * gpu.l2_bytes)) ** steepness)
 
 
 def _limit(

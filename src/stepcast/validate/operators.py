@@ -16,7 +16,7 @@ from stepcast.cost.collectives.choose import collective_s
 from stepcast.cost.collectives.route import route_of
 from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
 from stepcast.cost.expert_loads import RankLoad, balanced_load, power_law_load
-from stepcast.cost.fused_experts import fused_experts_s
+from stepcast.cost.fused_experts import FusedExpertsFit, fused_experts_s
 from stepcast.hardware import Gpu, load_cluster, resolve
 from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
@@ -195,10 +195,11 @@ def compare_sequences(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperato
 # fused kernel ran them with one.
 UNGATED = (1856.0, 2688.0, 5120.0)
 GATED_KERNEL = "vllm_fused_moe"
+DRAWS = 5  # of a power law that a loop goes through
 
 
 class ExpertColumns(NamedTuple):
-    """Sizes of layers of experts, and the loads of their busiest ranks."""
+    """Sizes of layers of experts, the loads of their busiest ranks, and the experts that the tables' loops use."""
 
     tokens: FloatArray
     top_k: FloatArray
@@ -206,6 +207,7 @@ class ExpertColumns(NamedTuple):
     inner: FloatArray
     matrices: FloatArray
     load: RankLoad
+    recent: FloatArray
 
 
 def expert_columns(rows: OperatorTable) -> ExpertColumns:
@@ -222,13 +224,21 @@ def expert_columns(rows: OperatorTable) -> ExpertColumns:
         alpha = float(rows.word("distribution").rpartition("_")[2])
         loads = [power_law_load(count, int(own), int(best), int(ranks), alpha) for count, own, best, ranks in sizes]
     load = RankLoad(*(np.array(column) for column in zip(*loads, strict=True)))
-    return ExpertColumns(tokens, top_k, hidden, np.maximum(1.0, inner / tp), matrices, load)
+    idle = 1.0 - np.minimum(1.0, load.active / load.held)
+    recent = load.held * (1.0 - idle ** (1 if rows.word("distribution") == "balanced" else DRAWS))
+    return ExpertColumns(tokens, top_k, hidden, np.maximum(1.0, inner / tp), matrices, load, recent)
+
+
+def expert_cost_s(
+    kernel: str, word: str, columns: ExpertColumns, gpu: Gpu, fit: FusedExpertsFit | None = None
+) -> FloatArray:
+    return fused_experts_s(kernel, word, *columns[:-1], gpu, fit, columns.recent)
 
 
 def compare_experts(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
     """Yield fused experts of the busiest rank."""
     word, columns = rows.word("moe_dtype"), expert_columns(rows)
-    seconds = fused_experts_s(rows.word("kernel_source"), word, *columns, gpu)
+    seconds = expert_cost_s(rows.word("kernel_source"), word, columns, gpu)
     labels = label_sizes(columns.tokens, {"below 256 tokens": 256, "from 256 tokens": np.inf})
     yield ComparedOperators(rows.numbers("latency_ms") * MS, seconds, f"{word}, {rows.word('distribution')}", labels)
 
