@@ -64,6 +64,16 @@ def test_rows_are_shown_filtered_and_sorted(answers: str, capsys: pytest.Capture
     assert "tokens/s/GPU" in out
 
 
+@pytest.mark.parametrize("width", ["80", "100", "120"])
+def test_rows_fit_the_terminal(
+    answers: str, width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    _, out, _ = run(capsys, "sweep", "show", answers, "--top", "100")
+    assert max(map(len, out.splitlines())) <= int(width)
+    assert "fits" in run(capsys, "sweep", "show", answers, "--top", "2")[1].partition("Rows")[0]
+
+
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_exported_rows_are_those_shown(
     answers: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -25,6 +25,8 @@ RESULTS = ui.columns_by_key(
     cost=("cost", _cost),
 )
 HIDDEN_IN_TEXT = ("position", "low_s", "high_s", "gpu_hours", "found", "currency")
+# What a narrow terminal leaves out first: it follows from the rest, or matters less.
+LEFT_OUT_FIRST = ("tokens_per_s_per_gpu", "price", "mfu", "days", "memory_bytes")
 HIDDEN_ON_PAGE = ("bubble", "exposed", "fits", "error")
 COUNTS = ui.columns_by_key(
     "folder combinations=of, points=points, answered=answered, left=left, errors=errors, out_of_time=out_of_time, "
@@ -56,20 +58,35 @@ def rows_view(facts: Facts) -> ui.View:
     if not rows:
         return ui.View(counted, headline, [ui.Figure("rows", f"{counted}: no row meets the condition")], (), facts)
     names = [name for name in rows[0] if name not in HIDDEN_IN_TEXT and any(row[name] is not None for row in rows)]
-    same = [name for name in names if len(rows) > 1 and name not in RESULTS and len({row[name] for row in rows}) == 1]
-    figures = [ui.Figure("rows", counted), *(ui.Figure(_words([name]), str(rows[0][name])) for name in same)]
-    shown = [name for name in names if name not in same]
-    uncut = [index for index, name in enumerate(shown) if name not in RESULTS]
-    return ui.View(counted, headline, figures, [_table("Rows", rows, shown, uncut=uncut)], facts)
+    same = [name for name in names if len({row[name] for row in rows}) == 1]
+    figures = [ui.Figure("rows", counted), *(ui.Figure(*_cell(name, rows[0])) for name in same)]
+    other = [name for name in names if name not in same]
+    return ui.View(counted, headline, figures, [_shown_rows(rows, other) if other else None], facts)
+
+
+def _cell(name: str, row: Facts) -> tuple[str, str]:
+    head, source = _column(name)
+    return head, ui.cell_of(row, source).text
+
+
+def _shown_rows(rows: Rows, names: Sequence[str], left_out: tuple[str, ...] = ()) -> ui.Table:
+    """Return the rows with these columns, and without some of them for terminals that all of them are too wide for."""
+    first = next((name for name in LEFT_OUT_FIRST if name in names), None)
+    narrow = first and _shown_rows(rows, [name for name in names if name != first], (*left_out, _column(first)[0]))
+    note = f"left out for width: {', '.join(left_out)} (--json)" if left_out else ""
+    uncut = [index for index, name in enumerate(names) if name not in RESULTS]
+    return _table("Rows", rows, names, uncut=uncut, note=note, narrow=narrow or None)
 
 
 def _table(title: str, rows: Rows, names: Sequence[str], **options: Any) -> ui.Table:
-    columns = dict(RESULTS[name] if name in RESULTS else (_words([name]), _word(name)) for name in names)
-    return ui.table_of(title, rows, columns, sortable=True, wide=True, **options)
+    return ui.table_of(title, rows, dict(map(_column, names)), sortable=True, wide=True, **options)
 
 
-def _word(name: str) -> ui.Source:
-    return name, lambda row: "-" if row.get(name) is None else str(row[name])
+def _column(name: str) -> tuple[str, ui.Source]:
+    """Return the head and the source of a column."""
+    if name in RESULTS:
+        return RESULTS[name]
+    return _words([name]), (name, lambda row: "-" if row.get(name) is None else str(row[name]))
 
 
 def _words(names: Sequence[str]) -> str:
