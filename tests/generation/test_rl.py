@@ -34,6 +34,30 @@ def test_a_colocated_step_is_the_sum_of_its_phases() -> None:
     assert list(step.idle_shares()) == ["all"]
 
 
+def test_other_spreads_are_steps_of_their_own() -> None:
+    """The longest of 16 sequences on 8 ranks decides the update, and is shorter where lengths vary less."""
+    lengths = "lognormal:mean=800,cv={},max=4096"
+    steps = {
+        cv: stepcast.predict_rl("qwen3-0.6b", gpus=8, train_batch=16, **SMALL | {"response_length": lengths.format(cv)})
+        for cv in (0.8, 0.3)
+    }
+    assert steps[0.3].phases_s["update"] < 0.9 * steps[0.8].phases_s["update"]
+    assert steps[0.8].to_dict()["sensitivity_s"]["cv 0.3"] == pytest.approx(steps[0.3].step_s)
+
+
+def test_warnings_of_the_rollout_and_of_training_are_passed_on() -> None:
+    step = stepcast.predict_rl("qwen3-0.6b", gpus=8, **SMALL | {"response_length": "100000"})
+    warnings = step.to_dict()["warnings"]
+    assert "requests of 100,256 tokens are longer than the 40,960 of qwen3-0.6b" in warnings
+    assert "sequences of 100,288 tokens are longer than the 40,960 of qwen3-0.6b" in warnings
+
+
+def test_hosts_that_are_not_described_take_no_time() -> None:
+    step = stepcast.predict_rl("qwen3-0.6b", gpus=8, **SMALL | {"cluster": "dgx-b200"})
+    assert "offload" not in step.phases_s
+    assert any("hosts of dgx-b200" in text for text in step.assumptions)
+
+
 def test_asynchronous_pools_overlap_and_the_slower_one_decides() -> None:
     split = stepcast.predict_rl("qwen3-0.6b", gpus=4, rollout_gpus=4, mode="split", **SMALL)
     overlapped = stepcast.predict_rl("qwen3-0.6b", gpus=4, rollout_gpus=4, mode="async", **SMALL)

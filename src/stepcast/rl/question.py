@@ -273,6 +273,8 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         "warnings": [
             *([] if memory["fits"] else ["the training step does not fit into GPU memory"]),
             *step.profile.warnings,
+            *generation.warnings,
+            *training.prediction.report.warnings,
         ],
         "config": config,
     }

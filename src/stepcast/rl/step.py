@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct, structs
 
-from stepcast.cost.host import copy_bytes_per_s, host_of
+from stepcast.cost.host import copy_bytes_per_s
 from stepcast.forecast.prediction import Prediction
 from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
 from stepcast.generation.lengths import Lengths
@@ -160,7 +160,7 @@ class TrainingForecast:
     prediction: Prediction
     forward_share: float
     gpus: int
-    imbalance: float  # of the slowest data-parallel rank, over the mean
+    dp: int  # data-parallel ranks
 
     @property
     def memory(self) -> FactDict:
@@ -245,10 +245,7 @@ def forecast_training(
     )
     run = settle(question.leave_unchecked(frozenset(given) | frozenset(defaults)))
     share = 1.0 / 4.0 if run.strategy.recompute.kind is RecomputeKind.FULL else 1.0 / 3.0
-    # A sequence is on one rank, and the longest of a batch may be longer than the share of a rank.
-    lengths = task.prompt.mean + task.response.draw(task.train_batch)
-    imbalance = max(1.0, float(lengths.max()) * dp / float(lengths.sum()))
-    return TrainingForecast(run.prediction, share, place.train_gpus, imbalance)
+    return TrainingForecast(run.prediction, share, place.train_gpus, dp)
 
 
 def count_tensors(model: Model) -> int:
@@ -305,7 +302,9 @@ def forecast_step(
     moved_s = profile.padded_token_s * task.responses * longest
     batches = task.responses / task.train_batch
     forward_s = training.forward_s * batches * profile.forward_pace + moved_s
-    update_s = training.prediction.step_s * training.imbalance
+    # A sequence is on one rank, and the longest of a batch may be longer than the share of a rank.
+    lengths = task.prompt.mean + task.response.draw(task.train_batch)
+    update_s = training.prediction.step_s * max(1.0, float(lengths.max()) * training.dp / float(lengths.sum()))
     passes = {"old log-probabilities": task.old_logprobs, "reference": task.reference, "critic values": task.critic}
     phases = {
         "generation": generation_s,
@@ -315,10 +314,10 @@ def forecast_step(
         "weight sync": sync_seconds(model, cluster, profile, place),
         "overhead": profile.step_s + profile.sequence_s * task.responses,
     }
-    if place.mode is RlMode.COLOCATED:
+    if place.mode is RlMode.COLOCATED and cluster.node.host:
         # Optimizer states and gradients move to the host before a rollout, and back after it.
         moved = float(training.memory["optimizer"] + training.memory["gradients"])
-        rate = copy_bytes_per_s(host_of(cluster), min(cluster.node.gpus, training.gpus))
+        rate = copy_bytes_per_s(cluster.node.host, min(cluster.node.gpus, training.gpus))
         phases["offload"] = 2.0 * moved / rate
     train_pool_s = sum(phases[name] for name in phases if name not in ("generation", "reward"))
     rollout_pool_s = generation_s + phases["reward"] + phases["weight sync"]
@@ -326,6 +325,11 @@ def forecast_step(
     if place.mode is RlMode.ASYNC:
         step_s = max(train_pool_s, rollout_pool_s)
     assumptions = [*rollout.assumptions, "log-probability passes run at the pace of the forward pass of training"]
+    if place.mode is RlMode.COLOCATED and not cluster.node.host:
+        assumptions.append(
+            f"no time for moving optimizer states to the hosts of {cluster.name}, which it does not describe (--set "
+            "node.host.memory and others, docs/offload.md)"
+        )
     if host_s or moved_s:
         assumptions.append(
             f"{profile.name} takes {format_seconds(host_s)} of CPU time for each running sequence and decode step, and "

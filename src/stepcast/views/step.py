@@ -440,8 +440,8 @@ def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:
     shown = facts["operators"][:MOST_OPERATORS]
     rows = [{**operator, "reached_flops": operator["flops"] / operator["seconds"]} for operator in shown]
     columns = ui.columns(
-        "operator=name time=seconds:s share count=count:,.0f TFLOP/s bound_by=bound",
-        share=("seconds", lambda row: format_percent(row["seconds"] / total_s)),
+        "operator=name time=seconds:s of_computing count=count:,.0f TFLOP/s bound_by=bound",
+        of_computing=("seconds", lambda row: format_percent(row["seconds"] / total_s)),
         **{"TFLOP/s": ("reached_flops", lambda row: f"{row['reached_flops'] / TFLOPS:,.1f}")},
     )
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
