@@ -42,8 +42,8 @@ def test_recipes_of_a_framework_hold_of_the_layouts_they_name(capsys: pytest.Cap
     recipes = ("--framework", "megatron-bridge-26.06", "--seq", "4096", "--top", "40")
     found = run_json(capsys, "search", *question, *narrow, *few, *recipes)
     rows = found["rows"]
-    assert len(rows) > 3
-    for row in (rows[0], rows[len(rows) // 2], rows[-1]):
+    assert len(rows) > 1
+    for row in (rows[0], rows[-1]):
         assert run_json(capsys, *shlex.split(row["command"])[1:])["step_s"] == row["step_s"]
 
 

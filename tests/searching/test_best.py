@@ -11,7 +11,14 @@ import pytest
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.searching.best import search_parts
-from stepcast.searching.result import OBJECTIVES, ScoredPrediction, SearchCounts, SearchResult, SimulatedCandidate
+from stepcast.searching.result import (
+    FAMILY,
+    OBJECTIVES,
+    ScoredPrediction,
+    SearchCounts,
+    SearchResult,
+    SimulatedCandidate,
+)
 from stepcast.searching.space import SpacePart, build_space
 from tests.searching.spaces import Case, bound_candidates, dense, experts, hybrid, sharded
 
@@ -192,3 +199,17 @@ def test_of_several_numbers_of_gpus_the_fastest_of_each_is_known() -> None:
         fastest = min((each for each in result.simulated if each.gpus == number), key=lambda each: each.step_s)
         assert fastest.step_s == alone.step_s
         assert any(each.step_s == alone.step_s for each in result.front)
+
+
+def test_each_row_is_the_best_of_its_family() -> None:
+    """The fastest candidates of the Pareto frontier are no rows of a search for memory."""
+    case = dense()
+    both = case._replace(space=build_space(case.space.model, replace(case.space.axes, gpus=(8, 32)), 32, 8192, 8))
+    for best in searched(both, top=20, objective="memory", by_family=True).best:
+        rows = [row for row in range(len(both.space)) if _family(both, row) == best.family]
+        alone = searched(both._replace(space=both.space.only(np.array(rows))), top=1, objective="memory").best[0]
+        assert best.memory_bytes == alone.memory_bytes
+
+
+def _family(case: Case, row: int) -> tuple[int, ...]:
+    return tuple(int(case.space.columns[name][row]) for name in FAMILY)

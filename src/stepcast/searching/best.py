@@ -321,6 +321,8 @@ class _SearchRun:
             self.families[candidate.family] = min(known, candidate, key=lambda each: each.rank)
             others = self.families.values()
         self.best = nsmallest(self.top, others, key=lambda each: each.rank)
+        if self.families is not None:  # of slower families not all were simulated, so theirs may not be the best
+            self.best = [each for each in self.best if each.score <= SLOWEST_FAMILY * self.best[0].score]
 
     def _select_promising(self, numbers: IntArray) -> IntArray:
         """Return those of *numbers* whose bound is below the best of their family; the others are pruned."""

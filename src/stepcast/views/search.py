@@ -173,7 +173,7 @@ def _ranked(facts: Facts) -> ui.Table | None:
     rows = facts["rows"]
     if not rows:
         return None
-    spec = "rank GPUs=gpus, " if len({row["gpus"] for row in rows}) > 1 else "rank "
+    spec = "rank GPUs=gpus, " if len(facts["gpus"]) > 1 else "rank "
     spec += "strategy step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu memory=memory_bytes free=free_bytes"
     spec += " days=days:,.1f GPU-hours=gpu_hours," if rows[0]["days"] is not None else ""
     spec += " cost" if rows[0]["cost"] is not None else ""
