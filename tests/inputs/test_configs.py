@@ -386,6 +386,13 @@ def read_text(tmp_path: Path, text: str, name: str = "a.sh") -> RunConfig:
     return read_config(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    "text", ['[model]\nname = "llama3"\nflavor = "8B"', "[parallelism]\ntensor_parallel_degree = 2"]
+)
+def test_torchtitans_main_tables_may_be_missing(text: str, tmp_path: Path) -> None:
+    assert read_text(tmp_path, text, "job.toml").format == "torchtitan"
+
+
 def test_a_misspelt_argument_is_an_error_with_the_right_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.sh"
     file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} --tensor-model-paralel-size 8")
@@ -590,7 +597,7 @@ def test_a_window_is_that_of_the_script(tmp_path: Path) -> None:
     found = read_text(tmp_path, f"python pretrain_gpt.py {GPT} --ffn-hidden-size 14336 --window-size 1024,0")
     window = load_model(model_words(found.sizes, [], 2048)).window
     assert window is not None
-    assert window.size == 1024
+    assert window.size == 1025  # itself and the 1,024 before it
 
 
 # ---- batches ------------------------------------------------------------------------------------------
@@ -783,10 +790,63 @@ def test_layers_of_a_virtual_stage_count_embedding_and_loss(tmp_path: Path) -> N
     assert options["stage-layers"] == ",".join(["1", *["2"] * 14, "1"])
 
 
-def test_a_pattern_of_expert_layers_that_is_not_read_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "run.sh"
-    path.write_text(f"pretrain_gpt.py {SIZES} --num-experts 8 --moe-layer-freq 2")
-    assert "moe-layer-freq" in read_config(str(path)).not_modelled
+@pytest.mark.parametrize(
+    ("words", "routed", "local"),
+    [
+        ("--moe-layer-freq 1", "1" * 8, ""),
+        ("--moe-layer-freq 2", "10101010", ""),
+        ("--moe-layer-freq 3", "10010010", ""),
+        ('--moe-layer-freq "([0]*3+[1]*5)"', "00011111", ""),
+        ('--moe-layer-freq "([0]*1+[1]*7)"', "01111111", ""),
+        ('--moe-layer-freq "([1]+[0]*3)*2"', "10001000", ""),
+        ("--moe-layer-freq [1,0,1,1,0,0,1,1]", "10110011", ""),
+        ("--moe-layer-freq [0,1,0,1,0,1,0,1]", "01010101", ""),
+        ("--window-size 127,0", "1" * 8, "1" * 8),
+        ("--window-size 127,0 --window-attn-skip-freq 2", "1" * 8, "10101010"),
+        ("--window-size 127,0 --window-attn-skip-freq 6", "1" * 8, "11111011"),
+        ("--window-size 127,0 --window-attn-skip-freq [0,1,1,1,0,1,1,1]", "1" * 8, "01110111"),
+        ("--window-size 127,0 --window-attn-skip-freq 1", "1" * 8, ""),
+    ],
+)
+def test_layers_with_experts_and_windows_are_those_of_the_script(
+    words: str, routed: str, local: str, tmp_path: Path
+) -> None:
+    """megatron/core: moe_layer_freq N is one layer in N from the first, window_attn_skip_freq N is full at each N-th."""
+    sizes = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --ffn-hidden-size 2048 --num-experts 4"
+    found = read_text(tmp_path, f"python pretrain_gpt.py {sizes} --seq-length 512 {words}")
+    model = load_model(model_words(found.sizes, [], 512))
+    assert model.experts is not None
+    assert "".join(str(int(model.experts.at(layer))) for layer in range(8)) == routed
+    window = model.window
+    assert (window is None) == (not local)
+    if window is not None:
+        assert window.size == 128
+        assert "".join(str(int(window.at(layer) is not None)) for layer in range(8)) == local
+
+
+@pytest.mark.parametrize("words", ["[0,1]", "x", "0", "-1", "[1]*99999999", "(" * 300, "__import__('os')"])
+def test_patterns_that_are_not_of_this_model_are_refused(words: str, tmp_path: Path) -> None:
+    path = tmp_path / "model_config.yaml"
+    path.write_text(json.dumps({"MODEL_ARGS": {"--num-layers": 8, "--num-experts": 4, "--moe-layer-freq": words}}))
+    with pytest.raises(ValueError, match=r"moe-layer-freq|layers"):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "vocab"),
+    [
+        ("--vocab-size 50257", 50304),
+        ("--vocab-size 50257 --tensor-model-parallel-size 8", 51200),
+        ("--vocab-size 128256 --tensor-model-parallel-size 8", 129024),
+        ("--vocab-size 131072 --tokenizer-type NullTokenizer --tensor-model-parallel-size 4", 131584),
+        ("--vocab-size 32003 --make-vocab-size-divisible-by 1", 32003),
+        ("--vocab-size 32000 --padded-vocab-size 40000", 40000),
+    ],
+)
+def test_megatron_pads_the_vocabulary(words: str, vocab: int, tmp_path: Path) -> None:
+    found = read_text(tmp_path, f"python pretrain_gpt.py {GPT} {words}")
+    model = load_model(model_words(found.sizes, [], 2048))
+    assert model.padded_vocab(int(found.options.get("tp", 1))) == vocab
 
 
 def test_interleaved_stages_of_torchtitan_are_two_for_each_rank(tmp_path: Path) -> None:

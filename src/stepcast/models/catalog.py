@@ -157,7 +157,7 @@ def _explain_unknown(text: str) -> str:
 # Models of a row of a table of measurements: by its name where the catalogue knows it, else by its sizes.
 
 # Columns that are fields of the Model; ``seq`` and ``window`` are treated apart.
-COLUMN_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+COLUMN_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "vocab_multiple")
 EXPERT_SIZES = {
     "moe_experts": "count",
     "moe_topk": "top_k",
@@ -170,6 +170,9 @@ EXPERT_SIZES = {
 }
 # Column -> field of multi-head latent attention.
 LATENT_SIZES = {f"mla_{name}": name for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "query_rank")}
+# Column with a digit for each layer, repeated -> the part that layers with 1 have.
+PATTERNS = {"moe_pattern": "experts", "window_pattern": "window"}
+WORDS = (*PART_WORDS, *PATTERNS)
 STRUCTURE = ("gated", "embedding_norm", "post_norms", "parallel_block")  # 1 or 0, like the next
 SWITCHES = (*STRUCTURE, "tied", "attention_sinks", "attention_gate")
 ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES, *SWITCHES)
@@ -180,7 +183,7 @@ EXACT_PARAMETERS, CERTAINLY_ANOTHER = 0.0005, 0.002
 
 
 def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
-    """Return the model of a row with the columns of ``ALL_SIZES``, ``PART_WORDS`` and params_b, any of them blank.
+    """Return the model of a row with the columns of ``ALL_SIZES``, ``WORDS`` and params_b, any of them blank.
 
     A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
     an MLP four times as wide (or of no given width) makes it a GPT unless params_b is that of a Llama, else it is a
@@ -196,6 +199,9 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     model = _with_sizes(model, sizes)
     own = part_words(model)
     parts = {key: part_of(key, word, model.max_seq) for key, word in words.items() if word != own[key]}
+    for column, part in PATTERNS.items():
+        if not _blank(columns, column) and (layered := getattr(model, part)) is not None:
+            parts[part] = replace(layered, pattern=_read_pattern(column, str(columns[column])))
     model = replace(model, **parts)  # type: ignore[arg-type]
     seq = sizes.get("seq", model.max_seq)
     if model.position.kind is PositionKind.LEARNED or seq > model.max_seq:
@@ -205,13 +211,13 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
 
 def sizes_of(text: str, where: str) -> dict[str, str]:
     """Return the columns that ``layers=16,vocab=32000`` gives."""
-    known, columns = (*ALL_SIZES, *PART_WORDS, "params_b"), {}
+    known, columns = (*ALL_SIZES, *WORDS, "params_b"), {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in known or not (equals and value):
             raise ValueError(f"model {where}: {part.strip()!r} is no size; expected {', '.join(known)}, as layers=16")
         try:
-            columns[key] = value if key in PART_WORDS else f"{float(value):.15g}"
+            columns[key] = value if key in WORDS else f"{float(value):.15g}"
         except ValueError:
             raise ValueError(f"model {where}: {key} {value!r} is not a number") from None
     return columns
@@ -219,14 +225,24 @@ def sizes_of(text: str, where: str) -> dict[str, str]:
 
 def words_of(name: str, columns: Mapping[str, object]) -> str:
     """Return the name with the sizes of *columns*, as ``load_model`` takes it."""
-    given = {key: columns[key] for key in (*ALL_SIZES, *PART_WORDS, "params_b") if not _blank(columns, key)}
-    numbers = {key: value if key in PART_WORDS else f"{float(str(value)):.15g}" for key, value in given.items()}
+    given = {key: columns[key] for key in (*ALL_SIZES, *WORDS, "params_b") if not _blank(columns, key)}
+    numbers = {key: value if key in WORDS else f"{float(str(value)):.15g}" for key, value in given.items()}
     return f"{name}:{','.join(f'{key}={value}' for key, value in numbers.items())}"
 
 
 def _blank(columns: Mapping[str, object], key: str) -> bool:
     value = columns.get(key)
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def _read_pattern(column: str, digits: str) -> tuple[bool, ...]:
+    if not digits or set(digits) - {"0", "1"}:
+        raise ValueError(f"column {column}: {digits!r} has not a 1 or a 0 for each layer")
+    return tuple(digit == "1" for digit in digits)
+
+
+def _write_pattern(part: Experts | Window | None) -> str:
+    return "".join("1" if own else "0" for own in part.pattern) if part else "1"
 
 
 def _whole(key: str, value: object) -> int:
@@ -294,6 +310,7 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
     else:
         bases = [llama]
     given = {"hidden": hidden, "heads": heads, **sizes, "layers": 1}
+    given |= {"moe_dense_layers": 0} if "moe_dense_layers" in sizes else {}  # corrected with the depth
     singles = [_with_sizes(replace(base, layers=1), given) for base in bases]
     single = singles[0]
     published = None if _blank(columns, "params_b") else float(str(columns["params_b"])) * 1e9
@@ -349,6 +366,7 @@ def _known_sizes(model: Model) -> FactDict:
     sizes: FactDict = {key: getattr(model, key) for key in (*COLUMN_SIZES, *SWITCHES)}
     if experts is not None:
         sizes |= {key: getattr(experts, field) for key, field in EXPERT_SIZES.items()}
+        sizes["moe_pattern"] = _write_pattern(experts)
         if all(block.feed_forward is not FeedForward.DENSE for block in model.block_kinds):
             del sizes["ffn"]
     if latent is not None:
@@ -356,7 +374,8 @@ def _known_sizes(model: Model) -> FactDict:
         del sizes["kv_heads"], sizes["head_dim"]
     if model.position.kind is PositionKind.LEARNED:
         sizes["seq"] = model.max_seq
-    return {**sizes, **part_words(model), "window": model.window.size if model.window else 0}
+    sizes |= {"window": model.window.size if model.window else 0, "window_pattern": _write_pattern(model.window)}
+    return {**sizes, **part_words(model)}
 
 
 def _other_sizes(model: Model, sizes: Facts) -> FactDict:

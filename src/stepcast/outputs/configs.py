@@ -60,6 +60,7 @@ def _megatron_model(model: Model) -> Table:
         "num-attention-heads": model.heads,
         "vocab-size": model.vocab,
         "swiglu": model.gated and model.activation is Activation.SILU,
+        "quick-geglu": model.gated and model.activation is Activation.GELU,
         "squared-relu": model.activation is Activation.SQUARED_RELU,
         "normalization": "RMSNorm" if model.norm.kind is NormKind.RMS else "LayerNorm",
         "position-embedding-type": {ours: theirs for theirs, ours in POSITIONS.items()}[part_words(model)["position"]],
@@ -79,16 +80,18 @@ def _megatron_model(model: Model) -> Table:
         if model.kv_heads != model.heads:
             arguments |= {"group-query-attention": True, "num-query-groups": model.kv_heads}
     if model.window is not None:
-        arguments["window-size"] = f"{model.window.size},0"
+        local = [int(model.window.at(layer) is not None) for layer in range(model.layers)]
+        arguments["window-size"] = f"{model.window.size - 1},0"
+        arguments["window-attn-skip-freq"] = None if all(local) else str(local)
     if (experts := model.experts) is not None:
-        dense, has_groups = experts.first_dense, experts.groups > 1
+        routed, has_groups = [int(experts.at(layer)) for layer in range(model.layers)], experts.groups > 1
         arguments |= {
             "num-experts": experts.count,
             "moe-router-topk": experts.top_k,
             "moe-ffn-hidden-size": experts.ffn,
             "moe-shared-expert-intermediate-size": experts.shared_ffn or None,
             "moe-shared-expert-gate": experts.shared_gate,
-            "moe-layer-freq": f"([0]*{dense}+[1]*{model.layers - dense})" if dense else None,
+            "moe-layer-freq": None if all(routed) else str(routed),
             "moe-router-num-groups": experts.groups if has_groups else None,
             "moe-router-group-topk": experts.top_groups if has_groups else None,
         }
@@ -108,6 +111,7 @@ def _megatron_layout(run: EmittedRun) -> Table:
         "micro-batch-size": strategy.micro_batch,
         "global-batch-size": strategy.global_batch,
         "sequence-parallel": strategy.sequence_parallel,
+        "make-vocab-size-divisible-by": run.model.vocab_multiple or 1,
     }
     if layout.cp > 1:
         kinds = {ContextKind.RING: "p2p", ContextKind.ALL_TO_ALL: "a2a", ContextKind.ALL_GATHER: "allgather"}
@@ -228,11 +232,12 @@ def write_nemo(run: EmittedRun) -> str:
     arguments.pop("no-async-tensor-model-parallel-allreduce")
     arguments["share-embeddings-and-output-weights"] = not arguments.pop("untie-embeddings-and-output-weights")
     arguments["add-bias-linear" if is_bridge else "bias"] = not arguments.pop("disable-bias-linear")
-    is_gated, is_squared = arguments.pop("swiglu"), arguments.pop("squared-relu")
+    activations = {"swiglu": "fast-swiglu", "quick-geglu": "geglu", "squared-relu": "squared-relu"}
+    kinds = [name for name in activations if arguments.pop(name)]
     if is_bridge:
-        arguments["gated-linear-unit"] = is_gated
+        arguments["gated-linear-unit"] = run.model.gated
     else:
-        arguments["activation"] = "fast-swiglu" if is_gated else "squared-relu" if is_squared else "gelu"
+        arguments["activation"] = activations[kinds[0]] if kinds else "gelu"
     arguments.pop("group-query-attention", None)
     arguments["grad-reduce-in-fp32"] = "accumulate-allreduce-grads-in-fp32" in arguments
     for name in ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "bf16", "fp16"):

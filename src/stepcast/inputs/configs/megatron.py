@@ -3,13 +3,15 @@
 Names of arguments as in megatron/training/arguments.py; NeMo and Megatron-Bridge call most of them the same.
 """
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options
 from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.limits import LAYERS
 
 WORDS = read_words("configs")
 MODULES, ACTIVATIONS = WORDS["megatron_modules"], WORDS["activations"]
@@ -55,7 +57,7 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
     keys = Keys(flags, "megatron")
     sizes = read_sizes(keys)
     if sizes.get("hidden"):
-        sizes = {**fill_sizes(keys, sizes), **_own_groups(keys, sizes)}
+        sizes = {**fill_sizes(keys, sizes), **_own_groups(keys, sizes), **_pad_vocabulary(keys)}
     options = read_options(keys, sizes)
     options |= _own_defaults(keys, options)
     # Without sizes a checkpoint's name may name the model.
@@ -77,8 +79,8 @@ def fill_sizes(keys: Keys, sizes: Facts) -> FactDict:
         keys.assume(f"no ffn-hidden-size: MLPs are {own['ffn']:,} wide, the tool's default")
     if "moe_experts" in sizes:
         own |= {"moe_ffn": {**own, **sizes}["ffn"], "moe_shared_ffn": 0, "moe_shared_gate": 0}
-        own |= {} if "moe-layer-freq" in keys else {"moe_dense_layers": 0}
-    return {**own, **sizes}
+        own |= {"moe_dense_layers": 0, "moe_pattern": "1"}
+    return {**own, "window_pattern": "1", **sizes}
 
 
 def _own_groups(keys: Keys, sizes: Facts) -> dict[str, int]:
@@ -90,6 +92,19 @@ def _own_groups(keys: Keys, sizes: Facts) -> dict[str, int]:
     if sizes["kv_heads"] != sizes["heads"]:
         keys.assume("--num-query-groups has no effect without --group-query-attention, as in Megatron-LM")
     return {"kv_heads": sizes["heads"]}
+
+
+def _pad_vocabulary(keys: Keys) -> dict[str, int]:
+    """Return the words of the vocabulary (NullTokenizer adds one), and to which multiple it is padded, where it is
+    (training/tokenizer, vocab_size_with_padding).
+    """
+    words = keys.number("vocab-size")
+    if keys.number("padded-vocab-size") is not None or words is None:
+        return {}
+    words += keys.word("tokenizer-type") == "nulltokenizer"
+    multiple = keys.number("make-vocab-size-divisible-by") or 128
+    is_padded = multiple > 1 and words % (multiple * (keys.number("tensor-model-parallel-size") or 1)) > 0
+    return {"vocab": words, "vocab_multiple": multiple if is_padded else 0}
 
 
 def _own_defaults(keys: Keys, options: Options) -> Options:
@@ -130,37 +145,85 @@ def read_sizes(keys: Keys) -> FactDict:
     groups = keys.number("num-query-groups")
     is_latent = keys.flag("multi-latent-attention")
     channels = keys.number("kv-channels")
-    window = re.match(r"[\[(]?(\d{1,9})", keys.text("window-size"))
-    sizes = {
-        "layers": keys.number("num-layers"),
+    layers, window = keys.number("num-layers"), re.match(r"[\[(]?(\d{1,9})", keys.text("window-size"))
+    sizes: dict[str, int | str | None] = {
+        "layers": layers,
         "hidden": keys.number("hidden-size"),
         "heads": heads,
         "kv_heads": (groups or heads) if is_grouped is not False and not is_latent else None,
         "head_dim": None if is_latent else channels,
         "ffn": keys.number("ffn-hidden-size"),
-        "vocab": keys.number("vocab-size", "padded-vocab-size"),
-        "window": int(window[1]) if window else None,
+        "vocab": keys.number("padded-vocab-size", "vocab-size"),
+        # Keys before a query, and its own.
+        "window": int(window[1]) + 1 if window else None,
         "moe_experts": keys.number("num-experts", "num-moe-experts"),
     }
     if sizes["moe_experts"]:
         sizes["moe_topk"] = keys.number("moe-router-topk") or 2
         sizes["moe_ffn"] = keys.number("moe-ffn-hidden-size") or sizes["ffn"]
         sizes["moe_shared_ffn"] = keys.number("moe-shared-expert-intermediate-size")
-        # ``([0]*3+[1]*58)``: the first three layers are dense.
-        dense = re.match(r"\(?\[0\]\*?(\d*)\+\[1\]", keys.text("moe-layer-freq").replace(" ", ""))
-        sizes["moe_dense_layers"] = int(dense[1] or 1) if dense else None
-        if not dense and keys.text("moe-layer-freq") not in ("", "1"):
-            keys.report("every layer is predicted as in the model of the catalogue, or with experts", "moe-layer-freq")
+        if digits := _layer_digits(keys, "moe-layer-freq", layers, lambda every: "1" + "0" * (every - 1)):
+            dense = re.fullmatch("(0+)1+", digits)
+            sizes["moe_dense_layers"] = len(dense[1]) if dense else 0
+            sizes["moe_pattern"] = "1" if dense else _shorten(digits)
         limits = [keys.number(f"moe-router-{name}") for name in ("num-groups", "group-topk")]
         if all(limits) or "hidden-size" in keys:  # without these arguments routing is not limited
             sizes["moe_groups"], sizes["moe_top_groups"] = limits if all(limits) else (1, 1)
+    digits = _layer_digits(keys, "window-attn-skip-freq", layers, lambda every: "1" * (every - 1) + "0")
+    if window and "1" in (digits or "1"):
+        sizes["window_pattern"] = _shorten(digits)
+    else:
+        sizes["window"] = None
     if is_latent:
         # Zero is a size here: queries that are projected directly.
         ranks = {size: keys.number(name) for size, (name, _) in LATENT.items()}
         if any(value is not None for value in ranks.values()):
             sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
-    given = {name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)}
+    zeros = ("mla_query_rank", "moe_dense_layers")
+    given = {name: value for name, value in sizes.items() if value or (name in zeros and value == 0)}
     return {**given, **_read_parts(keys, is_latent or False)}
+
+
+def _layer_digits(keys: Keys, name: str, layers: int | None, repeat: Callable[[int], str]) -> str:
+    """Return a digit for each layer, or those that *repeat* makes of a number N (one layer in N).
+
+    Lists are written as in Python, ``([0]*3+[1]*58)`` (training/arguments.py, moe_freq_type).
+    """
+    text = keys.text(name)
+    if not text:
+        return ""
+    try:
+        value = _evaluate(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise FormatError(f"{name} {text[:60]!r} is neither a number nor a list of layers") from None
+    if isinstance(value, int):
+        return repeat(value)
+    digits = "".join("1" if layer else "0" for layer in value)
+    if layers is not None and len(digits) != layers:
+        raise FormatError(f"{name} lists {len(digits)} layers of {layers} (Megatron-LM refuses it too)")
+    return digits
+
+
+def _shorten(digits: str) -> str:
+    """Return as few of the *digits* as repeat."""
+    repeated = (digits[:size] * -(-len(digits) // size) for size in range(1, len(digits) + 1))
+    return digits[: next((size for size, text in enumerate(repeated, 1) if text.startswith(digits)), 0)]
+
+
+def _evaluate(node: ast.expr) -> int | list[int]:
+    """Return a number above 0, or a list of numbers that is written with + and *."""
+    if isinstance(node, ast.Constant) and type(node.value) is int and 0 < node.value <= LAYERS.most:
+        return node.value
+    if isinstance(node, ast.List):
+        return [int(ast.literal_eval(item)) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        left, right = _evaluate(node.left), _evaluate(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+            LAYERS.check(len(left) * right)
+            return left * right
+    raise ValueError
 
 
 def _read_parts(keys: Keys, is_latent: bool) -> FactDict:

@@ -21,12 +21,12 @@ LOCAL_BATCH, SEQ_LEN = 8, 2048  # torchtitan's defaults
 BF16_STATES: Mapping[str, OptionValue] = {"master_weights": False, "gradients": "bf16", "optimizer": "adamw:bf16"}
 STAGES_OF_A_RANK = 2  # of schedules with several; torchtitan/distributed/pipeline_parallel.py, pipeline_llm
 RESHARDS = {"always": True, "never": False}
-TABLES = ("parallelism", "activation_checkpoint", "training", "experimental")
 
 
 def looks_like(table: Mapping[str, object]) -> bool:
     model = table.get("model")
-    return isinstance(model, dict) and "flavor" in model and any(name in table for name in TABLES)
+    is_own = isinstance(table.get("parallelism"), dict) or isinstance(table.get("activation_checkpoint"), dict)
+    return is_own or (isinstance(model, dict) and "flavor" in model)
 
 
 def read(table: Mapping[str, object]) -> RunConfig:
