@@ -43,7 +43,7 @@ def test_patterns_and_jobs_are_read(tmp_path: Path) -> None:
         ("[[flows]]\nbytes = '1 GB'\nperiod = '1 s'", "[[flows]] 1: nodes: is missing"),
         ("[[flows]]\nnodes = '0'\nbytes = '1 GB'\nperiod = '1 s'", "a pattern needs at least two"),
         ("[[flows]]\nnodes = '3-1'\nbytes = '1 GB'\nperiod = '1 s'", "3-1 counts down"),
-        ("[[flows]]\nnodes = '0-x'\nbytes = '1 GB'\nperiod = '1 s'", "'0-x' is no range of nodes"),
+        ("[[flows]]\nnodes = '0-x'\nbytes = '1 GB'\nperiod = '1 s'", "'0-x' is no range"),
         ("[[flows]]\nnodes = [1, 1]\nbytes = '1 GB'\nperiod = '1 s'", "one is named twice"),
         ("[[flows]]\nnodes = '0-9999999'\nbytes = '1 GB'\nperiod = '1 s'", "more than 1,000,000"),
         ("[[flows]]\nnodes = '0-1'\nbytes = '1'\nperiod = '1 s'", "has no unit"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.inputs.expression import Filter
+from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError
 from stepcast.sweep.spec import read_spec
 
@@ -101,13 +101,13 @@ def test_what_is_wrong_is_said(text: str) -> None:
 )
 def test_what_a_filter_cannot_work_out_is_said(text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):
-        Filter(text, ("tp", "model"))({"tp": 1, "model": "a"})
+        Expression(text, ("tp", "model"))({"tp": 1, "model": "a"})
 
 
 @given(st.text("tp0123456789+-*/%()<>=! andorit\"',[]", max_size=30))
 def test_any_text_is_a_filter_or_told_why_not(text: str) -> None:
     with contextlib.suppress(FormatError):
-        assert Filter(text, ("tp",))({"tp": 3}) in (True, False)
+        assert Expression(text, ("tp",))({"tp": 3}) in (True, False)
 
 
 def test_points_of_a_very_large_sweep_are_counted_from_some() -> None:

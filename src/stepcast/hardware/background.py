@@ -11,17 +11,14 @@ nodes = "32-63"
 predict = { model = "llama-2-7b", tp = 8 }
 """
 
-import re
-
 import msgspec
 
-from stepcast.inputs.source import FormatError, read_toml
+from stepcast.inputs.source import FormatError, prefix_errors, read_toml
+from stepcast.inputs.topologies import expand_hostlist
 from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
 from stepcast.ir.limits import BACKGROUND, LISTED
 from stepcast.ir.tables import convert_table
 from stepcast.units import Dimension, parse_quantity
-
-RANGE = re.compile(r"\s*([0-9]{1,7})\s*(?:-\s*([0-9]{1,7})\s*)?")
 
 
 class _FlowTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,19 +83,11 @@ def parse_nodes(value: object) -> tuple[int, ...]:
     if isinstance(value, list) and all(type(node) is int and 0 <= node < LISTED.most for node in value):
         nodes = list(value)
     elif isinstance(value, str):
-        nodes = []
-        for part in value.split(","):
-            match = RANGE.fullmatch(part)
-            if match is None:
-                raise ValueError(f"nodes: {part[:40]!r} is no range of nodes; expected such as 0-3,8")
-            first, last = int(match[1]), int(match[2] or match[1])
-            if last < first:
-                raise ValueError(f"nodes: {part.strip()} counts down")
-            LISTED.check(last)
-            nodes += range(first, last + 1)
-            LISTED.check(len(nodes))
+        with prefix_errors("nodes"):
+            nodes = [int(name) for name in expand_hostlist(f"[{value.replace(' ', '')}]")]
     else:
         raise ValueError('nodes: expected a text such as "0-3,8", or a list of whole numbers')
+    LISTED.check(max(nodes, default=0))
     if len(set(nodes)) != len(nodes):
         raise ValueError("nodes: one is named twice")
     if not nodes:

@@ -32,8 +32,8 @@ EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
 Value = Callable[[Facts], object]
 
 
-class Filter:
-    """A condition on points; names that a point lacks are None."""
+class Expression:
+    """A value of points, such as a condition on them; names that a point lacks are None."""
 
     def __init__(self, text: str, names: Sequence[str] | None = None) -> None:
         EXPRESSION.check(len(text))
@@ -45,8 +45,11 @@ class Filter:
             raise FormatError(f'where = {text!r} is not an expression, such as "tp * pp <= gpus"') from None
 
     def __call__(self, words: Facts) -> bool:
+        return bool(self.value(words))
+
+    def value(self, words: Facts) -> object:
         try:
-            return bool(self._value(words))
+            return self._value(words)
         except (TypeError, ZeroDivisionError, OverflowError) as error:
             raise FormatError(f"where = {self.text!r}: {error}, for {dict(words)}") from None
 

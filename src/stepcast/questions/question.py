@@ -43,10 +43,10 @@ class Rule:
 
 
 @cache
-def _read_condition(text: str) -> "Filter":
-    from stepcast.inputs.expression import Filter
+def _read_condition(text: str) -> "Expression":
+    from stepcast.inputs.expression import Expression
 
-    return Filter(text)
+    return Expression(text)
 
 
 def _derive(facts: Facts) -> dict[str, object]:
@@ -99,7 +99,7 @@ def _message(option: str, rule: Rule, facts: Facts) -> str:
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
     from stepcast.hardware import Cluster
-    from stepcast.inputs.expression import Filter
+    from stepcast.inputs.expression import Expression
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
 

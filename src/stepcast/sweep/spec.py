@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import gcd, prod
 from random import Random
 
-from stepcast.inputs.expression import Filter
+from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
@@ -50,7 +50,7 @@ class Spec:
     ask: str
     fixed: Words
     axes: tuple[SweepAxis, ...]
-    filter: Filter | None = None
+    filter: Expression | None = None
 
     @property
     def size(self) -> int:
@@ -121,7 +121,7 @@ def read_spec(text: str, path: str | None = None) -> Spec:
         return spec
     if not isinstance(where, str):
         raise FormatError('where is not text; write it in quotes, such as where = "tp * pp <= gpus"', path)
-    return Spec(spec.ask, spec.fixed, spec.axes, Filter(where, spec.names))
+    return Spec(spec.ask, spec.fixed, spec.axes, Expression(where, spec.names))
 
 
 def _axis(given: Mapping[str, object], number: int, path: str | None) -> SweepAxis:

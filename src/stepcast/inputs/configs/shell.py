@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import SCRIPT
 
@@ -161,8 +162,8 @@ class _Script:
         if not SUM.fullmatch(text) or len(text) > 100:
             return UNKNOWN
         try:
-            return str(_add_terms(re.findall(r"\d+|[+\-*/%]", text)))
-        except (ValueError, ZeroDivisionError, IndexError):
+            return str(Expression(text.replace("/", "//")).value({}))
+        except FormatError:
             return UNKNOWN
 
 
@@ -174,23 +175,6 @@ def split_words(words: Sequence[str], separator: str) -> Iterator[Sequence[str]]
             yield words[begin:index]
             begin = index + 1
     yield words[begin:]
-
-
-def _add_terms(terms: list[str]) -> int:
-    """Return the value of *terms* by the usual precedence."""
-    total, sign, index = 0, 1, 0
-    while index < len(terms):
-        value = int(terms[index])
-        index += 1
-        while index < len(terms) and terms[index] in "*/%":
-            other = int(terms[index + 1])
-            value = value * other if terms[index] == "*" else value // other if terms[index] == "/" else value % other
-            index += 2
-        total += sign * value
-        if index < len(terms):
-            sign = 1 if terms[index] == "+" else -1
-            index += 1
-    return total
 
 
 def _find_flags(words: Sequence[str]) -> dict[str, str | bool]:
