@@ -1,18 +1,20 @@
 """Import PyTorch and transformers, or raise an error that says how to get them."""
 
+from importlib import import_module
 from types import ModuleType
+
+
+def _load(package: str, need: str) -> ModuleType:
+    try:
+        return import_module(package)
+    except ImportError:
+        problem = f"{need}, which is not installed; install the extra: pip install 'stepcast[torch]'"
+        raise ValueError(problem) from None
 
 
 def load_torch(verb: str) -> ModuleType:
     """Return PyTorch for *verb*, with or without a GPU."""
-    try:
-        import torch
-    except ImportError:
-        raise ValueError(
-            f"{verb} needs PyTorch, which is not installed; install the extra: pip install 'stepcast[torch]'"
-        ) from None
-    module: ModuleType = torch
-    return module
+    return _load("torch", f"{verb} needs PyTorch")
 
 
 def load_torch_with_gpu() -> ModuleType:
@@ -24,13 +26,6 @@ def load_torch_with_gpu() -> ModuleType:
 
 
 def load_transformers(verb: str) -> ModuleType:
-    try:
-        import transformers
-    except ImportError:
-        raise ValueError(
-            f"{verb} builds the models of a config with transformers, which is not installed; install the "
-            "extra: pip install 'stepcast[torch]'"
-        ) from None
+    transformers = _load("transformers", f"{verb} builds the models of a config with transformers")
     transformers.logging.set_verbosity_error()
-    module: ModuleType = transformers
-    return module
+    return transformers
