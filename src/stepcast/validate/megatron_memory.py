@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 
 from stepcast.cost.memory import memory
@@ -21,7 +20,7 @@ from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Overlap, Recompute, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
-from stepcast.validate.published.setup import read_recompute
+from stepcast.validate.published.setup import Record, read_recompute
 from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, read_records
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
@@ -41,13 +40,11 @@ def layer_pattern(text: str) -> tuple[bool, ...]:
 
 # One functional test of Megatron-LM in our nouns: what its arguments say, by their own names.
 
-Record = Mapping[str, str | None]
 PROFILE = "megatron-lm"
 MOST_DEFERRED = 10**6  # no limit said: all
 CUT_OFF = 500  # characters of further arguments that a row has at most
 # Kinds that are no training step of one language model.
 OTHER_KINDS = ("non-LLM", "multimodal", "multi-run", "distillation")
-PRECISIONS = {"bf16": DType.BF16, "fp16": DType.FP16, "fp8": DType.FP8, "mxfp8": DType.MXFP8, "fp32": DType.FP32}
 SIZES = {size: size for size in ("hidden", "heads", "kv_heads", "ffn")}
 SIZES |= {"head_dim": "kv_channels", "vocab": "vocab_padded", "max_seq": "seq"}
 POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
@@ -89,14 +86,13 @@ class MemoryCase:
     def on(self, name: str) -> bool:
         return self.text(name) == "1"
 
-    def given(self, flag: str, usual: int) -> int:
-        """Return a number among the other arguments, which rows cut off at their end."""
-        text = self.flags.get(flag)
-        if text is None or not text.isdigit():
-            if usual:
-                return usual
+    def number_flag(self, flag: str, usual: int | None = 0) -> int:
+        """Return a number among the other arguments, which rows cut off at their end; without *usual* it is needed."""
+        if (text := self.flags.get(flag, "")).isdigit():
+            return int(text)
+        if usual is None:
             raise ValueError(f"--{flag} is not stated")
-        return int(text)
+        return usual
 
     def _architecture(self) -> FactDict:
         bias = self.on("bias_linear")
@@ -118,12 +114,12 @@ class MemoryCase:
         if pattern := self._pattern:
             letters = pattern.replace("|", "")
             hidden = self.number("hidden")
-            found = {name: self.given(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
+            found = {name: self.number_flag(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
             table["hybrid"] = {"pattern": letters, **found}
         else:
             table["layers"] = self.number("layers")
         if "multi-latent-attention" in self.flags:
-            ranks = {name: self.given(flag, 0) for name, flag in LATENT.items()}
+            ranks = {name: self.number_flag(flag, None) for name, flag in LATENT.items()}
             table["latent"] = ranks
             table["head_dim"] = ranks["nope_dim"] + ranks["rope_dim"]
             table["kv_heads"] = table["heads"]
@@ -139,9 +135,6 @@ class MemoryCase:
         if further := self.number_flag("mtp-num-layers"):
             table["next_token_layers"] = further
         return table
-
-    def number_flag(self, flag: str) -> int:
-        return int(self.flags[flag]) if self.flags.get(flag, "").isdigit() else 0
 
     @property
     def _pattern(self) -> str:
@@ -176,7 +169,6 @@ class MemoryCase:
         return strategy, settled.framework, profile
 
     def _given(self) -> FactDict:
-        precision = self.text("precision")
         engine = self.text("transformer_impl") == "transformer_engine"
         flash = engine and self.text("attention_backend") not in ("unfused", "local")
         said = [self.flags.get(f"{part}-dropout") for part in ("hidden", "attention")]
@@ -184,7 +176,7 @@ class MemoryCase:
         loss = LossKernel.ENGINE if self.flags.get("cross-entropy-fusion-impl") == "te" else LossKernel.COMPILED
         deferred = self.number_flag("wgrad-deferral-limit") or MOST_DEFERRED
         given: FactDict = {
-            "precision": PRECISIONS[precision],
+            "precision": DType(self.text("precision")),
             "sharding": Sharding.FSDP if self.text("fsdp") else sharding,
             "sequence_parallel": self.on("sp"),
             "flash_attention": flash,

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,12 +19,14 @@ from stepcast.validate import scoreboard
 from stepcast.validate.published.setup import (
     CORRECTED,
     LEFT_OUT,
+    PublishedRun,
     Record,
     Setup,
     complete_blanks,
     complete_heads,
     correct_records,
     load_corrections,
+    read_run,
     read_setup,
 )
 from stepcast.validate.scoreboard import UNCLAIMED, Measurements, ScoredRow, columns_of, error_figures, interval_figures
@@ -264,7 +265,7 @@ CLEAN_MFU = 20.0
 """Per cent of MFU from which single iterations repeat well; most slower ones waited for something else."""
 FEWEST_STRATEGIES = 5
 WITHIN = 0.1
-FAILED = "failed"
+FAILED, UNSHARDED = "failed", "zero0"
 
 
 def measure_ultrascale(*folders: str) -> Measurements:
@@ -337,11 +338,11 @@ def verdict_figures(
     fits = [row.fits for row in ran]
     if fits:
         yield "ran, predicted to fit", float(np.mean(fits))
-    proofs = [_Sizes.of(record) for record in timed]
+    proofs = [read_run(record) for record in timed]
     refused, elsewhere = [], 0
     for record in failed:
-        sizes = _Sizes.of(record)
-        if sizes.has_few_micro_batches or any(proof.needs_no_less(sizes) for proof in proofs):
+        run = read_run(record)
+        if _has_few_micro_batches(run) or any(_needs_no_less(proof, run) for proof in proofs):
             elsewhere += 1
         else:
             refused.append(not _can_run(record))
@@ -357,34 +358,17 @@ def _can_run(record: Record) -> bool:
         return False
 
 
-class _Sizes(NamedTuple):
-    """The sizes of a run that its memory depends on."""
+def _has_few_micro_batches(run: PublishedRun) -> bool:
+    """Return True if nanotron's 1F1B engine refuses the run (parallel/pipeline_parallel/engine.py)."""
+    return run.global_batch < (run.pp - 1) * run.dp * (run.micro_batch or 0)
 
-    model: str
-    seq: int
-    pp: int
-    tp: int
-    dp: int
-    micro_batch: int
-    global_batch: int
-    shards: bool  # splits its optimizer states (ZeRO 1)
 
-    @classmethod
-    def of(cls, record: Record) -> "_Sizes":
-        seq, pp, tp, dp, micro_batch, global_batch = (int(float(record.get(name) or 0)) for name in cls._fields[1:-1])
-        shards = record.get("zero_fsdp") != "zero0"
-        return cls(record.get("model") or "", seq, pp, tp, dp, micro_batch, global_batch, shards)
-
-    @property
-    def has_few_micro_batches(self) -> bool:
-        """Return True if nanotron's 1F1B engine refuses the run (parallel/pipeline_parallel/engine.py)."""
-        return self.global_batch < (self.pp - 1) * self.dp * self.micro_batch
-
-    def needs_no_less(self, other: "_Sizes") -> bool:
-        """Return True if every tensor of this run is as large as that of the *other*."""
-        return (
-            (self.model, self.seq, self.pp) == (other.model, other.seq, other.pp)
-            and self.tp <= other.tp
-            and self.micro_batch >= other.micro_batch
-            and (not self.shards or (other.shards and self.dp <= other.dp))
-        )
+def _needs_no_less(run: PublishedRun, other: PublishedRun) -> bool:
+    """Return True if every tensor of *run* is as large as that of the *other*."""
+    shards, other_shards = run.sharding != UNSHARDED, other.sharding != UNSHARDED
+    return (
+        (run.model, run.seq, run.pp) == (other.model, other.seq, other.pp)
+        and run.tp <= other.tp
+        and (run.micro_batch or 0) >= (other.micro_batch or 0)
+        and (not shards or (other_shards and run.dp <= other.dp))
+    )
