@@ -9,7 +9,7 @@ from stepcast.cost.memory.stages import EXPERT_STREAMS, engine_workspace_bytes
 from stepcast.frameworks.catalog import Profile, load_profile, settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.configs import megatron
-from stepcast.inputs.configs.megatron import parse_layout
+from stepcast.inputs.configs.keys import Keys
 from stepcast.inputs.model_table import model_of
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict
@@ -47,12 +47,11 @@ CUT_OFF = 500  # characters of further arguments that a row has at most
 OTHER_KINDS = ("non-LLM", "multimodal", "multi-run", "distillation")
 SIZES = {size: size for size in ("hidden", "heads", "kv_heads", "ffn")}
 SIZES |= {"head_dim": "kv_channels", "vocab": "vocab_padded", "max_seq": "seq"}
-POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
 OVERLAPS = {"gradients": "overlap-grad-reduce", "parameters": "overlap-param-gather", "tensor": "tp-comm-overlap",
             "experts": "overlap-moe-expert-parallel-comm"}  # fmt: skip
 LATENT = {size.removeprefix("mla_"): name for size, (name, _) in megatron.LATENT.items()}
-MAMBA = {"mamba_heads": ("mamba-num-heads", 0), "mamba_head_dim": ("mamba-head-dim", 64),
-         "state": ("mamba-state-dim", 128), "groups": ("mamba-num-groups", 8)}  # fmt: skip
+MAMBA = {"mamba_heads": "mamba-num-heads", "mamba_head_dim": "mamba-head-dim", "state": "mamba-state-dim",
+         "groups": "mamba-num-groups"}  # fmt: skip
 
 
 class MemoryCase:
@@ -63,7 +62,8 @@ class MemoryCase:
         kind = self.text("kind")
         if kind.startswith(OTHER_KINDS):
             raise ValueError(f"no training step of one language model: {kind.partition(' (')[0]}")
-        self.flags = {word.partition("=")[0]: word.partition("=")[2] for word in self.text("other_flags").split()}
+        flags = (word.partition("=") for word in self.text("other_flags").split())
+        self.flags = Keys({name: value or True for name, _, value in flags}, "megatron")
         self.cut_off = len(self.text("other_flags")) >= CUT_OFF
         for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):
             if not self.text(name):
@@ -86,43 +86,30 @@ class MemoryCase:
     def on(self, name: str) -> bool:
         return self.text(name) == "1"
 
-    def number_flag(self, flag: str, usual: int | None = 0) -> int:
-        """Return a number among the other arguments, which rows cut off at their end; without *usual* it is needed."""
-        if (text := self.flags.get(flag, "")).isdigit():
-            return int(text)
-        if usual is None:
-            raise ValueError(f"--{flag} is not stated")
-        return usual
-
     def _architecture(self) -> FactDict:
-        bias = self.on("bias_linear")
-        norm = {"RMSNorm": "rms", "LayerNorm": "layer+bias"}.get(self.text("normalization"))
-        if norm is None:
-            raise ValueError(f"normalization {self.text('normalization')!r} is not known")
-        gated = self.on("swiglu")
+        gated, hidden = self.on("swiglu"), self.number("hidden")
         table: FactDict = {
             **{size: self.number(column) for size, column in SIZES.items()},
             "tied": self.on("tied_embeddings"),
             "gated": gated,
             "activation": "squared-relu" if "squared-relu" in self.flags else "silu" if gated else "gelu",
-            "norm": norm,
-            "biases": ["qkv", "attention_output", "mlp"] if bias else [],
-            "position": POSITIONS[self.text("position")],
+            "norm": megatron.NORMS[self.text("normalization").lower()],
+            "biases": ["qkv", "attention_output", "mlp"] if self.on("bias_linear") else [],
+            "position": megatron.POSITIONS[self.text("position")],
         }
         if "qk-layernorm" in self.flags and "multi-latent-attention" not in self.flags:
             table["qk_norm"] = "head"
         if pattern := self._pattern:
-            letters = pattern.replace("|", "")
-            hidden = self.number("hidden")
-            found = {name: self.number_flag(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
-            table["hybrid"] = {"pattern": letters, **found}
+            usual = {"mamba_heads": hidden * 2 // 64, "mamba_head_dim": 64, "state": 128, "groups": 8}
+            found = {name: self.flags.number(flag) or usual[name] for name, flag in MAMBA.items()}
+            table["hybrid"] = {"pattern": pattern.replace("|", ""), **found}
         else:
             table["layers"] = self.number("layers")
         if "multi-latent-attention" in self.flags:
-            ranks = {name: self.number_flag(flag, None) for name, flag in LATENT.items()}
-            table["latent"] = ranks
-            table["head_dim"] = ranks["nope_dim"] + ranks["rope_dim"]
-            table["kv_heads"] = table["heads"]
+            if missing := [flag for flag in LATENT.values() if self.flags.number(flag) is None]:
+                raise ValueError(f"--{missing[0]} is not stated")
+            table["latent"] = {name: self.flags.number(flag) for name, flag in LATENT.items()}
+            del table["head_dim"], table["kv_heads"]
         if self.number("moe_experts"):
             frequency = self.text("moe_layer_freq")
             table["experts"] = {
@@ -132,31 +119,24 @@ class MemoryCase:
                 "shared_ffn": self.number("moe_shared_ffn"),
                 **({"pattern": layer_pattern(frequency)} if frequency else {}),
             }
-        if further := self.number_flag("mtp-num-layers"):
+        if further := self.flags.number("mtp-num-layers"):
             table["next_token_layers"] = further
         return table
 
     @property
     def _pattern(self) -> str:
         """The letters of a hybrid's layers, with a bar between those of different stages and chunks."""
-        pattern = self.flags.get("hybrid-layer-pattern") or self.flags.get("hybrid-override-pattern") or ""
-        return pattern.partition("/")[0]
+        return self.flags.text("hybrid-layer-pattern", "hybrid-override-pattern").partition("/")[0]
 
     def _run(self) -> tuple[Strategy, Framework, Profile]:
         profile, pp = load_profile(PROFILE), self.number("pp", 1)
-        layout = Layout(
-            tp=self.number("tp", 1),
-            cp=self.number("cp", 1),
-            ep=self.number("ep", 1),
-            dp=self.number("dp", 1),
-            pp=pp,
-            vpp=self.number("vpp", (self._pattern.count("|") + 1) // pp or 1) if pp > 1 else 1,
-            expert_tp=self.number("etp", 0),
-        )
+        vpp = self.number("vpp", (self._pattern.count("|") + 1) // pp or 1) if pp > 1 else 1
+        degrees = {axis: self.number(axis, 1) for axis in ("tp", "cp", "ep", "dp")}
+        layout = Layout(**degrees, pp=pp, vpp=vpp, expert_tp=self.number("etp"))
         settled = settle(profile, self.model, self.text("gpu"), layout, self._given())
         choices = dict(settled.choices)
         if layers := self._stage_layers(layout):
-            if "pp_layout" in self.record and self.text("pp_layout"):
+            if self.text("pp_layout"):
                 layout = replace(layout, vpp=len(layers) // layout.pp)
             choices["stage_layers"] = layers
         if layout.vpp > 1:
@@ -171,17 +151,17 @@ class MemoryCase:
     def _given(self) -> FactDict:
         engine = self.text("transformer_impl") == "transformer_engine"
         flash = engine and self.text("attention_backend") not in ("unfused", "local")
-        said = [self.flags.get(f"{part}-dropout") for part in ("hidden", "attention")]
+        dropouts = [self.flags.share(f"{part}-dropout") for part in ("hidden", "attention")]
         sharding = Sharding.ZERO_1 if self.on("distributed_optimizer") else Sharding.NONE
-        loss = LossKernel.ENGINE if self.flags.get("cross-entropy-fusion-impl") == "te" else LossKernel.COMPILED
-        deferred = self.number_flag("wgrad-deferral-limit") or MOST_DEFERRED
+        loss = LossKernel.ENGINE if self.flags.text("cross-entropy-fusion-impl") == "te" else LossKernel.COMPILED
+        deferred = self.flags.number("wgrad-deferral-limit") or MOST_DEFERRED
         given: FactDict = {
             "precision": DType(self.text("precision")),
             "sharding": Sharding.FSDP if self.text("fsdp") else sharding,
             "sequence_parallel": self.on("sp"),
             "flash_attention": flash,
             # Long lists of arguments are cut off, and those of large recent models, which have none.
-            "dropout": not (self.cut_off or all(text is not None and float(text) == 0.0 for text in said)),
+            "dropout": not (self.cut_off or dropouts == [0.0, 0.0]),
             "fused_accumulation": self.on("grad_accum_fusion"),
             "overlap": Overlap(
                 **{name: flag in self.flags for name, flag in OVERLAPS.items()},
@@ -193,28 +173,20 @@ class MemoryCase:
             "recompute": read_recompute(self.text("recompute")) or Recompute(),
         }
         if self.number("moe_experts"):
-            word = self.flags.get("moe-token-dispatcher-type", "allgather")
+            word = self.flags.text("moe-token-dispatcher-type") or "allgather"
             given["dispatcher"] = Dispatcher.DEEPEP if word == "flex" else Dispatcher(word)
         if self.on("fp8_params"):
             given["fp8_parameters"] = True
         if self.text("optimizer") == "muon":
             given["optimizer"] = parse_optimizer("muon")
-        if further := self.number_flag("mtp-num-layers"):
+        if further := self.flags.number("mtp-num-layers"):
             given["further_tokens"] = further
         return given
 
     def _stage_layers(self, layout: Layout) -> tuple[int, ...]:
         if written := self.text("pp_layout"):
-            return parse_layout(written.replace("\\", ""), layout.pp)
-        first, last = (self.number_flag(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
-        if not (first or last):
-            return ()
-        if layout.vpp > 1 or not (first and last) or layout.pp < 3:
-            raise ValueError("stages of unlike sizes with chunks")
-        share, rest = divmod(self.model.layers - first - last, layout.pp - 2)
-        if rest:
-            raise ValueError("stages of unlike sizes do not add up")
-        return (first, *(share,) * (layout.pp - 2), last)
+            return megatron.parse_layout(written.replace("\\", ""), layout.pp)
+        return megatron.uneven_stages(self.flags, self.model.layers, layout.pp, layout.vpp)
 
 
 # The megatron-memory set: bytes allocated at the peak, against those that ``memory`` predicts.

@@ -272,7 +272,7 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
     layout = _layout_stages(keys, pp or 1)
     chunks = len(layout) // (pp or 1) if layout else _chunks(keys, layers, pp or 1)
-    stages = layout or _uneven_stages(keys, layers, pp or 1, chunks or 1)
+    stages = layout or uneven_stages(keys, layers, pp or 1, chunks or 1)
     return given_options(
         gpus=gpus,
         tp=tp,
@@ -374,7 +374,7 @@ def parse_layout(layout: str, pp: int) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in stages)
 
 
-def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
+def uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
     """Return the layers of each stage and chunk where the first or the last rank has fewer than the others.
 
     megatron/core/transformer/transformer_block.py, get_num_layers_to_build: the first and the last rank have
