@@ -187,8 +187,8 @@ def test_what_a_row_may_say_beyond_the_usual_columns() -> None:
 
 def test_weights_kept_between_forward_and_backward_are_a_fact_of_the_row() -> None:
     kept = read_setup({**ROW, "zero_fsdp": "fsdp(no reshard after fwd)"})
-    assert kept.run.reshard is False
-    assert read_setup({**ROW, "zero_fsdp": "fsdp2"}).run.reshard is None
+    assert kept.strategy.reshard is False
+    assert read_setup({**ROW, "zero_fsdp": "fsdp2"}).strategy.reshard is None
 
 
 def test_the_baseline_of_megascale_is_of_2023() -> None:

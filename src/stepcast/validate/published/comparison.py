@@ -143,9 +143,9 @@ def measure_step_s(setup: Setup) -> float:
     if flops_per_gpu is None and run.utilisation is not None:
         flops_per_gpu = run.utilisation * setup.cluster.gpu.matrix_peak_flops(DType.BF16)
     if flops_per_gpu is not None:
-        flops = model_flops(
-            setup.model, strategy.seq, run.global_batch, causal=run.counts_causal, lora_rank=strategy.lora_rank
-        )
+        causal = "causal" in run.tflops_kind and "non-causal" not in run.tflops_kind  # else the full square counts
+        sizes = setup.model, strategy.seq, run.global_batch
+        flops = model_flops(*sizes, causal=causal, lora_rank=strategy.lora_rank)
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more
         return flops / (flops_per_gpu * run.gpus)

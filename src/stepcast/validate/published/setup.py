@@ -206,16 +206,6 @@ class PublishedRun:
         """Return True if the run ended for lack of memory."""
         return self.status.strip().lower() == "oom"
 
-    @property
-    def counts_causal(self) -> bool:
-        """Return True if its FLOP/s count the causal half of attention, not the full square."""
-        return "causal" in self.tflops_kind and "non-causal" not in self.tflops_kind
-
-    @property
-    def reshard(self) -> bool | None:
-        """Return whether FSDP frees gathered weights between forward and backward; None where the row is silent."""
-        return False if "no reshard" in self.sharding else None
-
 
 def read_run(record: Record) -> PublishedRun:
     """Return the run that one line of ``training_runs.csv`` describes."""
@@ -320,15 +310,12 @@ RELEASE = re.compile(r"(\d\d\.\d\d)[. ].*NeMo Container")
 
 
 def _fits(entry: Facts, record: Record) -> bool:
-    def column(name: str) -> str:
-        return (record.get(name) or "").strip()
-
-    released = RELEASE.match(column("table"))
+    released = RELEASE.match(_text(record, "table"))
     return (
-        column("framework").lower().startswith(entry["framework"])
+        _text(record, "framework").lower().startswith(entry["framework"])
         and ("release" not in entry or (released is not None and released[1] >= entry["release"]))
-        and all(word in column(name).lower() for name, word in entry.get("words", {}).items())
-        and ("says" not in entry or bool(column(entry["says"])))
+        and all(word in _text(record, name).lower() for name, word in entry.get("words", {}).items())
+        and ("says" not in entry or bool(_text(record, entry["says"])))
     )
 
 
@@ -391,7 +378,8 @@ def _given(run: PublishedRun) -> FactDict:
         # Composer's PURE reduces in the training precision.
         "gradient_dtype": next((kind for word, kind in GRADIENTS.items() if word in run.sharding), None),
         "further_tokens": 0 if run.further_tokens is False else None,
-        "reshard": run.reshard,
+        # FSDP frees gathered weights between forward and backward, or keeps them.
+        "reshard": False if "no reshard" in run.sharding else None,
     }
     if run.lora_rank or "lora" in run.table.lower():
         stated["lora_rank"] = run.lora_rank or LORA_RANK
