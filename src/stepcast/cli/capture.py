@@ -4,21 +4,18 @@ import argparse
 
 from stepcast.cli.captured import captured_facts, predict_program, shown_gpu
 from stepcast.cli.options import option_of
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file, write_view
+from stepcast.cli.output import origin, print_json, print_warnings, terminal_width, write_file, write_view
 from stepcast.forecast.prediction import roofline
 from stepcast.outputs.plain import write_captured
 from stepcast.pytorch.load import load_torch
 from stepcast.questions.question import PredictQuestion
-from stepcast.version import __version__
 from stepcast.views.documents import captured_view
 from stepcast.views.step import step_view
 from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
 
-PROGRAM_OPTIONS = frozenset((
-    *("batch", "seq", "dtype", "autocast", "checkpoint", "attention", "experts", "optimizer", "no_fused_optimizer"),
-    *("compiled", "tf32"),
-))  # fmt: skip
+SETTINGS = "batch seq dtype autocast checkpoint attention experts optimizer no_fused_optimizer compiled tf32"
+PROGRAM_OPTIONS = frozenset(SETTINGS.split())
 PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", "zero_gradients", "calibration")
 
 
@@ -52,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.output, write_captured(captured))
         found["output"] = args.output
     if args.predict:
-        prediction, asked_facts = predict_program(captured, question)
-        found["prediction"] = {**asked_facts, **prediction.report.facts()}
+        prediction, asked = predict_program(captured, question)
+        found["prediction"] = {**asked, **prediction.report.facts()}
         if args.html:
-            facts = {**found["prediction"], "command": args.command, "version": __version__}
+            facts = {**found["prediction"], **origin(args)}
             write_view(args, step_view(facts, prediction.drawn, roofline(prediction)))
     if args.json:
         print_json(found)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import product
 
 from stepcast.cli.options import option_of
-from stepcast.cli.output import open_source, show_view
+from stepcast.cli.output import open_source, origin, show_view
 from stepcast.forecast.captured import CapturedSharding, Spread, add_gaps, predict_captured
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
@@ -17,12 +17,11 @@ from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.workload import Workload
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import add_background, check_gpu, load_calibration
 from stepcast.units import MIB
-from stepcast.version import __version__
 from stepcast.views.documents import captured_search_view
 
 # Options of predict that apply to a captured program; the file has its computation and its software.
@@ -92,16 +91,9 @@ def predict_program(
     options = Options(place=Place(question.place), engine=Engine(question.engine))
     options = add_background(options, question, cluster, spread.layout.gpus)
     prediction = predict_captured(captured, cluster, spread, calibration, options)
-    asked = {
-        "model": captured.name,
-        "parameters": captured.parameters,
-        "cluster": cluster.name,
-        "framework": "captured",
-        "gpu": cluster.gpu.name,
-        "gpus_per_node": cluster.node.gpus,
-        "strategy": {**spread.layout.facts(), "sharding": str(spread.sharding)},
-    }
-    return prediction, asked
+    asked = {**pick(captured, "model=name parameters"), "cluster": cluster.name, "framework": "captured"}
+    asked |= pick(cluster, "gpu=gpu.name gpus_per_node=node.gpus")
+    return prediction, {**asked, "strategy": {**spread.layout.facts(), "sharding": str(spread.sharding)}}
 
 
 def run_captured_search(args: argparse.Namespace) -> int:
@@ -112,7 +104,7 @@ def run_captured_search(args: argparse.Namespace) -> int:
             "searched, the captured program fixes the rest; leave it out"
         )
     captured, asked = read_captured(args.captured), args.question
-    chosen = {name: getattr(asked, name) for name in args.given & SPREADING}
+    chosen = pick(asked, " ".join(args.given & SPREADING))
     for name, value in chosen.items():
         if name != "set" and isinstance(value, tuple):
             if len(value) > 1:
@@ -120,11 +112,9 @@ def run_captured_search(args: argparse.Namespace) -> int:
             chosen[name] = value[0]
     rows = list(search_layouts(captured, chosen))
     best = sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
-    facts = {
-        "kind": "captured search", "model": captured.name, "gpus": best[0]["gpus"], "candidates": len(rows),
-        "fitting": sum(bool(row["fits"]) for row in rows), "rows": best[: asked.top], "command": args.command,
-        "version": __version__,
-    }  # fmt: skip
+    fitting = sum(bool(row["fits"]) for row in rows)
+    facts = {"kind": "captured search", "model": captured.name, "gpus": best[0]["gpus"], "candidates": len(rows)}
+    facts |= {"fitting": fitting, "rows": best[: asked.top], **origin(args)}
     show_view(args, captured_search_view(facts))
     return 0 if best[0]["fits"] else 1
 
@@ -205,24 +195,19 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
 
 def captured_facts(captured: Captured) -> FactDict:
     """Return the facts of a captured program in the words of the JSON contract."""
-    memory = captured.memory
+    body = captured.stage.body
     return {
         "kind": "captured",
-        "name": captured.name,
-        "parameters": captured.parameters,
+        **pick(captured, "name parameters"),
         "flops": captured.flops(),
         "matmul_flops": captured.flops(attention=False),
-        "peak_memory_bytes": memory.peak,
-        "memory_bytes": {**asdict(memory), "peak": memory.peak},
-        "ops": captured.ops,
-        "tokens": captured.tokens,
-        "batch": captured.batch,
+        "peak_memory_bytes": captured.memory.peak,
+        "memory_bytes": {**asdict(captured.memory), "peak": captured.memory.peak},
+        **pick(captured, "ops tokens batch"),
         "precision": str(captured.precision),
         "compiled": captured.compiled,
         "facts": dict(captured.facts),
-        "body": [
-            {"repeat": block.repeat, "layers": [layer.name for layer in block.layers]} for block in captured.stage.body
-        ],
+        "body": [{"repeat": block.repeat, "layers": [layer.name for layer in block.layers]} for block in body],
     }
 
 

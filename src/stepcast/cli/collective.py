@@ -8,7 +8,7 @@ from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price, 
 from stepcast.cost.collectives.route import Route, route_of, uneven_warning
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.hardware.path import job_path
-from stepcast.ir.facts import find_doubts
+from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.units import GIB
@@ -57,15 +57,8 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> 
     algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
     shared = shared_collective(cluster, Layout(dp=args.ranks), work, algorithm, place=Place(args.place))
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": args.ranks, "engine": "fluid"}
-    row = {
-        **_record(shared.alone),
-        "time_s": shared.seconds,
-        "algbw_bytes_per_s": shared.alone.algbw_bytes_per_s / shared.slowdown,
-        "busbw_bytes_per_s": shared.busbw_bytes_per_s,
-        "alone_s": shared.alone.seconds,
-        "slowdown": shared.slowdown,
-        "rates_within": shared.near,
-    }
+    row = _record(shared.alone) | pick(shared, "time_s=seconds busbw_bytes_per_s alone_s=alone.seconds slowdown")
+    row |= {"algbw_bytes_per_s": shared.alone.algbw_bytes_per_s / shared.slowdown, "rates_within": shared.near}
     links = [{"link": name, "busy": share} for name, share in shared.busiest()]
     show_view(args, collective_view({**about, **row, "links": links, "warnings": find_doubts({"rows": [row]})}))
     return 0
@@ -87,12 +80,5 @@ def _route(args: argparse.Namespace, cluster: Cluster) -> Route:
     return route_of(job_path(cluster, args.ranks, held, Place(args.place)), cluster, args.ranks_per_thread)
 
 
-def _record(price: CollectivePrice) -> dict[str, object]:
-    return {
-        "size_bytes": price.size_bytes,
-        "time_s": price.seconds,
-        "algbw_bytes_per_s": price.algbw_bytes_per_s,
-        "busbw_bytes_per_s": price.busbw_bytes_per_s,
-        "algorithm": price.algorithm,
-        "protocol": price.protocol,
-    }
+def _record(price: CollectivePrice) -> FactDict:
+    return pick(price, "size_bytes time_s=seconds algbw_bytes_per_s busbw_bytes_per_s algorithm protocol")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from stepcast.cli.documents import load_lazily
 from stepcast.cli.output import show_view
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,32 +48,21 @@ def _failures() -> list[FactDict]:
     rows: list[FactDict] = []
     for name in failure_names():
         failures, restart = load_failures(name)
-        between = {part: getattr(failures, f"{part}_s") for part in ("gpu", "node", "link")}
-        rows.append(
-            {
-                "failures": name,
-                **{f"{part}_s": value if value < float("inf") else None for part, value in between.items()},
-                "restart_s": restart.total_s,
-                "description": failures.description,
-                "sources": dict(failures.sources),
-            }
-        )
+        between = pick(failures, "gpu_s node_s link_s").items()
+        times_s = {part: value if value < float("inf") else None for part, value in between}
+        about = {"restart_s": restart.total_s, "description": failures.description, "sources": dict(failures.sources)}
+        rows.append({"failures": name, **times_s, **about})
     return rows
 
 
 def _models() -> list[FactDict]:
     from stepcast.models.catalog import load_model, model_names
 
-    sizes = ("parameters", "layers", "hidden", "heads", "kv_heads")
-    return [
-        {
-            "model": model.name,
-            **{name: getattr(model, name) for name in sizes},
-            "experts": model.experts.count if model.experts else 0,
-            "vocab": model.vocab,
-        }
-        for model in map(load_model, model_names())
-    ]
+    rows = []
+    for model in map(load_model, model_names()):
+        sizes = pick(model, "model=name parameters layers hidden heads kv_heads")
+        rows.append({**sizes, "experts": model.experts.count if model.experts else 0, "vocab": model.vocab})
+    return rows
 
 
 LISTED: dict[str, Callable[[], list[FactDict]]] = {

@@ -95,15 +95,9 @@ class AgentServer:
             return  # other notifications need no answer
         elif method == "initialize":
             asked = params.get("protocolVersion")
-            self._answer(
-                number,
-                {
-                    "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
-                    "capabilities": {"tools": {}},
-                    "serverInfo": {"name": "stepcast", "version": __version__},
-                    "instructions": INSTRUCTIONS,
-                },
-            )
+            version = {"protocolVersion": asked if asked in VERSIONS else VERSIONS[0]}
+            about = {"serverInfo": {"name": "stepcast", "version": __version__}, "instructions": INSTRUCTIONS}
+            self._answer(number, {**version, "capabilities": {"tools": {}}, **about})
         elif method == "ping":
             self._answer(number, {})
         elif method == "tools/list":
@@ -214,15 +208,9 @@ def _actions(tool: str) -> Mapping[str, argparse.Action]:
 
 def describe_tools() -> list[FactDict]:
     """Return the tools as ``tools/list`` gives them."""
-    about = {verb.name: verb for verb in VERBS}
+    about, hints = {verb.name: verb.about for verb in VERBS}, {"readOnlyHint": True, "openWorldHint": False}
     return [
-        {
-            "name": tool,
-            "description": about[tool].about,
-            "inputSchema": _schema(tool),
-            "annotations": {"readOnlyHint": True, "openWorldHint": False},
-        }
-        for tool in TOOLS
+        {"name": tool, "description": about[tool], "inputSchema": _schema(tool), "annotations": hints} for tool in TOOLS
     ]
 
 

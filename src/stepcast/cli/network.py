@@ -4,7 +4,7 @@ import argparse
 from dataclasses import replace
 
 from stepcast.cli.options import cluster_question, option_of
-from stepcast.cli.output import print_notes, show_view
+from stepcast.cli.output import origin, print_notes, show_view
 from stepcast.cli.simulate import asked_facts
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.prediction import Prediction
@@ -14,13 +14,10 @@ from stepcast.inputs.table import read
 from stepcast.ir.facts import FactDict
 from stepcast.questions.runs import is_workload, run_facts
 from stepcast.questions.settle import add_background, settle
-from stepcast.version import __version__
 from stepcast.views.network import network_view
 
 # Options that a workload file leaves open.
-WITH_WORKLOAD = frozenset(
-    {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
-)
+WITH_WORKLOAD = {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     routing["spray"] = "packets sprayed evenly over all paths"
     found: FactDict = {
         **asked,
-        "command": args.command,
-        "version": __version__,
+        **origin(args),
         "gpus": prediction.workload.layout.gpus,
         "engine": "fluid",
         "alone_step_s": prediction.run.makespan_s,
@@ -45,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
         "assumptions": list(prediction.report.assumptions),
         "warnings": list(prediction.report.warnings),
     }
-
     show_view(args, network_view(found))
     return 0
 

@@ -15,7 +15,7 @@ from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import Price
 from stepcast.hardware import Gpu, load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
 from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import TFLOPS
@@ -104,10 +104,9 @@ def _works(args: argparse.Namespace) -> Iterator[Operator]:
         yield _work(args)
         return
     name = SWEPT.get(args.kind, "rows")
-    start = getattr(args, name) or max(128, args.groups or 0)
-    if start > LARGEST_OF_SWEEP:
+    size = getattr(args, name) or max(128, args.groups or 0)
+    if size > LARGEST_OF_SWEEP:
         raise ValueError(f"a sweep ends at {LARGEST_OF_SWEEP:,}; --{name} must be at most that")
-    size = start
     while size <= LARGEST_OF_SWEEP:
         yield _work(argparse.Namespace(**{**vars(args), name: size}))
         size *= 2
@@ -137,15 +136,11 @@ def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
             f"--kv-heads {args.kv_heads} does not divide --heads {args.heads}: each serves as many queries"
         )
     return Attention(
+        **pick(args, "query_len=seq heads head_dim value_dim=head_dim backward"),
         batch=1 if args.batch is None else args.batch,
-        query_len=args.seq,
         key_len=args.seq if args.keys is None else args.keys,
-        heads=args.heads,
         kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
-        head_dim=args.head_dim,
-        value_dim=args.head_dim,
         causal=not args.no_causal,
-        backward=args.backward,
         dtype=dtype,
     )
 
@@ -154,12 +149,12 @@ def _record(work: Operator, price: Price) -> FactDict:
     moved = work.moved_bytes
     flops = 0.0 if isinstance(work, Elementwise) else work.flops
     return {
-        "size": _sizes(work),
+        "size": pick(work, SIZES_OF[type(work)]),
         "time_s": price.seconds,
         "bound": str(price.bound),
         "efficiency": price.efficiency,
         "source": str(price.source),
-        "uncertainty": {"low_s": price.low_s, "high_s": price.high_s},
+        "uncertainty": pick(price, "low_s high_s"),
         "flops": flops,
         "bytes": moved,
         "flops_per_s": flops / price.seconds,
@@ -167,13 +162,9 @@ def _record(work: Operator, price: Price) -> FactDict:
     }
 
 
-def _sizes(work: Operator) -> dict[str, int]:
-    match work:
-        case Matmul():
-            return {"m": work.m, "n": work.n, "k": work.k, "batch": work.batch}
-        case GroupedMatmul():
-            return {"m": work.m, "n": work.n, "k": work.k, "groups": work.groups}
-        case Attention():
-            heads = {"heads": work.heads, "kv_heads": work.kv_heads, "head_dim": work.head_dim}
-            return {"seq": work.query_len, "keys": work.key_len, "batch": work.batch, **heads}
-    return {"rows": work.rows, "columns": work.columns}
+SIZES_OF = {
+    Matmul: "m n k batch",
+    GroupedMatmul: "m n k groups",
+    Attention: "seq=query_len keys=key_len batch heads kv_heads head_dim",
+    Elementwise: "rows columns",
+}

@@ -18,7 +18,7 @@ import msgspec
 from stepcast.cli.streams import show_status, unpainted, waiting_notes
 from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.inputs.source import Progress, Source, read_most
-from stepcast.ir.facts import ChangeFacts, FactDict
+from stepcast.ir.facts import ChangeFacts, FactDict, pick
 from stepcast.ir.limits import PIPE
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
@@ -236,6 +236,11 @@ def about(args: argparse.Namespace) -> "About":
     return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
 
 
+def origin(args: argparse.Namespace) -> FactDict:
+    """Return the facts of an answer about the command that asked for it."""
+    return {"command": args.command, "version": __version__}
+
+
 def show_view(args: argparse.Namespace, view: View, verbose: bool = True, below: Sequence[str] = ()) -> None:
     """Write the page of an answer if ``--html`` asks for it, then print the answer, with texts *below* it."""
     write_view(args, view)
@@ -258,7 +263,7 @@ def show_alternatives(args: argparse.Namespace, question: "Question", watching: 
         answer = answer_alternatives(question, watching)
     finally:
         show_status("")
-    show_view(args, alternatives_view({**answer.facts(), "command": args.command, "version": __version__}))
+    show_view(args, alternatives_view({**answer.facts(), **origin(args)}))
     return 0 if any(row["fits"] is not False for row in answer.rows) else 1
 
 
@@ -367,13 +372,11 @@ def show_prediction(
     """Print the report, and write or draw what was asked for; *changes* are predictions with one choice changed."""
     from stepcast.views.step import step_view
 
-    found = {**asked, **prediction.report.facts(), "command": args.command, "version": __version__}
+    found = {**asked, **prediction.report.facts(), **origin(args)}
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:
-        found["critical_path"] = [
-            {"name": name, "count": count, "seconds": seconds} for name, count, seconds in _path_rows(prediction)
-        ]
+        found["critical_path"] = _path_rows(prediction)
     if args.trace:
         found["trace"] = args.trace
         write_trace(prediction.timeline, args.trace)
@@ -393,27 +396,20 @@ def show_prediction(
     show_view(args, view, below=drawn)
 
 
-def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
+def _path_rows(prediction: "Prediction") -> list[FactDict]:
     """Return the critical path summed by name, longest first."""
     path, program = prediction.critical_path, prediction.step.program.written_out
-    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    times_s: dict[str, list[float]] = defaultdict(list)
     for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):
-        entry = totals[program.segments[program.segment[call]].names[op]]
-        entry[0] += 1
-        entry[1] += seconds
-    rows = [(name, int(count), seconds) for name, (count, seconds) in totals.items() if seconds > 0]
-    return sorted(rows, key=lambda row: -row[2])[:20]
+        times_s[program.segments[program.segment[call]].names[op]].append(seconds)
+    rows = sorted(((sum(times), len(times), name) for name, times in times_s.items()), key=lambda row: -row[0])
+    return [{"name": name, "count": count, "seconds": seconds} for seconds, count, name in rows[:20] if seconds > 0]
 
 
 def _jitter(prediction: "Prediction", args: argparse.Namespace) -> FactDict:
     from stepcast.simulation.unfolded import simulate_jitter
 
     spread = simulate_jitter(prediction.step, args.jitter, args.runs, args.seed)
-    return {
-        "deviation": args.jitter,
-        "runs": spread.runs,
-        "seed": args.seed,
-        "mean_s": spread.mean_s,
-        "deviation_s": spread.deviation_s,
-        "percentiles_s": {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()},
-    }
+    percentiles_s = {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()}
+    asked = {"deviation": args.jitter, "runs": spread.runs, "seed": args.seed}
+    return {**asked, **pick(spread, "mean_s deviation_s"), "percentiles_s": percentiles_s}

@@ -3,11 +3,10 @@
 import argparse
 from dataclasses import replace
 
-from stepcast.cli.output import print_notes, show_alternatives, show_view, write_file
+from stepcast.cli.output import origin, print_notes, show_alternatives, show_view, write_file
 from stepcast.outputs.plain import table_bytes
 from stepcast.questions.choices import several_of
 from stepcast.questions.plan import settle_plan
-from stepcast.version import __version__
 from stepcast.views.plan import plan_view
 from stepcast.views.text import visible
 
@@ -24,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     print_notes(dict.fromkeys(note for step in settled.steps if step for note in step.notes))
     if args.run_file:
         settled = replace(settled, warnings=(*settled.warnings, *args.run_file.warnings))
-    facts = {**settled.answer().to_dict(), "command": args.command, "version": __version__}
+    facts = {**settled.answer().to_dict(), **origin(args)}
     if args.output:
         write_file(args.output, table_bytes(args.output, facts["choices"]))
     show_view(args, plan_view(facts), below=[f"wrote {visible(args.output)}"] if args.output else ())

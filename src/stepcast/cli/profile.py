@@ -16,6 +16,7 @@ from stepcast.cost.calibration import LOOKS, Calibration
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.inputs.source import Source
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.pytorch.load import load_torch_with_gpu
 from stepcast.pytorch.profile.backend import TorchBackend, all_reduce_points, bus_bytes_per_s
@@ -143,51 +144,28 @@ class _Keeper:
 
 def _show(args: argparse.Namespace, document: Document, fitted: Sequence[FittedClass]) -> None:
     points = document.points
-    about = {
-        "gpu": document.gpu,
-        "device": document.device,
-        "software": document.software,
-        "points": len(points.seconds),
-        "failed": len(points.failed),
-        "left": len(points.left),
-        "output": args.output,
-    }
+    about = pick(document, "gpu device software")
+    about |= {"points": len(points.seconds), "failed": len(points.failed), "left": len(points.left)}
+    about["output"] = args.output
     if args.json:
-        classes = {entry.kind: {key: value for key, value in asdict(entry).items() if key != "kind"}
-                   for entry in fitted}  # fmt: skip
-        launch, collectives = dict(document.launch), list(document.collectives)
-        failed = dict(points.failed)
-        print_json({**about, "failed": failed, "classes": classes, "launch": launch, "collectives": collectives})
+        classes = map(asdict, fitted)
+        found: FactDict = {"failed": dict(points.failed), "classes": {own.pop("kind"): own for own in classes}}
+        found |= {"launch": dict(document.launch), "collectives": list(document.collectives)}
+        print_json({**about, **found})
         return
-    print(
-        facts(
-            [
-                *about.items(),
-                *((name, format_seconds(value)) for name, value in document.launch.items() if name != "looks"),
-            ]
-        )
-    )
-    print()
+    launch_s = {name: format_seconds(value) for name, value in document.launch.items() if name != "looks"}
+    print(facts({**about, **launch_s}.items()), end="\n\n")
     heads = ("class", "points", "error before", "after", "on points left out", "factor")
-    rows = [
-        (
-            entry.kind,
-            entry.points,
-            *(format_percent(error) for error in (entry.before, entry.after, entry.left_out or 0.0)),
-            f"{entry.correction.factor:.3f}",
-        )
-        for entry in fitted
-    ]
+    rows: list[Sequence[object]] = []
+    for entry in fitted:
+        errors = map(format_percent, (entry.before, entry.after, entry.left_out or 0.0))
+        rows.append((entry.kind, entry.points, *errors, f"{entry.correction.factor:.3f}"))
     print(table(heads, rows, terminal_width()))
     if document.collectives:
-        rows = [
-            (
-                format_bytes(float(row["size_bytes"])),
-                format_seconds(float(row["seconds"])),
-                format_rate(bus_bytes_per_s(row)),
-            )
-            for row in document.collectives
-        ]
+        rows = []
+        for row in document.collectives:
+            size, seconds = format_bytes(float(row["size_bytes"])), format_seconds(float(row["seconds"]))
+            rows.append((size, seconds, format_rate(bus_bytes_per_s(row))))
         print()
         print(table(("all-reduce", "time", "bus bandwidth"), rows, terminal_width()))
     print_warnings(f"{name} failed: {why}" for name, why in list(points.failed.items())[:5])

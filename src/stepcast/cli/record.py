@@ -11,8 +11,11 @@ from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
-from stepcast.units import format_bytes, format_percent, format_seconds
-from stepcast.views.text import facts, table, visible
+from stepcast.units import format_bytes, format_seconds
+from stepcast.views.terminal import render_part
+from stepcast.views.text import facts, visible
+from stepcast.views.view import columns as columns_of
+from stepcast.views.view import table_of
 
 LONGEST_FIRST_LINE = 4096
 FLIGHT_CALLS = "2000"  # that the flight recorder keeps
@@ -40,18 +43,10 @@ def run(args: argparse.Namespace) -> int:
             f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "
             f"{args.skip + args.steps + 1}: no trace of them; lower --skip"
         )
-    found = {
-        "folder": args.output_folder,
-        "status": status,
-        "ranks": ranks,
-        "traces": traces,
-        "warnings": [*warnings, *taken],
-    }
-    if args.json:
-        print_json(found)
-    else:
-        _show(found)
-    return 0 if found["ranks"] and not status else 1
+    found = {"folder": args.output_folder, "status": status, "ranks": ranks, "traces": traces}
+    found["warnings"] = [*warnings, *taken]
+    (print_json if args.json else _show)(found)
+    return 0 if ranks and not status else 1
 
 
 def _check_pytorch(words: Sequence[str]) -> None:
@@ -119,21 +114,15 @@ def _taken(given: str | None, folder: str, name: str) -> list[str]:
 
 
 def _show(found: FactDict) -> None:
-    rows = [
-        (
-            rank["rank"],
-            rank["steps"],
-            format_seconds(rank["step_s"]),
-            format_seconds(rank["window_step_s"]) if rank["window_step_s"] else "",
-            "" if rank["overhead"] is None else format_percent(rank["overhead"]),
-            format_seconds(abs(rank["ahead_s"])),
-            format_bytes(rank["peak_bytes"]) if rank["peak_bytes"] else "",
-        )
-        for rank in found["ranks"]
-    ]
-    print(facts([("folder", found["folder"]), ("ranks", len(rows)), ("traces", len(found["traces"]))]))
-    if rows:
-        heads = ("rank", "steps", "step", "in the window", "slower", "clock off by", "peak memory")
-        print("\n" + table(heads, rows, terminal_width()))
+    columns = columns_of(
+        "rank steps step=step_s in_the_window slower=overhead:%? clock_off_by peak_memory",
+        in_the_window=lambda rank: format_seconds(rank["window_step_s"]) if rank["window_step_s"] else "",
+        clock_off_by=lambda rank: format_seconds(abs(rank["ahead_s"])),
+        peak_memory=lambda rank: format_bytes(rank["peak_bytes"]) if rank["peak_bytes"] else "",
+    )
+    ranks = found["ranks"]
+    print(facts([("folder", found["folder"]), ("ranks", len(ranks)), ("traces", len(found["traces"]))]))
+    if ranks:
+        print("\n" + render_part(table_of("rank", ranks, columns), terminal_width()))
         print(f"\n'stepcast analyze {found['folder']}' explains where the time of the window went")
     print_warnings(found["warnings"])

@@ -9,7 +9,7 @@ import msgspec
 from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
 from stepcast.cli.captured import load_place, predict_program
 from stepcast.cli.documents import read_document
-from stepcast.cli.output import print_notes, show_view, write_file, write_trace
+from stepcast.cli.output import origin, print_notes, show_view, write_file, write_trace
 from stepcast.forecast.options import Options
 from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
@@ -27,7 +27,6 @@ from stepcast.pytorch.run.launch import medians, run_alone, run_as_rank, run_her
 from stepcast.questions.runs import run_facts
 from stepcast.questions.settle import settle
 from stepcast.simulation.schedule import SlotAction
-from stepcast.version import __version__
 from stepcast.views.costs import run_view
 from stepcast.views.text import visible
 
@@ -50,12 +49,10 @@ def run(args: argparse.Namespace) -> int:
         write_trace(timeline, args.trace)
     if args.output:
         write_file(args.output, msgspec.json.encode(found))
-
     show_view(args, run_view(found))
-    if not args.json:
-        for name in (args.trace, args.output):
-            if name:
-                print(f"wrote {visible(name)}")
+    for name in filter(None, (args.trace, args.output)):
+        if not args.json:
+            print(f"wrote {visible(name)}")
     return 0
 
 
@@ -77,10 +74,8 @@ def _predict(args: argparse.Namespace) -> tuple[Prediction, FactDict]:
     question = args.question
     if question.cluster is None and question.gpu is None:
         question = question.change({"gpu": "h200"})
-
     cluster = load_place(question)
-    options = Options(gpus=args.gpus)
-    prediction = simulate(document, cluster, options, compute_pricer(document, cluster))
+    prediction = simulate(document, cluster, Options(gpus=args.gpus), compute_pricer(document, cluster))
     return prediction, {"workload": args.file, "cluster": cluster.name}
 
 
@@ -121,15 +116,9 @@ def _timeline(step: list[OpRecord], workload: Workload, asked: FactDict) -> Time
     builder = TimelineBuilder()
     for row in step:
         kind = SpanKind.COMPUTE if row.lane == "compute" else SpanKind.COMMUNICATION
-        builder.add(
-            row.name,
-            builder.lane(row.rank, row.lane),
-            row.start_s,
-            row.duration_s,
-            kind=kind,
-            work=row.work,  # type: ignore[arg-type]
-            micro_batch=row.micro_batch if row.micro_batch >= 0 else NONE,
-        )
+        lane, batch = builder.lane(row.rank, row.lane), row.micro_batch if row.micro_batch >= 0 else NONE
+        about = {"kind": kind, "work": row.work, "micro_batch": batch}
+        builder.add(row.name, lane, row.start_s, row.duration_s, **about)  # type: ignore[arg-type]
     return builder.build(measured=True, source="run", layout=workload.layout, facts=asked)
 
 
@@ -150,8 +139,7 @@ def _facts(
     priced_s = sum(prediction.pricer.seconds(row.work) for row in step if alone and isinstance(row.work, Collective))
     return {
         **asked,
-        "command": args.command,
-        "version": __version__,
+        **origin(args),
         "step_s": step_s,
         "breakdown_s": parts,
         "device": device,

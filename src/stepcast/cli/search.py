@@ -10,9 +10,9 @@ from types import FrameType
 import msgspec
 
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.output import moving_text, show_alternatives, show_emitted, show_view, write_file
+from stepcast.cli.output import moving_text, origin, show_alternatives, show_emitted, show_view, write_file
 from stepcast.cli.streams import show_status
-from stepcast.ir.facts import CandidateFacts, FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.outputs.plain import check_parquet, table_bytes
 from stepcast.questions.choices import several_of
 from stepcast.questions.emitting import emit_config
@@ -21,7 +21,6 @@ from stepcast.questions.runs import strategy_facts
 from stepcast.questions.search import SettledSearch, settle_search
 from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
 from stepcast.units import format_seconds
-from stepcast.version import __version__
 from stepcast.views.search import search_view, strategy_words
 from stepcast.views.view import View
 
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         result = settled.answer(watching=lambda: _Watching(settled if args.stream else None))
     finally:
         show_status("")
-    facts = {**search_facts(settled, result, _Watching), "command": args.command, "version": __version__}
+    facts = {**search_facts(settled, result, _Watching), **origin(args)}
     if args.output:
         write_file(args.output, _build_document(args.output, facts))
     emitted = None
@@ -78,16 +77,9 @@ def describe_candidate(candidate: SimulatedCandidate) -> str:
 
 def result_view(facts: FactDict, result: SearchResult) -> View:
     """Return the view of a search with all the candidates that it simulated."""
-    simulated = [
-        CandidateFacts(
-            words=describe_candidate(candidate),
-            step_s=candidate.step_s,
-            memory_bytes=candidate.memory_bytes,
-            gpus=candidate.gpus,
-        )
-        for candidate in result.simulated
-    ]
-    return search_view(facts, simulated)
+    names = "step_s memory_bytes gpus"
+    rows = [{"words": describe_candidate(candidate), **pick(candidate, names)} for candidate in result.simulated]
+    return search_view(facts, rows)
 
 
 def _build_document(name: str, facts: FactDict) -> bytes:

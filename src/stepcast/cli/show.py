@@ -38,17 +38,10 @@ DESCRIBED = {
 def run(args: argparse.Namespace) -> int:
     read = list(_documents(args))
     check_applicable(args, kinds={type(document).__name__ for _, _, document in read}, file=args.files[0])
-    documents = [
-        {
-            "file": where,
-            "format": entry.name,
-            "title": entry.title,
-            **facts_of(document),
-            "warnings": warnings_of(document),
-        }
-        for where, entry, document in read
-    ]
-
+    documents = []
+    for where, entry, document in read:
+        facts = {**facts_of(document), "warnings": warnings_of(document)}
+        documents.append({"file": where, "format": entry.name, "title": entry.title, **facts})
     view = documents_view(documents)
     write_view(args, view)
     if args.json:
@@ -94,7 +87,6 @@ def _find_cluster(name: str) -> Cluster | None:
     """Return the cluster of the catalogue with that name, if no file has it."""
     if not name or os.path.exists(name) or os.sep in name or name.endswith(".toml"):
         return None
-
     try:
         return load_cluster(name)
     except CatalogError:
@@ -122,12 +114,9 @@ def facts_of(document: object) -> FactDict:
 
 
 def _calibration_facts(calibration: Calibration) -> FactDict:
-    return {
-        "kind": "calibration",
-        "gpu": calibration.gpu,
-        "classes": {name: asdict(correction) for name, correction in calibration.corrections.items()},
-        "constants": dict(calibration.constants),
-    }
+    classes = {name: asdict(correction) for name, correction in calibration.corrections.items()}
+    constants = dict(calibration.constants)
+    return {"kind": "calibration", "gpu": calibration.gpu, "classes": classes, "constants": constants}
 
 
 def _analyze_log(kind: str, analyze: str) -> Callable[[object], FactDict]:

@@ -15,9 +15,10 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Place, load_cluster
 from stepcast.inputs.source import Source, prefix_errors
-from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.layout import Group
 from stepcast.ir.limits import SCHEDULE_FILE
+from stepcast.ir.step import PARTS
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.questions.choices import check_multiple
@@ -57,14 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def asked_facts(files: Sequence[str], prediction: Prediction) -> FactDict:
     """Return what was asked of a workload in *files*, in the words of the JSON contract."""
-    cluster = prediction.cluster
-    return {
-        "workload": ", ".join(files),
-        "cluster": cluster.name,
-        "gpu": cluster.gpu.name,
-        "gpus_per_node": cluster.node.gpus,
-        "strategy": prediction.workload.layout.facts(),
-    }
+    known = pick(prediction.cluster, "cluster=name gpu=gpu.name gpus_per_node=node.gpus")
+    return {"workload": ", ".join(files), **known, "strategy": prediction.workload.layout.facts()}
 
 
 def _check(workload: Workload, args: argparse.Namespace) -> None:
@@ -173,23 +168,10 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     price = simai_price(workload, args.gpus, system, SimaiOverlap(**ratios))
     warnings = [*workload.warnings, *price.warnings]
     parts_s = {part: getattr(price, f"{part}_s") for part in SIMAI_PARTS}
-    facts = {
-        "engine": "simai",
-        "step_s": price.total_s,
-        "breakdown_s": {
-            "compute": price.compute_s,
-            "tp": price.tp_s,
-            "cp": 0.0,
-            "ep": price.ep_s,
-            "dp": price.dp_s + price.dp_ep_s,
-            "pp": price.pp_s,
-            "bubble": price.bubble_s,
-            "optimizer": 0.0,
-            "other": 0.0,
-        },
-        "simai_s": parts_s,
-        "warnings": warnings,
-    }
+    breakdown_s = {part: getattr(price, f"{part}_s", 0.0) for part in PARTS}
+    breakdown_s["dp"] += price.dp_ep_s
+    facts = {"engine": "simai", "step_s": price.total_s, "breakdown_s": breakdown_s, "simai_s": parts_s}
+    facts["warnings"] = warnings
     warnings += find_doubts(facts)
     if args.json:
         print_json(facts)

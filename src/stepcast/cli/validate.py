@@ -10,7 +10,7 @@ import numpy as np
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import ProgressBar, show_view, write_file
 from stepcast.cli.streams import show_status
-from stepcast.ir.facts import FactDict, PointFacts
+from stepcast.ir.facts import FactDict, PointFacts, pick
 from stepcast.ir.progress import watch_progress
 from stepcast.outputs.plain import csv_bytes
 from stepcast.validate.scoreboard import (
@@ -137,13 +137,8 @@ def board_facts(board: Scoreboard) -> FactDict:
 
 
 def _row_facts(row: ScoredRow, unit: str) -> FactDict:
-    return {
-        "name": row.name,
-        f"measured_{unit}": row.measured_s,
-        f"predicted_{unit}": row.predicted_s,
-        "error": row.error,
-        **row.tags,
-    }
+    names = f"name measured_{unit}=measured_s predicted_{unit}=predicted_s error"
+    return {**pick(row, names), **row.tags}
 
 
 def _ends(columns: MeasuredColumns, at: int, banded: bool) -> tuple[str, ...]:

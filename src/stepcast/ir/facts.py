@@ -5,6 +5,7 @@ One dictionary for each answer, in the words of the JSON contract. Keys that onl
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from stepcast.units import format_percent
@@ -13,6 +14,12 @@ Facts = Mapping[str, Any]
 """The facts of an answer or of one of its rows, by the names of the JSON contract."""
 FactDict = dict[str, Any]
 """Facts that are being collected."""
+
+
+def pick(source: object, spec: str) -> FactDict:
+    """Return attributes of *source* as facts, such as ``gpus time_s=seconds gpu=cluster.gpu.name``."""
+    pairs = (word.partition("=") for word in spec.split())
+    return {name: attrgetter(path or name)(source) for name, _, path in pairs}
 
 
 class BandFacts(TypedDict):
@@ -53,15 +60,6 @@ class ChangeFacts(TypedDict):
     memory_bytes: float | None
     fits: bool
     command: str
-
-
-class CandidateFacts(TypedDict):
-    """A strategy that a search simulated."""
-
-    words: str
-    step_s: float
-    memory_bytes: float
-    gpus: int
 
 
 class PointFacts(TypedDict):

@@ -1,7 +1,7 @@
 """Views of single costs and of measurements of them: operators, collectives, fitted constants, executed workloads."""
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from stepcast.ir.facts import Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
@@ -72,22 +72,16 @@ def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str,
     rows, words = facts["rows"], _words(about)
     sizes = [float(row.get("size_bytes") or next(iter(row["size"].values()))) for row in rows]
     times = [row["time_s"] for row in rows]
-    curve = ui.Scatter(
-        "Time by size",
-        ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, lambda size: f"{size:g}", next(iter(columns))),
-        ui.Axis(min(times) / 2, max(times) * 2, format_seconds, "time"),
-        [
-            ui.Line(list(zip(sizes, times, strict=True)), "first"),
-            *(ui.Dot(size, time, "first", format_seconds(time)) for size, time in zip(sizes, times, strict=True)),
-        ],
-        "Time by size",
-        log=True,
-        shown=ui.Shown.PAGE,
-    )
-    figures = _figures(about, about)
+    points = list(zip(sizes, times, strict=True))
+    x = ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, lambda size: f"{size:g}", next(iter(columns)))
+    y = ui.Axis(min(times) / 2, max(times) * 2, format_seconds, "time")
+    dots = [ui.Dot(size, time, "first", format_seconds(time)) for size, time in points]
+    line = ui.Line(points, "first")
+    curve = ui.Scatter("Time by size", x, y, [line, *dots], "Time by size", log=True, shown=ui.Shown.PAGE)
     table = ui.table_of("Sizes", rows, columns, sortable=True, wide=True)
     headline = ui.Headline(f"{len(rows)}", "sizes", words)
-    return ui.View(f"{len(rows)} sizes: {', '.join(words)}", headline, figures, [table, curve], facts)
+    title = f"{len(rows)} sizes: {', '.join(words)}"
+    return ui.View(title, headline, _figures(about, about), [table, curve], facts)
 
 
 # ---- collectives --------------------------------------------------------------------------------------
@@ -119,9 +113,9 @@ def collective_view(facts: Facts) -> ui.View:
 
 def _errors_words(facts: Facts, left_out: str) -> str:
     words = f"{format_percent(facts['before'])} before, {format_percent(facts['after'])} after"
-    return (
-        words if facts["left_out"] is None else f"{words}, {format_percent(facts['left_out'])} on {left_out} left out"
-    )
+    if facts["left_out"] is not None:
+        words += f", {format_percent(facts['left_out'])} on {left_out} left out"
+    return words
 
 
 def _fit_view(
@@ -191,15 +185,10 @@ def optimus_calibration_view(facts: Facts) -> ui.View:
     return _fit_view(facts, facts["mean_abs_error"], (), parts)
 
 
-FIT_VIEWS: Mapping[str, Callable[[Facts], ui.View]] = {
-    "nccl-tests": collective_calibration_view,
-    "optimus": optimus_calibration_view,
-}
-
-
 def fit_view(facts: Facts) -> ui.View:
     """Return the view of fitted constants, by the source of the runs they were fitted to."""
-    return FIT_VIEWS.get(facts.get("source", ""), calibration_view)(facts)
+    views = {"nccl-tests": collective_calibration_view, "optimus": optimus_calibration_view}
+    return views.get(facts.get("source", ""), calibration_view)(facts)
 
 
 # ---- executed workloads -------------------------------------------------------------------------------

@@ -124,11 +124,8 @@ def _timeline(facts: Facts) -> Contents:
         **ui.columns("communication=kind group size=size_bytes count=count, total=total_s shortest=shortest_s"),
         "size / shortest": lambda row: format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
     }
-    return (
-        pairs,
-        _table("Operations", facts["operations"], operations),
-        _table("Communication", facts["communication"], messages),
-    )
+    table = _table("Operations", facts["operations"], operations)
+    return pairs, table, _table("Communication", facts["communication"], messages)
 
 
 def _collective_sweep(facts: Facts) -> Contents:
@@ -168,13 +165,10 @@ def _run_log(facts: Facts) -> Contents:
 
 
 def _model(facts: Facts) -> Contents:
-    shown = [name for name in facts if name not in ("kind", "format", "file", "title", "warnings")]
-    pairs: Pairs = [
-        (name.replace("_", " "), format_count(value) if type(value) is int else value)
-        for name in shown
-        if not isinstance(value := facts[name], dict)
-    ]
-    return (pairs,)
+    hidden = ("kind", "format", "file", "title", "warnings")
+    shown = {name: value for name, value in facts.items() if name not in hidden and not isinstance(value, dict)}
+    counted = {name: format_count(value) if type(value) is int else value for name, value in shown.items()}
+    return ([(name.replace("_", " "), value) for name, value in counted.items()],)
 
 
 def _cluster(facts: Facts) -> Contents:
@@ -262,12 +256,10 @@ def _framework(facts: Facts) -> Contents:
 def _calibration(facts: Facts) -> Contents:
     classes = [{"class": name, **row} for name, row in facts["classes"].items()]
     columns = ui.columns("class measured_/_predicted=factor:.3f least_time=least_s 90_%_within=spread:%")
-    constants = [(name, f"{value:.6g}") for name, value in facts["constants"].items()]
-    return (
-        [],
-        ui.table_of("Classes", classes, columns, above=f"cost estimates of {facts['gpu']} corrected by measurements"),
-        ui.plain_table("Constants", ("constant", "value"), constants, above=f"constants of runs on {facts['gpu']}"),
-    )
+    above = f"cost estimates of {facts['gpu']} corrected by measurements"
+    rows = [(name, f"{value:.6g}") for name, value in facts["constants"].items()]
+    constants = ui.plain_table("Constants", ("constant", "value"), rows, above=f"constants of runs on {facts['gpu']}")
+    return [], ui.table_of("Classes", classes, columns, above=above), constants
 
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
@@ -303,14 +295,10 @@ def _captured(facts: Facts) -> Contents:
         *((f"  {name}", format_bytes(memory[name])) for name in MEMORY_PARTS),
         *((name, value) for name, value in facts["facts"].items() if value),
     ]
-    repeated = [block for block in facts["body"] if block["repeat"] > 1]
-    rows = [
-        (block["repeat"], len(names), names[0] if len(names) == 1 else f"{names[0]}, {names[-1]}")
-        for block in repeated
-        if (names := block["layers"])
-    ]
-    table = ui.plain_table("Repeated layers", ("repeats", "modules", "from, to"), rows[:MOST_ROWS])
-    return pairs, table
+    repeated = [block for block in facts["body"] if block["repeat"] > 1 and block["layers"]]
+    ends = [", ".join(dict.fromkeys((block["layers"][0], block["layers"][-1]))) for block in repeated]
+    rows = [(block["repeat"], len(block["layers"]), end) for block, end in zip(repeated, ends, strict=True)]
+    return pairs, ui.plain_table("Repeated layers", ("repeats", "modules", "from, to"), rows[:MOST_ROWS])
 
 
 CONTENTS: dict[str, Callable[[Facts], Contents]] = {

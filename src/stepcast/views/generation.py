@@ -1,5 +1,7 @@
 """Views of generation and of RL post-training: the phases of a step, and the best uses of a number of GPUs."""
 
+from collections.abc import Sequence
+
 from stepcast.ir.facts import Facts
 from stepcast.units import (
     DAY,
@@ -26,31 +28,25 @@ def layout_words(layout: Facts) -> str:
 def generation_view(facts: Facts) -> ui.View:
     """Return the view of a forecast of serving or of a batch."""
     about = [facts["model"], f"{facts['engine']} on {facts['gpus']} x {facts['gpu']}", layout_words(facts["layout"])]
+    speed, prefill = f"{facts['tokens_per_s_per_gpu']:,.0f} per GPU", format_seconds(facts["prefill_s"])
     figures = [
         ui.Figure("time to first token", format_seconds(facts["ttft_s"])),
         ui.Figure("time per output token", format_seconds(facts["tpot_s"])),
-        ui.Figure(
-            "throughput", f"{facts['tokens_per_s']:,.0f} tokens/s", f"{facts['tokens_per_s_per_gpu']:,.0f} per GPU"
-        ),
+        ui.Figure("throughput", f"{facts['tokens_per_s']:,.0f} tokens/s", speed),
     ]
     if facts["batch_s"] is not None:
-        requests = format_count(facts["requests"])
+        requests, tail = format_count(facts["requests"]), format_seconds(facts["tail_s"])
         headline = ui.Headline.of_seconds(facts["batch_s"], f"for {requests} responses", about)
         title = f"{format_seconds(facts['batch_s'])} for {requests} responses"
-        tail = f"{format_seconds(facts['tail_s'])} with less than half of the largest batch"
         figures.insert(0, ui.text_line("takes", title))
-        figures += [
-            ui.Figure("prefill", format_seconds(facts["prefill_s"])),
-            ui.Figure("long tail", format_seconds(facts["tail_s"]), line=tail),
-            ui.Figure("mean batch", f"{facts['mean_batch']:,.1f}", "sequences running on a rank"),
-        ]
+        figures.append(ui.Figure("prefill", prefill))
+        figures.append(ui.Figure("long tail", tail, line=f"{tail} with less than half of the largest batch"))
+        figures.append(ui.Figure("mean batch", f"{facts['mean_batch']:,.1f}", "sequences running on a rank"))
     else:
         headline = ui.Headline.of_seconds(facts["tpot_s"], "per output token", about)
         title = f"{format_seconds(facts['tpot_s'])} per output token at concurrency {facts['concurrency']:,}"
-        figures += [
-            ui.Figure("decode step", format_seconds(facts["decode_step_s"]), f"batch {facts['mean_batch']:,.0f}"),
-            ui.Figure("prefill of a prompt", format_seconds(facts["prefill_s"])),
-        ]
+        decode, batch = format_seconds(facts["decode_step_s"]), f"batch {facts['mean_batch']:,.0f}"
+        figures += [ui.Figure("decode step", decode, batch), ui.Figure("prefill of a prompt", prefill)]
     memory = facts["memory_bytes"]
     used = memory["weights"] + memory["reserved"] + memory["cache"]
     figures += [
@@ -58,32 +54,23 @@ def generation_view(facts: Facts) -> ui.View:
         ui.Figure("memory", format_bytes(used), f"of {format_bytes(memory['capacity'])}: the cache takes what is free"),
     ]
     rows = [(name.replace("_", " "), format_bytes(size)) for name, size in memory.items()]
-    parts: list[ui.Part] = [ui.plain_table("Memory of a GPU", ("part", "size"), rows)]
-    if facts["curve"]:
-        parts.append(_curve(facts))
-    asked = [("prompt", facts["prompt"]), ("response", facts["response"]), ("weights", facts["weights"])]
-    return ui.View(
-        title,
-        headline,
-        figures,
-        [*parts, ui.FactList("Requests", [*asked, ("KV cache", facts["kv_cache"])])],
-        facts,
-        asked=ui.asked_pairs(facts),
-        assumptions=facts["assumptions"],
-    )
+    texts = [(name, facts[name]) for name in ("prompt", "response", "weights")]
+    parts = [
+        ui.plain_table("Memory of a GPU", ("part", "size"), rows),
+        _curve(facts) if facts["curve"] else None,
+        ui.FactList("Requests", [*texts, ("KV cache", facts["kv_cache"])]),
+    ]
+    asked: Facts = {"asked": ui.asked_pairs(facts), "assumptions": facts["assumptions"]}
+    return ui.View(title, headline, figures, parts, facts, **asked)
 
 
 def _curve(facts: Facts) -> ui.Scatter:
     """Return the running sequences over time, which fall in the long tail."""
     points = [(point["time_s"], point["running"]) for point in facts["curve"]]
-    return ui.Scatter(
-        "Running sequences over time",
-        ui.Axis(0.0, max(time for time, _ in points), format_seconds, "time"),
-        ui.Axis(0.0, max(running for _, running in points) * 1.1, lambda value: f"{value:.0f}", "running"),
-        [ui.Line(points, "first")],
-        "Running sequences on the slowest rank",
-        shown=ui.Shown.PAGE,
-    )
+    x = ui.Axis(0.0, max(time for time, _ in points), format_seconds, "time")
+    y = ui.Axis(0.0, max(running for _, running in points) * 1.1, lambda value: f"{value:.0f}", "running")
+    title, label = "Running sequences over time", "Running sequences on the slowest rank"
+    return ui.Scatter(title, x, y, [ui.Line(points, "first")], label, shown=ui.Shown.PAGE)
 
 
 COLOURS = load_names("rl_colours")
@@ -96,8 +83,9 @@ def rl_view(facts: Facts) -> ui.View:
     about = [facts["model"], f"{facts['mode']} on {where}", facts["software"]]
     shares = {name if name != "all" else "": format_percent(share) for name, share in facts["idle_share"].items()}
     idle = ", ".join(f"{name} {share}".strip() for name, share in shares.items())
-    memory = facts["memory_bytes"]
-    others = f", {format_bytes(memory['rollout'])} in generation, of {format_bytes(memory['capacity'])}"
+    parts_of_memory = (facts["memory_bytes"][name] for name in ("training", "rollout", "capacity"))
+    used, rollout, capacity = map(format_bytes, parts_of_memory)
+    others = f"in training, {rollout} in generation, of {capacity}"
     below = "of the rollout below half of its largest batch"
     tail = [ui.Figure("long tail", format_seconds(facts["tail_s"]), below)] if facts["tail_s"] > 0 else []
     figures = [
@@ -106,13 +94,7 @@ def rl_view(facts: Facts) -> ui.View:
         ui.Figure("GPUs idle", idle, "of the step", line=f"{idle} of the step"),
         ui.Figure("throughput", f"{facts['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"),
         *tail,
-        ui.Figure(
-            "memory",
-            format_bytes(memory["training"]),
-            f"in training{others}",
-            line=f"{format_bytes(memory['training'])} in training{others}",
-            mood=ui.Mood.GOOD if facts["fits"] else ui.Mood.BAD,
-        ),
+        ui.Figure("memory", used, others, line=f"{used} {others}", mood=ui.Mood.GOOD if facts["fits"] else ui.Mood.BAD),
     ]
     layout = facts["training_layout"]
     if run := facts["run"]:
@@ -142,16 +124,14 @@ def rl_view(facts: Facts) -> ui.View:
         unread, more = config["unread"], " ..." if config["unread"][8:] else ""
         rows = [(f"{len(unread)} of its keys", f"without effect here: {', '.join(unread[:8])}{more}")]
         parts.append(ui.plain_table(f"Configuration of {config['tool']}", ("keys", "use"), rows))
-    headline = ui.Headline.of_seconds(facts["step_s"], "per step", about)
-    return ui.View(
-        f"{format_seconds(facts['step_s'])} per RL step",
-        headline,
-        figures,
-        parts,
-        facts,
-        asked=ui.asked_pairs(facts),
-        assumptions=facts["assumptions"],
-    )
+    title, headline = _rl_title(facts, about)
+    asked: Facts = {"asked": ui.asked_pairs(facts), "assumptions": facts["assumptions"]}
+    return ui.View(title, headline, figures, parts, facts, **asked)
+
+
+def _rl_title(step: Facts, about: Sequence[str]) -> tuple[str, ui.Headline]:
+    headline = ui.Headline.of_seconds(step["step_s"], "per step", about)
+    return f"{format_seconds(step['step_s'])} per RL step", headline
 
 
 def rl_search_view(facts: Facts) -> ui.View:
@@ -161,23 +141,16 @@ def rl_search_view(facts: Facts) -> ui.View:
         "mode stale=staleness train=train_gpus generate=rollout_gpus step=step_s training rollout bottleneck "
         "idle=idle_share"
     )
-    if best["cost_per_million_tokens"] is not None:
-        columns["per 1M tokens"] = (
-            "cost_per_million_tokens",
-            lambda row: format_money(row["cost_per_million_tokens"], facts["currency"]),
-        )
+    cost = "cost_per_million_tokens"
+    if best[cost] is not None:
+        columns["per 1M tokens"] = (cost, lambda row: format_money(row[cost], facts["currency"]))
     table = ui.table_of("Best uses of the GPUs", rows, columns, sortable=True, wide=True, most_lines=10)
     why = f"{best['bottleneck']} decides; GPUs idle {format_percent(best['idle_share'])} of the step"
-    return ui.View(
-        f"{format_seconds(best['step_s'])} per RL step",
-        ui.Headline.of_seconds(best["step_s"], "per step", [facts["model"], f"{facts['gpus']} x {facts['gpu']}"]),
-        [
-            ui.text_line("best", f"{format_seconds(best['step_s'])}: {best['options']}"),
-            ui.Figure("why", best["mode"], why),
-            ui.Figure("candidates", f"{facts['considered']:,}", f"{facts['too_large']:,} do not fit"),
-        ],
-        [table],
-        facts,
-        asked=ui.asked_pairs(facts),
-        assumptions=facts["assumptions"],
-    )
+    figures = [
+        ui.text_line("best", f"{format_seconds(best['step_s'])}: {best['options']}"),
+        ui.Figure("why", best["mode"], why),
+        ui.Figure("candidates", f"{facts['considered']:,}", f"{facts['too_large']:,} do not fit"),
+    ]
+    title, headline = _rl_title(best, [facts["model"], f"{facts['gpus']} x {facts['gpu']}"])
+    asked: Facts = {"asked": ui.asked_pairs(facts), "assumptions": facts["assumptions"]}
+    return ui.View(title, headline, figures, [table], facts, **asked)

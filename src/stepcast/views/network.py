@@ -17,33 +17,21 @@ def network_view(facts: Facts) -> ui.View:
     step_s = facts["step_s"]
     tiers = [tier for tier in facts["tiers"] if tier["bytes"] > 0]
     costs = f"sharing links costs {format_percent(_sharing_cost(facts))}"
-    what = facts.get("model") or facts.get("workload") or ""
+    about = (facts.get("model") or facts.get("workload") or "", f"{facts['gpus']:,} GPUs of {facts['cluster']}")
     use = "use of the busiest link of each tier over time"
+    lead = "Use of the busiest link of each tier, from the start of the step to its end."
+    of_tiers = [(tier["tier"], tier["busiest_over_time"]) for tier in tiers]
+    of_links = [(_link_name(tier), tier["share_over_time"]) for tier in facts["hottest"][:MOST_LINKS]]
+    darker = "A line for each link, the busiest first. Darker is more use; red is more than 94 %."
+    on_page: Facts = {"lead": darker, "wide": True, "shown": ui.Shown.PAGE}
     return ui.View(
         f"{format_seconds(step_s)} per step: {costs}",
-        ui.Headline.of_seconds(
-            step_s, "per step with shared links", (what, f"{facts['gpus']:,} GPUs of {facts['cluster']}")
-        ),
+        ui.Headline.of_seconds(step_s, "per step with shared links", about),
         _figures(facts, costs, bool(tiers)),
         [
             _tiers(tiers),
-            ui.HeatMap(
-                "Tiers over time",
-                [(tier["tier"], tier["busiest_over_time"]) for tier in tiers],
-                step_s,
-                use,
-                lead="Use of the busiest link of each tier, from the start of the step to its end.",
-                wide=True,
-            ),
-            ui.HeatMap(
-                "The busiest links over time",
-                [(_link_name(tier), tier["share_over_time"]) for tier in facts["hottest"][:MOST_LINKS]],
-                step_s,
-                "use of each link over time",
-                lead="A line for each link, the busiest first. Darker is more use; red is more than 94 %.",
-                wide=True,
-                shown=ui.Shown.PAGE,
-            ),
+            ui.HeatMap("Tiers over time", of_tiers, step_s, use, lead=lead, wide=True),
+            ui.HeatMap("The busiest links over time", of_links, step_s, "use of each link over time", **on_page),
             _busiest_links(facts["hottest"], step_s) if tiers else None,
             _slowed(facts["operations"]),
         ],
@@ -120,17 +108,10 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
     for group in groups:
         kind = _colour(group)
         kinds[kind] = f"{kinds[kind]}, {group}" if kind in kinds else group
-    return ui.Bars(
-        "Who uses the busiest links",
-        bars,
-        kinds,
-        max(link["share"] for link in links),
-        show=format_percent,
-        unit=0.01,
-        table=ui.table_of("Busiest links", links[:MOST_LINKS], columns),
-        lead="Mean use of each link by the groups that use it, and the share of the step at capacity.",
-        wide=True,
-    )
+    most, listed = max(link["share"] for link in links), ui.table_of("Busiest links", links[:MOST_LINKS], columns)
+    lead = "Mean use of each link by the groups that use it, and the share of the step at capacity."
+    shares: Facts = {"show": format_percent, "unit": 0.01, "table": listed, "lead": lead, "wide": True}
+    return ui.Bars("Who uses the busiest links", bars, kinds, most, **shares)
 
 
 def _users_words(users: Mapping[str, float]) -> str:
@@ -157,13 +138,13 @@ def _slowed(operations: Sequence[Facts]) -> ui.Table:
         total["slowest"] = max(total["slowest"], row["slowest"])
     for total in sums.values():
         total["slowdown"] = total["took_s"] / total["alone_s"] if total["alone_s"] > 0 else 1.0
-    columns: dict[str, ui.Source] = {
-        **ui.columns("communication=operation group times=runs,"),
-        "alone": ("alone_s", lambda row: format_seconds(row["alone_s"] / row["runs"])),
-        "shared": ("took_s", lambda row: format_seconds(row["took_s"] / row["runs"])),
-        "slowdown": ("slowdown", lambda row: f"{row['slowdown']:.2f} x"),
-        "worst": ("slowest", lambda row: f"{row['slowest']:.2f} x"),
-    }
+    columns = ui.columns(
+        "communication=operation group times=runs, alone shared slowdown worst",
+        alone=("alone_s", lambda row: format_seconds(row["alone_s"] / row["runs"])),
+        shared=("took_s", lambda row: format_seconds(row["took_s"] / row["runs"])),
+        slowdown=("slowdown", lambda row: f"{row['slowdown']:.2f} x"),
+        worst=("slowest", lambda row: f"{row['slowest']:.2f} x"),
+    )
     rows = sorted(sums.values(), key=lambda row: row["alone_s"] - row["took_s"])
     caption = "Most time lost first; click a column header to sort"
     return ui.table_of("Slowed down by shared links", rows, columns, caption=caption, sortable=True, wide=True)

@@ -163,17 +163,10 @@ def _progress(facts: Facts) -> ui.Scatter:
         "The narrow fan is chance, the wide one our error of the step."
     )
     furthest = max(days["p90"], step["high"] if step else 0.0)
-    return ui.Scatter(
-        "Progress",
-        ui.Axis(0.0, furthest * 1.02, lambda day: f"{day:g}", "days"),
-        ui.Axis(0.0, 100.0, lambda share: f"{share:g} %", "of the tokens" if facts["tokens"] else "of the steps"),
-        marks,
-        "Progress of the run over days",
-        legend=legend,
-        lead=lead,
-        wide=True,
-        shown=ui.Shown.PAGE,
-    )
+    x = ui.Axis(0.0, furthest * 1.02, lambda day: f"{day:g}", "days")
+    y = ui.Axis(0.0, 100.0, lambda share: f"{share:g} %", "of the tokens" if facts["tokens"] else "of the steps")
+    on_page: Facts = {"legend": legend, "lead": lead, "wide": True, "shown": ui.Shown.PAGE}
+    return ui.Scatter("Progress", x, y, marks, "Progress of the run over days", **on_page)
 
 
 def _choices(facts: Facts) -> ui.Table | None:
@@ -182,12 +175,8 @@ def _choices(facts: Facts) -> ui.Table | None:
         return None
     rows = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
     columns = ui.columns(
-        "spare_nodes checkpoint_every goodput days=days:.1f",
+        "spare_nodes checkpoint_every=interval_s:duration goodput days=days:.1f",
         spare_nodes=("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
-        checkpoint_every=(
-            "interval_s",
-            lambda row: units.format_duration(row["interval_s"]) if row["interval_s"] else "-",
-        ),
     )
     return ui.table_of("Other intervals and spares", rows, columns, caption="In closed form", sortable=True)
 

@@ -5,7 +5,7 @@ frameworks or numbers of GPUs.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from stepcast.ir.facts import CandidateFacts, Facts
+from stepcast.ir.facts import Facts
 from stepcast.ir.strategy import Strategy
 from stepcast.units import (
     DAY,
@@ -34,8 +34,8 @@ MOST_BARS = 16
 MOST_DOTS = 1500
 
 
-def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> ui.View:
-    """Return the view of a search; *simulated* are all candidates that were run."""
+def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
+    """Return the view of a search; *simulated* are all candidates that were run: words, step_s and memory_bytes."""
     rows, counts, change = facts["rows"], facts["counts"], facts["change"]
     batch = f"{facts['global_batch']:,} sequences of {facts['seq']:,} tokens, minimise {facts['objective']}"
     about = [f"{facts['model']} on {facts['cluster']}", batch]
@@ -262,7 +262,7 @@ def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
 
 
 def _trade_off(
-    front: Sequence[Facts], rows: Sequence[Facts], simulated: Sequence[CandidateFacts], capacity_bytes: float | None
+    front: Sequence[Facts], rows: Sequence[Facts], simulated: Sequence[Facts], capacity_bytes: float | None
 ) -> ui.Scatter:
     """Return step time against memory: all simulated, the Pareto frontier, and the ranked ones."""
     optimal = {(row["step_s"], row["memory_bytes"]) for row in front}

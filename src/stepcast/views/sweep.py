@@ -38,11 +38,8 @@ COUNTS = ui.columns_by_key(
 
 def counts_view(facts: Facts) -> ui.View:
     """Return the view of the counts and rates of a sweep: a figure each."""
-    figures = [
-        ui.Figure(words, ui.cell_of(facts, source).text)
-        for name, (words, source) in COUNTS.items()
-        if facts.get(name) is not None
-    ]
+    known = [column for name, column in COUNTS.items() if facts.get(name) is not None]
+    figures = [ui.Figure(words, ui.cell_of(facts, source).text) for words, source in known]
     if facts.get("least_cost") is not None:
         figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"])))
     figures += [ui.text_line(f"error of {row['points']:,}", row["error"]) for row in facts.get("common_errors", ())]
@@ -186,15 +183,10 @@ def _maps(heat: Facts, kinds: Sequence[str]) -> ui.GridCharts:
     for cell in heat["cells"]:
         speeds.setdefault(_kind(cell, kinds), {})[cell[across], cell[down]] = cell["tokens_per_s_per_gpu"]
     heads = ["-" if x is None else str(x) for x in heat["x"]]
-    grids = [
-        ui.ShadedGrid(
-            name,
-            f"{_words([down])} \\ {_words([across])}",
-            heads,
-            [("-" if y is None else str(y), [values.get((x, y)) for x in heat["x"]]) for y in heat["y"]],
-        )
-        for name, values in list(speeds.items())[:MOST_MAPS]
-    ]
+    corner, grids = f"{_words([down])} \\ {_words([across])}", []
+    for name, values in list(speeds.items())[:MOST_MAPS]:
+        rows = [("-" if y is None else str(y), [values.get((x, y)) for x in heat["x"]]) for y in heat["y"]]
+        grids.append(ui.ShadedGrid(name, corner, heads, rows))
     lead = f"The most tokens/s/GPU of what fits, {_words([across])} across and {_words([down])} down; "
     lead += "empty: nothing fits."
     if len(speeds) > MOST_MAPS:

@@ -65,15 +65,9 @@ def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> FactDict:
     place[order] = np.arange(len(order))
     rows = place[row_of]
     sort = np.lexsort((timeline.start_s, rows))
-    slices = Slices(
-        rows[sort],
-        timeline.name_of[sort].astype(np.int64),
-        _kinds(timeline)[sort],
-        timeline.detail_of[sort].astype(np.int64),
-        timeline.micro_batch_of[sort].astype(np.int64),
-        timeline.start_s[sort],
-        timeline.end_s[sort],
-    )
+    numbers = (rows, timeline.name_of, _kinds(timeline), timeline.detail_of, timeline.micro_batch_of)
+    row, name, kind, detail, micro_batch = (column[sort].astype(np.int64) for column in numbers)
+    slices = Slices(row, name, kind, detail, micro_batch, timeline.start_s[sort], timeline.end_s[sort])
     shown = merge_slices(slices, most, len(timeline.names))
     origin_s = float(slices.start_s.min()) if len(slices) else 0.0
     tick_s = (timeline.span_s or 1.0) / TICKS
@@ -104,12 +98,8 @@ def merge_slices(slices: Slices, most: int, several: int) -> Slices:
     before = np.maximum.accumulate(slices.end_s)
     span_s = float(slices.end_s.max() - slices.start_s.min())
     first = np.ones(len(slices), bool)
-    first[1:] = (
-        kept[1:]
-        | kept[:-1]
-        | (slices.row[1:] != slices.row[:-1])
-        | (slices.start_s[1:] - before[:-1] > span_s * GAP_SHARE)
-    )
+    first[1:] = kept[1:] | kept[:-1] | (slices.row[1:] != slices.row[:-1])
+    first[1:] |= slices.start_s[1:] - before[:-1] > span_s * GAP_SHARE
     index = np.flatnonzero(first)
     runs = np.diff(np.append(index, len(slices))) > 1
     first_slices = Slices(*(getattr(slices, name)[index] for name in slices.__slots__))
@@ -192,13 +182,9 @@ def timeline_section(
     if data["count"] < data["of"]:
         lead += f" More than {MOST_SLICES:,}: runs of the shortest are merged; --trace writes them all."
     legend = [swatch(kind, words, data_kind=index) for index, (kind, words) in enumerate(KINDS.items())]
-    drawn = fill_template(
-        asset("timeline.html"),
-        links=join(tag("a", words, href=name) for words, name in links),
-        legend=tag("ul", legend, class_="legend", id="kinds"),  # the program hides colours that no slice has
-        spans=f"{data['of']:,}",
-        help=HELP,
-    )
+    kinds = tag("ul", legend, class_="legend", id="kinds")  # the program hides colours that no slice has
+    files = join(tag("a", words, href=name) for words, name in links)
+    drawn = fill_template(asset("timeline.html"), links=files, legend=kinds, spans=f"{data['of']:,}", help=HELP)
     return Section("Timeline", join((drawn, data_block("timeline-data", data))), lead, wide=True)
 
 
@@ -244,13 +230,8 @@ def _line(timeline: Timeline, rows: IntArray, columns: int, span_s: float) -> st
     filled = np.zeros((len(marks), columns))
     slot_mark = [_mark(detail.get("slot", "")) for detail in timeline.details]
     kinds, details = timeline.kind_of[rows], timeline.detail_of[rows]
-    mark_of = np.array(
-        [
-            marks.index("-" if kind != SpanKind.COMPUTE else slot_mark[detail] if detail >= 0 else "o")
-            for kind, detail in zip(kinds.tolist(), details.tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
+    computing = np.array([*map(marks.index, slot_mark), marks.index("o")], np.int64)[details]
+    mark_of = np.where(kinds == SpanKind.COMPUTE, computing, marks.index("-"))
     scale = columns / span_s
     begin, end = timeline.start_s[rows] * scale, timeline.end_s[rows] * scale
     edges = np.arange(columns + 1, dtype=np.float64)

@@ -479,6 +479,7 @@ FORMS: Mapping[str, Callable[..., str]] = {
     "s": format_seconds,
     "+s": signed_seconds,
     "x": "{:.2f}x".format,
+    "duration": format_duration,
     "days": lambda days: format_duration(days * DAY),
     "mwh": format_energy,
     "yes": lambda value: "yes" if value else "no",
