@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepcast.hardware import Cluster
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.questions.choices import AnyQuestion, Question, choices_of, defaults_of, several_of, spell_choices
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
@@ -78,16 +78,8 @@ class Alternatives(Answer):
             ratio = max(best[key] / second[key], second[key] / best[key])
             # Costs, days and throughput are as uncertain as the step that they follow from.
             margin = best["high_s"] / best["step_s"] * second["step_s"] / second["low_s"]
-            winners.append(
-                {
-                    "objective": objective,
-                    "name": best["name"],
-                    "value": float(best[key]),
-                    "second": second["name"],
-                    "advantage": ratio - 1,
-                    "clear": ratio > margin,
-                }
-            )
+            names = {"objective": objective, "name": best["name"], "value": float(best[key]), "second": second["name"]}
+            winners.append({**names, "advantage": ratio - 1, "clear": ratio > margin})
         return winners
 
     @property
@@ -102,29 +94,23 @@ class Alternatives(Answer):
         if len(priced) < 2:
             return []
         cheapest = min(priced, key=lambda row: row["cost"] or 0.0)
-        return [
-            {
-                "name": row["name"],
-                "against": cheapest["name"],
-                "price": row["price"],
-                "break_even_price": (cheapest["cost"] or 0.0) / (row["gpu_hours"] or 1.0),
-            }
-            for row in priced
-            if row is not cheapest
-        ]
+        rows = []
+        for row in priced:
+            if row is not cheapest:
+                price = (cheapest["cost"] or 0.0) / (row["gpu_hours"] or 1.0)
+                names = {"name": row["name"], "against": cheapest["name"], "price": row["price"]}
+                rows.append({**names, "break_even_price": price})
+        return rows
 
     def facts(self) -> FactDict:
+        differ = "the alternatives have different global batches: compare throughput or days, not step times"
         return {
-            "verb": self.verb,
-            "model": self.model,
+            **pick(self, "verb model"),
             "rows": list(self.rows),
             "failed": dict(self.failed),
-            "winners": self.winners,
-            "break_even": self.break_even,
+            **pick(self, "winners break_even"),
             "assumptions": list(self.assumptions),
-            "warnings": []
-            if self.has_one_batch
-            else ["the alternatives have different global batches: compare throughput or days, not step times"],
+            "warnings": [] if self.has_one_batch else [differ],
         }
 
 
@@ -134,10 +120,10 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
     rows: list[FactDict] = []
     failed: dict[str, str] = {}
     assumptions: dict[str, None] = {}
-    answer = _ANSWERS[type(question)]
+    verb = next(name for name, kind in VERBS.items() if kind is type(question))
     for name, single in zip(_name_rows(questions), questions, strict=True):
         try:
-            row, notes = answer(single, watching)
+            row, notes = _ANSWERS[verb](single, watching)
         except ValueError as error:
             failed[name] = str(error)
             continue
@@ -146,18 +132,13 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
     if not rows:
         raise ValueError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
     model = getattr(question, "model", None)
-    named = str(getattr(model, "name", model))
-    verb = next(name for name, kind in VERBS.items() if kind is type(question))
-    return Alternatives(verb, named, tuple(rows), failed, tuple(assumptions))
+    return Alternatives(verb, str(getattr(model, "name", model)), tuple(rows), failed, tuple(assumptions))
 
 
 def _name_rows(questions: Sequence[Question]) -> list[str]:
     """Return the names of rows: the values in which the questions differ."""
-    names = [
-        name
-        for name, choice in choices_of(type(questions[0])).items()
-        if choice.several and name != "price" and len({str(getattr(each, name)) for each in questions}) > 1
-    ]
+    several = [name for name, choice in choices_of(type(questions[0])).items() if choice.several and name != "price"]
+    names = [name for name in several if len({str(getattr(each, name)) for each in questions}) > 1]
     return [", ".join(_describe(name, getattr(each, name)) for name in names) for each in questions]
 
 
@@ -172,8 +153,7 @@ def _predict_row(question: PredictQuestion, _: Watching) -> Row:
     run = settle(question)
     training = training_facts(run.question, run.strategy, run.prediction.step_s) or {}
     row = _step_row(run.cluster, run.framework.name, run.strategy, run.prediction.report)
-    words = spell_choices(_given(question))
-    row |= {**_money(training, run.question), "command": shlex.join(["stepcast", "predict", *words])}
+    row |= {**_money(training, run.question), "command": _command("predict", question)}
     return row, run.assumptions
 
 
@@ -194,33 +174,28 @@ def _plan_row(question: PlanQuestion, _: Watching) -> Row:
     if step is None:
         raise ValueError("a measured step (--step-s) is that of one cluster")
     row = _step_row(step.cluster, step.framework.name, step.strategy, step.prediction.report)
-    whole = {"days": facts["days"]["median"], **{name: facts[name] for name in ("gpu_hours", "cost", "currency")}}
-    run = {"energy_mwh": facts["energy_mwh"], "goodput": facts["goodput"]}
-    words = spell_choices(_given(question))
-    command = {"command": shlex.join(["stepcast", "plan", *words])}
-    return {**row, **_money(whole, settled.question), **run, **command}, settled.assumptions
+    whole = {**facts, "days": facts["days"]["median"]}
+    run = {"energy_mwh": facts["energy_mwh"], "goodput": facts["goodput"], "command": _command("plan", question)}
+    return {**row, **_money(whole, settled.question), **run}, settled.assumptions
 
 
-def _given(question: Question) -> dict[str, object]:
-    values = {name: getattr(question, name) for name in defaults_of(type(question))}
-    return {name: value for name, value in values.items() if value != defaults_of(type(question))[name]}
+def _command(verb: str, question: Question) -> str:
+    """Return the command that asks *question*."""
+    defaults = defaults_of(type(question))
+    given = {name: value for name in defaults if (value := getattr(question, name)) != defaults[name]}
+    return shlex.join(["stepcast", verb, *spell_choices(given)])
 
 
 def _step_row(cluster: Cluster, framework: str, strategy: "Strategy", report: "StepReport") -> FactDict:
     memory, reached = report.memory_bytes or {}, report.throughput
     assert reached is not None
-    gpus = strategy.layout.gpus
     return {
-        "cluster": cluster.name,
-        "gpu": cluster.gpu.name,
+        **pick(cluster, "cluster=name gpu=gpu.name"),
         "framework": framework,
         **strategy_facts(strategy),
-        "global_batch": strategy.global_batch,
-        "seq": strategy.seq,
-        "step_s": report.step_s,
-        "low_s": report.low_s,
-        "high_s": report.high_s,
-        "tokens_per_s_per_gpu": reached.tokens_per_s / gpus,
+        **pick(strategy, "global_batch seq"),
+        **pick(report, "step_s low_s high_s"),
+        "tokens_per_s_per_gpu": reached.tokens_per_s / strategy.layout.gpus,
         "mfu": reached.mfu,
         "memory_bytes": memory.get("total"),
         "free_bytes": memory["capacity"] - memory["total"] if memory else None,
@@ -233,9 +208,5 @@ def _money(training: Facts, question: Question) -> FactDict:
     return {**known, "price": getattr(question, "price", None), "energy_mwh": None, "goodput": None}
 
 
-_ANSWERS: Mapping[type[Question], Callable[..., Row]] = {
-    PredictQuestion: _predict_row,
-    SearchQuestion: _search_row,
-    PlanQuestion: _plan_row,
-}
 VERBS: Mapping[str, type[Question]] = {"predict": PredictQuestion, "search": SearchQuestion, "plan": PlanQuestion}
+_ANSWERS: Mapping[str, Callable[..., Row]] = {"predict": _predict_row, "search": _search_row, "plan": _plan_row}

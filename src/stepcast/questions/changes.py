@@ -46,15 +46,11 @@ def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
             del change["global_batch"]
             change["accumulation"] = run.strategy.micro_batches
         typed = {name: value for name, value in change.items() if getattr(asked.question, name) != value}
-        rows.append(
-            {
-                "options": " ".join(f"{option_of(name)} {value}" for name, value in typed.items()).replace(*QLORA),
-                "step_s": prediction.step_s,
-                "slower": prediction.step_s / step_s - 1 if step_s else 0.0,
-                "memory_bytes": max(stage.total for stage in prediction.memory),
-                "verdict": str(verdict),
-            }
-        )
+        options = " ".join(f"{option_of(name)} {value}" for name, value in typed.items()).replace(*QLORA)
+        slower = prediction.step_s / step_s - 1 if step_s else 0.0
+        needed = max(stage.total for stage in prediction.memory)
+        row = {"options": options, "step_s": prediction.step_s, "slower": slower, "memory_bytes": needed}
+        rows.append({**row, "verdict": str(verdict)})
     return sorted(rows, key=lambda row: row["step_s"])[:SHOWN_REMEDIES]
 
 
@@ -194,15 +190,11 @@ def find_neighbours(run: SettledRun, command: str, pause: Callable[[], None] | N
             prediction = settle(run.question.change({**run.batch, name: value})).prediction
         except ValueError:
             continue
-        rows.append(
-            ChangeFacts(
-                change=f"{name.replace('_', '-')} {value}",
-                step_s=prediction.step_s,
-                memory_bytes=max((stage.total for stage in prediction.memory), default=None),
-                fits=prediction.fits,
-                command=_change_command(command, {**run.batch, name: value}),
-            )
-        )
+        words = f"{name.replace('_', '-')} {value}"
+        needed = max((stage.total for stage in prediction.memory), default=None)
+        typed, step_s = _change_command(command, {**run.batch, name: value}), prediction.step_s
+        row = ChangeFacts(change=words, step_s=step_s, memory_bytes=needed, fits=prediction.fits, command=typed)
+        rows.append(row)
     return rows
 
 

@@ -179,11 +179,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def given(self) -> frozenset[str]:
         """The choices that differ from their defaults and must have an effect."""
-        return frozenset(
-            name
-            for name, default in defaults_of(type(self)).items()
-            if name not in self.unchecked and getattr(self, name) != default
-        )
+        defaults = defaults_of(type(self)).items()
+        return frozenset(name for name, default in defaults if getattr(self, name) != default) - self.unchecked
 
     def change(self, choices: Mapping[str, object]) -> Self:
         """Return the question with other *choices*, as the question holds them."""
@@ -401,12 +398,9 @@ def spell_option(name: str, value: object) -> list[str]:
 
 def spell_choices(choices: Mapping[str, object]) -> list[str]:
     """Return the options of a command line that make *choices*, each in one word."""
-    pairs = [
-        (name, each)
-        for name, value in choices.items()
-        for each in (value if isinstance(value, tuple | list) else [value])
-    ]
-    return ["=".join(spell_option(name, value)) for name, value in pairs if value is not None]
+    several = {name: value if isinstance(value, tuple | list) else [value] for name, value in choices.items()}
+    pairs = [(name, value) for name, values in several.items() for value in values if value is not None]
+    return ["=".join(spell_option(name, value)) for name, value in pairs]
 
 
 # ---- readers of words -------------------------------------------------------------------------------------
@@ -487,12 +481,9 @@ def split_lora(text: str) -> FactDict:
     targets = [word for word in words if word and not NUMBER.fullmatch(word)]
     if not (numbers and words[0] == numbers[0] and "." not in words[0] and len(numbers) <= 3):
         raise ValueSpellingError(f"{text!r}: expected RANK[,ALPHA[,TARGETS[,DROPOUT]]], such as 16,32,all-linear,0.05")
+    named = read_targets(",".join(targets)) or None if targets else None
     dropout = float(numbers[2]) if len(numbers) > 2 else 0.0
-    return {
-        "lora_rank": int(words[0]),
-        "lora_targets": read_targets(",".join(targets)) or None if targets else None,
-        "lora_dropout": dropout,
-    }
+    return {"lora_rank": int(words[0]), "lora_targets": named, "lora_dropout": dropout}
 
 
 NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")

@@ -445,11 +445,8 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
         failures = replace(failures, name=name, **{f"{part}_s": value for part, value in times_s.items()})
     if question.repair is not None:
         repair = _read_pairs("--repair", question.repair, {"share": _read_share, "takes": parse_duration_s})
-        failures = replace(
-            failures,
-            broken_share=repair.get("share", failures.broken_share),
-            repair_s=repair.get("takes", failures.repair_s),
-        )
+        fields = {"share": "broken_share", "takes": "repair_s"}
+        failures = replace(failures, **{fields[name]: value for name, value in repair.items()})
     if question.restart is not None:
         parts = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
         times_s = _read_pairs("--restart", RESTARTS.get(question.restart, question.restart), parts)
@@ -474,16 +471,10 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
         assumptions.append("a spare node replaces a broken one at once (--spares)")
     if question.shrink and question.spares is None:
         raise ValueError("--shrink has no effect: a spare node is always available; use --spares 0 or more")
-    return Operation(
-        failures,
-        _build_saving(question, step, can_fail, assumptions),
-        restart,
-        stragglers,
-        pause,
-        interval_s=_read_interval_s(question, step),
-        spares=question.spares,
-        shortage=Shortage.SHRINK if question.shrink else Shortage.WAIT,
-    )
+    saving = _build_saving(question, step, can_fail, assumptions)
+    shortage = Shortage.SHRINK if question.shrink else Shortage.WAIT
+    interval_s = _read_interval_s(question, step)
+    return Operation(failures, saving, restart, stragglers, pause, interval_s, question.spares, shortage)
 
 
 def _build_saving(question: PlanQuestion, step: SettledRun | None, can_fail: bool, assumptions: list[str]) -> Saving:
@@ -492,14 +483,10 @@ def _build_saving(question: PlanQuestion, step: SettledRun | None, can_fail: boo
         size = checkpoint_bytes(step.model, step.strategy, step.framework)
     if size is None and can_fail:
         raise ValueError("--step-s gives no model: use --checkpoint-size, such as 1TB, or --failures none")
-    saving = Saving(float(size or 0), background=not question.blocking)
     if question.node_write is None and can_fail:
         assumptions.append("a node writes and reads checkpoints at 1 GB/s (--node-write)")
-    return replace(
-        saving,
-        node_bytes_per_s=question.node_write or saving.node_bytes_per_s,
-        store_bytes_per_s=question.store_write or math.inf,
-    )
+    rates = question.node_write or Saving().node_bytes_per_s, question.store_write or math.inf
+    return Saving(float(size or 0), *rates, background=not question.blocking)
 
 
 def _read_interval_s(question: PlanQuestion, step: SettledRun | None) -> float | None:

@@ -78,12 +78,8 @@ def rules_of(name: str) -> tuple[Rule, ...]:
 
 def check_rules(name: str, given: Collection[str], facts: Facts) -> tuple[str, ...]:
     """Raise a ValueError for the first option of a verb without effect; return notes for the harmless ones."""
-    idle = [
-        (option, rule)
-        for rule in rules_of(name)
-        for option in rule.options
-        if option in given and not rule.holds(option, facts)
-    ]
+    used = ((option, rule) for rule in rules_of(name) for option in rule.options if option in given)
+    idle = [(option, rule) for option, rule in used if not rule.holds(option, facts)]
     for option, rule in idle:
         if not rule.harmless:
             raise ValueError(_message(option, rule, facts))

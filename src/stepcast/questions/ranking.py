@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.step import StepReport
 from stepcast.questions.changes import explain_choices
 from stepcast.questions.choices import build_question, option_of
@@ -32,51 +32,43 @@ MORE_GPUS = (2, 4, 8, 16)
 def search_facts(asked: SettledSearch, result: SearchResult, watching: Watching = nullcontext) -> FactDict:
     """Return the ranked rows, why they rank so, and what would change it; *watching* is for searches that follow."""
     reports = [asked.predict(candidate) for candidate in result.best]
-    rows = [
-        {
-            **_row(asked, rank, candidate, report, _is_tie(asked, result.best[0], reports[0], candidate)),
-            "variants": _find_variants(asked, candidate, result),
-        }
-        for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1)
-    ]
+    rows = []
+    for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1):
+        is_equal = _is_tie(asked, result.best[0], reports[0], candidate)
+        variants = _find_variants(asked, candidate, result)
+        rows.append({**_row(asked, rank, candidate, report, is_equal), "variants": variants})
     second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
-    missed = result.missed
+    missed, binds, runner_up = result.missed, None, None
+    if rows:
+        binds = {"what": find_bottleneck(reports[0], missed is not None), "shares": cause_shares(reports[0])}
+    if second is not None:
+        slower_s = reports[second].step_s - reports[0].step_s
+        parts_s = breakdown_differences(reports[second], reports[0])
+        runner_up = {"rank": rows[second]["rank"], "slower_s": slower_s, "parts_s": parts_s}
     return {
-        "model": asked.model.name,
-        "parameters": asked.model.parameters,
-        "cluster": asked.cluster.name,
+        **pick(asked, "model=model.name parameters=model.parameters cluster=cluster.name"),
         "gpus": list(asked.gpus),
         "framework": asked.profile.name,
         "precision": rows[0]["precision"] if rows else None,
-        "objective": asked.question.objective,
-        "global_batch": asked.global_batch,
-        "seq": asked.seq,
-        "capacity_bytes": asked.capacity_bytes,
+        **pick(asked, "objective=question.objective global_batch seq capacity_bytes"),
         "gpu_bytes": asked.cluster.gpu.memory_bytes,
         "counts": result.counts.facts(),
         "least_s": result.least_s,
         "rows": rows,
-        "binds": {"what": find_bottleneck(reports[0], missed is not None), "shares": cause_shares(reports[0])}
-        if rows
-        else None,
-        "missed": missed
-        and {**strategy_facts(missed.strategy), "bound_s": missed.bound_s, "memory_bytes": missed.memory_bytes},
-        "runner_up": {
-            "rank": rows[second]["rank"],
-            "slower_s": reports[second].step_s - reports[0].step_s,
-            "parts_s": breakdown_differences(reports[second], reports[0]),
-        }
-        if second is not None
-        else None,
+        "binds": binds,
+        "missed": missed and {**strategy_facts(missed.strategy), **pick(missed, "bound_s memory_bytes")},
+        "runner_up": runner_up,
         "sensitivity": _sensitivity(asked, result),
-        "front": [
-            {**asked.facts(point), "step_s": point.step_s, "memory_bytes": point.memory_bytes} for point in result.front
-        ],
+        "front": [_candidate(asked, point) for point in result.front],
         "smallest_bytes": result.smallest_bytes,
         "change": None if rows or not result.counts.complete else _find_change(asked, result.deadline, watching),
         **({"explained": _explain(asked, result.best[0])} if asked.question.explain and rows else {}),
         "assumptions": list(asked.assumptions),
     }
+
+
+def _candidate(asked: SettledSearch, candidate: SimulatedCandidate) -> FactDict:
+    return {**asked.facts(candidate), **pick(candidate, "step_s memory_bytes")}
 
 
 def _explain(asked: SettledSearch, best: SimulatedCandidate) -> list[FactDict]:
@@ -89,10 +81,7 @@ def _explain(asked: SettledSearch, best: SimulatedCandidate) -> list[FactDict]:
 def _find_variants(asked: SettledSearch, best: SimulatedCandidate, result: SearchResult) -> list[FactDict]:
     """Return the next best of a row's family that were simulated: the same degrees, other details."""
     others = [each for each in result.simulated if each.family == best.family and each.rank > best.rank]
-    return [
-        {**asked.facts(each), "step_s": each.step_s, "memory_bytes": each.memory_bytes}
-        for each in sorted(others, key=lambda each: each.rank)[:MOST_VARIANTS]
-    ]
+    return [_candidate(asked, each) for each in sorted(others, key=lambda each: each.rank)[:MOST_VARIANTS]]
 
 
 def best_row(asked: SettledSearch) -> tuple[FactDict | None, SearchCounts]:
@@ -114,17 +103,12 @@ def _is_tie(asked: SettledSearch, best: SimulatedCandidate, report: StepReport, 
 
 
 def _sensitivity(asked: SettledSearch, result: SearchResult) -> list[FactDict]:
-    best = result.best[0].strategy if result.best else None
-    return [
-        {
-            "change": change.words,
-            **strategy_facts(change.strategy),
-            "step_s": change.step_s,
-            "speed": change.speed_ratio,
-            "other": best is not None and replace(change.strategy, global_batch=best.global_batch) != best,
-        }
-        for change in measure_sensitivity(result, asked.model, asked.joined_cluster)
-    ]
+    best, rows = result.best[0].strategy if result.best else None, []
+    for change in measure_sensitivity(result, asked.model, asked.joined_cluster):
+        other = best is not None and replace(change.strategy, global_batch=best.global_batch) != best
+        times = pick(change, "step_s speed=speed_ratio")
+        rows.append({"change": change.words, **strategy_facts(change.strategy), **times, "other": other})
+    return rows
 
 
 def _row(
@@ -138,8 +122,7 @@ def _row(
         "place": str(candidate.options.place),
         "kinds": ", ".join(f"{stages} on {kind}" for kind, stages in describe_gpu_kinds(candidate.kinds).items()),
         "step_s": candidate.step_s,
-        "low_s": report.low_s,
-        "high_s": report.high_s,
+        **pick(report, "low_s high_s"),
         "equal": is_equal,
         "tokens_per_s_per_gpu": report.throughput.tokens_per_s / candidate.gpus,
         "mfu": report.throughput.mfu,
@@ -176,11 +159,5 @@ def _find_change(asked: SettledSearch, deadline: float, watching: Watching) -> F
             return None
         if result.best:
             best = result.best[0]
-            return {
-                "words": words,
-                **changed.facts(best),
-                "step_s": best.step_s,
-                "memory_bytes": best.memory_bytes,
-                "command": changed.command(best),
-            }
+            return {"words": words, **_candidate(changed, best), "command": changed.command(best)}
     return None

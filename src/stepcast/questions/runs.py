@@ -14,7 +14,7 @@ from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.inputs.model_table import SIZES
 from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.framework import FORMATS, KNOWN_FORMATS, Framework, Optimizer
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
@@ -48,8 +48,7 @@ class RunFile:
         """Return the use of each key, and the *command* that asks for the same without the file."""
         if self.config is None:
             return None
-        names = ("format", "understood", "ignored", "not_modelled", "unknown", "unset", "assumed")
-        values = {name: getattr(self.config, name) for name in names}
+        values = pick(self.config, "format understood ignored not_modelled unknown unset assumed")
         plain = {
             name: dict(value) if isinstance(value, Mapping) else value if isinstance(value, str) else list(value)
             for name, value in values.items()
@@ -61,10 +60,9 @@ class RunFile:
         """Return a sentence for each reason why keys are not modelled, and one for unrecognised keys."""
         if self.config is None:
             return []
-        reasons: dict[str, list[str]] = {}
-        for key, why in self.config.not_modelled.items():
-            reasons.setdefault(why, []).append(key)
-        warnings = [f"{self.file}: {', '.join(keys)} not modelled: {why}" for why, keys in reasons.items()]
+        keys = self.config.not_modelled
+        reasons = {why: ", ".join(key for key in keys if keys[key] == why) for why in keys.values()}
+        warnings = [f"{self.file}: {listed} not modelled: {why}" for why, listed in reasons.items()]
         if self.config.unknown:
             warnings.append(f"{self.file}: unrecognised keys left out: {', '.join(self.config.unknown)}")
         return warnings
@@ -268,22 +266,14 @@ def choice_of_field(name: str, value: object) -> tuple[str, str | bool]:
 
 def run_facts(run: SettledRun) -> FactDict:
     """Return what was asked, in the words of the JSON contract."""
-    strategy, node = run.strategy, run.cluster.node
+    strategy = run.strategy
+    words = {**strategy.facts(), "recompute": recompute_word(strategy.recompute)}
     return {
-        "model": run.model.name,
-        "parameters": run.model.parameters,
-        "cluster": run.cluster.name,
-        "gpu": run.cluster.gpu.name,
-        "gpus_per_node": node.gpus,
-        "framework": run.framework.name,
+        **pick(run, "model=model.name parameters=model.parameters cluster=cluster.name gpu=cluster.gpu.name"),
+        **pick(run, "gpus_per_node=cluster.node.gpus framework=framework.name"),
         "execution": str(run.framework.execution),
         "kernels": str(run.framework.kernels),
-        "strategy": {
-            **strategy.facts(),
-            "recompute": recompute_word(strategy.recompute),
-            "global_batch": strategy.global_batch,
-            "seq": strategy.seq,
-        },
+        "strategy": {**words, **pick(strategy, "global_batch seq")},
     }
 
 
@@ -315,13 +305,7 @@ def training_facts(asked: readers.Question, strategy: Strategy, step_s: float) -
     if tokens is None:
         return None
     steps = math.ceil(tokens / strategy.tokens)
-    seconds = steps * step_s
-    hours = seconds / HOUR * strategy.layout.gpus
-    return {
-        "tokens": tokens,
-        "steps": steps,
-        "days": seconds / DAY,
-        "gpu_hours": hours,
-        "cost": None if gpu_hour is None else hours * gpu_hour,
-        "currency": None if gpu_hour is None else getattr(asked, "currency", None),
-    }
+    hours = steps * step_s / HOUR * strategy.layout.gpus
+    cost, currency = (None, None) if gpu_hour is None else (hours * gpu_hour, getattr(asked, "currency", None))
+    length = {"tokens": tokens, "steps": steps, "days": steps * step_s / DAY, "gpu_hours": hours}
+    return {**length, "cost": cost, "currency": currency}

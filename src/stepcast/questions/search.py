@@ -20,7 +20,7 @@ from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import distinct_rows
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.framework import Dispatcher, Framework, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import LAYERS, SEQUENCES
@@ -76,14 +76,14 @@ def read_gpu_counts(text: str) -> tuple[int, ...]:
 
 
 AxisValues = tuple[Any, ...]  # enums, numbers or words, as a choice has them
+Meaning = Callable[..., object]
 
 
-def _axis(
-    name: str,
-    read: Callable[[str], int | str],
-    values: Sequence[str] = (),
-    means: Callable[..., object] = lambda value: value,
-) -> Choice:
+def _as_is(value: object) -> object:
+    return value
+
+
+def _axis(name: str, read: Callable[[str], int | str], values: Sequence[str] = (), means: Meaning = _as_is) -> Choice:
     """Return the choice of the values that a search may try of the choice *name* of a prediction."""
 
     def read_several(text: str) -> tuple[int | str, ...]:
@@ -92,17 +92,10 @@ def _axis(
             check_known(str(word), values)
         return words
 
-    step = CHOICES[name]
-    return Choice(
-        group=SPACE,
-        metavar="A,..." if values or name == "recompute" else "N,...",
-        listed=tuple(values),
-        read=read_several,
-        means=means,
-        sets="axis",
-        aliases=step.aliases,
-        flags=step.flags,
-    )
+    metavar = "A,..." if values or name == "recompute" else "N,..."
+    other_words = pick(CHOICES[name], "aliases flags")
+    known: FactDict = {"metavar": metavar, "listed": tuple(values), "read": read_several, "means": means}
+    return Choice(group=SPACE, sets="axis", **known, **other_words)
 
 
 def _read_recompute(text: str) -> str:
@@ -267,21 +260,11 @@ class SettledSearch:
             left_s = max(0.0, most_s - (time.monotonic() - began))
             if self.is_mixed:
                 return search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
-            workers = question.workers or usable_workers()
-            refinement = Refinement(self.model, self.cluster, question.objective, self.capacity_bytes)
-            result = search_parts(
-                *asked,
-                self.capacity_bytes,
-                watch,
-                workers,
-                looks_around=top is None,
-                most_s=left_s,
-                by_family=top is None,
-                first=first,
-                improve=None if top else refinement.improve,
-            )
-        if top is not None:
-            return result
+            where = self.capacity_bytes, watch, question.workers or usable_workers()
+            if top is not None:
+                return search_parts(*asked, *where, looks_around=False, most_s=left_s, by_family=False, first=first)
+            improve = Refinement(self.model, self.cluster, question.objective, self.capacity_bytes).improve
+            result = search_parts(*asked, *where, most_s=left_s, by_family=True, first=first, improve=improve)
         return refine_best(result, self.model, self.cluster, question.objective, self.capacity_bytes)
 
     def _guess(self, watch: SearchWatch, most_s: float) -> SimulatedCandidate | None:
@@ -405,18 +388,10 @@ def select_supported(space: CandidateSpace, profile: Profile) -> CandidateSpace:
 def _missing(space: CandidateSpace, profile: Profile, row: int, degrees: list[int]) -> list[str]:
     """Return what the software lacks for candidates like that of *row*."""
     values = space.values(row)
-    tp, cp, ep, pp, vpp, dp = degrees
-    strategy = Strategy(
-        Layout(tp=tp, cp=cp, ep=ep, dp=dp, pp=pp, vpp=vpp),
-        micro_batch=1,
-        global_batch=2 * dp,
-        seq=space.seq,
-        schedule=values["schedule"],
-        sharding=values["sharding"],
-        recompute=values["recompute"],
-        overlap=replace(profile.defaults.overlap, **OVERLAPS[values["overlap"]]),
-        context=profile.defaults.context,
-    )
+    layout = Layout(**dict(zip((*DEGREES, "dp"), degrees, strict=True)))
+    chosen: FactDict = {name: value for name, value in values.items() if name in CHOSEN}
+    chosen["overlap"] = replace(profile.defaults.overlap, **OVERLAPS[values["overlap"]])
+    strategy = Strategy(layout, 1, 2 * layout.dp, space.seq, context=profile.defaults.context, **chosen)
     return missing_features(profile, strategy, profile.framework)
 
 

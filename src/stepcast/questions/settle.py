@@ -19,7 +19,7 @@ from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.flows import OtherJob, Pattern
 from stepcast.ir.framework import Execution, Framework, Modules, Optimizer, OptimizerKind, parse_optimizer
 from stepcast.ir.layers.kinds import count_adapted
@@ -265,13 +265,11 @@ def _describe_software(framework: Framework) -> str:
 def lay_out(question: PredictQuestion, profile: Profile, model: Model, gpu: str) -> Layout:
     """Return how the GPUs are split; interleaved schedules take the framework's chunks if none are given."""
     assert question.gpus is not None
-    model_gpus = question.tp * question.cp * question.pp
-    gpus = question.gpus or 1
-    options = []
-    ways = {"tp": question.tp, "cp": question.cp, "pp": question.pp}
+    ways, gpus, options = pick(question, "tp cp pp"), question.gpus or 1, []
+    model_gpus = prod(ways.values())
     most = {"tp": model.heads, "cp": gpus, "pp": model.layers}
     for name, wanted in ways.items():
-        rest = prod(ways.values()) // wanted
+        rest = model_gpus // wanted
         if wanted == 1 or gpus % rest:
             continue
         ranks = gcd(gpus // rest, most[name]) if name == "tp" else gpus // rest
@@ -281,16 +279,9 @@ def lay_out(question: PredictQuestion, profile: Profile, model: Model, gpu: str)
         if near := [*below[-1:], *above[:1]]:
             options.append(f"--{name} {' or '.join(map(str, near))}")
     check_multiple(question.gpus, model_gpus, options, model.heads % question.tp == 0)
-    layout = Layout(
-        tp=question.tp,
-        cp=question.cp,
-        ep=question.ep,
-        dp=question.gpus // model_gpus,
-        pp=question.pp,
-        vpp=question.vpp or 1,
-        expert_tp=question.expert_tp,
-        shard=question.shard or _shard(question.replicate, question.gpus // (question.tp * question.pp)),
-    )
+    shard = question.shard or _shard(question.replicate, question.gpus // (question.tp * question.pp))
+    degrees = pick(question, "tp cp ep pp expert_tp")
+    layout = Layout(**degrees, dp=question.gpus // model_gpus, vpp=question.vpp or 1, shard=shard)
     if question.vpp is None and question.schedule == "interleaved" and question.pp > 1:
         layout = replace(layout, vpp=profile.chunks(model, gpu, layout)[0] or 1)
     return layout
@@ -448,11 +439,10 @@ def _drop_idle(question: PredictQuestion, facts: Facts) -> FactDict:
         if value == default or all(rule.holds(name, facts) for rule in rules):
             continue
         kind, colon, words = str(value).rpartition(":")
-        applying = [
-            word
-            for word in words.split(",")
-            if all(rule.holds(name, {**facts, name: f"{kind}{colon}{word}"}) for rule in rules)
-        ]
+        applying = []
+        for word in words.split(","):
+            changed = {**facts, name: f"{kind}{colon}{word}"}
+            applying += [word] if all(rule.holds(name, changed) for rule in rules) else []
         words = f"{kind}{colon}{','.join(applying)}" if applying else "none"
         left[name] = words if name in LISTS else default
     return left
@@ -464,11 +454,8 @@ def _build_strategy(
     """Return the Strategy of a question, and the samples that one of its sequences holds."""
     seq, global_batch = _settle_batch(question, model, layout, usual_seq, assumptions)
     micro_batch, samples = question.micro_batch, 1.0
-    choices = {
-        **settled.choices,
-        "schedule": settled.choices.get("schedule", default_schedule(layout.vpp)),
-        **adapter_fields(question.lora_rank, settled.framework),
-    }
+    choices = {"schedule": default_schedule(layout.vpp), **settled.choices}
+    choices |= adapter_fields(question.lora_rank, settled.framework)
     # Groups of targets name the projections of all kinds of attention.
     if adapted := tuple(name for name in choices.get("lora_targets", ()) if count_adapted(model, (name,))):
         choices["lora_targets"] = adapted

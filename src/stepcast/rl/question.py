@@ -14,7 +14,7 @@ from stepcast.generation.lengths import DEFAULT_CV
 from stepcast.generation.placement import EngineProfile, GenerationLayout, load_engine
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_config
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 from stepcast.questions.choices import (
@@ -197,17 +197,9 @@ def read_placement(question: RlQuestion) -> RlPlacement:
     training = {name: getattr(question, name) for name in TRAINING_CHOICES}
     training["recompute"] = training["recompute"] or "full"
     stated = tuple((name, value) for name, value in training.items() if value is not None)
-    return RlPlacement(
-        mode,
-        question.gpus,
-        layout,
-        stated,
-        formats_of(question.gen_weights, question.kv_cache),
-        question.memory_share,
-        (1 if question.staleness is None else question.staleness) if mode is RlMode.ASYNC else 0,
-        question.partial_rollout,
-        question.pack_tokens or 0,
-    )
+    stale = (1 if question.staleness is None else question.staleness) if mode is RlMode.ASYNC else 0
+    how = formats_of(question.gen_weights, question.kv_cache), question.memory_share, stale, question.partial_rollout
+    return RlPlacement(mode, question.gpus, layout, stated, *how, question.pack_tokens or 0)
 
 
 def read_nouns(question: RlQuestion) -> tuple[Model, Cluster, RlProfile, EngineProfile]:
@@ -230,29 +222,23 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
     if question.steps is not None:
         hours = question.steps * step.step_s / 3600.0
         cost = None if question.price is None else hours * place.gpus * question.price
-        run = {"steps": question.steps, "days": hours / 24.0, "gpu_hours": hours * place.gpus, "cost": cost,
-               "currency": question.currency}  # fmt: skip
-    memory = training.memory
+        run = {"steps": question.steps, "days": hours / 24.0, "gpu_hours": hours * place.gpus}
+        run |= {"cost": cost, "currency": question.currency}
+    memory, defaults = training.memory, state_defaults(question, DEFAULT_TEXTS, question.unset)
+    doubts = [] if memory["fits"] else ["the training step does not fit into GPU memory"]
     return {
-        "model": step.model.name,
-        "cluster": step.cluster.name,
-        "gpu": step.cluster.gpu.name,
-        "gpus": place.gpus,
-        "train_gpus": place.train_gpus,
-        "rollout_gpus": place.rollout.gpus,
+        **pick(step, "model=model.name cluster=cluster.name gpu=cluster.gpu.name"),
+        **pick(place, "gpus train_gpus rollout_gpus=rollout.gpus"),
         "mode": str(place.mode),
         "software": step.profile.name,
         "engine": generation.engine.name,
         "algorithm": question.algorithm,
-        "responses": step.task.responses,
-        "mean_length": step.task.mean_length,
+        **pick(step.task, "responses mean_length"),
         "response": str(step.task.response),
-        "step_s": step.step_s,
-        "phases_s": step.phases_s,
-        "pools_s": {"rollout": step.rollout_pool_s, "training": step.train_pool_s},
+        **pick(step, "step_s phases_s"),
+        "pools_s": pick(step, "rollout=rollout_pool_s training=train_pool_s"),
         "idle_share": step.idle_shares(),
-        "bottleneck": step.bottleneck,
-        "tokens_per_s_per_gpu": step.tokens_per_s_per_gpu,
+        **pick(step, "bottleneck tokens_per_s_per_gpu"),
         "tail_s": generation.tail_s,
         "rollout_layout": generation.facts()["layout"],
         "training_layout": {name: str(value) for name, value in place.training_layout.items()},
@@ -265,17 +251,8 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         "fits": bool(memory["fits"]),
         "run": run,
         "sensitivity_s": vary_spread(step) if step.task.response.shape == "lognormal" else {},
-        "assumptions": [
-            *state_defaults(question, DEFAULT_TEXTS, question.unset),
-            *step.assumptions,
-            *config.get("assumed", ()),
-        ],
-        "warnings": [
-            *([] if memory["fits"] else ["the training step does not fit into GPU memory"]),
-            *step.profile.warnings,
-            *generation.warnings,
-            *training.prediction.report.warnings,
-        ],
+        "assumptions": [*defaults, *step.assumptions, *config.get("assumed", ())],
+        "warnings": [*doubts, *step.profile.warnings, *generation.warnings, *training.prediction.report.warnings],
         "config": config,
     }
 
@@ -383,10 +360,8 @@ def search_rl(question: RlQuestion) -> FactDict:
             for age in ages:
                 considered += len(forecasts)
                 stale = (question.staleness or age) if mode is RlMode.ASYNC else 0
-                place = RlPlacement(
-                    mode, train, engine_layout, best[0], formats, question.memory_share, stale,
-                    question.partial_rollout and mode is RlMode.ASYNC, question.pack_tokens or 0,
-                )  # fmt: skip
+                how = formats, question.memory_share, stale, question.partial_rollout and mode is RlMode.ASYNC
+                place = RlPlacement(mode, train, engine_layout, best[0], *how, question.pack_tokens or 0)
                 try:
                     steps.append(forecast_step(model, cluster, profile, engine, task, place, best[1]))
                 except ValueError:

@@ -208,10 +208,8 @@ class RlStep(Answer):
         if self.placement.mode is RlMode.COLOCATED:
             busy = sum(self.phases_s[name] for name in self.phases_s if name not in ("reward", "overhead"))
             return {"all": max(1.0 - busy / self.step_s, 0.0)}
-        return {
-            "rollout": max(1.0 - self.rollout_pool_s / self.step_s, 0.0),
-            "training": max(1.0 - self.train_pool_s / self.step_s, 0.0),
-        }
+        pools_s = {"rollout": self.rollout_pool_s, "training": self.train_pool_s}
+        return {name: max(1.0 - busy_s / self.step_s, 0.0) for name, busy_s in pools_s.items()}
 
 
 def forecast_training(
@@ -234,15 +232,9 @@ def forecast_training(
     accumulation = max(ceil(task.train_batch / (dp * held)), 1)
     held = max(ceil(task.train_batch / (dp * accumulation)), 1)
     defaults: FactDict = {"framework": profile.framework, "sharding": profile.sharding}
-    question = PredictQuestion(
-        model=model,
-        cluster=cluster,
-        gpus=place.train_gpus,
-        seq=length,
-        micro_batch=held,
-        accumulation=accumulation,
-        **{**defaults, **given},
-    )
+    batch = {"seq": length, "micro_batch": held, "accumulation": accumulation}
+    chosen = {**defaults, **given, **batch}
+    question = PredictQuestion(model=model, cluster=cluster, gpus=place.train_gpus, **chosen)
     run = settle(question.leave_unchecked(frozenset(given) | frozenset(defaults)))
     share = 1.0 / 4.0 if run.strategy.recompute.kind is RecomputeKind.FULL else 1.0 / 3.0
     return TrainingForecast(run.prediction, share, place.train_gpus, dp)
@@ -341,10 +333,8 @@ def forecast_step(
         assumptions.append(f"response lengths: {task.response}")
     if task.reward_latency is not None:
         assumptions.append("rewards are computed at once, however many responses wait for theirs")
-    return RlStep(
-        model, cluster, profile, task, place, phases, step_s, rollout_pool_s, train_pool_s, rollout, training,
-        tuple(assumptions),
-    )  # fmt: skip
+    times = phases, step_s, rollout_pool_s, train_pool_s
+    return RlStep(model, cluster, profile, task, place, *times, rollout, training, tuple(assumptions))
 
 
 def _late_rewards_s(task: RlTask, rollout: GenerationForecast) -> float:
