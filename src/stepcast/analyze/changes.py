@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from statistics import mean, median
 
 from stepcast.analyze.recording import (
@@ -65,12 +65,15 @@ def map_pieces(recording: Recording, change: PieceChange) -> Recording:
     """Apply *change* to every piece."""
     records = []
     for record in recording.ranks:
-        blocks = tuple(
-            replace(block, pieces=tuple(change(record, block, piece) for piece in block.pieces))
-            for block in record.blocks
-        )
-        records.append(replace(record, blocks=blocks))
+        pieces = [tuple(change(record, block, piece) for piece in block.pieces) for block in record.blocks]
+        records.append(_with_pieces(record, pieces))
     return replace(recording, ranks=tuple(records))
+
+
+def _with_pieces(record: RankRecord, pieces: Iterable[tuple[Piece, ...]]) -> RankRecord:
+    """Return *record* with other pieces of its blocks."""
+    pairs = zip(record.blocks, pieces, strict=True)
+    return replace(record, blocks=tuple(replace(block, pieces=own) for block, own in pairs))
 
 
 def assuming(recording: Recording, *texts: str) -> Recording:
@@ -80,10 +83,8 @@ def assuming(recording: Recording, *texts: str) -> Recording:
 
 def scale_transfers(recording: Recording, group: str, factor: float) -> Recording:
     """Make the links of *group* this many times as fast."""
-    return assuming(
-        _map_meetings(recording, group, lambda meeting: meeting.transfer_s / factor),
-        f"transfers over {group} take 1/{factor:g} of the time; launch delays stay as they are",
-    )
+    changed = _map_meetings(recording, group, lambda meeting: meeting.transfer_s / factor)
+    return assuming(changed, f"transfers over {group} take 1/{factor:g} of the time; launch delays stay as they are")
 
 
 def set_bandwidth(recording: Recording, group: str, bytes_per_s: float) -> Recording:
@@ -94,10 +95,8 @@ def set_bandwidth(recording: Recording, group: str, bytes_per_s: float) -> Recor
             return meeting.transfer_s
         return meeting.size_bytes * bus_factor(meeting.kind, len(meeting.members)) / bytes_per_s
 
-    return assuming(
-        _map_meetings(recording, group, transfer_s),
-        f"transfers over {group} run at {bytes_per_s / 1e9:g} GB/s (bus bandwidth), without latency",
-    )
+    text = f"transfers over {group} run at {bytes_per_s / 1e9:g} GB/s (bus bandwidth), without latency"
+    return assuming(_map_meetings(recording, group, transfer_s), text)
 
 
 def _map_meetings(recording: Recording, group: str, transfer_s: Callable[[Meeting], float]) -> Recording:
@@ -141,43 +140,36 @@ def _scale_piece(piece: Piece, factor: float) -> Piece:
 def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset()) -> Recording:
     """Give *rank* the pace of its peers: ranks of its stage piece by piece, or else pieces with the same role."""
     record = recording.record_of(rank)
-    pieces = list(record.pieces())
-    peers = [
-        list(other.pieces())
-        for other in recording.ranks
-        if other.stage == record.stage and other.rank != rank and other.rank not in slow
-    ]
+    pieces, others = list(record.pieces()), [other for other in recording.ranks if other.rank not in {rank, *slow}]
     slopes_s = seconds_per_token(recording.ranks)
     roles = [piece.role for piece in pieces]
+    peers = [list(other.pieces()) for other in others if other.stage == record.stage]
     peers = [peer for peer in peers if [piece.role for piece in peer] == roles]
     if peers:
-        healed = [_set_pace(piece, [peer[index] for peer in peers], slopes_s) for index, piece in enumerate(pieces)]
+        healed = (_set_pace(piece, [peer[index] for peer in peers], slopes_s) for index, piece in enumerate(pieces))
         text = f"rank {rank} works at the pace of the other ranks of stage {record.stage}"
     else:
         by_role: dict[str, list[Piece]] = {}
-        for other in recording.ranks:
-            for piece in other.pieces() if other.rank not in {rank, *slow} else ():
-                by_role.setdefault(piece.role, []).append(piece)
-        healed = [_set_pace(piece, by_role.get(piece.role, []), slopes_s) for piece in pieces]
+        for piece in (piece for other in others for piece in other.pieces()):
+            by_role.setdefault(piece.role, []).append(piece)
+        healed = (_set_pace(piece, by_role.get(piece.role, []), slopes_s) for piece in pieces)
         text = f"rank {rank} works at the pace of ranks of other stages that do the same"
         if not any(piece.role in by_role for piece in pieces):
             raise ValueError(f"no healthy rank does the work of rank {rank}, so its healthy pace is not known")
-    iterator = iter(healed)
-    blocks = tuple(replace(block, pieces=tuple(next(iterator) for _ in block.pieces)) for block in record.blocks)
-    ranks = tuple(replace(other, blocks=blocks) if other.rank == rank else other for other in recording.ranks)
+    own = _with_pieces(record, (tuple(islice(healed, len(block.pieces))) for block in record.blocks))
+    ranks = tuple(own if other.rank == rank else other for other in recording.ranks)
     return assuming(replace(recording, ranks=ranks), text)
 
 
 def _set_pace(piece: Piece, others: list[Piece], slopes_s: Mapping[str, float]) -> Piece:
     """Return *piece* with the median times of *others*, which have its role."""
     if isinstance(piece, Local):
-        times_s = [
-            other.duration_s
-            if piece.tokens is None or other.tokens is None
-            else scale_to_tokens(other.duration_s, other.tokens, piece.tokens, slopes_s.get(piece.role, 0.0))
-            for other in others
-            if isinstance(other, Local)
-        ]
+        times_s, slope_s = [], slopes_s.get(piece.role, 0.0)
+        for other in others:
+            if isinstance(other, Local) and other.tokens is not None and piece.tokens is not None:
+                times_s.append(scale_to_tokens(other.duration_s, other.tokens, piece.tokens, slope_s))
+            elif isinstance(other, Local):
+                times_s.append(other.duration_s)
         return replace(piece, duration_s=median(times_s)) if times_s else piece
     joins = [other for other in others if isinstance(other, Join)]
     if not joins:
@@ -220,22 +212,17 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         return piece
 
     changed = map_pieces(recording, change)
-    ranks = {record.rank for record in recording.ranks if record.stage == stage}
-    meetings = tuple(
-        replace(meeting, transfer_s=meeting.transfer_s * share)
-        if meeting.group in ("tp", "cp", "ep", "dp") and ranks.issuperset(meeting.members)
-        else meeting
-        for meeting in changed.meetings
-    )
+    ranks, meetings = {record.rank for record in recording.ranks if record.stage == stage}, []
+    for meeting in changed.meetings:
+        is_own = meeting.group in ("tp", "cp", "ep", "dp") and ranks.issuperset(meeting.members)
+        meetings.append(replace(meeting, transfer_s=meeting.transfer_s * share) if is_own else meeting)
     facts = {**recording.facts, "layers_on": {**held, stage: held[stage] + layers}}
     if isinstance(total := recording.facts.get("layers"), int):
         facts["layers"] = total + layers
-    return assuming(
-        replace(changed, meetings=meetings, facts=facts),
-        f"a layer takes {layer_s[BlockKind.FORWARD] * 1e3:.2f} ms forward and "
-        f"{layer_s[BlockKind.BACKWARD] * 1e3:.2f} ms backward, as on the stage that needs least; collectives, "
-        f"gradients and optimizer of stage {stage} follow its layers",
-    )
+    forward, backward = (f"{seconds * 1e3:.2f} ms" for seconds in layer_s.values())
+    text = f"a layer takes {forward} forward and {backward} backward, as on the stage that needs least; collectives, "
+    text += f"gradients and optimizer of stage {stage} follow its layers"
+    return assuming(replace(changed, meetings=tuple(meetings), facts=facts), text)
 
 
 def _stage_compute_s(recording: Recording, stage: int, kind: BlockKind) -> float:
@@ -408,11 +395,11 @@ def _runs_in_order(recording: Recording, plan: Schedule) -> bool:
     """Return whether every rank was measured with the forwards and backwards of *plan*, in its order."""
     kinds = {SlotAction.FORWARD: BlockKind.FORWARD, SlotAction.BACKWARD: BlockKind.BACKWARD}
     orders = [[(kinds.get(slot.kind), slot.micro_batch) for slot in order] for order in plan.orders]
-    return plan.chunks == 1 and all(
-        [(block.kind, block.micro_batch) for block in record.blocks if block.kind in kinds.values()]
-        == orders[record.stage]
-        for record in recording.ranks
-    )
+    for record in recording.ranks:
+        passes = [(block.kind, block.micro_batch) for block in record.blocks if block.kind in kinds.values()]
+        if passes != orders[record.stage]:
+            return False
+    return plan.chunks == 1
 
 
 class _ScheduleBuilder(_Rebuilder):

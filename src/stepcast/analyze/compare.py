@@ -19,11 +19,8 @@ COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "ot
 SAME_KERNEL = 0.02  # kernels that differ by less are the same
 # Facts that identify a run.
 SHAPE = ("model", "parameters", "layers", "hidden")
-IDENTITY = (
-    *SHAPE,
-    *("seq", "micro_batch", "micro_batches", "global_batch", "precision"),
-    *("tp", "cp", "ep", "dp", "pp", "vpp", "gpus", "cluster"),
-)
+BATCH = ("seq", "micro_batch", "micro_batches", "global_batch", "precision")
+IDENTITY = (*SHAPE, *BATCH, "tp", "cp", "ep", "dp", "pp", "vpp", "gpus", "cluster")
 SAME_WORD = {"dtype": "precision"}
 # Megatron's fp32 is tf32 in tensor cores.
 SAME_PRECISION = {"tf32": "fp32"}
@@ -204,17 +201,10 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     if set(left_stages) != set(right_stages):
         counts = f"{len(left_stages)} in the first, {len(right_stages)} in the second"
         warnings.append(f"stages differ: {counts}; common ones are compared")
-    stages = [
-        ComparedStage(
-            stage,
-            [
-                row(name, seconds, right_stages[stage][name])
-                for name, seconds in left_stages[stage].items()
-                if name in right_stages[stage]
-            ],
-        )
-        for stage in sorted(set(left_stages) & set(right_stages))
-    ]
+    stages = []
+    for stage in sorted(set(left_stages) & set(right_stages)):
+        left, right = left_stages[stage], right_stages[stage]
+        stages.append(ComparedStage(stage, [row(name, left[name], right[name]) for name in left if name in right]))
     operations: list[ComparedRow] = []
     if "operations_s" in predicted and "operations_s" in measured:
         operations = rows(predicted["operations_s"], measured["operations_s"])
@@ -224,6 +214,7 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     if not set(first) & set(second):
         warnings.append("no common fact shows whether both are the same run")
     step = row("step", float(predicted["step_s"]), float(measured["step_s"]))
+    kernels = [row for key in ("kernels", "operators") for row in _compare_kernels(predicted, measured, key)]
     return Comparison(
         step_s=step.predicted_s,
         measured_step_s=step.measured_s,
@@ -235,10 +226,7 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         parts=parts,
         stages=stages,
         operations=operations,
-        kernels=[
-            *_compare_kernels(predicted, measured, "kernels"),
-            *_compare_kernels(predicted, measured, "operators"),
-        ],
+        kernels=kernels,
         warnings=warnings,
     )
 

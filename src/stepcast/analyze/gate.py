@@ -14,7 +14,7 @@ import numpy as np
 
 from stepcast.analyze.compare import differing_facts, identity_of
 from stepcast.analyze.result import AnalysisResult
-from stepcast.ir.facts import FactDict, Facts, find_doubts
+from stepcast.ir.facts import FactDict, Facts, find_doubts, pick
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 
 PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"
@@ -173,23 +173,13 @@ def judge(
     order = (REGRESSION, SUSPECTED, IMPROVED, PASSED, NEW)
     worst = min(gated, key=lambda row: order.index(row.status))
     step = next(row for row in measures if row.name == STEP)
-    result = GateResult(
-        name=name,
-        status=worst.status,
-        verdict="",
-        run=number,
-        label=run.label,
-        step_s=step.value,
-        baseline_runs=sum(usable),
-        baseline_from=start,
-        min_change=min_change,
-        since=worst.since,
-        measures=measures,
-        trend=[
-            {"run": index, "label": past.label, "step_s": past.measures[STEP], "status": past.status}
-            for index, past in enumerate([*history, msgspec.structs.replace(run, status=worst.status)], 1)
-        ],
-    )
+    trend = [
+        {"run": index, "label": past.label, "step_s": past.measures[STEP], "status": past.status}
+        for index, past in enumerate([*history, msgspec.structs.replace(run, status=worst.status)], 1)
+    ]
+    about: FactDict = {"name": name, "verdict": "", "run": number, "label": run.label, "step_s": step.value}
+    about |= {"baseline_runs": sum(usable), "baseline_from": start, "min_change": min_change}
+    result = GateResult(**about, **pick(worst, "status since"), measures=measures, trend=trend)
     result = msgspec.structs.replace(result, verdict=_verdict(result, worst))
     return msgspec.structs.replace(result, warnings=find_doubts(result.facts()))
 
@@ -247,11 +237,8 @@ def _change_point(values: Sequence[float | None]) -> int:
     """Return the index from which on the values are best explained by another level (least absolute deviations)."""
     series = np.array([value for value in values if value is not None])
     missing = len(values) - len(series)
-    costs = [
-        float(np.abs(series[:split] - np.median(series[:split])).sum())
-        + float(np.abs(series[split:] - np.median(series[split:])).sum())
-        for split in range(1, len(series))
-    ]
+    splits = [(series[:split], series[split:]) for split in range(1, len(series))]
+    costs = [sum(float(np.abs(part - np.median(part)).sum()) for part in split) for split in splits]
     return missing + 1 + int(np.argmin(costs))
 
 
@@ -272,15 +259,10 @@ def _verdict(result: GateResult, worst: GatedMeasure) -> str:
 
 def largest_changes(result: GateResult, sign: int) -> list[GatedMeasure]:
     """Return the parts that changed in the direction of *sign* beyond their noise, the largest difference first."""
-    rows = [
-        row
-        for row in result.measures
-        if row.name not in GATED
-        and row.status != NEW
-        and sign * row.difference > NOTED_SHARE * result.step_s
-        and abs(row.change) > 2 * row.noise
-    ]
-    return sorted(rows, key=lambda row: -sign * row.difference)
+    known = [row for row in result.measures if row.name not in GATED and row.status != NEW]
+    large = [row for row in known if sign * row.difference > NOTED_SHARE * result.step_s]
+    noted = (row for row in large if abs(row.change) > 2 * row.noise)
+    return sorted(noted, key=lambda row: -sign * row.difference)
 
 
 def _list_differences(first: Facts, second: Facts) -> str:

@@ -199,16 +199,11 @@ def _logged_kinds(log: CollectiveLog) -> list[LoggedKind]:
     by_kind: dict[tuple[str, str, int], list[LoggedCollective]] = defaultdict(list)
     for call in log.calls:
         by_kind[call.kind, call.group, call.size_bytes].append(call)
-    rows = [
-        LoggedKind(
-            *kind,
-            len(calls),
-            median_of_known(call.seconds for call in calls),
-            sum(call.seconds for call in calls if call.seconds is not None),
-            median_of_known(call.bus_bytes_per_s for call in calls),
-        )
-        for kind, calls in by_kind.items()
-    ]
+    rows = []
+    for kind, calls in by_kind.items():
+        times_s = [call.seconds for call in calls if call.seconds is not None]
+        rate = median_of_known(call.bus_bytes_per_s for call in calls)
+        rows.append(LoggedKind(*kind, len(calls), median_of_known(times_s), sum(times_s), rate))
     return sorted(rows, key=lambda row: (-row.total_s, -row.calls))
 
 
@@ -340,15 +335,9 @@ def _device_time(timeline: Timeline, device: int) -> DeviceTime:
     elapsed_s = float(every.end_s.max() - every.start_s.min()) if len(every) else 0.0
     compute_s = covered(SpanKind.COMPUTE).length_s
     both_s = covered(SpanKind.COMPUTE, SpanKind.COMMUNICATION).length_s
-    return DeviceTime(
-        device,
-        elapsed_s,
-        compute_s,
-        covered(SpanKind.COMMUNICATION).length_s,
-        both_s - compute_s,
-        every.length_s - both_s,
-        elapsed_s - every.length_s,
-    )
+    communication_s, busy_s = covered(SpanKind.COMMUNICATION).length_s, every.length_s
+    others_s = both_s - compute_s, busy_s - both_s, elapsed_s - busy_s
+    return DeviceTime(device, elapsed_s, compute_s, communication_s, *others_s)
 
 
 def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRanges | None:

@@ -57,13 +57,10 @@ def measured(recording: Recording) -> PlayedStep:
     """Return the times as they were measured."""
     origin_s = min(piece.start_s for record in recording.ranks for piece in record.pieces())
     pieces = [list(record.pieces()) for record in recording.ranks]
-    return PlayedStep(
-        recording,
-        tuple(np.array([piece.start_s - origin_s for piece in listed]) for listed in pieces),
-        tuple(np.array([piece.end_s - origin_s for piece in listed]) for listed in pieces),
-        np.array([meeting.start_s - origin_s for meeting in recording.meetings]),
-        recording.measured_step_s,
-    )
+    start_s = tuple(np.array([piece.start_s - origin_s for piece in listed]) for listed in pieces)
+    end_s = tuple(np.array([piece.end_s - origin_s for piece in listed]) for listed in pieces)
+    meeting_start_s = np.array([meeting.start_s - origin_s for meeting in recording.meetings])
+    return PlayedStep(recording, start_s, end_s, meeting_start_s, recording.measured_step_s)
 
 
 @dataclass
@@ -344,12 +341,9 @@ def stage_rows(ranks: tuple[RankParts, ...]) -> list[dict[str, float]]:
     rows = []
     for stage in sorted({rank.stage for rank in ranks}):
         mine = tuple(rank for rank in ranks if rank.stage == stage)
-        row: dict[str, float] = {
-            "stage": stage,
-            "busy_s": sum(rank.busy_s for rank in mine) / len(mine),
-            "bubble_s": sum(rank.bubble_s for rank in mine) / len(mine),
-        }
-        rows.append(row | {f"{part}_s": seconds for part, seconds in mean_parts(mine).items()})
+        busy_s, bubble_s = (sum(getattr(rank, name) for rank in mine) / len(mine) for name in ("busy_s", "bubble_s"))
+        parts_s = {f"{part}_s": seconds for part, seconds in mean_parts(mine).items()}
+        rows.append({"stage": stage, "busy_s": busy_s, "bubble_s": bubble_s, **parts_s})
     return rows
 
 

@@ -28,7 +28,7 @@ from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.hardware.path import resolve
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, Group, Layout, RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind
@@ -86,11 +86,9 @@ def gpu_change(measured: str | None, other: str, dtype: str) -> GpuChange:
     known = "" if measured else " (the trace does not name its GPU; name it with --gpu)"
     if dtype == "fp32" and "tf32" in old.matrix_flops:
         dtype = "tf32"  # the shared fp32 traces run at 67 TFLOP/s, three times what an A100 has in fp32
-    return GpuChange(
-        f"{new.name} in place of {old.name}{known}, in {dtype}",
-        old.matrix_peak_flops(dtype) / new.matrix_peak_flops(dtype),
-        old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s,
-    )
+    compute = old.matrix_peak_flops(dtype) / new.matrix_peak_flops(dtype)
+    memory = old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s
+    return GpuChange(f"{new.name} in place of {old.name}{known}, in {dtype}", compute, memory)
 
 
 def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundings | None = None) -> Recording:
@@ -210,15 +208,9 @@ def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
         if flows is not None and duration_s[task] > 0:
             kinds[task] = len(sets)
             sets.append(flows)
-    tasks = np.flatnonzero(kinds >= 0)
-    traffic = Traffic(
-        meeting_flows.network.links,
-        tuple(sets),
-        np.arange(len(sets)),
-        np.arange(len(sets)),
-        duration_s[tasks][np.argsort(kinds[tasks])],
-        np.ones(len(sets)),
-    )
+    tasks, numbers = np.flatnonzero(kinds >= 0), np.arange(len(sets))
+    seconds = duration_s[tasks][np.argsort(kinds[tasks])]
+    traffic = Traffic(meeting_flows.network.links, tuple(sets), numbers, numbers, seconds, np.ones(len(sets)))
     shared = SharedProgram(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
     return playing.place_times(script, simulate_fluid(shared, record=False).times)
 
@@ -355,14 +347,10 @@ class Replay:
                 for name, step_s in (("before", before_s), ("after", after_s))
             },
             layers={"before": _layers(recording), "after": _layers(changed)},
-            tp=layout.tp,
-            pp=layout.pp,
-            dp=layout.dp,
-            gpus=layout.gpus,
+            **pick(layout, "tp pp dp gpus"),
             micro_batches=changed.micro_batches,
             configuration=changed.configuration | {"micro_batches": changed.micro_batches},
-            breakdown_s=after.breakdown_s,
-            stages=after.stages,
+            **pick(after, "breakdown_s stages"),
             before=_state(self.before),
             measured=_state(self.measured),
             assumptions=list(changed.assumptions),

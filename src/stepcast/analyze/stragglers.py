@@ -17,6 +17,7 @@ import numpy as np
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import pick
 from stepcast.ir.measured import WorkerSteps
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
@@ -205,12 +206,9 @@ class WaitGraph:
     def _sort_units(self) -> list[WaitUnit]:
         """Return the units, each after those it waits for."""
         unit_of = {index: number for number, unit in enumerate(self.units) for index in unit.members}
-        sorter = TopologicalSorter(
-            {
-                number: {unit_of[earlier] for index in unit.members for earlier in self.before[index]} - {number}
-                for number, unit in enumerate(self.units)
-            }
-        )
+        sorter: TopologicalSorter[int] = TopologicalSorter()
+        for number, unit in enumerate(self.units):
+            sorter.add(number, *({unit_of[other] for index in unit.members for other in self.before[index]} - {number}))
         try:
             return [self.units[number] for number in sorter.static_order()]
         except CycleError:
@@ -303,15 +301,10 @@ def analyze_stragglers(run: WorkerSteps) -> StragglerResult:
         undelayed_s=undelayed_s,
         ideal_s=float(job.ideal_s.mean()),
         steps=len(run.steps),
-        dp=run.replicas,
-        pp=run.stages,
+        **pick(run, "dp=replicas pp=stages"),
         launch_slowdown=step_s / undelayed_s,
-        slowdown=job.slowdown,
-        by_stage=job.by_stage,
-        by_dp_rank=job.by_replica,
+        **pick(job, "slowdown by_stage by_dp_rank=by_replica last_stage_share worst_workers_share"),
         by_kind=dict(sorted(job.by_kind.items(), key=lambda pair: -pair[1])),
-        last_stage_share=job.last_stage_share,
-        worst_workers_share=job.worst_workers_share,
         stragglers=[
             SlowWorker(int(run.ranks[replica, stage]), factor, replica, stage)
             for factor, replica, stage in job.workers

@@ -21,6 +21,7 @@ from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Fabric, FabricKind, Link
 from stepcast.ir.arrays import BoolArray, FloatArray
+from stepcast.ir.facts import pick
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.units import GB, US, format_percent
 
@@ -146,26 +147,18 @@ def analyze_sweep(sweep: CollectiveSweep, cluster: Cluster) -> SweepResult:
         figures = measured_s, predicted_s, error, own, expected, reached
         part, is_spike = list(log.parts)[range_of[index]], bool(log.spikes[index])
         rows.append(ComparedSize(round(size), *figures, best.algorithm, best.protocol, part, is_spike))
-    ranges = {
-        str(part): ComparedRange(
-            round(log.sizes_bytes[chosen].min()),
-            round(log.sizes_bytes[chosen].max()),
-            int(chosen.sum()),
-            log.mean_reached(part),
-            *(float(np.median(values[chosen])) for values in (measured, predicted, log.measured_s, log.predicted_s)),
-        )
-        if chosen.any()
-        else None
-        for part, chosen in log.parts.items()
-    }
+    ranges: dict[str, ComparedRange | None] = {}
+    for part, chosen in log.parts.items():
+        ranges[part] = None
+        if chosen.any():
+            sizes, figured = log.sizes_bytes[chosen], (measured, predicted, log.measured_s, log.predicted_s)
+            counts = round(sizes.min()), round(sizes.max()), int(chosen.sum())
+            medians = (float(np.median(values[chosen])) for values in figured)
+            ranges[part] = ComparedRange(*counts, log.mean_reached(part), *medians)
     return SweepResult(
         kind="collective sweep",
-        file=sweep.source,
         collective=log.kind,
-        ranks=sweep.ranks,
-        nodes=sweep.nodes,
-        device=sweep.device,
-        ranks_per_thread=sweep.ranks_per_thread,
+        **pick(sweep, "file=source ranks nodes device ranks_per_thread"),
         cluster=cluster.name,
         mean_abs_error=float(np.abs(log.reached - 1).mean()),
         ranges=ranges,

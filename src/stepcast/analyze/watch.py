@@ -108,16 +108,10 @@ class StepWatch:
         pause_s = self._paused_s / len(self.steps) if len(self.steps) > LEVEL_STEPS else 0.0
         forecast_s = self.forecast["step_s"] if self.forecast else None
         left = self.total - step.step if self.total and self.total >= step.step else None
-        yield WatchedStep(
-            step.step,
-            self.total,
-            step.seconds,
-            level_s,
-            recent_s,
-            recent_s / level_s - 1 if level_s else None,
-            forecast_s / recent_s - 1 if forecast_s else None,
-            None if left is None else left * (recent_s + pause_s),
-        )
+        change = recent_s / level_s - 1 if level_s else None
+        error = forecast_s / recent_s - 1 if forecast_s else None
+        finish_s = None if left is None else left * (recent_s + pause_s)
+        yield WatchedStep(step.step, self.total, step.seconds, level_s, recent_s, change, error, finish_s)
         if level_s and len(self._recent) == RECENT and len(self.steps) > FEWEST + RECENT:
             yield from self._judge_level(step.step, recent_s, level_s)
 

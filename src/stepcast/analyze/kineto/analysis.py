@@ -10,6 +10,7 @@ from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait
 from stepcast.analyze.kineto.rank import RankLanes, RankTime, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
+from stepcast.ir.facts import pick
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_percent, format_seconds
 
@@ -132,9 +133,9 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         bubble_s=mean("idle_s"),
         compute_s=mean("compute_s"),
         communication_s=mean("communication_s"),
+        copy_s=mean("copy_s"),
         exposed_comm_s=mean("exposed_communication_s"),
         overlapped_comm_s=mean("overlapped_communication_s"),
-        copy_s=mean("copy_s"),
         communication_by_group_s=groups_s,
         ranks=ranks,
         kernels=_top_kernels(timeline),
@@ -142,11 +143,8 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
             HostOperator(timeline.names[name], count, seconds)
             for name, count, seconds in longest_names(timeline, timeline.kind_of == SpanKind.HOST, TOP_KERNELS)
         ],
-        collectives=matching.rows,
-        waits=matching.waits,
-        clock_offset_s=matching.clock_offset_s,
-        matched_collectives=matching.matched,
-        unmatched_collectives=matching.unmatched,
+        **pick(matching, "collectives=rows waits clock_offset_s"),
+        **pick(matching, "matched_collectives=matched unmatched_collectives=unmatched"),
         stragglers=stragglers,
         critical_path=[
             PathPart(slowest.rank, name, slowest.per_step(seconds)) for name, seconds in path if seconds > 0
@@ -207,11 +205,8 @@ def _top_kernels(timeline: Timeline) -> list[KernelRow]:
     rows = []
     for index, count, seconds in longest_names(timeline, device, TOP_KERNELS):
         name = timeline.names[index]
-        rows.append(
-            KernelRow(
-                name, labels.get(int(kind_of[index])) or kernels.kernel_class(name), count, seconds, seconds / total_s
-            )
-        )
+        label = labels.get(int(kind_of[index])) or kernels.kernel_class(name)
+        rows.append(KernelRow(name, label, count, seconds, seconds / total_s))
     return rows
 
 

@@ -14,7 +14,7 @@ from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.layout import members
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds
@@ -128,11 +128,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         kind="megatron run",
         step_s=step_s,
         ranks=[record.rank for record in recording.ranks],
-        tp=layout.tp,
-        dp=layout.dp,
-        pp=layout.pp,
-        ep=layout.ep,
-        gpus=layout.gpus,
+        **pick(layout, "tp dp pp ep gpus"),
         configuration=recording.configuration,
         configuration_basis=recording.facts.get("basis", {}),
         operations_s={
@@ -175,14 +171,11 @@ def _means(tables: list[dict[str, float]]) -> dict[str, float]:
 def _exposure(parts: Sequence[playing.RankParts]) -> dict[str, dict[str, float]]:
     exposed = _means([rank.exposed_s for rank in parts])
     overlapped = _means([rank.overlapped_s for rank in parts])
-    return {
-        group: {
-            "total": exposed.get(group, 0.0) + overlapped.get(group, 0.0),
-            "exposed": exposed.get(group, 0.0),
-            "overlapped": overlapped.get(group, 0.0),
-        }
-        for group in sorted({*exposed, *overlapped})
-    }
+    groups = {}
+    for group in sorted({*exposed, *overlapped}):
+        own_s, hidden_s = exposed.get(group, 0.0), overlapped.get(group, 0.0)
+        groups[group] = {"total": own_s + hidden_s, "exposed": own_s, "overlapped": hidden_s}
+    return groups
 
 
 def _rank_breakdown(parts: playing.RankParts, operations: Sequence[traced.TraceOperation]) -> RankBreakdown:
@@ -288,14 +281,12 @@ def _mark_overlapped(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
     for row in rows:
         key = (row.kind, row.group, row.size_bytes)
         fastest[key] = min(fastest.get(key, row.shortest_s), row.shortest_s)
-    return [
-        msgspec.structs.replace(row, overlapped=True)
-        if row.kind != "message"
-        and row.name != row.operation
-        and row.shortest_s > traced.OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + traced.NOISE_S
-        else row
-        for row in rows
-    ]
+    marked = []
+    for row in rows:
+        most_s = traced.OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + traced.NOISE_S
+        is_overlapped = row.kind != "message" and row.name != row.operation and row.shortest_s > most_s
+        marked.append(msgspec.structs.replace(row, overlapped=True) if is_overlapped else row)
+    return marked
 
 
 def _add_rates(row: MeetingTraffic, busbw: BusBandwidth | None) -> MeetingTraffic:

@@ -297,18 +297,10 @@ def _meeting(events: Sequence[RankEvent], alone_s: float | None) -> Meeting:
     transfer_s = 0.0 if first.kind == "sync" else end_s - start_s
     if alone_s is not None:
         transfer_s = min(transfer_s, alone_s)
-    return Meeting(
-        group=first.group,
-        kind=first.kind,
-        name=plain_name(first),
-        members=tuple(sorted(event.rank for event in events)),
-        size_bytes=first.size_bytes,
-        transfer_s=transfer_s,
-        start_s=start_s,
-        end_s=start_s + transfer_s,
-        overlapped=alone_s is not None,
-        uneven=first.uneven,
-    )
+    ranks = tuple(sorted(event.rank for event in events))
+    what = first.group, first.kind, plain_name(first), ranks, first.size_bytes
+    times_s = transfer_s, start_s, start_s + transfer_s
+    return Meeting(*what, *times_s, overlapped=alone_s is not None, uneven=first.uneven)
 
 
 def plain_name(event: RankEvent) -> str:

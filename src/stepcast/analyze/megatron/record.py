@@ -19,20 +19,15 @@ from stepcast.ir.layout import MODEL
 from stepcast.ir.timeline import Timeline
 
 BLOCK_OF = {
-    "get_batch": BlockKind.FORWARD,
-    "forward_step": BlockKind.FORWARD,
-    "loss_func": BlockKind.FORWARD,
+    **dict.fromkeys(("get_batch", "forward_step", "loss_func"), BlockKind.FORWARD),
     "backward_step": BlockKind.BACKWARD,
     **dict.fromkeys((*traced.SENDS, *traced.RECEIVES), BlockKind.MESSAGE),
 }
 PART_OF = {
     "get_batch": TimePart.HOST,
-    "forward_step": TimePart.COMPUTE,
-    "loss_func": TimePart.COMPUTE,
-    "backward_step": TimePart.COMPUTE,
-    traced.OPTIMIZER: TimePart.OPTIMIZER,
+    **dict.fromkeys(("forward_step", "loss_func", "backward_step"), TimePart.COMPUTE),
     # A reduction of gradients within one rank scales and copies them, which prepares the update.
-    **dict.fromkeys(traced.REDUCTIONS, TimePart.OPTIMIZER),
+    **dict.fromkeys((traced.OPTIMIZER, *traced.REDUCTIONS), TimePart.OPTIMIZER),
 }
 GROUP_PARTS = {str(part): part for part in TimePart}
 
@@ -51,19 +46,13 @@ def record_megatron(timeline: Timeline) -> Recording:
     origin_s = min(listed[0].start_s for listed in operations.values())
     end_s = max(operation.end_s for listed in operations.values() for operation in listed)
     meetings, impossible = traced.hold_meetings(matched)
-    records = tuple(
-        RankRecord(rank, timeline.stage_of_rank.get(rank, 0), _blocks(operations[rank], origin_s, meetings))
-        for rank in ranks
-    )
-    return Recording(
-        layout=layout,
-        ranks=records,
-        meetings=tuple(meetings),
-        measured_step_s=end_s - origin_s,
-        micro_batches=int(timeline.facts.get("micro_batches", 1)),
-        facts={**timeline.facts, "gradient_bytes": _gradient_bytes(operations, timeline)},
-        warnings=tuple(_warnings(timeline, alignment, impossible)),
-    )
+    records = []
+    for rank in ranks:
+        blocks = _blocks(operations[rank], origin_s, meetings)
+        records.append(RankRecord(rank, timeline.stage_of_rank.get(rank, 0), blocks))
+    facts = {**timeline.facts, "gradient_bytes": _gradient_bytes(operations, timeline)}
+    measured = tuple(records), tuple(meetings), end_s - origin_s, int(timeline.facts.get("micro_batches", 1))
+    return Recording(layout, *measured, facts, warnings=tuple(_warnings(timeline, alignment, impossible)))
 
 
 def _gradient_bytes(operations: Mapping[int, list[traced.TraceOperation]], timeline: Timeline) -> dict[int, int]:
@@ -235,15 +224,7 @@ def _optimizer_pieces(operation: traced.TraceOperation, meetings: Sequence[Meeti
     """Return the synchronisation on the gradient norm, then the update of the weights."""
     number = operation.events[0].meeting
     assert number is not None
-    together_s = meetings[number].start_s
-    join = Join(
-        part=TimePart.OPTIMIZER,
-        operation=traced.OPTIMIZER,
-        role=f"{traced.OPTIMIZER}: {MODEL}",
-        micro_batch=operation.micro_batch,
-        start_s=operation.start_s,
-        end_s=together_s,
-        meetings=(number,),
-        waits=(number,),
-    )
-    return [join, _local(operation, TimePart.OPTIMIZER, traced.OPTIMIZER, together_s, operation.end_s)]
+    name, together_s = traced.OPTIMIZER, meetings[number].start_s
+    when = operation.micro_batch, operation.start_s, together_s
+    join = Join(TimePart.OPTIMIZER, name, f"{name}: {MODEL}", *when, (number,), (number,))
+    return [join, _local(operation, TimePart.OPTIMIZER, name, together_s, operation.end_s)]

@@ -89,16 +89,11 @@ def expert_loads(
     operations: Mapping[int, list[TraceOperation]], parts: Sequence[RankParts], layout: Layout
 ) -> list[ExpertLoad]:
     """Return the load of each expert-parallel group with all its ranks given, the most uneven first."""
-    tokens_of = {
-        rank: [
-            back.rows
-            for operation in listed
-            if operation.name == "forward_step"
-            for _, back in exchanges(operation)
-            if back.rows is not None
-        ]
-        for rank, listed in operations.items()
-    }
+    tokens_of = {}
+    for rank, listed in operations.items():
+        forwards = (operation for operation in listed if operation.name == "forward_step")
+        back = (event for operation in forwards for _, event in exchanges(operation))
+        tokens_of[rank] = [event.rows for event in back if event.rows is not None]
     waits_s = {rank.rank: rank.waits_for_s for rank in parts}
     loads = []
     for ranks in sorted({members(rank, Group.EP, layout) for rank in operations}):
@@ -109,16 +104,10 @@ def expert_loads(
         tokens = {rank: sum(tokens_of[rank]) for rank in ranks}
         busiest = max(tokens, key=lambda rank: tokens[rank])
         mean_tokens = mean(tokens.values())
-        loads.append(
-            ExpertLoad(
-                busiest,
-                tokens[busiest] / mean_tokens,
-                mean(max(column) / mean(column) for column in columns if any(column)),
-                mean_tokens,
-                {str(rank): count for rank, count in tokens.items()},
-                {str(rank): waits_s[rank].get(busiest, 0.0) for rank in ranks if rank != busiest},
-            )
-        )
+        factors = tokens[busiest] / mean_tokens, mean(max(column) / mean(column) for column in columns if any(column))
+        named = {str(rank): count for rank, count in tokens.items()}
+        waits = {str(rank): waits_s[rank].get(busiest, 0.0) for rank in ranks if rank != busiest}
+        loads.append(ExpertLoad(busiest, *factors, mean_tokens, named, waits))
     return sorted(loads, key=lambda load: -load.factor)
 
 
@@ -172,19 +161,10 @@ def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> list[St
             continue
         waits = [(other.rank, other.waits_for_s[rank]) for other in parts if other.waits_for_s.get(rank, 0.0) > 0]
         waits.sort(key=lambda pair: -pair[1])
-        totals, shared_totals = _sum_operations(works), _sum_operations(shared)
-        stragglers.append(
-            Straggler(
-                rank,
-                factor,
-                own_s,
-                reference_s,
-                totals,
-                shared_totals,
-                {str(other): seconds for other, seconds in waits},
-                _evidence(recording, rank, shared_totals or totals, reference_s, waits),
-            )
-        )
+        totals = _sum_operations(works), _sum_operations(shared)
+        evidence = _evidence(recording, rank, totals[1] or totals[0], reference_s, waits)
+        caused_s = {str(other): seconds for other, seconds in waits}
+        stragglers.append(Straggler(rank, factor, own_s, reference_s, *totals, caused_s, evidence))
     return sorted(stragglers, key=lambda straggler: -straggler.factor)
 
 
@@ -229,15 +209,10 @@ def _compare_roles(
     for (operation, role), own in by_rank[rank].items():
         if operation == OPTIMIZER:
             continue  # its work depends on the parameters of the stage, and its sync hides part of it
-        others = {
-            other: times[operation, role]
-            for other, times in by_rank.items()
-            if other != rank and (operation, role) in times
-        }
-        each_s = [
-            scale_to_tokens(time.total_s / time.runs, time.tokens, own.tokens, slopes_s.get(role, 0.0))
-            for time in others.values()
-        ]
+        key, slope_s = (operation, role), slopes_s.get(role, 0.0)
+        others = {other: times[key] for other, times in by_rank.items() if other != rank and key in times}
+        means_s = ((time.total_s / time.runs, time.tokens) for time in others.values())
+        each_s = [scale_to_tokens(*pair, own.tokens, slope_s) for pair in means_s]
         reference_s = own.runs * median(each_s) if others else 0
         if reference_s:
             elsewhere = any(stage_of[other] != stage_of[rank] for other in others)
