@@ -195,7 +195,7 @@ def test_several_changes_at_once(tmp_path: Path) -> None:
         ("rank.1=fast", "factor such as 2x"),
         ("bandwidth.xx=2x", "unknown group"),
         ("bandwidth.tp=0x", "factor such as 2x"),
-        ("bandwidth.dp=2x", "no matched communication over dp"),
+        ("bandwidth.dp=2x", "no matched communication over dp in the traces; they have"),
         ("stage.9.layers=-1", "not in this run"),
         ("stage.1.layers=2", "-1 or"),
         ("stage.1.layers=-9", "leaves none"),

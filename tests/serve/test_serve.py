@@ -175,7 +175,11 @@ def test_plans_and_comparisons_answer_as_the_command_line_does(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command that an answer names gives the same figures."""
-    for path in (f"/plan?{QUERY}&tokens=100&price=2.5", f"/alternatives?{QUERY}&cluster_2=dgx-b200&tokens=100&price=2"):
+    large = QUERY.replace("8b", "70b")  # which does not fit
+    for path in (
+        *(f"/plan?{query}&tokens=100&price=2.5" for query in (QUERY, large)),
+        f"/alternatives?{QUERY}&cluster_2=dgx-b200&tokens=100&price=2",
+    ):
         reply = server.ask(path)
         assert reply.status == 200
         words = reply.found["command"].split()[1:]

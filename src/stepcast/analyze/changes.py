@@ -103,7 +103,8 @@ def _map_meetings(recording: Recording, group: str, transfer_s: Callable[[Meetin
     groups = {meeting.group for meeting in recording.meetings}
     if group not in groups:
         raise ValueError(
-            f"no matched communication over {group} in this run; it has {', '.join(sorted(groups)) or 'none'}"
+            f"no matched communication over {group} in the traces; they have {', '.join(sorted(groups)) or 'none'}"
+            f"{'' if recording.is_complete else ': give the traces of all ranks'}"
         )
     meetings = tuple(
         replace(meeting, transfer_s=transfer_s(meeting)) if meeting.group == group else meeting

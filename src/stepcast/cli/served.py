@@ -91,7 +91,7 @@ class Verbs:
     def plan(self, choices: FormChoices) -> AppAnswer:
         given = {name: value for name, value in choices if name != "currency" or dict(choices).get("price")}
         plan = settle_plan(build_question(PlanQuestion, {**given, "allow_oom": True})).answer()
-        command = form_command("plan", tuple(given.items()))
+        command = form_command("plan", tuple(given.items())) + (" --allow-oom" if plan.fits is False else "")
         facts = {**plan.to_dict(), "command": command, "version": __version__}
         return _answer(plan_view(facts), "plan", command)
 

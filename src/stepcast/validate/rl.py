@@ -157,9 +157,10 @@ def measure_rl(folder: str) -> Measurements:
                 "update": phases["update"],
                 "sync": phases["weight sync"],
             }
+        mode = "colocated" if row["mode"].startswith("coloc") else row["mode"]
         tags = {
             "software": row["framework"],
-            "mode": "async" if "async" in row["mode"] else row["mode"].split()[0],
+            "mode": "async" if "async" in mode else mode,
             "model": row["model"],
             "gpu": row["gpu"],
             "lengths": "mean published" if row["avg_seq"] else "assumed",

@@ -154,7 +154,7 @@ def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, nam
 
 MOST_LINES = 12
 MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL}
-KINDS = {"regression": "tp", "suspected": "bubble", "improved": "dp"}
+KINDS = {"regression": "tp", "suspected": "optimizer", "improved": "dp"}
 
 
 def gate_view(facts: Facts) -> ui.View:
@@ -207,7 +207,7 @@ def _trend(facts: Facts) -> ui.Scatter:
         ui.Axis(min(times_s) - margin_s, max(times_s) + margin_s, format_seconds, "step"),
         [ui.Line(level, "same"), ui.Line(points, "near"), *dots],
         f"Step of {len(runs)} runs",
-        legend=(("compute", "passed"), ("bubble", "suspected"), ("tp", "regression"), ("dp", "improved")),
+        legend=(("compute", "passed"), ("optimizer", "suspected"), ("tp", "regression"), ("dp", "improved")),
         shown=ui.Shown.PAGE,
     )
 
