@@ -110,8 +110,13 @@ def test_a_batch_obeys_its_limit_and_counts_its_tokens() -> None:
     assert rollout.finish_s.max() == pytest.approx(rollout.seconds)
     # More room is never slower, and one sequence after another is the sum of each alone.
     assert generate_batch(steps, prompts, responses, 64, 4).seconds < rollout.seconds
-    single = [generate_batch(steps, prompts[i : i + 1], responses[i : i + 1], 1).seconds for i in range(3)]
-    assert generate_batch(steps, prompts[:3], responses[:3], 1).seconds == pytest.approx(sum(single), rel=0.01)
+    alone = [generate_batch(steps, prompts[i : i + 1], responses[i : i + 1], 1) for i in range(3)]
+    queued = generate_batch(steps, prompts[:3], responses[:3], 1)
+    assert queued.seconds == pytest.approx(sum(each.seconds for each in alone), rel=0.01)
+    # The first token of each comes after its own prompt, and after the responses before it where there is no room.
+    assert [each.ttft_s for each in alone] == [each.prefill_s for each in alone]
+    waits_s = 2 * alone[0].seconds + alone[1].seconds
+    assert queued.ttft_s == pytest.approx((waits_s + queued.prefill_s) / 3, rel=0.01)
 
 
 def test_thousands_of_long_responses_are_few_events() -> None:

@@ -39,6 +39,7 @@ class Rollout:
 
     seconds: float
     prefill_s: float
+    ttft_s: float  # mean of the requests, with their wait for a place
     finish_s: FloatArray
     ends_s: FloatArray
     batch: FloatArray
@@ -72,18 +73,19 @@ def generate_batch(
     running: list[tuple[float, int]] = []
     step, offset_sum, index = 0.0, 0.0, 0
     bounds: list[tuple[float, float, float, float]] = []  # first step, last step, batch, sum of prompt minus join
-    fresh: list[float] = []  # prompt tokens to prefill at the start of each interval
+    fresh: list[tuple[float, float, float]] = []  # at the start of each interval: tokens to prefill, prompts, requests
     while running or index < count:
-        joined = 0.0
+        tokens, new_prompts, before = 0.0, 0, index
         while index < count and len(running) < limit:
             heapq.heappush(running, (step + float(responses[index]), index))
             join_step[index] = step
             offset_sum += float(prompts[index]) - step
-            joined += float(prompts[index]) if index % shared_prompts == 0 else 0.0
+            if index % shared_prompts == 0:
+                tokens, new_prompts = tokens + float(prompts[index]), new_prompts + 1
             index += 1
         until = running[0][0]
         bounds.append((step, until, float(len(running)), offset_sum))
-        fresh.append(joined)
+        fresh.append((tokens, new_prompts, index - before))
         step = until
         while running and running[0][0] <= step:
             _, done = heapq.heappop(running)
@@ -92,12 +94,16 @@ def generate_batch(
     first, last, batch, offsets = np.array(bounds).T
     context = offsets / batch + (first + last) / 2.0
     seconds = (last - first) * _decode_s(steps, batch, context)
-    prefill_s = _prefill_s(steps, np.array(fresh), float(np.mean(prompts)))
-    ends = np.cumsum(seconds + prefill_s)
+    tokens_joined, prompts_joined, joined = np.array(fresh).T
+    prefill_s = _prefill_s(steps, tokens_joined, float(np.mean(prompts)))
     largest, spans = int(batch.max()), seconds + prefill_s
+    ends = np.cumsum(spans)
+    # Prompts that join together are prefilled one after the other: the k-th of n waits for k / n of the time.
+    first_s = ends - spans + prefill_s * (1.0 + 1.0 / np.maximum(prompts_joined, 1.0)) / 2.0
     return Rollout(
         seconds=float(ends[-1]),
         prefill_s=float(prefill_s.sum()),
+        ttft_s=float((joined * first_s).sum() / count),
         finish_s=np.interp(finish_step, last, ends),
         ends_s=ends,
         batch=batch,
@@ -461,7 +467,7 @@ def _forecast_batch(shared: GenerationForecast, rollouts: list[Rollout]) -> Gene
         prefill_s=slowest.prefill_s,
         tail_s=slowest.tail_s,
         mean_batch=float((slowest.batch * spans).sum() / spans.sum()),
-        ttft_s=slowest.prefill_s / 2.0,  # requests that start together wait for half of all prefills on average
+        ttft_s=slowest.ttft_s,
         tpot_s=float(steps_taken),
         tokens_per_s=requests * response / slowest.seconds,
         curve=tuple(zip(slowest.ends_s[shown].tolist(), slowest.batch[shown].tolist(), strict=True)),
