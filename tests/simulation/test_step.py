@@ -225,8 +225,8 @@ def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
 def chains_of(step: Step, name: str) -> set[int]:
     """The chains of pieces that calls of the *name* run."""
     program = step.program
-    called = zip(program.call_chains.tolist(), program.table.segment.tolist(), strict=True)
-    return {chain for chain, number in called if program.names[number] == name}
+    called = zip(program.segment.tolist(), program.table.segment.tolist(), strict=True)
+    return {segment for segment, number in called if program.names[number] == name}
 
 
 def test_a_micro_batch_that_differs_backward_runs_the_usual_forward() -> None:

@@ -110,7 +110,7 @@ class _FlowBuilder:
         cost_of_op = np.array(
             [first.setdefault(id(work), op) if work else op for op, work in enumerate(works)], np.int64
         )
-        ops = [program.ops_of[segment.piece] for segment in program.segments]
+        ops = [program.ops_of[number] for ((number, _),) in program.chains]
         place = program.per_task([np.arange(own.start, own.stop) for own in ops])
         cost, lane = cost_of_op[place], program.task_lanes()
         rank = program.rank[program.task_calls()]

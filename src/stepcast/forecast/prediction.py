@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.layout import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Band, Exposure, StageReport, StepReport
@@ -352,8 +351,10 @@ class PreparedStep:
             return self.fluid.run.makespan_s
         size = self._periodic_size
         step_s = find_step_s(size, self.build, self.arrange) if size else None
-        if step_s is None:
-            step_s = self.steady.makespan_s if self.steady else self.run.makespan_s
+        if step_s is None and self.steady:
+            step_s = self.steady.makespan_s
+        if step_s is None:  # the run itself is as large as all that led to it, and few ask for it
+            step_s = simulate(self.step.program, self.step.seconds).makespan_s
         return step_s
 
     @cached_property

@@ -16,7 +16,6 @@ from stepcast.ir.layout import Channel, Group
 from stepcast.ir.limits import OPS_TOLD
 from stepcast.simulation.engine import Run, piece_maps
 from stepcast.simulation.lanes import COMPUTE, Lanes
-from stepcast.simulation.segments import Piece, Segment
 from stepcast.simulation.step import Step
 
 COMPUTING, OPTIMIZING, HOST, EXPOSED = 0, 1, 2, 3
@@ -71,9 +70,10 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     groups = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
     calculator = _CallTimes(run, lanes, groups)
     calls, entry_of = _find_entries(run, calculator)
-    segments = [program.segments[program.segment[call]] for call, _ in calls]
-    OPS_TOLD.check(sum(piece.shape.ops for segment in segments for piece, _ in segment.chain if piece.shape.ops > LONG))
-    parts = [calculator.split_call(segment, entry) for segment, (_, entry) in zip(segments, calls, strict=True)]
+    chains = [program.chains[program.segment[call]] for call, _ in calls]
+    ops = [program.pieces[number][0].shape.ops for chain in chains for number, _ in chain]
+    OPS_TOLD.check(sum(count for count in ops if count > LONG))
+    parts = [calculator.split_call(chain, entry) for chain, (_, entry) in zip(chains, calls, strict=True)]
     spent, idle_s = np.array([part[0] for part in parts]), np.array([part[1] for part in parts])
     per_call = spent[entry_of]
     # What a stage does itself while a message is under way counts as that, not as waiting for it.
@@ -114,12 +114,11 @@ def _find_entries(run: Run, calculator: "_CallTimes") -> tuple[list[tuple[int, F
     """
     program = run.program
     # What segments spend outside computation.
-    other_s = [[repeat * calculator.other_s[piece] for piece, repeat in segment.chain] for segment in program.segments]
+    other_s = [[repeat * calculator.other_s[number] for number, repeat in chain] for chain in program.chains]
     earliest_s = -np.array(list(map(sum, other_s)), np.float64)
     entries = run.entry_s - run.entry_s[:, COMPUTE : COMPUTE + 1]
     entries = np.maximum(entries, earliest_s[program.segment, None])
-    chain = program.call_chains[:, None].astype(np.float64)
-    rows = np.ascontiguousarray(np.concatenate([chain, entries], axis=1))
+    rows = np.ascontiguousarray(np.concatenate([program.segment[:, None], entries], axis=1))
     keys: list[bytes] = rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
     known = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     entry_of = np.fromiter(map(known.__getitem__, keys), np.int64, len(keys))
@@ -132,15 +131,14 @@ class _CallTimes:
 
     def __init__(self, run: Run, lanes: Lanes, groups: tuple[Channel, ...]) -> None:
         self.lanes, self.groups = lanes, groups
+        self.pieces = [piece for piece, _ in run.program.pieces]
         self.maps = piece_maps(run.program, run.seconds)
-        self.seconds: dict[Piece, list[float]] = {
-            piece: run.seconds[ops].tolist() for piece, ops in run.program.ops_of.items()
-        }
-        self.other_s = {
-            piece: sum(seconds) - sum([seconds[op] for op in piece.shape.lane_ops[COMPUTE]])
-            for piece, seconds in self.seconds.items()
-        }
-        self.known: dict[tuple[Piece, bytes], tuple[FloatArray, float]] = {}
+        self.seconds: list[list[float]] = [run.seconds[ops].tolist() for ops in run.program.ops_of]
+        self.other_s = [
+            sum(seconds) - sum([seconds[op] for op in piece.shape.lane_ops[COMPUTE]])
+            for piece, seconds in zip(self.pieces, self.seconds, strict=True)
+        ]
+        self.known: dict[tuple[int, bytes], tuple[FloatArray, float]] = {}
         # A message in the sender's own lane holds nobody up here; see _message_waits_s.
         self.column = {
             lane: HOST if lane == lanes.host_lane else EXPOSED + groups.index(lanes.group(lane) or Group.PP)
@@ -148,19 +146,20 @@ class _CallTimes:
             if lanes.receives or lanes.group(lane) is not Group.PP
         }
 
-    def split_call(self, segment: Segment, entry: FloatArray) -> tuple[FloatArray, float]:
-        """Return the columns of a call of *segment*, and the time that it waits for inputs."""
+    def split_call(self, chain: Sequence[tuple[int, int]], entry: FloatArray) -> tuple[FloatArray, float]:
+        """Return the columns of a call of *chain*, and the time that it waits for inputs."""
         columns = np.zeros(EXPOSED + len(self.groups))
         idle_s, state = 0.0, entry
-        for piece, repeat in segment.chain:
-            matrix, earliest_s = self.maps[piece][: piece.shape.lanes], -self.other_s[piece]
+        for number, repeat in chain:
+            shape = self.pieces[number].shape
+            matrix, earliest_s = self.maps[number][: shape.lanes], -self.other_s[number]
             left = repeat
             while left:
-                state = state[: piece.shape.first_op]
+                state = state[: shape.first_op]
                 begins = np.maximum(state, earliest_s)
-                key = (piece, begins.tobytes())
+                key = (number, begins.tobytes())
                 if key not in self.known:
-                    self.known[key] = self._split_piece(piece, begins.tolist())
+                    self.known[key] = self._split_piece(number, begins.tolist())
                 spent, idle = self.known[key]
                 after = np.maximum.reduce(matrix + state, 1)
                 passed_s = after[COMPUTE]
@@ -178,9 +177,10 @@ class _CallTimes:
                 state = after
         return columns, idle_s
 
-    def _split_piece(self, piece: Piece, begins: list[float]) -> tuple[FloatArray, float]:
+    def _split_piece(self, number: int, begins: list[float]) -> tuple[FloatArray, float]:
         """Return the columns of one piece, and the time it waits while none of its own lanes is busy: for inputs."""
-        shape, seconds = piece.shape, self.seconds[piece]
+        piece, seconds = self.pieces[number], self.seconds[number]
+        shape, optimizer_ops = piece.shape, piece.optimizer_ops
         nodes, starts = list(begins), []
         for before, duration_s in zip(shape.waits, seconds, strict=True):
             start = nodes[before[0]] if len(before) == 1 else max([nodes[node] for node in before])
@@ -190,7 +190,7 @@ class _CallTimes:
         columns = [0.0] * (EXPOSED + len(self.groups))
         waits, free = [], 0.0
         for op in shape.lane_ops[COMPUTE]:
-            columns[OPTIMIZING if op in piece.optimizer_ops else COMPUTING] += seconds[op]
+            columns[OPTIMIZING if op in optimizer_ops else COMPUTING] += seconds[op]
             if starts[op] > free:
                 waits.append([free, starts[op], starts[op] - free])
             free = ends[op]

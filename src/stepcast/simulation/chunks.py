@@ -10,7 +10,7 @@ from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.ir.layout import Channel
 from stepcast.ir.workload import FIRST, LAST, Block, Stage, Workload, count_layers, unfold_blocks
 from stepcast.simulation.lanes import PHASES_OF
-from stepcast.simulation.lowering import OpList, list_slot_ops
+from stepcast.simulation.lowering import OpList, OpSequence, list_slot_ops
 from stepcast.simulation.messages import DEFAULT_MICRO_BATCH, SlotKind
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 
@@ -65,13 +65,17 @@ class Chunk:
         }
 
     @cached_property
+    def sequences(self) -> set[OpSequence]:
+        return {ops.sequence for blocks in self.slots.values() for ops, _ in blocks}
+
+    @cached_property
     def groups(self) -> frozenset[Channel]:
-        return frozenset().union(*[ops.groups for blocks in self.slots.values() for ops, _ in blocks])
+        return frozenset().union(*[sequence.groups for sequence in self.sequences])
 
     @cached_property
     def awaited(self) -> frozenset[str]:
         """The names that ops wait for and that none before them in their block has."""
-        return frozenset().union(*[ops.awaited for blocks in self.slots.values() for ops, _ in blocks])
+        return frozenset().union(*[sequence.awaited for sequence in self.sequences])
 
 
 def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> tuple[list[Chunk], tuple[int, ...]]:

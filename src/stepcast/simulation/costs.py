@@ -65,8 +65,7 @@ class Prices:
         if factor != 1.0:
             works_s = np.where(ops.is_computing, works_s * factor, works_s)
         if self.slow_groups:
-            features = [op for sequence in ops.sequences for op in sequence.ops]
-            factors = [self.slow_groups.get(op.group, 1.0) for op in features]  # type: ignore[arg-type]
+            factors = [self.slow_groups.get(op.group, 1.0) for op in ops.sequence.ops]  # type: ignore[arg-type]
             works_s = works_s * np.array(factors)
         return works_s if ops.delays_s is None else works_s + ops.delays_s
 

@@ -5,16 +5,15 @@ A segment is a small matrix (``fold``), built once however often it is called; a
 level of the dependency graph together. The times of single tasks are computed afterwards, and only when asked for.
 """
 
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
 from stepcast.simulation.program import Program, Times
-from stepcast.simulation.segments import Piece, fold_chain, fold_piece, widen
+from stepcast.simulation.segments import fold_chain, fold_piece, widen
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class _Sweep:
             maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
         self.maps = maps  # rows x columns x chains
         self.plan = program.table.plan(maps)
-        self.chain = program.call_chains[self.plan.order]
+        self.chain = program.segment[self.plan.order]
         self.values = np.zeros((program.calls + 1, len(self.maps)))
         self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 0, 1) if self.kernel else (1, 2, 0)))
 
@@ -172,7 +171,7 @@ def _fold(program: Program, seconds: FloatArray) -> FloatArray:
     """Return rows x columns x chains: the matrix of every chain."""
     lanes, read, ports = len(program.lanes), tuple(program.read.tolist()), (program.inputs, program.outputs)
     durations_s = tuple(seconds.tolist())
-    pieces = [(piece.shape, durations_s[ops]) for piece, ops in program.ops_of.items()]
+    pieces = [(piece.shape, durations_s[ops]) for (piece, _), ops in zip(program.pieces, program.ops_of, strict=True)]
     chains = [tuple([(*pieces[number], repeat) for number, repeat in chain]) for chain in program.chains]
     maps = np.array([fold_chain(lanes, chain, read, ports) for chain in chains])
     return maps.reshape(len(chains), len(read) + ports[1], len(read) + ports[0]).transpose(1, 2, 0)
@@ -183,11 +182,13 @@ def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
     return np.array([simulate(program, prices).makespan_s for prices in seconds])
 
 
-def piece_maps(program: Program, seconds: FloatArray) -> dict[Piece, FloatArray]:
+def piece_maps(program: Program, seconds: FloatArray) -> list[FloatArray]:
     """Return (lanes + outputs) x (lanes + inputs): the matrix of each piece."""
     durations_s = tuple(seconds.tolist())
-    matrices = {piece: fold_piece(piece.shape, durations_s[ops]) for piece, ops in program.ops_of.items()}
-    return {piece: widen(matrix, piece.shape) for piece, matrix in matrices.items()}
+    shapes = [piece.shape for piece, _ in program.pieces]
+    return [
+        widen(fold_piece(shape, durations_s[ops]), shape) for shape, ops in zip(shapes, program.ops_of, strict=True)
+    ]
 
 
 def task_times(run: Run) -> Times:
@@ -226,11 +227,11 @@ def _unfold_entries(run: Run) -> FloatArray:
         return run.entry_s
     lanes, maps = len(program.lanes), piece_maps(program, run.seconds)
     entry_s = np.zeros((flat.calls, lanes + flat.inputs))
-    for number, segment in enumerate(program.segments):
-        calls = np.flatnonzero(program.segment == number)
+    for segment, chain in enumerate(program.chains):
+        calls = np.flatnonzero(program.segment == segment)
         index, state = program.flat_start[calls], run.entry_s[calls]
-        for piece, repeat in segment.chain:
-            matrix = maps[piece]
+        for number, repeat in chain:
+            matrix = maps[number]
             for _ in range(repeat):
                 entry_s[index, : state.shape[1]] = state
                 state = np.maximum.reduce(matrix[:lanes] + state[:, None, : matrix.shape[1]], 2)
@@ -251,7 +252,7 @@ def find_shift_s(run: Run, size: int, slack_s: float = 0.0) -> float:
     calls = plan.order[end - 2 * size : end].reshape(2, -1)
     first, second = run.left_s[1 + calls]
     untouched = np.where(np.eye(lanes, run.maps.shape[1], dtype=bool), 0.0, -np.inf)
-    stays = (run.maps[:lanes] == untouched[:, :, None]).all(axis=1).T[run.program.call_chains[calls[0]]]
+    stays = (run.maps[:lanes] == untouched[:, :, None]).all(axis=1).T[run.program.segment[calls[0]]]
     shift_s = float(second[0, 0] - first[0, 0])
     with np.errstate(invalid="ignore"):  # outputs that a call does not have
         moves = (second == first + shift_s) | (np.abs(second - (first + shift_s)) <= slack_s)

@@ -160,10 +160,11 @@ def _make_call(function: Kernel, address: int) -> Kernel:
     kinds = [kind for kind_name, kind in function.__annotations__.items() if kind_name != "return"]
     passed = [ctypes.c_int64 if kind is int else ctypes.c_void_p for kind in kinds]
     call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *passed)(address)
-    unused = ctypes.byref(ctypes.c_void_p())
+    unused, view = ctypes.byref(ctypes.c_void_p()), (ctypes.c_char * 0).from_buffer  # faster than ``ndarray.ctypes``
 
     def kernel(*arguments: Any) -> None:
-        call(unused, unused, *[each if type(each) is int else each.ctypes.data for each in arguments])
+        addresses = [each if type(each) is int else ctypes.addressof(view(each)) for each in arguments]
+        call(unused, unused, *addresses)
 
     return kernel
 

@@ -21,7 +21,7 @@ from stepcast.ir.workload import Layer, Op, Phase, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
-from stepcast.simulation.segments import NO_LANE, Piece, TimedOp
+from stepcast.simulation.segments import NO_LANE, Chain, Piece, TimedOp
 
 Seconds = Callable[[Work], float]
 PAIRED = frozenset({Group.EP})
@@ -50,11 +50,12 @@ class OpFeatures(NamedTuple):
     host_reads: bool
     captured: bool
     optimizer: bool
+    delayed: bool  # a communication whose result may be used some time after its end
 
 
 @dataclass(frozen=True, eq=False)
 class OpSequence:
-    """The features of some ops in order; one object for equal ones (``_intern_sequence``)."""
+    """The features of some ops in order; one object for equal ones of a layer, and for the same layers."""
 
     ops: tuple[OpFeatures, ...]
 
@@ -63,8 +64,8 @@ class OpSequence:
         return frozenset([op.group for op in self.ops if op.group is not None])
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        return frozenset([op.name for op in self.ops])
+    def has_delays(self) -> bool:
+        return any(op.delayed for op in self.ops)
 
     @cached_property
     def awaited(self) -> frozenset[str]:
@@ -80,6 +81,11 @@ class OpSequence:
 @lru_cache(maxsize=8192)
 def _intern_sequence(ops: tuple[tuple[object, ...], ...]) -> OpSequence:
     return OpSequence(tuple([OpFeatures(*op) for op in ops]))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=8192)
+def _join_sequences(sequences: tuple[OpSequence, ...]) -> OpSequence:
+    return OpSequence(tuple(chain.from_iterable([sequence.ops for sequence in sequences])))
 
 
 def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
@@ -99,6 +105,7 @@ def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
             op.host_reads,
             layer.captured,
             layer.role is Role.OPTIMIZER,
+            moves and layer.process_s > 0,
         )
         described.append(features)
     return _intern_sequence(tuple(described))
@@ -108,13 +115,16 @@ def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
 class OpList:
     """Ops that are issued one after the other: those of a layer, or of several *lists* that were joined."""
 
-    sequences: tuple[OpSequence, ...]
     own: Sequence[IssuedOp] = ()
-    lists: tuple["OpList", ...] = ()
+    lists: Sequence["OpList"] = ()
+
+    @cached_property
+    def sequence(self) -> OpSequence:
+        return _join_sequences(tuple([part.sequence for part in self.lists])) if self.lists else _describe_ops(self.own)
 
     @cached_property
     def size(self) -> int:
-        return sum([len(sequence.ops) for sequence in self.sequences])
+        return len(self.sequence.ops)
 
     @cached_property
     def issued(self) -> Sequence[IssuedOp]:
@@ -126,38 +136,21 @@ class OpList:
             return list(chain.from_iterable([part.works for part in self.lists]))
         return [issued.op.work for issued in self.own]
 
-    @cached_property
-    def groups(self) -> frozenset[Channel]:
-        return frozenset().union(*[sequence.groups for sequence in self.sequences])
-
-    @cached_property
-    def awaited(self) -> frozenset[str]:
-        """The names that ops wait for and that none of these before them has."""
-        awaited: set[str] = set()
-        issued: set[str] = set()
-        for sequence in self.sequences:
-            if sequence.awaited:
-                awaited |= sequence.awaited - issued
-            issued |= sequence.names
-        return frozenset(awaited)
-
     def running(self, alone: frozenset[Channel]) -> Iterator[tuple[Work, bool]]:
         """Yield each work and whether it runs: communication of no bytes or of groups that are *alone* does not."""
-        features = chain.from_iterable([sequence.ops for sequence in self.sequences])
-        for work, op in zip(self.works, features, strict=True):
-            yield work, op.runs and op.group not in alone
+        for part in self.lists or (self,):
+            for work, op in zip(part.works, part.sequence.ops, strict=True):
+                yield work, op.runs and op.group not in alone
 
     @cached_property
     def is_computing(self) -> BoolArray:
         """Whether each op computes; False for communication."""
-        return np.array([op.group is None for sequence in self.sequences for op in sequence.ops], bool)
+        return np.array([op.group is None for op in self.sequence.ops], bool)
 
     @cached_property
     def delays_s(self) -> FloatArray | None:
         """The delay after which the result of each communication may be used; None without any."""
-        if self.lists and all(part.delays_s is None for part in self.lists):
-            return None
-        if {issued.layer.process_s for issued in self.issued} <= {0.0}:
+        if not self.sequence.has_delays:
             return None
         return np.where(self.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
 
@@ -174,26 +167,17 @@ def list_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     """Return the ops of one slot in the order of issue. Many blocks share most of their layers."""
     ordered = layers if action is SlotAction.FORWARD else reversed(layers)
-    return join_lists([_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
-
-
-def join_lists(lists: Sequence[OpList]) -> OpList:
-    """Return the ops of all *lists*."""
-    return OpList(tuple(chain.from_iterable([ops.sequences for ops in lists])), lists=tuple(lists))
+    return OpList(lists=[_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
 
 
 def _list_layer_ops(layer: Layer, action: SlotAction) -> OpList:
     backward = action is not SlotAction.FORWARD
-    return describe_list([IssuedOp(layer, op, backward) for phase in PHASES_OF[action] for op in layer.ops(phase)])
+    return OpList([IssuedOp(layer, op, backward) for phase in PHASES_OF[action] for op in layer.ops(phase)])
 
 
 def list_once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[IssuedOp]:
     """Return the ops of layers that run once per step, all their *phases* together."""
     return [IssuedOp(layer, op) for layer in layers for phase in phases for op in layer.ops(phase)]
-
-
-def describe_list(issued: list[IssuedOp]) -> OpList:
-    return OpList((_describe_ops(issued),), issued)
 
 
 @dataclass(frozen=True)
@@ -378,7 +362,8 @@ class PieceFactory:
 
     def __init__(self, terms: LoweringTerms) -> None:
         self.terms, self.lanes = terms, terms.lanes
-        self._pieces: dict[tuple[object, ...], Piece] = {}
+        self._pieces: ByIdentity[Piece] = ByIdentity(4096)
+        self._chains: ByIdentity[Chain] = ByIdentity(4096)
         self._ends: dict[int, tuple[Piece, Piece]] = {}
 
     def make_ends(self, streams: int) -> tuple[Piece, Piece]:
@@ -398,44 +383,51 @@ class PieceFactory:
             self._ends[streams] = begin, Piece.of("end", ops, lanes=lanes.count, outputs=every)
         return self._ends[streams]
 
-    def make_layers(
-        self, sequences: tuple[OpSequence, ...], continues: bool = False, streams: tuple[int, ...] = ()
-    ) -> Piece:
+    def make_chain(self, sequences: list[OpSequence], repeats: list[int]) -> Chain:
+        """Return a slot of *sequences* with their *repeats*. Collectives that outlast the last piece overlap no other:
+        the last sequence is then two pieces.
+        """
+
+        def build() -> Chain:
+            parts = list(zip([self.make_layers(sequence, True) for sequence in sequences], repeats, strict=True))
+            if parts and parts[-1][0].costs and isinstance(parts[-1][0].costs[-1], ContentionSlot):
+                piece, repeat = parts.pop()
+                parts += [(piece, repeat - 1)] if repeat > 1 else []
+                parts.append((self.make_layers(sequences[-1]), 1))
+            begin, end = self.make_ends(1)
+            return Chain(((begin, 1), *parts, (end, 1)))
+
+        return self._chains.get(sequences, build, *repeats)
+
+    def make_layers(self, sequence: OpSequence, continues: bool = False, streams: tuple[int, ...] = ()) -> Piece:
         """Return ops, each in its stream or without *streams* all in the first, after which their slot *continues*."""
 
         def build() -> Piece:
-            ops = [op for sequence in sequences for op in sequence.ops]
-            builder = _PieceBuilder(self.terms, STREAMS if streams else 1, len(ops))
-            for number, op in enumerate(ops):
+            builder = _PieceBuilder(self.terms, STREAMS if streams else 1, len(sequence.ops))
+            for number, op in enumerate(sequence.ops):
                 builder.add(streams[number] if streams else 0, number, op)
             return builder.build(continues)
 
-        return self._find((sequences, streams, continues), build)
+        return self._pieces.get((sequence,), build, streams, continues)
 
-    def make_once(self, sequences: tuple[OpSequence, ...], name: str, others: int, finish: bool) -> Piece:
+    def make_once(self, sequence: OpSequence, name: str, others: int, finish: bool) -> Chain:
         """Return what runs once per step, when *others* have come and, to *finish*, all communication has ended.
 
         Its output is the end of everything issued so far.
         """
 
-        def build() -> Piece:
-            ops = [op for sequence in sequences for op in sequence.ops]
-            lanes, builder = self.lanes, _PieceBuilder(self.terms, 1, len(ops))
+        def build() -> Chain:
+            lanes, builder = self.lanes, _PieceBuilder(self.terms, 1, len(sequence.ops))
             waits = lanes.collectives if finish else ()
             begins = (lanes.turn, lanes.given(0), lanes.done(0))
             builder.ops.append(TimedOp(name, 0.0, COMPUTE, (), tuple(range(others)), waits, begins))
-            for number, op in enumerate(ops):
+            for number, op in enumerate(sequence.ops):
                 builder.add(0, number, op)
             builder.ops.append(TimedOp("end of round", 0.0, COMPUTE, lanes=(lanes.done(0), *lanes.collectives)))
-            return Piece.of(name, builder.ops, lanes=lanes.count, inputs=others, outputs=(len(builder.ops) - 1,))
+            size = {"lanes": lanes.count, "inputs": others}
+            return Chain(((Piece.of(name, builder.ops, **size, outputs=(len(builder.ops) - 1,)), 1),))
 
-        return self._find((sequences, name, others, finish), build)
-
-    def _find(self, key: tuple[object, ...], build: Callable[[], Piece]) -> Piece:
-        piece = self._pieces.get(key)
-        if piece is None:
-            piece = self._pieces[key] = build()
-        return piece
+        return self._chains.get((sequence,), build, name, others, finish)
 
     def interleave(self, streams: Sequence[OpList], seconds: Seconds, factor: float) -> tuple[OpList, Piece]:
         """Return the ops of two slots that run as a pair, in the order that ends earliest.
@@ -467,8 +459,8 @@ class PieceFactory:
             _, ops = next(left[number])
             numbers += [number] * len(ops)
             issued += ops
-        joined = describe_list(issued)
-        return joined, self.make_layers(joined.sequences, streams=tuple(numbers))
+        joined = OpList(issued)
+        return joined, self.make_layers(joined.sequence, streams=tuple(numbers))
 
 
 def _run_alone_s(ops: Sequence[IssuedOp], seconds: Seconds, factor: float) -> float:

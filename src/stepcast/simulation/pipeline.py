@@ -18,7 +18,7 @@ from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
-from stepcast.simulation.segments import Piece, ProgramError, Segment, TimedOp, intern_segment
+from stepcast.simulation.segments import Chain, Parts, ProgramError, Segment, TimedOp, intern_chain
 
 
 class RoundTemplate(NamedTuple):
@@ -397,6 +397,7 @@ class SameCalls(NamedTuple):
     variants: Hashable = None  # equal where ``find`` gives the same for the same places
 
 
+EMPTY = Segment("", Chain(()))
 SegmentOf = Callable[[int, Slots], Segment]
 """(stage, the slots of the call) -> segment; called once for each kind of call of a stage."""
 
@@ -427,8 +428,8 @@ def pipeline_program(
             lane = messages.send_lanes[kind.kind is SlotAction.BACKWARD]
             op = TimedOp("message", messages.cost, lane, inputs=(0, 1))
             return Segment.of("message", (op,), lanes=len(lanes), inputs=2, outputs=(0,))
-        base = segment_of(kind.stage, kind.slots) if kind.slots else None
-        return intern_segment(_frame_chain(base, kind.frame, messages, len(lanes)))
+        base = segment_of(kind.stage, kind.slots) if kind.slots else EMPTY
+        return Segment("", _frame_chain(base.chain.parts, kind.frame, messages, len(lanes)), base.lists)
 
     kinds, which = template.distinct_kinds(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
     segments: dict[Segment, int] = {}
@@ -436,19 +437,18 @@ def pipeline_program(
     return Program(lanes, tuple(segments), template, numbers[which])
 
 
-_ENDS: ByIdentity[tuple[tuple[Piece, int], ...]] = ByIdentity(4096)
+_ENDS: ByIdentity[Parts] = ByIdentity(4096)
 
 
-def _frame_chain(
-    base: Segment | None, frame: wiring.CallFrame, messages: wiring.Messages, lanes: int
-) -> tuple[tuple[Piece, int], ...]:
-    """Return the chain of *base* with its messages, which are joined to its ends alone and cached for them."""
+def _frame_chain(parts: Parts, frame: wiring.CallFrame, messages: wiring.Messages, lanes: int) -> Chain:
+    """Return the chain of *parts* with its messages, which are joined to its ends alone and cached for them."""
 
-    def build(base: Segment | None) -> tuple[tuple[Piece, int], ...]:
-        return wiring.build_frame(base, frame.context.with_cost(messages.cost), messages, lanes).segment.chain
+    def build(parts: Parts) -> Parts:
+        base = Segment("", Chain(parts)) if parts else None
+        return wiring.build_frame(base, frame.context.with_cost(messages.cost), messages, lanes).segment.chain.parts
 
-    if base is None or len(base.chain) < 2 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
-        return build(base)
-    (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
-    begin, end = _ENDS.get((first, last), lambda: build(Segment("", ends)), messages.mode, frame, messages.cost)
-    return (begin, *base.chain[1:-1], end)
+    if len(parts) < 2 or any(piece.shape.ports[1] for piece, _ in parts[:-1]):
+        return intern_chain(build(parts))
+    (first, _), (last, _) = ends = parts[0], parts[-1]
+    begin, end = _ENDS.get((first, last), lambda: build(ends), messages.mode, frame, messages.cost)
+    return intern_chain((begin, *parts[1:-1], end))

@@ -5,18 +5,18 @@ and one program runs with any number of price lists. This module does not know w
 """
 
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import accumulate, chain, pairwise, starmap
+from itertools import accumulate, pairwise, starmap
+from itertools import chain as join
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.limits import TASKS
 from stepcast.simulation.kernels import find_kernel, find_levels
-from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape, lanes_read
+from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape
 
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and one of its outputs."""
@@ -250,7 +250,7 @@ def _find_levels_together(starts: IntArray, sources: IntArray) -> IntArray:
         rounds += 1
 
 
-OF_SEGMENTS = ("inputs", "outputs", "_numbered", "pieces", "ops_of", "chains", "shapes", "has_delays", "read", "packed")
+OF_SEGMENTS = ("inputs", "outputs", "_numbered", "pieces", "ops_of", "chains", "read", "packed")
 """The cached properties of a program that do not depend on its calls."""
 
 
@@ -264,10 +264,11 @@ class Program:
     segment_of: IntArray | None = None  # the index here of each segment that the table names; None: the same
 
     def __post_init__(self) -> None:
-        if {segment.lanes for segment in self.segments} - {len(self.lanes)}:
+        if self.segment_of is not None:  # the segments were made for this table
+            return
+        if {segment.chain.lanes for segment in self.segments} - {len(self.lanes)}:
             raise ProgramError(f"every segment must have the {len(self.lanes)} lanes of the program")
         needed, outputs = self.table.needed_outputs, np.array([segment.outputs for segment in self.segments], np.int64)
-        outputs = outputs if self.segment_of is None else outputs[self.segment_of]
         if len(needed) > len(outputs):
             raise ProgramError("a call names a segment that is not there")
         if self.table.source_call.shape[1] != self.inputs:
@@ -309,58 +310,44 @@ class Program:
         return max([segment.inputs for segment in self.segments], default=0)
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The distinct pieces."""
-        return tuple(self._numbered[0])
+    def _numbered(self) -> tuple[dict[tuple[Piece, int], int], list[list[tuple[int, int]]]]:
+        """The distinct pieces, each with its list, by number, and the chains with pieces by their number."""
+        pieces: dict[tuple[Piece, int], int] = {}
+        return pieces, [
+            [(pieces.setdefault((piece, own), len(pieces)), repeat) for (piece, repeat), own in segment.bound_parts]
+            for segment in self.segments
+        ]
 
     @cached_property
-    def ops_of(self) -> dict[Piece, slice]:
+    def pieces(self) -> list[tuple[Piece, int]]:
+        """The distinct pieces, each with the list that its costs belong to."""
+        return list(self._numbered[0])
+
+    @cached_property
+    def ops_of(self) -> list[slice]:
         """The ops of each piece among those of all pieces."""
-        ends = [0, *accumulate([piece.shape.ops for piece in self.pieces])]
-        return dict(zip(self.pieces, starmap(slice, pairwise(ends)), strict=True))
+        ends = [0, *accumulate([piece.shape.ops for piece, _ in self.pieces])]
+        return list(starmap(slice, pairwise(ends)))
 
     @property
     def costs(self) -> tuple[Cost, ...]:
         """The cost of each op of all pieces, piece by piece."""
-        return tuple(chain.from_iterable([piece.costs for piece in self.pieces]))
+        return tuple(join.from_iterable([piece.costs for piece, _ in self.pieces]))
 
     @cached_property
-    def _numbered(self) -> tuple[dict[Piece, int], dict[Chain, int], IntArray]:
-        """The pieces and the chains with their numbers, and the number of the chain of each segment; segments may
-        differ in their names alone.
-        """
-        pieces: dict[Piece, int] = {}
-        chains: dict[Chain, int] = {}
-        chain_of = []
-        for segment in self.segments:
-            numbers = tuple([(pieces.setdefault(piece, len(pieces)), repeat) for piece, repeat in segment.chain])
-            chain_of.append(chains.setdefault(numbers, len(chains)))
-        return pieces, chains, np.array(chain_of, np.int64)
-
-    @cached_property
-    def call_chains(self) -> IntArray:
-        """The number of the chain of each call."""
-        return self._numbered[2][self.segment]
-
-    @cached_property
-    def chains(self) -> tuple[Chain, ...]:
-        """The distinct chains, with pieces by their number."""
-        return tuple(self._numbered[1])
-
-    @cached_property
-    def shapes(self) -> tuple[Shape, ...]:
-        """The shapes of the pieces."""
-        return tuple([piece.shape for piece in self.pieces])
-
-    @cached_property
-    def has_delays(self) -> bool:
-        """Whether an op takes time but no lane: the last end of all may then be that of a register."""
-        return any(piece.has_delays for piece in self.pieces)
+    def chains(self) -> list[list[tuple[int, int]]]:
+        """The pieces of each segment by their number, with their repeats."""
+        return self._numbered[1]
 
     @cached_property
     def read(self) -> IntArray:
-        """The lanes and registers whose times a call may need."""
-        return lanes_read(len(self.lanes), self.shapes, self.chains, self.has_delays)
+        """The lanes and registers whose times a call may need; always the first lane. Where an op takes time but no
+        lane, the last end of all may be that of any register.
+        """
+        chains = {segment.chain for segment in self.segments}
+        if any(chain.has_delays for chain in chains):
+            return np.arange(len(self.lanes))
+        return np.array(sorted(frozenset({0}).union(*[chain.reads for chain in chains])), np.int64)
 
     @cached_property
     def outputs(self) -> int:
@@ -373,12 +360,12 @@ class Program:
         their starts, the length of each chain, its pieces with their repeats, the lanes that are read, and the width of
         the largest matrix with the most nodes of a shape.
         """
-        every = [(shape.sizes, shape.packed) for shape in self.shapes]
+        every = [(piece.shape.sizes, piece.shape.packed) for piece, _ in self.pieces]
         sizes = np.array([own for own, _ in every], np.int64).reshape(-1, 4)
         shapes = np.concatenate([np.zeros(0, np.int64), *[packed for _, packed in every]])
         first = np.array([0, *accumulate([len(packed) for _, packed in every])], np.int64)
         lengths = np.array([len(chain) for chain in self.chains], np.int64)
-        parts = np.fromiter(chain.from_iterable(chain.from_iterable(self.chains)), np.int64).reshape(-1, 2)
+        parts = np.fromiter(join.from_iterable(join.from_iterable(self.chains)), np.int64).reshape(-1, 2)
         width = max([touched + max(inputs, outputs) for (touched, inputs, outputs, _), _ in every], default=1)
         nodes = max([touched + inputs + ops for (touched, inputs, _, ops), _ in every], default=1)
         return sizes, shapes, first, lengths, parts, self.read, np.array([width, nodes])
@@ -391,11 +378,12 @@ class Program:
 
     def write_out_seconds(self, seconds: FloatArray) -> FloatArray:
         """Return *seconds* of the ops of all pieces in the order of ``written_out``."""
-        return np.concatenate([np.zeros(0), *[seconds[self.ops_of[piece]] for piece in self.written_out.pieces]])
+        numbers = [self._numbered[0][bound] for bound in self.written_out.pieces]
+        return np.concatenate([np.zeros(0), *[seconds[self.ops_of[number]] for number in numbers]])
 
     @cached_property
     def is_unfolded(self) -> bool:
-        return all(len(segment.chain) == 1 and segment.chain[0][1] == 1 for segment in self.segments)
+        return all(segment.unfolded_pieces == 1 for segment in self.segments)
 
     @cached_property
     def written_out(self) -> "Program":
@@ -403,21 +391,21 @@ class Program:
         TASKS.check(self.written_tasks)
         if self.segment_of is not None:
             named = zip(self.segment_of.tolist(), self.names, strict=True)
-            segments = [Segment(name, self.segments[index].chain) for index, name in named]
+            segments = [self.segments[index]._replace(name=name) for index, name in named]
             return Program(self.lanes, tuple(segments), self.table).written_out
         if self.is_unfolded:
             return self
-        flat: dict[tuple[Piece, str], int] = {}
+        flat: dict[tuple[int, str], int] = {}
         parts = []
-        for segment, name in zip(self.segments, self.names, strict=True):
-            numbers = [flat.setdefault((piece, name), len(flat)) for piece, _ in segment.chain]
-            parts.append(np.repeat(numbers, [repeat for _, repeat in segment.chain]))
+        for chain, name in zip(self.chains, self.names, strict=True):
+            numbers = [flat.setdefault((number, name), len(flat)) for number, _ in chain]
+            parts.append(np.repeat(numbers, [repeat for _, repeat in chain]))
         start = self.flat_start
         most = max(segment.outputs for segment in self.segments)
         places = np.zeros((len(self.segments), max(most, 1), 2), np.int64)
         for row, segment in zip(places, self.segments, strict=True):
             if segment.outputs:
-                row[: segment.outputs] = segment.output_places
+                row[: segment.outputs] = segment.chain.output_places
         source_call, source_port = np.full((2, start[-1], self.inputs), -1, np.int64)
         rows, ports = np.nonzero(self.table.source_call >= 0)
         sources = self.table.source_call[rows, ports]
@@ -429,12 +417,14 @@ class Program:
         names = tuple(name for _, name in flat)
         sources_of = (self._spread(parts, start), source_call, source_port)
         table = CallTable(start[self.table.rank_start], *sources_of, self.table.rank_names, labels, names)
-        return Program(self.lanes, tuple(Segment(name, ((piece, 1),)) for piece, name in flat), table)
+        pieces = [(*self.pieces[number], name) for number, name in flat]
+        flat_segments = [Segment(name, Chain(((piece, 1),)), (own,)) for piece, own, name in pieces]
+        return Program(self.lanes, tuple(flat_segments), table)
 
     @property
     def written_tasks(self) -> int:
         """The number of tasks of ``written_out``."""
-        ops = [sum(piece.shape.ops * repeat for piece, repeat in segment.chain) for segment in self.segments]
+        ops = [sum(piece.shape.ops * repeat for piece, repeat in segment.chain.parts) for segment in self.segments]
         return int(np.array(ops, np.int64)[self.segment].sum()) if ops else 0
 
     @cached_property
@@ -474,7 +464,7 @@ class Program:
 
     def segment_seconds(self, seconds: FloatArray) -> list[FloatArray]:
         """Return the duration of each op of each segment of one piece."""
-        return [seconds[self.ops_of[segment.piece]] for segment in self.segments]
+        return [seconds[self.ops_of[number]] for ((number, _),) in self.chains]
 
     def task_calls(self) -> IntArray:
         """Return the call of every task."""
@@ -506,15 +496,14 @@ class Program:
     def lane_busy_s(self, seconds: FloatArray | None = None) -> FloatArray:
         """Return ranks x lanes: the time in which each lane runs an op."""
         seconds = self.price_costs() if seconds is None else seconds
-        busy_s: dict[Piece, FloatArray] = {}
-        for piece, ops in self.ops_of.items():
+        busy_s = np.zeros((len(self.pieces), len(self.lanes)))
+        for row, (piece, _), ops in zip(busy_s, self.pieces, self.ops_of, strict=True):
             used = piece.shape.lane != NO_LANE
-            busy_s[piece] = np.zeros(len(self.lanes))
-            np.add.at(busy_s[piece], piece.shape.lane[used], seconds[ops][used])
+            np.add.at(row, piece.shape.lane[used], seconds[ops][used])
         per_segment = np.zeros((len(self.segments), len(self.lanes)))
-        for row, segment in zip(per_segment, self.segments, strict=True):
-            for piece, repeat in segment.chain:
-                row += repeat * busy_s[piece]
+        for row, chain in zip(per_segment, self.chains, strict=True):
+            for number, repeat in chain:
+                row += repeat * busy_s[number]
         bounds = pairwise(self.table.rank_start.tolist())
         return np.array([per_segment[self.segment[first:last]].sum(axis=0) for first, last in bounds])
 

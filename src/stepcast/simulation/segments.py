@@ -2,15 +2,15 @@
 
 A **lane** runs its ops one after the other in the order of issue, like a GPU stream. A **register** stores the end of
 one op. A **piece** is work such as one layer: ops that wait for lanes, registers, inputs and one another. A **segment**
-is a chain of pieces with repeat counts, such as the forward of a stage. Its inputs belong to its first piece; its
-outputs are those of its pieces. An op starts when its lane is free and everything it waits for has ended; all lanes are
+has a **chain** of pieces with repeat counts, such as the forward of a stage. Its inputs belong to its first piece, its
+outputs are those of all. An op starts when its lane is free and everything it waits for has ended; all lanes are
 free at 0. Pieces and chains of them are folded to matrices. This module does not know what ops do.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache, partial, reduce
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache, reduce
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -165,7 +165,6 @@ class Piece:
     names: tuple[str, ...]
     costs: tuple[Cost, ...]
     optimizer_ops: frozenset[int] = frozenset()
-    source: int = -1  # the list of ops that its costs belong to, where they are slots to be filled
 
     @cached_property
     def has_delays(self) -> bool:
@@ -173,12 +172,6 @@ class Piece:
         return any(
             cost != 0 for cost, lane in zip(self.costs, self.shape.lane.tolist(), strict=True) if lane == NO_LANE
         )
-
-    def with_source(self, source: int) -> "Piece":
-        """Return the same ops with costs of another list."""
-        piece = replace(self, source=source)
-        piece.__dict__["has_delays"] = self.has_delays
-        return piece
 
     @classmethod
     def of(
@@ -199,58 +192,103 @@ class Piece:
         return cls(shape, tuple([op.name for op in ops]), costs, optimizer_ops)
 
 
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """A chain of pieces with repeat counts."""
+Parts: TypeAlias = tuple[tuple[Piece, int], ...]
 
-    name: str
-    chain: tuple[tuple[Piece, int], ...]
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Pieces that run one after the other, each with how often it repeats."""
+
+    parts: Parts
 
     def __post_init__(self) -> None:
-        for index, (piece, repeat) in enumerate(self.chain):
+        for index, (piece, repeat) in enumerate(self.parts):
             inputs, outputs = piece.shape.ports
             if repeat < 1 or (inputs and index) or (repeat > 1 and (inputs or outputs)):
-                raise ProgramError(
-                    f"segment {self.name}: inputs belong to its first piece, and pieces with ports run once"
-                )
+                raise ProgramError("inputs of a chain belong to its first piece, and pieces with ports run once")
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple([piece for piece, _ in self.parts])
+
+    @cached_property
+    def lanes(self) -> int:
+        return self.pieces[0].shape.lanes
+
+    @cached_property
+    def inputs(self) -> int:
+        return self.pieces[0].shape.inputs
 
     @cached_property
     def outputs(self) -> int:
-        return sum(piece.shape.ports[1] for piece, _ in self.chain)
+        return sum(piece.shape.ports[1] for piece in self.pieces)
+
+    @cached_property
+    def output_places(self) -> list[tuple[int, int]]:
+        """The index of the piece of each output, repeats counted, and its port there."""
+        places, index = [], 0
+        for piece, repeat in self.parts:
+            places += [(index, port) for port in range(len(piece.shape.outputs))]
+            index += repeat
+        return places
+
+    @cached_property
+    def has_delays(self) -> bool:
+        """Whether any op takes time but no lane."""
+        return any(piece.has_delays for piece in self.pieces)
+
+    @cached_property
+    def reads(self) -> frozenset[int]:
+        """The lanes and registers that are read before they are written."""
+        read, written = set[int](), set[int]()
+        for piece in self.pieces:
+            read |= piece.shape.reads - written
+            written |= piece.shape.writes
+        return frozenset(read)
+
+
+intern_chain = lru_cache(2**14)(Chain)
+"""Return one object for the same parts."""
+
+
+class Segment(NamedTuple):
+    """A chain that a program calls, and the list of ops that the costs of each of its pieces belong to: -1 where they
+    are no slots to be filled, as in all pieces where no lists are given.
+    """
+
+    name: str
+    chain: Chain
+    lists: tuple[int, ...] = ()
 
     @classmethod
     def of(
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
     ) -> "Segment":
         """Build the segment of one piece."""
-        return cls(name, ((Piece.of(name, ops, lanes=lanes, inputs=inputs, outputs=outputs), 1),))
+        return cls(name, Chain(((Piece.of(name, ops, lanes=lanes, inputs=inputs, outputs=outputs), 1),)))
 
-    @cached_property
-    def lanes(self) -> int:
-        return self.chain[0][0].shape.lanes
-
-    @cached_property
+    @property
     def inputs(self) -> int:
-        return self.chain[0][0].shape.inputs
+        return self.chain.inputs
 
-    @cached_property
-    def output_places(self) -> list[tuple[int, int]]:
-        """The index of the piece of each output, repeats counted, and its port there."""
-        places, index = [], 0
-        for piece, repeat in self.chain:
-            places += [(index, port) for port in range(len(piece.shape.outputs))]
-            index += repeat
-        return places
+    @property
+    def outputs(self) -> int:
+        return self.chain.outputs
+
+    @property
+    def bound_parts(self) -> Iterator[tuple[tuple[Piece, int], int]]:
+        """Each piece and its repeats, with the list of its costs."""
+        return zip(self.chain.parts, self.lists or (-1,) * len(self.chain.parts), strict=True)
 
     @property
     def unfolded_pieces(self) -> int:
         """The number of pieces, repeats counted."""
-        return sum(repeat for _, repeat in self.chain)
+        return sum(repeat for _, repeat in self.chain.parts)
 
     @property
     def piece(self) -> Piece:
         """The only piece of a segment of one piece."""
-        ((piece, repeat),) = self.chain
+        ((piece, repeat),) = self.chain.parts
         assert repeat == 1
         return piece
 
@@ -264,14 +302,14 @@ class Segment:
 
     def with_outputs(self, outputs: Sequence[int]) -> "Segment":
         """Return the same ops with only these *outputs*, in this order."""
-        wanted = [self.output_places[output] for output in outputs]
-        if wanted != sorted(wanted) and len(self.chain) > 1:
+        wanted = [self.chain.output_places[output] for output in outputs]
+        if wanted != sorted(wanted) and len(self.chain.parts) > 1:
             raise ProgramError(f"segment {self.name}: outputs of several pieces come in their order")
-        chain, index = [], 0
-        for piece, repeat in self.chain:
-            chain.append((_select_outputs(piece, tuple([port for place, port in wanted if place == index])), repeat))
+        parts, index = [], 0
+        for piece, repeat in self.chain.parts:
+            parts.append((_select_outputs(piece, tuple([port for place, port in wanted if place == index])), repeat))
             index += repeat
-        return Segment(self.name, tuple(chain))
+        return Segment(self.name, Chain(tuple(parts)))
 
     def then(self, other: "Segment", bind: Mapping[int, int] | None = None) -> "Segment":
         """Join both into one: the ops of *other* are issued after these.
@@ -279,14 +317,11 @@ class Segment:
         *bind* maps inputs of *other* to outputs of this segment's last piece. The other inputs of *other* come after
         the inputs of this segment, its outputs after the outputs.
         """
-        (one, _), (two, _) = self.chain[-1], other.chain[0]
+        before, after = self.chain.parts, other.chain.parts
+        (one, _), (two, _) = before[-1], after[0]
         earlier = self.outputs - len(one.shape.outputs)
         bound = tuple(sorted((port, output - earlier) for port, output in (bind or {}).items()))
-        return Segment(self.name, (*self.chain[:-1], (_join_pieces(one, two, bound), 1), *other.chain[1:]))
-
-
-# One object for the same pieces, and for a piece with costs of the list of the same number.
-intern_segment, number_piece = lru_cache(2**14)(partial(Segment, "")), lru_cache(2**14)(Piece.with_source)
+        return Segment(self.name, Chain((*before[:-1], (_join_pieces(one, two, bound), 1), *after[1:])))
 
 
 @lru_cache(maxsize=4096)
@@ -371,10 +406,6 @@ def _join_shapes(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
 # and chains are computed once.
 
 
-Chain = tuple[tuple[int, int], ...]
-"""Pieces by their number, each with its repeats."""
-
-
 @lru_cache(maxsize=2**12)
 def fold_piece(shape: Shape, durations_s: tuple[float, ...], repeat: int = 1) -> FloatArray:
     """Return (touched + outputs) x (touched + inputs): the matrix of *repeat* pieces whose ops take *durations_s*."""
@@ -434,17 +465,3 @@ def widen(matrix: FloatArray, shape: Shape) -> FloatArray:
     rows = np.concatenate([shape.touched, shape.lanes + np.arange(outputs)])
     wide[rows[:, None], shape.entries] = matrix
     return wide
-
-
-@lru_cache(maxsize=1024)
-def lanes_read(lanes: int, shapes: tuple[Shape, ...], chains: tuple[Chain, ...], all_lanes: bool) -> IntArray:
-    """Return the lanes and registers that some chain reads before it writes them; always the first lane."""
-    if all_lanes:
-        return np.arange(lanes)
-    read = {0}
-    for chain in chains:
-        written: set[int] = set()
-        for piece, _ in chain:
-            read |= shapes[piece].reads - written
-            written |= shapes[piece].writes
-    return np.array(sorted(read), np.int64)

@@ -21,7 +21,7 @@ from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import Round, SameCalls, pipeline_program
 from stepcast.simulation.program import Program, in_ticks
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.segments import Cost, Piece, Segment, TimedOp, intern_segment, number_piece
+from stepcast.simulation.segments import Chain, Cost, Piece, Segment, TimedOp
 
 ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
@@ -31,7 +31,7 @@ ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 MESSAGE, LEAD = "message", "lead"
 """The costs of a message between two stages, and of a host that began before the step."""
 NO_WAITS: Mapping[int, tuple[int, ...]] = {}
-NO_OPS = lowering.describe_list([])
+NO_OPS = lowering.OpList()
 PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
 ListNumbers = dict[PricedList, int]
@@ -58,8 +58,8 @@ class StepPlan:
         cls, program: Program, terms: lowering.LoweringTerms, lists: tuple[PricedList, ...], rounds: tuple[int, int]
     ) -> "StepPlan":
         starts = list(accumulate([ops.size for ops, _ in lists], initial=2))
-        index = [_INDICES.of(piece.costs, _index_slots, 0) for piece in program.pieces]
-        sizes, sources = [len(own) for own in index], [piece.source for piece in program.pieces]
+        index = [_INDICES.of(piece, _index_slots, 0) for piece, _ in program.pieces]
+        sizes, sources = [len(own) for own in index], [own for _, own in program.pieces]
         places = np.concatenate([np.zeros(0, np.int64), *index])
         moved = places + np.repeat([starts[source] - 2 for source in sources], sizes)
         issues = starts[-1] - 2 if terms.eager else 0
@@ -68,10 +68,10 @@ class StepPlan:
             moved = np.where(moved >= stop, 2 * moved - places - stop + issues + 2, moved)
         places = np.where(places >= 2, moved, places)
         contention: list[tuple[int, lowering.ContentionSlot]] = []
-        for piece, end in zip(program.pieces, accumulate(sizes), strict=True):
+        for (piece, own), end in zip(program.pieces, accumulate(sizes), strict=True):
             if piece.costs and isinstance(piece.costs[-1], lowering.ContentionSlot):
                 places[end - 1] = starts[-1] + issues + len(contention)
-                contention.append((piece.source, piece.costs[-1]))
+                contention.append((own, piece.costs[-1]))
         return cls(program, terms.lanes, terms.alone, rounds, lists, places, contention)
 
     @cached_property
@@ -82,13 +82,18 @@ class StepPlan:
     @cached_property
     def works(self) -> lowering.OpList:
         """The ops of all lists."""
-        return lowering.join_lists([ops for ops, _ in self.lists])
+        return lowering.OpList(lists=[ops for ops, _ in self.lists])
 
     @cached_property
     def is_issue(self) -> BoolArray:
         """Whether each op of the program is one of the host."""
         first = 2 + self.starts[-1]
         return (self.index >= first) & (self.index < first + self.starts[-1] * self.lanes.host)
+
+    @cached_property
+    def is_uneven(self) -> bool:
+        """Whether some ops take longer than their works by themselves."""
+        return any(factor != 1.0 or ops.sequence.has_delays for ops, factor in self.lists)
 
     @cached_property
     def has_messages(self) -> bool:
@@ -98,9 +103,9 @@ class StepPlan:
 _INDICES: ByIdentity[IntArray] = ByIdentity(4096)
 
 
-def _index_slots(costs: tuple[Cost, ...], key: int) -> IntArray:
+def _index_slots(piece: Piece, key: int) -> IntArray:
     """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
-    places = [2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE) for cost in costs]
+    places = [2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE) for cost in piece.costs]
     return np.array(places, np.int64)
 
 
@@ -123,7 +128,7 @@ class Step:
         plan = self.plan
         works_s = prices.works_s(plan.works, plan.alone)
         parts = [np.array([0.0, prices.message_s(self.message) if plan.has_messages else 0.0])]
-        if prices.slow_groups or any(factor != 1.0 for _, factor in plan.lists) or plan.works.delays_s is not None:
+        if prices.slow_groups or plan.is_uneven:
             for (ops, factor), (start, stop) in zip(plan.lists, pairwise(plan.starts), strict=True):
                 parts.append(prices.spend_s(ops, works_s[start:stop], factor))
         else:
@@ -147,8 +152,8 @@ class Step:
     def works(self) -> list[tuple[Work | None, float]]:
         """The work of each op of the program written out, None where it is no work of a list, with its delay."""
         works: list[tuple[Work | None, float]] = []
-        for piece in self.program.written_out.pieces:
-            issued = self.plan.lists[piece.source][0].issued if piece.source >= 0 else []
+        for piece, own in self.program.written_out.pieces:
+            issued = self.plan.lists[own][0].issued if own >= 0 else []
             for cost in piece.costs:
                 if isinstance(cost, lowering.CostSlot) and cost.place < len(issued):
                     layer, op, _ = issued[cost.place]
@@ -311,28 +316,19 @@ class _PlanBuilder:
         key = (factor, *found, *map(id, own))
         if key not in self.segments:
             if len(slots) == 1:
-                middle = self._chain(own[0].slots[found[0]], factor)
+                blocks = own[0].slots[found[0]]
+                every = [ops for ops, _ in blocks]
+                chain = self.factory.make_chain([ops.sequence for ops in every], [repeat for _, repeat in blocks])
             else:
                 pairs = zip(own, slots, strict=True)
                 ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
-                middle = [(piece.with_source(self.lists.setdefault((joined, factor), len(self.lists))), 1)]
-            begin, end = self.factory.make_ends(len(slots))
-            self.segments[key] = Segment("", ((begin, 1), *middle, (end, 1)))
+                begin, end = self.factory.make_ends(len(slots))
+                chain, every = Chain(((begin, 1), (piece, 1), (end, 1))), [joined]
+            numbers = [self.lists.setdefault((ops, factor), len(self.lists)) for ops in every]
+            last = numbers[-1:] if len(chain.parts) > 2 + len(numbers) else []
+            self.segments[key] = Segment("", chain, (-1, *numbers, *last, -1))
         return self.segments[key]
-
-    def _chain(self, blocks: Sequence[tuple[lowering.OpList, int]], factor: float) -> list[tuple[Piece, int]]:
-        pieces = [(self._piece(ops, factor, True), repeat) for ops, repeat in blocks]
-        if pieces and pieces[-1][0].costs and isinstance(pieces[-1][0].costs[-1], lowering.ContentionSlot):
-            # Collectives that outlast the last piece overlap no other.
-            piece, repeat = pieces.pop()
-            pieces += [(piece, repeat - 1)] if repeat > 1 else []
-            pieces.append((self._piece(blocks[-1][0], factor, False), 1))
-        return pieces
-
-    def _piece(self, ops: lowering.OpList, factor: float, continues: bool) -> Piece:
-        number = self.lists.setdefault((ops, factor), len(self.lists))
-        return number_piece(self.factory.make_layers(ops.sequences, continues), number)
 
 
 @lru_cache(maxsize=256)
@@ -358,7 +354,7 @@ class _OnceOps:
 
     @cached_property
     def groups(self) -> frozenset[Channel]:
-        return frozenset().union(*[ops.groups for ops in (self.before, *self.after)])
+        return frozenset().union(*[ops.sequence.groups for ops in (self.before, *self.after)])
 
 
 _ONCE: ByIdentity[_OnceOps] = ByIdentity(8192)
@@ -385,8 +381,9 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
     before: list[lowering.IssuedOp] = []
     last: list[lowering.IssuedOp] = []
     for part in parts:
-        before += lowering.list_once_ops(part.prologue, (Phase.FORWARD,))
-        last += lowering.list_once_ops(reversed(part.prologue), (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
+        if part.prologue:
+            before += lowering.list_once_ops(part.prologue, (Phase.FORWARD,))
+            last += lowering.list_once_ops(reversed(part.prologue), (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
         last += lowering.list_once_ops(part.epilogue, ONCE_PHASES)
     after: list[list[lowering.IssuedOp]] = [[]]
     meetings: list[Channel] = []
@@ -398,8 +395,8 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
             after.append([])
             meetings.append(group)
         after[-1].append(issued)
-    first = lowering.describe_list(before) if before else NO_OPS
-    return _OnceOps(first, tuple(map(lowering.describe_list, after)), tuple(meetings), factor)
+    first = lowering.OpList(before) if before else NO_OPS
+    return _OnceOps(first, tuple(map(lowering.OpList, after)), tuple(meetings), factor)
 
 
 class _RoundSegments:
@@ -452,7 +449,6 @@ class _RoundSegments:
                 ops = issued[turn]
                 priced = ops, self.once[turn].factor
                 source = self.lists.setdefault(priced, len(self.lists)) if ops.size else -1
-                piece = self.factory.make_once(ops.sequences, name, others, finish)
-                known[key] = intern_segment(((number_piece(piece, source), 1),))
+                known[key] = Segment("", self.factory.make_once(ops.sequence, name, others, finish), (source,))
             segments[stage] = known[key]
         return Round(segments, waits, in_turn)
