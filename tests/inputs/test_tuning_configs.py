@@ -131,7 +131,8 @@ def test_files_that_a_configuration_names_are_read(
     expected = {"sharding": "zero-2", "offload": "optimizer", "overlap": "gradients", "optimizer": "adamw"}
     assert expected.items() <= config.options.items()
     assert [config.options[name] for name in ("micro-batch", "accumulation", "precision")] == [2, 4, "fp16"]
-    assert (config.framework, config.assumed, config.unknown) == ("deepspeed-transformers", (), {})
+    assert (config.framework, config.unknown) == ("deepspeed-transformers", {})
+    assert all("tool's default" in text for text in config.assumed)
     assert any(name.endswith("zero_optimization.stage") for name in config.understood)
 
 
@@ -158,3 +159,29 @@ def test_a_file_that_names_itself_ends(tmp_path: Path) -> None:
     path = tmp_path / "self.yaml"
     path.write_text("{base_model: q, micro_batch_size: 1, config_file: self.yaml}")
     assert read_config(path).format == "axolotl"
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys", "expected"),
+    [
+        ("trainer", {"num_train_epochs": 1}, {"micro-batch": 8}),
+        (
+            "trainer",
+            {"num_train_epochs": 1, "trainer_kind": "sft"},
+            {"micro-batch": 8, "seq": 1024, "recompute": "full"},
+        ),
+        (
+            "trainer",
+            {"max_length": 512, "gradient_checkpointing": False},
+            {"micro-batch": 8, "seq": 512, "recompute": "none"},
+        ),
+        ("trainer", {"peft_type": "LORA", "r": 8}, {}),
+        ("llama-factory", {"finetuning_type": "full"}, {"micro-batch": 8, "seq": 2048, "recompute": "full"}),
+        ("axolotl", {"base_model": "q"}, {"micro-batch": 1, "seq": 512}),
+        ("axolotl", {"base_model": "q", "micro_batch_size": 4, "sequence_len": 128}, {"micro-batch": 4, "seq": 128}),
+    ],
+)
+def test_defaults_are_those_of_the_tool(tool: str, keys: dict[str, object], expected: dict[str, object]) -> None:
+    config = read(keys, tool)
+    names = ("micro-batch", "seq", "recompute")
+    assert {name: config.options[name] for name in names if name in config.options} == expected

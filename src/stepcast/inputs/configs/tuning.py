@@ -28,7 +28,7 @@ FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hy
 FSDP_OPTIMIZER = "adamw:fp32"
 # Calls of Python scripts whose keywords are arguments.
 CALLS = re.compile(r"(\w*Config|\w*Arguments|from_pretrained|get_peft_model|\w*Trainer)$")
-TRAINERS = {"dpo": re.compile(r"DPO(Config|Trainer)"), "reward": re.compile(r"Reward(Config|Trainer)")}
+TRAINERS = {kind.lower(): re.compile(rf"{kind}(Config|Trainer)") for kind in ("SFT", "DPO", "Reward")}
 
 
 def find_tool(table: Mapping[str, object]) -> str:
@@ -144,6 +144,11 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     if has_deepspeed and "optimizer" in sharding:  # Trainer leaves it to DeepSpeed
         options.pop("optimizer", None)
     options = {**sharding, **options, **adapters}
+    if not keys.flag("peft_type"):  # its file says nothing else
+        for name, value in _tool_defaults(keys).items():
+            if name not in options:
+                options[name] = value
+                keys.assume(f"--{name} {value}, the tool's default")
     framework = DEEPSPEED if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
@@ -151,6 +156,12 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     for name, part in inner.items():
         config = config.add_inner(name, part)
     return config
+
+
+def _tool_defaults(keys: Keys) -> dict[str, OptionValue]:
+    """Return what the tool does without a key; TRL, whose configurations have max_length, has its own defaults."""
+    is_trl = bool(keys.text("task") or keys.text("trl")) and not keys.flag("unsloth")
+    return {**keys.known.table.get("defaults", {}), **(keys.known.table.get("trl", {}) if is_trl else {})}
 
 
 def _name_model(text: str) -> str:
