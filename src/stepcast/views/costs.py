@@ -155,7 +155,7 @@ def collective_calibration_view(facts: Facts) -> ui.View:
     """Return the view of constants fitted to sweeps of collectives."""
     pairs = [
         ("cluster", facts["cluster"]),
-        ("points", f"{facts['points']} sizes of {len(facts['logs'])} logs"),
+        ("points", f"{facts['points']} sizes of {len(facts['logs'])} log{'s'[: len(facts['logs']) != 1]}"),
         ("mean error", _errors_words(facts, "sizes")),
     ]
     rows = []
