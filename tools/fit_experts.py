@@ -41,6 +41,7 @@ FREE = {
     "cached_speedup": (3, 1, 12),
     "depth_s": (5e-10, 1e-12, 2e-8),
     "reread": (0.2, 1e-4, 2),
+    "sort_s": (3e-7, 1e-9, 1e-5),
 }
 COLD = {"cold": (0.1, 1e-3, 3)}  # of kernels whose tiles do not suit the sizes
 # The kernel that takes vLLM's default tiles, and the shapes (experts of a rank, inner width) for which vLLM ships tuned

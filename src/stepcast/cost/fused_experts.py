@@ -1,6 +1,6 @@
 """Seconds of the fused experts of inference engines: permutation, two grouped products, activation, weighted sum.
 
-    seconds = start + per active expert + depth + longest(computing, moving) + permuting + passes over all routed rows
+    seconds = start + sorting + per active expert + depth + longest(computing, moving) + permuting + passes over rows
 
 Computing takes the cheapest tile for the rows of each expert, or the tile that the kernel chooses by the number of
 tokens (*default_tiles*); it is slower where the inputs do not stay in the L2 cache between experts (*cold*). Moving
@@ -8,6 +8,7 @@ reads the rows and the weights of active experts, which tiles of more rows read 
 into the L2 cache (*reread*). A tile waits for its first operands and multiplies its last ones alone, the longer its
 sums (*depth_s*).
 Activation and sum also pass over rows that belong to experts of other ranks (*hidden_passes*, *inner_passes*).
+Tokens are counted and sorted by expert in one thread block while they are few, and in ever more steps (*sort_s*).
 Rows that the kernel before wrote, and weights that a call before read, come from the L2 cache while they fit.
 Constants are in data/fits/experts.toml by kernel and GPU architecture, fitted to public tables of vLLM's kernels
 (tools/fit_experts.py), whose weights are constant and whose runs are short: a training step is slower.
@@ -71,6 +72,7 @@ class FusedExpertsFit(Struct, frozen=True, forbid_unknown_fields=True):
     cached_speedup: Positive
     depth_s: Amount  # for each element of the sums
     reread: Amount  # share of the weights
+    sort_s: Amount  # for each doubling of the tokens
     cold: Amount = 0.0  # more time to compute rows of inputs that are not in the L2 cache
     # Tiles of 16 rows for up to as many tokens as experts, of 64 for more: vLLM's get_default_config. Shapes (experts
     # of a rank, inner width) that vLLM ships tuned tiles for have the cheapest.
@@ -154,6 +156,8 @@ def fused_experts_s(
     longest_s = (compute_s**fit.sharpness + memory_s**fit.sharpness) ** (1.0 / fit.sharpness)
     moved_bytes = fit.permute_passes * (4.0 * tokens * hidden + row_bytes)
     moved_bytes += DType.BF16.bytes * tokens * top_k * (fit.hidden_passes * hidden + fit.inner_passes * inner)
-    started_s = fit.start_s + fit.expert_s * active + fit.depth_s * (hidden + inner)
+    started_s = (
+        fit.start_s + fit.sort_s * np.log2(1.0 + tokens) + fit.expert_s * active + fit.depth_s * (hidden + inner)
+    )
     seconds: FloatArray = started_s + longest_s + moving_s(moved_bytes, routed_bytes)
     return seconds
