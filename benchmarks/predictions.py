@@ -16,7 +16,11 @@ of collectives are found once for all sizes and stages are summed block by block
 s. 942 of the 1,000 programs differ in their structure, so that few could be shared as a whole; 584 differ in their
 pieces. Both models have 70 kinds of layers, 75 schedules and 114 kinds of sequences of ops, but 2,646 different bodies
 of stages. No function takes more than 6 %: putting programs together takes 20 %, pricing, lowering and running 16 %
-each, generating 14 %, memory 8 %, power and pace 4 %.
+each, generating 14 %, memory 8 %, power and pace 4 %. Since programs share chains of pieces and a run is kept
+only where its times are asked for, 0.95 and 0.91 times as long as before, measured in turn (5.5 and 0.93 ms with much
+other work on the machine). 2,600 chains serve all programs, and works have 2,300 different values. Without what is
+built once for all (templates, chains, layers) another 1,000 take 0.8 times as long as the first; of that generating
+stages is 22 %, putting programs together 24 %, pricing 16 % and folding and running 19 %.
 
 The first prediction of a pipeline, in a process that has predicted another one (bar: 25 ms): 9.8, 15, 17 and 40 ms at
 pp 1, 4, 16 and 64, where the additions take 0.57 s, with other work on the machine (10.7, 16, 17 and 48 ms in the same
