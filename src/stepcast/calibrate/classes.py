@@ -51,12 +51,11 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     software = f"stepcast calibrate on {', '.join(os.path.basename(times.source) for times in measured)}"
     used = {entry.kind: entry.correction for entry in fitted if entry.helps}
     document = Document(gpu.name, next(filter(None, devices), ""), software, points, used)
-    classes = {
-        entry.kind: asdict(entry.correction)
-        | {key: value for key, value in asdict(entry).items() if key not in ("kind", "correction")}
-        | {"used": entry.helps}
-        for entry in fitted
-    }
+    classes = {}
+    for entry in fitted:
+        row = asdict(entry)
+        kind, correction = row.pop("kind"), row.pop("correction")
+        classes[kind] = {**correction, **row, "used": entry.helps}
     facts: Facts = {
         "kind": "calibration",
         "source": source,

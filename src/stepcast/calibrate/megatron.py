@@ -81,12 +81,9 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
         return RunPoints((), warnings=(f"{run}: computation left out: {problem}",))
     dtype = DType(str(facts["dtype"]))
     workload = _build_workload(analysis, model, dtype)
-    multiplied = sum(
-        work.flops
-        for stage, phase in measured
-        for work in _works(workload.stages[stage].body_layers(), PHASES[phase])
-        if isinstance(work, Matmul | GroupedMatmul | Attention)
-    )
+    passes = (_works(workload.stages[stage].body_layers(), PHASES[phase]) for stage, phase in measured)
+    every = (work for works in passes for work in works)
+    multiplied = sum(work.flops for work in every if isinstance(work, Matmul | GroupedMatmul | Attention))
     if dtype is DType.FP32 and multiplied / sum(measured.values()) > gpu.matrix_peak_flops("fp32"):
         dtype = DType.TF32
         workload = _build_workload(analysis, model, dtype)
@@ -133,18 +130,12 @@ def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model |
 def _build_workload(analysis: MegatronAnalysis, model: Model, dtype: DType) -> Workload:
     recording = analysis.recording
     facts, layout = recording.facts, recording.layout
-    layers_on = facts.get("layers_on")
-    batch = int(str(facts["micro_batch"]))
-    strategy = Strategy(
-        layout,
-        batch,
-        batch * layout.dp * max(1, recording.micro_batches),
-        int(str(facts["seq"])),
-        stage_layers=tuple(layers_on[stage] for stage in range(layout.pp))
-        if isinstance(layers_on, dict) and len(layers_on) == layout.pp
-        else (),
-        precision=dtype,
-    )
+    layers_on, stage_layers = facts.get("layers_on"), ()
+    if isinstance(layers_on, dict) and len(layers_on) == layout.pp:
+        stage_layers = tuple(layers_on[stage] for stage in range(layout.pp))
+    batch, seq = int(str(facts["micro_batch"])), int(str(facts["seq"]))
+    sequences = batch * layout.dp * max(1, recording.micro_batches)
+    strategy = Strategy(layout, batch, sequences, seq, stage_layers=stage_layers, precision=dtype)
     framework = Framework(flash_attention=dtype in (DType.FP16, DType.BF16))
     return generate(model, strategy, framework)
 
@@ -414,12 +405,13 @@ class _Calibration:
                 kind = "message" if group == "pp" else f"{group} transfer"
                 title, seconds = f"{group}: time of a transfer", median(point.seconds for point in points)
                 self.add(f"{group}_message_s", title, seconds, format_seconds(seconds), count, listed)
-                self.warnings.append(
-                    f"{group}: one {kind} size ({listed}) cannot split latency from bandwidth; the bandwidth "
-                    "contains the latency; add runs with another micro-batch, sequence or hidden size"
-                    if len(sizes) == 1
-                    else f"{group}: {listed} cannot split latency from bandwidth; add runs of other sizes"
-                )
+                what, more = listed, "add runs of other sizes"
+                if len(sizes) == 1:
+                    what = f"one {kind} size ({listed})"
+                    more = (
+                        "the bandwidth contains the latency; add runs with another micro-batch, sequence or hidden size"
+                    )
+                self.warnings.append(f"{group}: {what} cannot split latency from bandwidth; {more}")
             if cluster and group == "tp":
                 key, value, beyond = link_efficiency(cluster, points)
                 title, known = f"tp: link efficiency of {cluster}", f"--set {key}={value:g}"

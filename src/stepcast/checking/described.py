@@ -67,11 +67,8 @@ def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
     """Return the model, its adapters and the format of its weights."""
     table = model.config.to_dict()
     name = str(table.get("_name_or_path") or table.get("name_or_path") or table.get("model_type") or "model")
-    plain = {
-        key: value
-        for key, value in table.items()
-        if isinstance(value, str | int | float | list | dict) or value is None
-    }
+    kinds = (str, int, float, list, dict, type(None))
+    plain = {key: value for key, value in table.items() if isinstance(value, kinds)}
     choices: dict[str, Any] = {"model": read_config(json.dumps(plain, default=str), name)}
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.checking.described import describe
+from stepcast.ir.facts import pick
 from stepcast.questions.choices import read_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_bytes, format_change, format_seconds
@@ -91,14 +92,8 @@ class RunCheck:
         run, prediction = self.run, self.run.prediction
         fullest = max(prediction.memory, key=lambda stage: stage.total)
         low, high = prediction.interval_s or (prediction.step_s, prediction.step_s)
-        self.facts |= {
-            "predicted_s": prediction.step_s,
-            "interval_s": [low, high],
-            "allocated_bytes": fullest.allocated,
-            "reserved_bytes": fullest.reserved,
-            "capacity_bytes": fullest.capacity,
-            "verdict": str(fullest.verdict),
-        }
+        self.facts |= {"predicted_s": prediction.step_s, "interval_s": [low, high], "verdict": str(fullest.verdict)}
+        self.facts |= pick(fullest, "allocated_bytes=allocated reserved_bytes=reserved capacity_bytes=capacity")
         gpus = f"{run.strategy.layout.gpus} x {run.cluster.gpu.name}"
         tokens_per_s = run.strategy.tokens / prediction.step_s
         pace = f"; CPU time x {self.facts['host_pace']:.2f}, measured here" if "host_pace" in self.facts else ""
@@ -232,12 +227,11 @@ class RunCheck:
             return []
         allocated, reserved = peaks
         self.facts |= {"measured_allocated_bytes": allocated, "measured_reserved_bytes": reserved}
-        pairs = (("allocated", allocated), ("reserved", reserved))
-        parts = [
-            f"{name} {format_bytes(measured)}, predicted {format_bytes(self.facts[f'{name}_bytes'])} "
-            f"({format_change(self.facts[f'{name}_bytes'] / measured - 1)})"
-            for name, measured in pairs
-        ]
+        parts = []
+        for name, measured in (("allocated", allocated), ("reserved", reserved)):
+            size = self.facts[f"{name}_bytes"]
+            change = format_change(size / measured - 1)
+            parts.append(f"{name} {format_bytes(measured)}, predicted {format_bytes(size)} ({change})")
         return ["memory " + "; ".join(parts)]
 
 

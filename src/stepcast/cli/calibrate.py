@@ -17,7 +17,7 @@ from stepcast.inputs.kineto.ops import read_operators
 from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.models.catalog import load_model
 from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
 from stepcast.optimus.cost import machine_of
@@ -101,25 +101,18 @@ def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[
     model = load_model(args.model) if args.model else None
     observations = [observed(log, machine, lengths, model) for log in logs]
     fitted, names = fit(observations, machine), [run.name for run in observations]
+    runs = []
+    for run, error in zip(observations, fitted.errors, strict=True):
+        times = {"measured_s": run.measured_s, "predicted_s": run.measured_s * (1 + error), "error": error}
+        runs.append({"file": os.path.basename(run.source), "run": run.name, **times})
     facts: FactDict = {
         "kind": "calibration",
         "source": "optimus",
-        "cluster": cluster.name,
-        "gpu": cluster.gpu.name,
-        "constants": {name: getattr(fitted.constants, name) for name in TITLES},
+        **pick(cluster, "cluster=name gpu=gpu.name"),
+        "constants": pick(fitted.constants, " ".join(TITLES)),
         "titles": TITLES,
-        "spread": fitted.spread,
-        "mean_abs_error": fitted.mean_abs_error,
-        "runs": [
-            {
-                "file": os.path.basename(run.source),
-                "run": run.name,
-                "measured_s": run.measured_s,
-                "predicted_s": run.measured_s * (1 + error),
-                "error": error,
-            }
-            for run, error in zip(observations, fitted.errors, strict=True)
-        ],
+        **pick(fitted, "spread mean_abs_error"),
+        "runs": runs,
         "warnings": [*fitted.warnings, *skipped],
     }
     lines = [
@@ -180,20 +173,13 @@ def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tu
 
 def _collective_facts(fitted: Fitted, files: list[str], cluster: str, skipped: list[str]) -> FactDict:
     helps = fitted.left_out < fitted.before
-    constants = {
-        constant.key: {
-            "value": fitted.values[constant.key],
-            "text": constant.text(fitted.values[constant.key]).strip('"'),
-            "standard_error": fitted.spread[constant.key],
-            "means": constant.means,
-        }
-        for constant in CONSTANTS
-        if constant.key in fitted.values
-    }
-    reasons: dict[str, list[str]] = {}
-    for key, why in fitted.unidentified.items():
-        reasons.setdefault(why, []).append(key)
-    warnings = [f"{', '.join(keys)} not fitted: {why}" for why, keys in reasons.items()]
+    constants, unknown = {}, fitted.unidentified
+    for constant in (constant for constant in CONSTANTS if constant.key in fitted.values):
+        value = fitted.values[constant.key]
+        known = {"value": value, "text": constant.text(value).strip('"')}
+        constants[constant.key] = {**known, "standard_error": fitted.spread[constant.key], "means": constant.means}
+    reasons = {why: ", ".join(key for key in unknown if unknown[key] == why) for why in unknown.values()}
+    warnings = [f"{keys} not fitted: {why}" for why, keys in reasons.items()]
     if not helps:
         warnings.append("the fit does not improve sizes that were left out of it: its constants are not written")
     return {
@@ -203,10 +189,8 @@ def _collective_facts(fitted: Fitted, files: list[str], cluster: str, skipped: l
         "logs": [os.path.basename(file) for file in files],
         "points": fitted.points,
         "constants": constants,
-        "unidentified": dict(fitted.unidentified),
-        "before": fitted.before,
-        "after": fitted.after,
-        "left_out": fitted.left_out,
+        "unidentified": dict(unknown),
+        **pick(fitted, "before after left_out"),
         "used": helps,
         "warnings": [*warnings, *skipped],
     }

@@ -17,7 +17,7 @@ from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, st
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.model import Model
 from stepcast.views.answer import Answer
 
@@ -285,7 +285,6 @@ def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float
 
 NOT_MODELLED = "preemption and prefix reuse between requests of different groups are not modelled"
 CURVE_POINTS = 60
-TIMES = ("ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "decode_step_s", "prefill_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,29 +339,21 @@ class GenerationForecast(Answer):
         """Return the answer as its JSON."""
         memory = self.memory
         return {
-            "model": self.model.name,
-            "cluster": self.cluster.name,
-            "gpu": self.cluster.gpu.name,
-            "gpus": self.layout.gpus,
-            "engine": self.engine.name,
+            **pick(self, "model=model.name cluster=cluster.name gpu=cluster.gpu.name"),
+            **pick(self, "gpus=layout.gpus engine=engine.name"),
             "layout": asdict(self.layout),
             "weights": "int4" if self.formats.int4 else str(self.formats.dense),
             "kv_cache": str(self.formats.cache),
             "prompt": str(self.task.prompt),
             "response": str(self.task.response),
-            "concurrency": self.task.concurrency,
-            "requests": self.task.requests,
-            **{name: getattr(self, name) for name in TIMES},
-            "batch_s": self.seconds,
-            **{name: getattr(self, name) for name in ("tail_s", "mean_batch", "waiting")},
+            **pick(self.task, "concurrency requests"),
+            **pick(self, "ttft_s tpot_s tokens_per_s tokens_per_s_per_gpu decode_step_s prefill_s"),
+            **pick(self, "batch_s=seconds tail_s mean_batch waiting"),
             "concurrency_that_fits": self.running_limit * self.layout.dp * self.layout.replicas,
             "memory_bytes": {
-                "weights": memory.weight_bytes,
-                "reserved": memory.reserved_bytes,
-                "cache": memory.cache_bytes,
+                **pick(memory, "weights=weight_bytes reserved=reserved_bytes cache=cache_bytes"),
                 "cache_per_token": memory.token_bytes + sum(size for _, size in memory.window_bytes),
-                "state_per_sequence": memory.sequence_bytes,
-                "capacity": memory.gpu_bytes,
+                **pick(memory, "state_per_sequence=sequence_bytes capacity=gpu_bytes"),
             },
             "curve": [{"time_s": time, "running": running} for time, running in self.curve],
             "assumptions": list(self.assumptions),
@@ -420,16 +411,11 @@ def forecast_generation(
     waiting = float(served.waiting[0]) * layout.replicas
     if waiting >= 1:
         shared = shared.warn(f"{waiting:,.0f} of {clients:,} requests wait for cache memory on average")
-    return replace(
-        shared,
-        ttft_s=float(served.ttft_s[0]),
-        tpot_s=float(served.tpot_s[0]),
-        tokens_per_s=float(served.requests_per_s[0]) * task.response.mean,
-        decode_step_s=float(served.decode_step_s[0]),
-        prefill_s=float(served.prompt_s[0]),
-        mean_batch=float(served.running[0]) / layout.dp,
-        waiting=waiting,
-    )
+    names = "ttft_s tpot_s decode_step_s prefill_s=prompt_s tokens_per_s=requests_per_s mean_batch=running"
+    times: FactDict = {name: float(column[0]) for name, column in pick(served, names).items()}
+    times["tokens_per_s"] *= task.response.mean
+    times["mean_batch"] /= layout.dp
+    return replace(shared, **times, waiting=waiting)
 
 
 def spread_requests(steps: StepTimes, limit: int, task: GenerationTask) -> list[Rollout]:
@@ -463,11 +449,8 @@ def _forecast_batch(shared: GenerationForecast, rollouts: list[Rollout]) -> Gene
     shown = np.unique(np.linspace(0, len(spans) - 1, CURVE_POINTS).astype(int))
     return replace(
         shared,
-        seconds=slowest.seconds,
-        prefill_s=slowest.prefill_s,
-        tail_s=slowest.tail_s,
+        **pick(slowest, "seconds prefill_s tail_s ttft_s"),
         mean_batch=float((slowest.batch * spans).sum() / spans.sum()),
-        ttft_s=slowest.ttft_s,
         tpot_s=float(steps_taken),
         tokens_per_s=requests * response / slowest.seconds,
         curve=tuple(zip(slowest.ends_s[shown].tolist(), slowest.batch[shown].tolist(), strict=True)),

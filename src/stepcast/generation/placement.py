@@ -209,12 +209,9 @@ def generation_memory(
         shard = model.shard_of(
             layers, tp=layout.tp, ep=layout.ep, expert_tp=layout.expert_tp, embedding=start == 0, head=True
         )
-        dense = shard.dense - shard.unquantised
-        stage_weights = (
-            dense * formats.weight_bytes(experts=False)
-            + shard.experts * formats.weight_bytes(experts=True)
-            + shard.unquantised * DType.BF16.bytes
-        )
+        stage_weights = (shard.dense - shard.unquantised) * formats.weight_bytes(experts=False)
+        stage_weights += shard.experts * formats.weight_bytes(experts=True)
+        stage_weights += shard.unquantised * DType.BF16.bytes
         stage_cache, stage_states, stage_windows = 0.0, 0.0, dict[int, float]()
         for layer in layers:
             block = model.blocks[layer]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypedDict
 
 import numpy as np
 
@@ -11,11 +10,11 @@ from stepcast.goodput.operation import Operation
 from stepcast.goodput.process import RunProcess, TimeSplit, best_interval_s, daly_s, expect_split, young_s
 from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
 from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR, format_percent
 from stepcast.views.answer import Answer
 
-QUANTILES = (0.1, 0.5, 0.9)
+QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +86,13 @@ class PlannedPhase:
     def facts(self) -> FactDict:
         process = self.process
         return {
-            "gpus": self.phase.gpus,
-            "steps": self.phase.steps,
-            "step_s": self.phase.step_s,
-            "tokens_per_step": self.phase.tokens_per_step,
+            **pick(self.phase, "gpus steps step_s tokens_per_step"),
             "interruptions": self.split.failures,
             "between_interruptions_s": 1 / process.failures_per_s if process.failures_per_s else None,
             "interval_s": process.interval_s if process.checkpoints else None,
             "young_s": _finite(young_s(process.pause_s, process.failures_per_s)),
             "daly_s": _finite(daly_s(process.pause_s, process.failures_per_s)),
-            "checkpoints": process.checkpoints,
-            "checkpoint_pause_s": process.pause_s,
+            **pick(process, "checkpoints checkpoint_pause_s=pause_s"),
             "checkpoint_write_s": process.lag_s or process.pause_s,
             "restart_s": process.restart_s,
             "days": self.split.total_s / DAY,
@@ -199,44 +194,33 @@ class Plan(Answer):
         }
 
     def _days(self) -> FactDict:
-        p10, median, p90 = (float(np.quantile(self.simulated.total_s, at)) / DAY for at in QUANTILES)
-        return {
-            "mean": self.mean_s / DAY,
-            "p10": p10,
-            "median": median,
-            "p90": p90,
-            "standard_error": self.simulated.error_s / DAY,
-            "closed_form": self.expected_s / DAY,
-            "without_interruption": self.ideal_s / DAY,
-        }
+        quantiles = {name: float(np.quantile(self.simulated.total_s, at)) for name, at in QUANTILES.items()}
+        others = "standard_error=simulated.error_s closed_form=expected_s without_interruption=ideal_s"
+        times_s = {"mean": self.mean_s, **quantiles, **pick(self, others)}
+        return {name: seconds / DAY for name, seconds in times_s.items()}
 
     def facts(self) -> FactDict:
         """Return the plan with the keys of its JSON."""
-        hours = self.gpu_hours
+        hours, energy_mwh, cost, currency = self.gpu_hours, self.energy_mwh, None, None
+        if self.price_per_gpu_hour is not None:
+            cost = hours * self.price_per_gpu_hour + 1e3 * energy_mwh * self.electricity
+            currency = self.currency
         return {
             "days": self._days(),
-            "steps": self.steps,
-            "tokens": self.tokens,
+            **pick(self, "steps tokens"),
             "tokens_per_s": self.tokens / self.mean_s if self.mean_s else None,
             "gpu_hours": hours,
-            "cost": None
-            if self.price_per_gpu_hour is None
-            else hours * self.price_per_gpu_hour + 1e3 * self.energy_mwh * self.electricity,
-            "currency": None if self.price_per_gpu_hour is None else self.currency,
-            "energy_mwh": self.energy_mwh or None,
-            "carbon_t": None if self.carbon is None else self.energy_mwh * self.carbon / 1e3,
-            "goodput": self.goodput,
-            "split_s": self.split_s,
+            "cost": cost,
+            "currency": currency,
+            "energy_mwh": energy_mwh or None,
+            "carbon_t": None if self.carbon is None else energy_mwh * self.carbon / 1e3,
+            **pick(self, "goodput split_s"),
             "interruptions": float(self.simulated.failures.mean()),
             "runs": len(self.simulated.total_s),
             "phases": [each.facts() for each in self.phases],
-            "failures": self.operation.failures.name,
-            "spares": self.operation.spares,
-            "checkpoint_bytes": self.operation.saving.size_bytes,
+            **pick(self.operation, "failures=failures.name spares checkpoint_bytes=saving.size_bytes"),
             "step_band_days": None,
-            "choices": [],
-            "assumptions": [],
-            "warnings": [],
+            **{name: [] for name in ("choices", "assumptions", "warnings")},
         }
 
 
@@ -275,20 +259,15 @@ def expected_s(phases: Sequence[TrainingPhase], operation: Operation) -> float:
     return sum(expect_split(build_process(phase, operation)).total_s for phase in phases)
 
 
-class PlanAlternative(TypedDict):
-    spares: int | None
-    times_best: float  # the interval, relative to the best
-    interval_s: float | None
-    goodput: float
-    days: float | None
-
-
 def plan_alternatives(
     phases: Sequence[TrainingPhase], operation: Operation, spares: Sequence[int | None]
-) -> list[PlanAlternative]:
-    """Return the goodput in closed form for other checkpoint intervals and numbers of spare nodes."""
+) -> list[FactDict]:
+    """Return the goodput in closed form for other checkpoint intervals and numbers of spare nodes.
+
+    The keys of a row are spares, times_best (its interval over the best one), interval_s, goodput and days.
+    """
     ideal_s = sum(phase.steps * phase.step_s for phase in phases)
-    rows: list[PlanAlternative] = []
+    rows: list[FactDict] = []
     for count in spares or (operation.spares,):
         processes = [build_process(phase, replace(operation, spares=count)) for phase in phases]
         for factor in (0.25, 0.5, 1, 2, 4):
@@ -304,15 +283,9 @@ def plan_alternatives(
                     interval_s = process.interval_s
                 except ValueError:
                     total_s = math.inf
-            rows.append(
-                {
-                    "spares": count,
-                    "times_best": factor,
-                    "interval_s": interval_s or None,
-                    "goodput": ideal_s / total_s if total_s else 1.0,
-                    "days": total_s / DAY if math.isfinite(total_s) else None,
-                }
-            )
+            goodput, every_s = ideal_s / total_s if total_s else 1.0, interval_s or None
+            row = {"spares": count, "times_best": factor, "interval_s": every_s, "goodput": goodput}
+            rows.append({**row, "days": _finite(total_s / DAY)})
     return rows
 
 

@@ -115,14 +115,8 @@ def expect_split(process: RunProcess) -> TimeSplit:
     failures = _failures(process)
     # Failed attempts to restart.
     tried = math.expm1(rate * process.restart_s)
-    running_s = failures / rate
-    split = TimeSplit(
-        process.work_s,
-        pauses_s,
-        lost_s=max(0.0, running_s - process.work_s - pauses_s),
-        restarts_s=failures * tried / rate,
-        failures=failures * (1 + tried),
-    )
+    lost_s, restarts_s = max(0.0, failures / rate - process.work_s - pauses_s), failures * tried / rate
+    split = TimeSplit(process.work_s, pauses_s, lost_s, restarts_s, failures=failures * (1 + tried))
     return _with_shortage(process, split)
 
 

@@ -58,14 +58,8 @@ def machine_of(cluster: Cluster) -> Machine:
         assert link is not None
         return link.effective_bytes_per_s
 
-    return Machine(
-        name=cluster.name,
-        matrix_flops=gpu.matrix_peak_flops("fp32"),
-        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
-        launch_s=gpu.launch_overhead_s,
-        all_reduce_s=all_reduce_s,
-        hop_bytes_per_s=hop_bytes_per_s,
-    )
+    rates = gpu.matrix_peak_flops("fp32"), gpu.memory_bandwidth_bytes_per_s, gpu.launch_overhead_s
+    return Machine(cluster.name, *rates, all_reduce_s, hop_bytes_per_s)
 
 
 # Host work of one layer, forward, backward and optimizer, counted in plain operators: times of PyTorch 2.5.1

@@ -243,13 +243,9 @@ def _step(stage: StageTensors, seq: int) -> _StepMemory:
         if batch + ahead < micro_batches:
             saved[batch + ahead] = _forward(stage, messages)
         _backward(stage, saved.pop(batch), messages)
-    result = _StepMemory(
-        reserved=memory.peak_reserved,
-        parameters=sum(stage.sizes.values()),
-        gradients=sum(stage.sizes[name] for name in stage.gradients),
-        optimizer=2 * sum(stage.sizes.values()) if stage.states else 0,
-        peak=memory.peak_allocated,
-    )
+    parameters, gradients = sum(stage.sizes.values()), sum(stage.sizes[name] for name in stage.gradients)
+    states = parameters, gradients, 2 * parameters if stage.states else 0
+    result = _StepMemory(memory.peak_reserved, *states, memory.peak_allocated)
     stage.drop(*messages)
     stage.end()
     return result

@@ -127,14 +127,8 @@ def plan(
     stages = []
     for start, stop in pairwise(bounds):
         inside = [name for layer, name in names[start:stop] if layer >= 0]
-        stages.append(
-            StagePlan(
-                layers=len(inside) / len(LAYER_MODULES),
-                weights=sum(weights[name] for name in inside),
-                embeds=start == 0,
-                heads=stop == len(names),
-            )
-        )
+        layers, held = len(inside) / len(LAYER_MODULES), sum(weights[name] for name in inside)
+        stages.append(StagePlan(layers, held, embeds=start == 0, heads=stop == len(names)))
     cut_inside = any(names[stop - 1][1] != "down_proj" for stop in bounds[1:-1])
     return OptimusPlan(model, layout, micro_batch, micro_batches, sequence, tuple(stages), cut_inside)
 

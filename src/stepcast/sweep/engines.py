@@ -59,10 +59,8 @@ class PointChunk:
 
     def halves(self) -> "tuple[PointChunk, PointChunk]":
         middle = len(self.keys) // 2
-        return (
-            PointChunk(self.ask, self.keys[:middle], self.words[:middle], self.deaths),
-            PointChunk(self.ask, self.keys[middle:], self.words[middle:], self.deaths),
-        )
+        first = replace(self, keys=self.keys[:middle], words=self.words[:middle])
+        return first, replace(self, keys=self.keys[middle:], words=self.words[middle:])
 
 
 @dataclass(frozen=True, slots=True)
