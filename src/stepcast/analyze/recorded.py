@@ -66,18 +66,12 @@ def _join_log(log: CollectiveLog, collectives: Sequence[Facts]) -> list[JoinedCo
     joined = []
     for key in sorted({*logged, *traced}, key=lambda key: (-key[1], key[0])):
         calls, rows = logged.get(key, []), traced.get(key, [])
+        kind = str(rows[0]["kind"]) if rows else calls[0].kind.replace("_", "-")
+        logged_s = median_of_known(call.seconds for call in calls)
+        rate = median_of_known(call.bus_bytes_per_s for call in calls)
         count = sum(int(row["count"]) for row in rows)
-        joined.append(
-            JoinedCollective(
-                kind=str(rows[0]["kind"]) if rows else calls[0].kind.replace("_", "-"),
-                size_bytes=key[1],
-                logged=len(calls),
-                logged_s=median_of_known(call.seconds for call in calls),
-                busbw_bytes_per_s=median_of_known(call.bus_bytes_per_s for call in calls),
-                traced=count,
-                traced_s=sum(float(row["total_s"]) for row in rows) / count if count else None,
-            )
-        )
+        traced_s = sum(float(row["total_s"]) for row in rows) / count if count else None
+        joined.append(JoinedCollective(kind, key[1], len(calls), logged_s, rate, count, traced_s))
     return joined
 
 

@@ -78,18 +78,12 @@ def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants:
     parts = dict(busiest.parts_s)
     parts[UNEXPLAINED] = measured_s - sum(parts.values())
     path = sorted(busiest.parts_s.items(), key=lambda part: -part[1])
-    stages = [
-        OptimusStage(
-            stage=number,
-            ends_with=log.stage_ends[number] if number < len(log.stage_ends) else "",
-            layers=stage.layers,
-            forward_s=forward[number].seconds if number in forward else None,
-            busy_s=predicted.stages[number].busy_s,
-            bubble_s=predicted.stages[number].parts_s["bubble"],
-            parts_s=predicted.stages[number].parts_s,
-        )
-        for number, stage in enumerate(plan.stages)
-    ]
+    stages = []
+    for number, (stage, time) in enumerate(zip(plan.stages, predicted.stages, strict=True)):
+        ends_with = log.stage_ends[number] if number < len(log.stage_ends) else ""
+        forward_s = forward[number].seconds if number in forward else None
+        times = forward_s, time.busy_s, time.parts_s["bubble"], time.parts_s
+        stages.append(OptimusStage(number, ends_with, stage.layers, *times))
     return OptimusAnalysis(
         kind="optimus run",
         source=log.source,

@@ -371,13 +371,10 @@ def search_rl(question: RlQuestion) -> FactDict:
     steps.sort(key=lambda step: step.step_s)
     first = {step.placement.mode: step for step in reversed(steps)}  # the best of each mode is always shown
     shown = [step for index, step in enumerate(steps) if index < SHOWN or first[step.placement.mode] is step]
+    counts = {"gpus": total, "considered": considered, "too_large": too_large}
     return {
-        "model": model.name,
-        "cluster": cluster.name,
-        "gpu": cluster.gpu.name,
-        "gpus": total,
-        "considered": considered,
-        "too_large": too_large,
+        **pick(steps[0], "model=model.name cluster=cluster.name gpu=cluster.gpu.name"),
+        **counts,
         "currency": question.currency,
         "rows": [_row(step, question) for step in shown],
         "assumptions": [*state_defaults(question, DEFAULT_TEXTS, question.unset), *steps[0].assumptions, USED],
@@ -402,13 +399,10 @@ def _row(step: RlStep, question: RlQuestion) -> FactDict:
     held = [place.gpus] if len(idle) == 1 else [rollout.gpus, place.train_gpus]
     return {
         "mode": str(place.mode),
-        "train_gpus": place.train_gpus,
-        "rollout_gpus": rollout.gpus,
-        "step_s": step.step_s,
+        **pick(step, "train_gpus=placement.train_gpus rollout_gpus=placement.rollout.gpus step_s"),
         "training": ", ".join(shown) or "one GPU",
         "rollout": str(rollout),
-        "staleness": place.staleness,
-        "bottleneck": step.bottleneck,
+        **pick(step, "staleness=placement.staleness bottleneck"),
         "idle_share": sum(share * gpus for share, gpus in zip(idle.values(), held, strict=True)) / place.gpus,
         "phases_s": step.phases_s,
         "cost_per_million_tokens": cost,

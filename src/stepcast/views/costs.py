@@ -126,7 +126,7 @@ def _fit_view(
     headline = ui.Headline(number, f"{unit} mean error of the fit", about)
     figures = [ui.text_line(name, str(value)) for name, value in pairs]
     title = f"{number} {unit} mean error: {about[0]}"
-    return ui.View(title, headline, figures, parts, facts)
+    return ui.View(title, headline, figures, parts, facts, assumptions=())  # they are figures
 
 
 def calibration_view(facts: Facts) -> ui.View:

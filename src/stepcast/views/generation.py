@@ -60,8 +60,7 @@ def generation_view(facts: Facts) -> ui.View:
         _curve(facts) if facts["curve"] else None,
         ui.FactList("Requests", [*texts, ("KV cache", facts["kv_cache"])]),
     ]
-    asked: Facts = {"asked": ui.asked_pairs(facts), "assumptions": facts["assumptions"]}
-    return ui.View(title, headline, figures, parts, facts, **asked)
+    return ui.View(title, headline, figures, parts, facts, asked=ui.asked_pairs(facts))
 
 
 def _curve(facts: Facts) -> ui.Scatter:
@@ -104,17 +103,15 @@ def rl_view(facts: Facts) -> ui.View:
     phases = [ui.Share(COLOURS[name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0]
     total = sum(share.amount for share in phases)
     overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
+    setting = [
+        ("responses", f"{facts['responses']:,}, {facts['mean_length']:,.0f} tokens with prompt on average"),
+        ("response length", facts["response"]),
+        ("rollout layout", layout_words(facts["rollout_layout"])),
+        ("training layout", ", ".join(f"{name} {value}" for name, value in layout.items() if value != "1")),
+    ]
     parts: list[ui.Part] = [
         ui.Breakdown("Phases", phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
-        ui.FactList(
-            "Setting",
-            [
-                ("responses", f"{facts['responses']:,}, {facts['mean_length']:,.0f} tokens with prompt on average"),
-                ("response length", facts["response"]),
-                ("rollout layout", layout_words(facts["rollout_layout"])),
-                ("training layout", ", ".join(f"{name} {value}" for name, value in layout.items() if value != "1")),
-            ],
-        ),
+        ui.FactList("Setting", setting),
     ]
     if facts["sensitivity_s"]:
         rows = [(name, format_seconds(seconds)) for name, seconds in facts["sensitivity_s"].items()]
@@ -125,8 +122,7 @@ def rl_view(facts: Facts) -> ui.View:
         rows = [(f"{len(unread)} of its keys", f"without effect here: {', '.join(unread[:8])}{more}")]
         parts.append(ui.plain_table(f"Configuration of {config['tool']}", ("keys", "use"), rows))
     title, headline = _rl_title(facts, about)
-    asked: Facts = {"asked": ui.asked_pairs(facts), "assumptions": facts["assumptions"]}
-    return ui.View(title, headline, figures, parts, facts, **asked)
+    return ui.View(title, headline, figures, parts, facts, asked=ui.asked_pairs(facts))
 
 
 def _rl_title(step: Facts, about: Sequence[str]) -> tuple[str, ui.Headline]:
@@ -152,5 +148,4 @@ def rl_search_view(facts: Facts) -> ui.View:
         ui.Figure("candidates", f"{facts['considered']:,}", f"{facts['too_large']:,} do not fit"),
     ]
     title, headline = _rl_title(best, [facts["model"], f"{facts['gpus']} x {facts['gpu']}"])
-    asked: Facts = {"asked": ui.asked_pairs(facts), "assumptions": facts["assumptions"]}
-    return ui.View(title, headline, figures, [table], facts, **asked)
+    return ui.View(title, headline, figures, [table], facts, asked=ui.asked_pairs(facts))

@@ -37,7 +37,7 @@ NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 def page_of(view: ui.View, about: About) -> Page:
     """Return the page of an answer."""
     sections = [_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT]
-    return Page(view.title, _answer(view), sections, about, view.facts, view.assumptions, view.shown_warnings)
+    return Page(view.title, _answer(view), sections, about, view.facts, view.shown_assumptions, view.shown_warnings)
 
 
 def render_page(view: ui.View, about: About) -> bytes:

@@ -251,21 +251,13 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     counted = micro_batches_words(facts["micro_batches"])
     layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']}, {counted}"
     about = (", ".join(facts["changes"]) or "as it was measured", layout)
-    return ui.View(
-        f"{format_seconds(facts['step_s'])} replayed",
-        ui.Headline.of_seconds(facts["step_s"], f"per step{', if changed so' if changed else ''}", about),
-        _replay_figures(facts, layout),
-        [
-            *(
-                (_before_after(facts), _stages_before_after(facts))
-                if changed
-                else (_breakdown(facts["breakdown_s"], facts["step_s"]),)
-            ),
-            ui.timeline_chart(timeline, "measured, replayed and changed, one below the other"),
-        ],
-        facts,
-        assumptions=facts["assumptions"],
-    )
+    parts: list[ui.Part | None] = [_breakdown(facts["breakdown_s"], facts["step_s"])]
+    if changed:
+        parts = [_before_after(facts), _stages_before_after(facts)]
+    parts.append(ui.timeline_chart(timeline, "measured, replayed and changed, one below the other"))
+    headline = ui.Headline.of_seconds(facts["step_s"], f"per step{', if changed so' if changed else ''}", about)
+    title = f"{format_seconds(facts['step_s'])} replayed"
+    return ui.View(title, headline, _replay_figures(facts, layout), parts, facts)
 
 
 def replayed_figures(facts: Facts) -> list[ui.Figure]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.view import asked_pairs
 
 MOST_LINKS = 10
 # Sharing links costs so much of a step that it is worth a look.
@@ -36,8 +35,7 @@ def network_view(facts: Facts) -> ui.View:
             _slowed(facts["operations"]),
         ],
         facts,
-        asked=asked_pairs(facts),
-        assumptions=facts["assumptions"],
+        asked=ui.asked_pairs(facts),
     )
 
 

@@ -34,7 +34,6 @@ def plan_view(facts: Facts) -> ui.View:
         ],
         facts,
         asked=asked_pairs(facts),
-        assumptions=facts["assumptions"],
         warnings=list(dict.fromkeys(facts["warnings"])),
     )
 

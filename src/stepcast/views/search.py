@@ -20,9 +20,7 @@ from stepcast.units import (
 )
 from stepcast.views import view as ui
 from stepcast.views.step import PART_NAMES, step_band
-from stepcast.views.view import asked_pairs
 
-DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
 # Choices that a row names where they were searched.
 CHOSEN = {"dispatcher": "{}", "cp_comm": "{}", "gradients": "gradients {}", "optimizer": "{}", "offload": "offload {}"}
 CHOSEN |= {"fp8_params": "fp8 parameters", "mtp_layers": "{} MTP layers", "base_weights": "{} weights"}
@@ -63,8 +61,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
             ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
         ],
         facts,
-        asked=asked_pairs(facts) if "command" in facts else (),
-        assumptions=facts["assumptions"],
+        asked=ui.asked_pairs(facts) if "command" in facts else (),
     )
 
 
@@ -73,7 +70,7 @@ WITHIN_ERROR = "Ranks marked = are within our error of rank 1, on as many GPUs."
 
 def strategy_words(row: Facts) -> str:
     """Return a strategy in few words: the choices that are not the default."""
-    words = [f"{name} {row[name]}" for name in DEGREES if row[name] > 1]
+    words = [f"{name} {row[name]}" for name in ui.LAYOUT if row[name] > 1]
     if row["expert_tp"] and row["expert_tp"] != row["tp"]:
         words.append(f"expert-tp {row['expert_tp']}")
     if row["micro_batch"] > 1:
@@ -380,8 +377,7 @@ def alternatives_view(facts: Facts) -> ui.View:
             ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
         ],
         facts,
-        asked=asked_pairs(facts),
-        assumptions=facts["assumptions"],
+        asked=ui.asked_pairs(facts),
     )
 
 

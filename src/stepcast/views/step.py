@@ -67,7 +67,6 @@ def step_view(
         ],
         facts,
         asked=asked_pairs(facts),
-        assumptions=facts["assumptions"],
         config=config_notes(facts["config"]) if facts.get("config") else (),
     )
 

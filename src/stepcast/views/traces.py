@@ -66,7 +66,6 @@ def kineto_replay_view(facts: Facts) -> ui.View:
         figures,
         [ui.table_of("Ranks", facts["ranks"], columns) if len(facts["ranks"]) > 1 else None],
         facts,
-        assumptions=facts["assumptions"],
     )
 
 

@@ -458,14 +458,18 @@ class View:
     _: KW_ONLY
     asked: Sequence[tuple[str, object]] = ()
     config: Sequence[str] = ()  # what became of the keys of a configuration file
-    assumptions: Sequence[str] = ()
+    assumptions: Sequence[str] | None = None  # None: those of the facts
     warnings: Sequence[str] | None = None  # None: those of the facts
+
+    @property
+    def shown_assumptions(self) -> Sequence[str]:
+        """Return the defaults that the answer used."""
+        return [*self.facts.get("assumptions", ())] if self.assumptions is None else self.assumptions
 
     @property
     def shown_warnings(self) -> Sequence[str]:
         """Return the warnings of the answer."""
-        warnings: Sequence[str] = self.facts.get("warnings", ()) if self.warnings is None else self.warnings
-        return warnings
+        return [*self.facts.get("warnings", ())] if self.warnings is None else self.warnings
 
 
 def signed_seconds(seconds: float) -> str:

@@ -256,21 +256,12 @@ def _find_traffic(
         times_s, ranks = [event.duration_s for event in events], len({event.rank for event in events})
         transfers = transfers_s.get((name, group, size_bytes))
         sizes = [event.size_bytes for event in events if event.uneven and event.size_bytes is not None]
-        rows.append(
-            MeetingTraffic(
-                operation_name,
-                name,
-                kind,
-                group,
-                round(mean(sizes)) if sizes else size_bytes,
-                2 if kind == "message" else len(members(events[0].rank, group, recording.layout)),
-                round(len(times_s) / ranks),
-                sum(times_s) / ranks,
-                min((time_s for time_s in times_s if time_s > 0), default=0.0),
-                median(transfers) if transfers else None,
-                (name, group, size_bytes) in overlapped or name.endswith("_async"),
-            )
-        )
+        what = operation_name, name, kind, group, round(mean(sizes)) if sizes else size_bytes
+        together = 2 if kind == "message" else len(members(events[0].rank, group, recording.layout))
+        shortest_s = min((time_s for time_s in times_s if time_s > 0), default=0.0)
+        seconds = sum(times_s) / ranks, shortest_s, median(transfers) if transfers else None
+        hidden = (name, group, size_bytes) in overlapped or name.endswith("_async")
+        rows.append(MeetingTraffic(*what, together, round(len(times_s) / ranks), *seconds, hidden))
     rows = [_add_rates(row, busbw) for row in _mark_overlapped(rows)]
     return sorted(rows, key=lambda row: -row.total_s)
 
