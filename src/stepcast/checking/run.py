@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.checking.described import describe
-from stepcast.ir.facts import pick
 from stepcast.questions.choices import read_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_bytes, format_change, format_seconds
@@ -93,7 +92,7 @@ class RunCheck:
         fullest = max(prediction.memory, key=lambda stage: stage.total)
         low, high = prediction.interval_s or (prediction.step_s, prediction.step_s)
         self.facts |= {"predicted_s": prediction.step_s, "interval_s": [low, high], "verdict": str(fullest.verdict)}
-        self.facts |= pick(fullest, "allocated_bytes=allocated reserved_bytes=reserved capacity_bytes=capacity")
+        self.facts |= {f"{name}_bytes": getattr(fullest, name) for name in ("allocated", "reserved", "capacity")}
         gpus = f"{run.strategy.layout.gpus} x {run.cluster.gpu.name}"
         tokens_per_s = run.strategy.tokens / prediction.step_s
         pace = f"; CPU time x {self.facts['host_pace']:.2f}, measured here" if "host_pace" in self.facts else ""
