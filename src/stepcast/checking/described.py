@@ -52,7 +52,7 @@ def _describe_trainer(trainer: Any) -> dict[str, Any]:
     if deepspeed is not None:
         table["deepspeed"] = deepspeed.config
     kind = type(trainer).__name__.lower()
-    table["trainer_kind"] = next((task for task in ("dpo", "reward") if task in kind), "sft")
+    table["trainer_kind"] = next((task for task in ("dpo", "reward") if task in kind), "")
     choices = _options(tuning.read(table, "trainer"))
     for name in ("epochs", "steps", "samples", "gpus", "batching"):
         choices.pop(name, None)
