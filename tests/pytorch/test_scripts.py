@@ -97,6 +97,19 @@ for step in range(3):
     assert "1.000 1.0 1.0" in done.stderr
 
 
+def test_arguments_of_distributions_are_valid(tmp_path: Path) -> None:
+    script = tmp_path / "policy.py"
+    script.write_text(
+        MODEL
+        + """
+for step in range(3):
+    policy = torch.distributions.Normal(model(torch.randn(8, 64, device="cuda")), 1.0)
+    (-policy.log_prob(torch.zeros(8, 64, device="cuda")).mean()).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+    )
+    assert captured_facts("python", str(script))["parameters"] > 0
+
+
 def test_values_read_after_the_first_step_alone_are_not_waited_for(tmp_path: Path) -> None:
     script, output = tmp_path / "logs.py", tmp_path / "step.json"
     body = """
@@ -147,6 +160,27 @@ for _ in range(3):
     ddp = "model = torch.nn.parallel.DistributedDataParallel"
     assert gradients(f"{ddp}(model)") == gradients("") + size_bytes
     assert gradients(f"{ddp}(model, gradient_as_bucket_view=True)") == size_bytes
+
+
+def test_ddp_sums_gradients_in_every_pass_without_no_sync(tmp_path: Path) -> None:
+    body = """
+torch.distributed.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4096, 8192).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    for number in range(4):
+        {sync}
+        model(torch.randn(8, 4096, device="cuda")).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+    script, seconds = tmp_path / "accumulates.py", []
+    for sync in ("pass", "model.require_backward_grad_sync = number == 3"):
+        script.write_text(MODEL + body.format(sync=sync))
+        words = ("torchrun", "--nproc-per-node", "8", str(script))
+        facts = captured_facts(*words, options=("--predict", "--cluster", "hgx-h200"))
+        assert ("gradients summed" in facts["facts"]) == (sync == "pass")
+        seconds.append(facts["prediction"]["step_s"])
+    assert seconds[0] > 1.5 * seconds[1]  # 134 MB are summed four times and once
 
 
 def test_experts_that_masks_select_are_run(tmp_path: Path) -> None:

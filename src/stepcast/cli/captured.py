@@ -190,7 +190,8 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
             f"--schedule {schedule}: a captured program has one model chunk per stage; choose from "
             f"{', '.join(SCHEDULES)}"
         )
-    return Spread(dp, pp, batches, CapturedSharding(sharding), schedule, tp, question.zero_gradients, bucket_bytes)
+    idle, every = question.zero_gradients, "gradients summed" in own and pp == 1
+    return Spread(dp, pp, batches, CapturedSharding(sharding), schedule, tp, idle, bucket_bytes, every)
 
 
 def captured_facts(captured: Captured) -> FactDict:

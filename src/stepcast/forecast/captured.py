@@ -54,6 +54,7 @@ class Spread:
     zero_gradients: float = 0.0  # of all weights, the share whose gradients are zero
     # Gradients that DDP sums together; 0: one bucket for all of a stage, None: DDP's own sizes.
     bucket_bytes: float | None = None
+    sums_every_pass: bool = False  # DDP without ``no_sync`` sums gradients in every pass of gradient accumulation
 
     @property
     def ways(self) -> int:
@@ -183,7 +184,8 @@ def _build_stage(
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
     if spread.sharding is CapturedSharding.FSDP:
         return splitting.shard_parameters(layers, find_units(captured, own, parts), epilogue)
-    return splitting.reduce_gradients(layers, parts, epilogue, spread.micro_batches, spread.bucket_bytes)
+    varied = 1 if spread.sums_every_pass else spread.micro_batches
+    return splitting.reduce_gradients(layers, parts, epilogue, varied, spread.bucket_bytes)
 
 
 def _parameter_share(captured: Captured, parts: Sequence[LayerPart]) -> float:

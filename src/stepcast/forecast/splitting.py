@@ -97,7 +97,7 @@ def reduce_gradients(
     micro_batches: int,
     bucket_bytes: float | None = None,
 ) -> Stage:
-    """Return the stage with gradients summed in buckets during the backward of its last micro-batch.
+    """Return the stage with gradients summed in buckets during the backward of the last of *micro_batches* that differ.
 
     Buckets have *bucket_bytes*; 0 makes one bucket of all. DDP's own sizes have a small first one.
     """

@@ -12,20 +12,18 @@ from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
+from stepcast.pytorch.capture.calls import count_calls
 from stepcast.pytorch.capture.compiled import Fusion
 from stepcast.pytorch.capture.host import CALLS
 from stepcast.pytorch.capture.kernels import Works, works_of
 from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
-from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-# The host's time of operators, in launches (data/fits/captured.toml).
-FIT = load_fit("captured")
-FORWARD_CALLS, BACKWARD_CALLS, UPDATE_CALLS = FIT["forward_calls"], FIT["backward_calls"], FIT["update_calls"]
 # Of the host's time for a tensor that modules of transformers update, the share of one pass.
-LISTED_SHARE = FIT["dispatch"]["listed_update_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
+LISTED_SHARE = CALLS["listed_pass_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
 
 
 class HostedEvent(NamedTuple):
@@ -61,7 +59,8 @@ def build_captured(
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     _pass_on_memory(parts, kept)
     updates = {number: event for number, event in enumerate(trace.events) if event.moment is Moment.OPTIMIZER}
-    optimizer = Layer(str(Role.OPTIMIZER), _update_ops(updates, segments.host_waits, library), role=Role.OPTIMIZER)
+    update_ops = _update_ops(updates, segments.host_waits, None if library else segments.calls)
+    optimizer = Layer(str(Role.OPTIMIZER), update_ops, role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     return Captured(
@@ -159,6 +158,7 @@ class _Segments:
     ) -> None:
         self._trace, self._works, self._splits, self._compiled = trace, works, splits, compiled
         self._library = library  # whether kernels count alike, as those of transformers do
+        self.calls = count_calls(trace, works)
         self._places = _place_events(trace)
         self._count = max(self._places, default=-1) + 1
         # The events of each segment: forward, gradients of inputs, gradients of weights.
@@ -181,20 +181,13 @@ class _Segments:
         return 2 if writes_gradient and not event.recomputed else 1
 
     def _name_ops(self, numbers: Sequence[int], spent: float) -> tuple[tuple[Op, ...], float]:
-        events, hosted, module = self._trace.events, list[HostedEvent](), -1
+        hosted = list[HostedEvent]()
         for number in numbers:
-            event, works = events[number], self._works[number]
-            calls, compiled = 1.0 if works else 0.0, self._compiled and number not in self._trace.uncompiled
-            if not self._library and compiled:
-                calls *= CALLS["compiled"]
-            elif not self._library and (event.moment is Moment.FORWARD or event.recomputed):
-                calls = FORWARD_CALLS.get(event.name, CALLS["forward"]) if works else CALLS["view"]
-                if event.module != module:
-                    calls, module = calls + CALLS["module"], event.module
-            elif not self._library:
-                calls = BACKWARD_CALLS.get(event.name, CALLS["backward"]) if works else CALLS["backward_view"]
-            if event.name in PRODUCTS and not self._library:
-                calls += max(0, len(works) - 1)  # copies of operands, each an operator of its own
+            event, works = self._trace.events[number], self._works[number]
+            compiled = self._compiled and number not in self._trace.uncompiled
+            calls = self.calls[number]
+            if self._library or compiled:
+                calls = count_kernels(works) * (1.0 if self._library else CALLS["compiled"])
             calls += 0.0 if compiled else self._trace.host_calls.get(number, 0.0)
             hosted.append(HostedEvent(event.name, works, number in self.host_waits, calls))
         return name_ops(hosted, spent)
@@ -203,11 +196,12 @@ class _Segments:
         """Return the layer of each segment; layers that run the same are one object, whatever their names."""
         known: dict[object, Layer] = {}
         layers, events = [], self._trace.events
-        spent = [0.0, 0.0, 0.0]  # by the host in segments without kernels, which the next one of the phase waits for
+        before = after = 0.0  # spent by the host in segments without kernels, forward and backward: the next one waits
         for phases in self._events:
-            named = [self._name_ops(numbers, before) for numbers, before in zip(phases, spent, strict=True)]
-            spent = [left for _, left in named]
-            ops = forward, inputs, weights = tuple(own for own, _ in named)
+            forward, before = self._name_ops(phases[0], before)
+            weights, after = self._name_ops(phases[2], after)
+            inputs, after = self._name_ops(phases[1], after)
+            ops = forward, inputs, weights
             if ops not in known:
                 module = self._trace.modules[events[phases[0][0]].module if phases[0] else 0]
                 # Indices into lists of modules are left open.
@@ -322,17 +316,17 @@ class _Segments:
 def name_ops(events: Iterable[HostedEvent], spent: float = 0.0) -> tuple[tuple[Op, ...], float]:
     """Return the kernels of events as ops, and what the host has *spent* before and among them if there are none.
 
-    The host spends its time by the event: the second kernel of one and those after it take little, and what it runs
-    before a kernel, views and modules, counts as kernels that it could have issued.
+    The host spends its time by the event, and what it runs before a kernel, views and modules, counts as kernels that it
+    could have issued.
     """
     counts: dict[str, int] = defaultdict(int)
     ops: list[Op] = []
     for event in events:
         name = event.name.strip("_")
-        spent += event.calls
-        for number, work in enumerate(event.works):
+        spent += 0.0 if event.works else event.calls
+        for work in event.works:
             counts[name] += 1
-            spent += CALLS["further"] if number else 0.0
+            spent += event.calls / len(event.works)
             ops.append(Op(name if counts[name] == 1 else f"{name} {counts[name]}", work, kernels=round(spent, 2)))
             spent = 0.0
         if event.host_waits and ops:  # the value that it reads is copied to it
@@ -342,17 +336,25 @@ def name_ops(events: Iterable[HostedEvent], spent: float = 0.0) -> tuple[tuple[O
     return tuple(ops), 0.0 if ops else spent
 
 
-def _update_ops(events: dict[int, Event], host_waits: Container[int], library: bool) -> tuple[Op, ...]:
-    """Return the ops of the optimizer: all passes over lists of tensors are one, with a kernel for each tensor.
+def count_kernels(works: Works) -> float:
+    """Return the launches of an operator of a library: the second of its kernels and those after it take little."""
+    return 1.0 + CALLS["further"] * (len(works) - 1) if works else 0.0
 
-    The host's time for models of *library* was fitted by the tensor, for all passes together.
+
+def _update_ops(
+    events: dict[int, Event], host_waits: Container[int], calls: Sequence[float] | None
+) -> tuple[Op, ...]:
+    """Return the ops of the optimizer; *calls* has the CPU's time of each event.
+
+    Without it, that of a library's models, the time was fitted by the tensor, for all passes over lists together.
     """
     listed = {number: event for number, event in events.items() if event.name.startswith(LISTED)}
     others = (
-        HostedEvent(event.name, works_of(event), number in host_waits)
+        HostedEvent(event.name, works := works_of(event), number in host_waits,
+                    calls[number] if calls else count_kernels(works))
         for number, event in events.items()
         if number not in listed
-    )
+    )  # fmt: skip
     ops, _ = name_ops(others)
     timed = [
         (number, max((size for size in event.options if isinstance(size, int)), default=1), work)
@@ -366,12 +368,12 @@ def _update_ops(events: dict[int, Event], host_waits: Container[int], library: b
     # The host launches them one by one, and the GPU begins with the first.
     updates = list[Op]()
     for number, length, work in timed:
-        own, issued = work, UPDATE_CALLS.get(events[number].name, 1.0) * length
+        own, issued = work, calls[number] if calls else float(length)
         if work.kind is ElementwiseKind.LISTED_OPTIMIZER:
             share = length / total
             own = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
                           write_bytes=written * share)  # fmt: skip
-            issued = LISTED_SHARE * length if library else issued
+            issued = issued if calls else LISTED_SHARE * length
         name = f"update {len(updates) + 1}" if updates else "update"
         updates.append(Op(name, own, kernels=round(issued, 2), host_reads=number in host_waits))
     return (*ops, *updates)

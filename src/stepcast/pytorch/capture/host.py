@@ -17,7 +17,7 @@ HOST_COPY, PINNED = "host_copy", "_stepcast_pinned"
 # the CPU waited before copies of 4 MiB, and not before those of 1 MiB.
 STAGED_BYTES = 2**20
 
-_spent = [0.0]
+_spent, _called = [0.0], list[str]()
 
 
 def spend(calls: float) -> None:
@@ -29,6 +29,29 @@ def take_spent() -> float:
     """Return what the host did since it was last asked, in additions, and begin anew."""
     calls, _spent[0] = _spent[0], 0.0
     return calls
+
+
+def call(kind: str) -> None:
+    """Note that the host runs code of Python around operators: a module, or a function with a gradient of its own."""
+    _called.append(kind)
+
+
+def take_called() -> list[str]:
+    """Return what was called since this was last asked."""
+    kinds = _called[:]
+    _called.clear()
+    return kinds
+
+
+def apply_function(own: Callable[..., object]) -> object:
+    """Return ``torch.autograd.Function.apply`` that notes the functions of a program; *own* is that of PyTorch."""
+
+    def apply(function: type, *args: object, **kwargs: object) -> object:
+        if not function.__module__.startswith(__package__):
+            call("function")
+        return own(function, *args, **kwargs)
+
+    return classmethod(apply)
 
 
 def enter_checkpoint() -> str:

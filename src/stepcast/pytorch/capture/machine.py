@@ -68,6 +68,7 @@ class PretendMachine:
     tp: int = 1
     bucket_mb: float | None = None
     ddp: str | None = None  # whether gradients are "copies" of DDP's buckets or "views"
+    skips_sums: bool = False  # whether the script lets DDP sum no gradients in some passes (``no_sync``)
     collectives: Counter[str] = field(default_factory=Counter)
     units: list[ShardedModules] = field(default_factory=list)  # inner ones first
     notes: dict[str, None] = field(default_factory=dict)  # in the order in which they came up
@@ -234,6 +235,14 @@ class PretendMachine:
                 super().__init__(module)
                 machine.sharding, machine.bucket_mb = machine.sharding or "none", bucket_cap_mb
                 machine.ddp = "views" if gradient_as_bucket_view else "copies"
+
+            def no_sync(self) -> contextlib.AbstractContextManager[None]:
+                machine.skips_sums = True
+                return contextlib.nullcontext()
+
+            def __setattr__(self, name: str, value: Any) -> None:
+                machine.skips_sums |= name == "require_backward_grad_sync"
+                super().__setattr__(name, value)
 
         class FullyShardedDataParallel(_WrappedModule):
             def __init__(

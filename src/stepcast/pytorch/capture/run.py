@@ -13,7 +13,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
-from stepcast.pytorch.capture.host import CHECKPOINT_CALLS, count_calls, enter_checkpoint
+from stepcast.pytorch.capture.host import CHECKPOINT_CALLS, apply_function, count_calls, enter_checkpoint
 from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer
@@ -90,6 +90,8 @@ def _answer_as_gpu() -> Iterator[list[str]]:
     """
     checkpoint, warnings = torch.utils.checkpoint.__name__, list[str]()
     with contextlib.ExitStack() as patches:
+        function = torch.autograd.Function
+        patches.enter_context(mock.patch.object(function, "apply", apply_function(function.apply.__func__)))
         for module, name in (*GPU_ANSWERS, *((checkpoint, name) for name in CHECKPOINT_CALLS)):
             owner = importlib.import_module(module)
             if hasattr(owner, name):
@@ -176,6 +178,7 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
         zeros = [torch.zeros_like(tensor) for tensor in others]
         tracer.trace.uncompiled.update(range(len(tracer.trace.events) - len(zeros), len(tracer.trace.events)))
         ones = torch.ones_like(loss)
+        tracer.trace.backwards.add(len(tracer.trace.events))
         # Outside of the modes, where checkpoints recompute a forward.
         torch.autograd.graph._engine_run_backward(
             (loss, *others), (ones, *zeros), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -185,6 +188,7 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
         if parameter.grad is not None:
             tracer.add_gradient(parameter)
     tracer.moment = Moment.OPTIMIZER
+    tracer.trace.updates[len(tracer.trace.events)] = len(tracer.trace.gradients)
     with tracer, torch.no_grad():
         program.optimizer.step()
         program.optimizer.zero_grad(set_to_none=True)

@@ -26,7 +26,7 @@ from stepcast.ir.captured import Captured
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
-from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_spent
+from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_called, take_spent
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
 from stepcast.pytorch.capture.tracer import LISTED, READ_A_VALUE, CaptureError, Moment, StepTrace, Tracer, list_tensors
@@ -35,9 +35,10 @@ T = Tensor
 HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
 HOST_FLOATS, HOST_INTEGERS = 2**16, 2**24  # the most elements of a tensor of the host that has data
 FROM_DATA = (torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer)
-# Values of tensors that have none: a loss of one, no overflow, no condition that ends a loop.
+# Values of tensors that have none: a loss of one, no overflow, no condition that ends a loop; a check of all elements,
+# such as that of a distribution's arguments, holds.
 FINITE = dict.fromkeys((torch.isnan, T.isnan, torch.isinf, T.isinf), False)
-FINITE |= dict.fromkeys((torch.isfinite, T.isfinite), True)
+FINITE |= dict.fromkeys((torch.isfinite, T.isfinite, torch.all, T.all, torch._is_all_true), True)
 RANDOM = (torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal, torch.randn_like, torch.rand_like)
 MOST_READS = 4_000  # of values of the GPU on one line: a loop that waits for a value would not end
 SAME_PASS = 0.05  # passes of accumulation differ by a smaller share of their operators
@@ -177,6 +178,8 @@ class ScriptTracer(Tracer):
         self._storage_numbers.clear()
         self._watches.clear()
         take_spent()
+        take_called()
+        self._sequence = 0
         self.recording = True
         for module in self.roots.values():
             for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -221,7 +224,8 @@ class ScriptGpu(EmulatedGpu):
             return self._convert(own, args[1:], kwargs)
         if func in FINITE and own is not None and own.device.type == "meta":
             result = func(*args, **kwargs)
-            setattr(result, VALUES, torch.full(result.shape, FINITE[func]))
+            if not hasattr(result, VALUES):
+                setattr(result, VALUES, torch.full(result.shape, FINITE[func]))
             return result
         device = kwargs.get("device")
         if func in FROM_DATA:
@@ -355,6 +359,7 @@ class ScriptRun:
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.optimizers.setdefault(id(optimizer), optimizer)
         self.tracer.moment = Moment.OPTIMIZER
+        self.tracer.trace.updates[len(self.tracer.trace.events)] = sum(1 for _ in _parameters_of(optimizer))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.tracer.moment = Moment.FORWARD
@@ -393,6 +398,7 @@ class ScriptRun:
         seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
         self.gpu.autocast.clear_cache()
         before, self.tracer.moment = self.tracer.moment, Moment.BACKWARD
+        self.tracer.trace.backwards.add(len(self.tracer.trace.events))
         targets = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         torch.autograd.graph._engine_run_backward(
             tuple(results), tuple(seeds), bool(retain_graph), create_graph, targets,
@@ -496,6 +502,7 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
         "bucket_mb": machine.bucket_mb,
         "ddp": machine.ddp,
         "accumulation": accumulation if accumulation > 1 else None,
+        "gradients summed": "in every pass" if machine.ddp and accumulation > 1 and not machine.skips_sums else None,
     }
     if machine.gpus > 1 and not machine.sharding and machine.tp == 1:
         machine.note(f"{machine.gpus} GPUs, but the script wraps no model in DDP or FSDP: predicted as DDP")
@@ -543,7 +550,8 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         storage.made = bisect_left(kept, storage.made)
         storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
     trace.events = new_events
-    trace.host_calls = {place_of[n]: calls for n, calls in trace.host_calls.items() if n in place_of}
-    for name in ("uncompiled", "host_waits"):
+    for name in ("host_calls", "called", "updates"):
+        setattr(trace, name, {place_of[n]: value for n, value in getattr(trace, name).items() if n in place_of})
+    for name in ("uncompiled", "host_waits", "backwards"):
         setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
     return trace, len(sizes) if folds else 1

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import META, VALUES
-from stepcast.pytorch.capture.host import begin_copy, take_spent
+from stepcast.pytorch.capture.host import begin_copy, call, take_called, take_spent
 
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
 # The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
@@ -90,6 +90,7 @@ class Event(NamedTuple):
     module: int
     recomputed: bool  # part of a forward that the backward runs again
     source: int = -1  # in a backward: the event of the forward whose gradient this computes
+    nodes: int = 0  # of autograd, made for it
 
 
 @dataclass
@@ -126,6 +127,9 @@ class StepTrace:
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
     # What the host does before an event: random numbers that it draws, checkpoints that it enters or runs again.
     host_calls: dict[int, float] = field(default_factory=dict)
+    called: dict[int, list[str]] = field(default_factory=dict)  # code of Python before an event: modules, functions
+    updates: dict[int, int] = field(default_factory=dict)  # weights of an optimizer whose update begins at an event
+    backwards: set[int] = field(default_factory=set)  # events at which a backward begins
     units: list[TracedUnit] = field(default_factory=list)
 
 
@@ -149,8 +153,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._storage_numbers: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._owners: dict[int, int] = {}
-        self._last_source = 0
+        self._last_source = self._sequence = 0
         take_spent()
+        take_called()
 
     # ---- modules --------------------------------------------------------------------------------------
 
@@ -183,6 +188,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
     def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
         name = self._module_names.get(id(module))
         self._stack.append(self._stack[-1] if name is None else self._number_module(name))
+        call("module")
 
     def leave_module(self, *_: object) -> None:
         self._stack.pop()
@@ -407,7 +413,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = (TF32, *options)
         if calls := take_spent():
             self.trace.host_calls[len(self.trace.events)] = calls
-        self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source))
+        if kinds := take_called():
+            self.trace.called[len(self.trace.events)] = kinds
+        sequence = torch.autograd._get_sequence_nr()
+        nodes, self._sequence = sequence - self._sequence if self._sequence else 0, sequence
+        self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source, nodes))
 
     def _describe(self, tensor: Tensor, is_read: bool = False) -> TracedTensor:
         dtype = DTYPES.get(tensor.dtype, "fp32")

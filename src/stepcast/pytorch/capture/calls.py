@@ -1,0 +1,80 @@
+"""The CPU's time for each operator of a traced step, counted in launches of a kernel.
+
+Microseconds of single calls are measured where many other calls run in between, and where a loop repeats the call
+(tools/measure_calls.py, data/fits/calls.toml).
+"""
+
+import math
+
+from stepcast.hardware.catalog import load_fit
+from stepcast.pytorch.capture.kernels import Works
+from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
+
+TIMES = load_fit("calls")
+STEP = TIMES["step"]
+FORWARD, BACKWARD = "forward", "backward"
+LAUNCH_US = 1e6 * load_fit("captured")["dispatch"]["light_s"]
+
+
+class RecentCalls:
+    """Kinds of calls in the order in which the CPU ran them last, by which the code of a call is in its caches or not.
+
+    The more other kinds ran since the last call of a kind, the more of its code has to be loaded again.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: list[tuple[str, str]] = []
+
+    def time_us(self, phase: str, name: str, launches: bool = True) -> float:
+        """Return the microseconds of a call, which may be of an operator that was not measured itself."""
+        kind, others = (phase, name), len(self._kinds)
+        if kind in self._kinds:
+            others -= 1 + self._kinds.index(kind)
+            self._kinds.remove(kind)
+        self._kinds.append(kind)
+        us, repeated_us = TIMES[phase].get(name) or TIMES[phase]["kernel" if launches else "view"]
+        return float(us - (us - repeated_us) * math.exp(-others / STEP["cached_kinds"]))
+
+
+def count_calls(trace: StepTrace, works: dict[int, Works]) -> list[float]:
+    """Return the CPU's launches for each event, with what it runs before: modules, the engine of autograd, the code of
+    optimizers.
+    """
+    gradients = [event for event in trace.events if event.moment is Moment.BACKWARD and not event.recomputed]
+    nodes = sum(event.nodes for event in trace.events if not event.recomputed)
+    engine_us = nodes * STEP["node"] + len(trace.gradients) * STEP["accumulated"]
+    node_us = engine_us / max(1, len(gradients))  # some nodes pass gradients on and run no operator
+    recent, counted = RecentCalls(), list[float]()
+    for _ in range(2):  # the second time as in any later step
+        counted = [
+            (_time_around(trace, number, recent) + _time_event(event, works[number], recent, node_us)) / LAUNCH_US
+            for number, event in enumerate(trace.events)
+        ]
+    return counted
+
+
+def _time_around(trace: StepTrace, number: int, recent: RecentCalls) -> float:
+    us = sum(recent.time_us(FORWARD, kind) for kind in trace.called.get(number, ()))
+    if number in trace.backwards:
+        us += STEP["backward"]
+    if number in trace.updates:
+        us += STEP["update"] + STEP["updated"] * trace.updates[number]
+    return us
+
+
+def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float) -> float:
+    if event.name.startswith(LISTED):
+        length = max((size for size in event.options if isinstance(size, int)), default=1)
+        return STEP["list"] + length * STEP["fused" if event.name.startswith("_fused") else "listed"]
+    is_gradient = event.moment is Moment.BACKWARD and not event.recomputed
+    phase = BACKWARD if is_gradient else FORWARD
+    us = recent.time_us(phase, event.name, bool(works))
+    if is_gradient:
+        us += node_us
+    elif not event.nodes:
+        us *= STEP["without_node"]
+    if event.name in PRODUCTS:  # copies of operands, each an operator of its own
+        us += LAUNCH_US * max(0, len(works) - 1)
+    elif event.name not in TIMES[phase]:
+        us += STEP["further"] * max(0, len(works) - 1)
+    return us
