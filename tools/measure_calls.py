@@ -15,59 +15,15 @@ import json
 import random
 import sys
 import time
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-POINTWISE = """x + y;x - 1.0;x * y;x * 2.0;1.0 - x;x / y;-x;x ** 2;x.square();x.exp();(x * x).log1p();x.sin();x.sigmoid();x.tanh()
-F.relu(x);F.gelu(x);F.silu(x);F.elu(x);F.leaky_relu(x);F.softplus(x);F.mish(x);F.hardswish(x);F.relu(x + 0.0, inplace=True)
-x.clamp(-1, 1);x.abs();x.sqrt();torch.rsqrt(x);torch.maximum(x, y);torch.where(mask, x, y);x.masked_fill(mask, 0.0);x + v
-x * v;torch.addcmul(x, x, y);torch.lerp(x, y, 0.5);x > 0.0;x == y;mask & mask;~mask;x.half();x.double();F.glu(x);F.logsigmoid(x)
-ids + 1;ids % 7;torch.polar(x, y);(x * 1.0).add_(y);(x * 1.0).mul_(2.0)"""
-REDUCTIONS = """x.sum();x.mean();x.sum(-1);x.mean(-1, keepdim=True);x.sum(0);x.var(-1);x.std(0);x.norm();x.norm(dim=-1)
-F.normalize(x, dim=-1);x.max(-1)[0];x.amax(-1);x.max();x.argmax(-1);x.logsumexp(-1);x.softmax(-1);F.log_softmax(x, -1)
-x.cumsum(-1);x.cumprod(-1);x.prod(-1);x.topk(4)[0];x.sort(-1)[0];mask.any();mask.sum();ids.max();ids.bincount(minlength=64)"""
-VIEWS = """x.view(4096);x.reshape(16, 256);x.t();x.transpose(0, 1);seq.permute(1, 0, 2);x[0];x[:, :32];x[:, None];x.unsqueeze(0)
-x[..., 1:];seq.squeeze();v.expand(64, 64);x.chunk(2, -1)[0];x.split(16, 0)[1];torch.cat(x.chunk(4, -1), -1);torch.stack(x.unbind(0))
-x.flatten();x.detach();x.t().contiguous();x.clone();x.t().reshape(4096);x.t().reshape(-1)[:64];x.size(0);x.shape[0] * x.dtype.itemsize
-torch.cat([x, y]);torch.cat([x, y], -1);torch.stack([x, y]);x.repeat(2, 1);x.repeat_interleave(2, 0);torch.roll(x, 1, 0);x.flip(0)
-F.pad(x, (1, 1));F.interpolate(img, scale_factor=2.0);F.interpolate(img, scale_factor=2.0, mode="bilinear");F.pixel_shuffle(img, 2)
-img.unfold(2, 4, 4);F.unfold(img, 3);x.tril();x.diagonal();torch.diag_embed(v);x.movedim(0, 1);x.unflatten(0, (8, 8));x.view_as(y)"""
-INDEXED = """x[ids];x[ids, ids];x.index_select(0, ids);x.gather(1, places);x.scatter(1, places, y);x.scatter_add(1, places, y)
-x.index_add(0, ids, y);zeros().index_add_(0, ids, x);zeros().scatter_add_(0, places, x);zeros().scatter_reduce_(0, places, x, "amax")
-F.embedding(ids, w);F.embedding_bag(ids, w, offsets);F.one_hot(ids, 64);x.index_put((ids,), y);torch.take_along_dim(x, places, 1)
-torch.searchsorted(v.detach(), x.detach());put(x, ids, y);put(x, slice(0, 8), 0.0);put(x, 3, y[3])"""
-PRODUCTS = """x @ y;F.linear(x, w);F.linear(x, w, b);torch.bmm(seq, seq.transpose(1, 2));seq @ w;torch.einsum("bsd,de->bse", seq, w)
-torch.einsum("bhqd,bhkd->bhqk", heads, heads);torch.addmm(b, x, y);torch.baddbmm(scores, seq, seq.transpose(1, 2));x @ v;torch.outer(v, v)
-torch.cdist(x, y);seq.matmul(w);torch.einsum("ij,ij->i", x, y);heads @ heads.transpose(-1, -2);F.bilinear(x, y, w3)"""
-LAYERS = """F.conv1d(line, wl);F.conv2d(img, wi, bi, padding=1);F.conv2d(img, wi, padding=1);F.conv2d(img, wd, padding=1, groups=8)
-F.conv_transpose2d(img, wi, stride=2);F.conv3d(cube, wc, padding=1);F.max_pool2d(img, 2);F.avg_pool2d(img, 2);F.max_pool1d(line, 2)
-F.adaptive_avg_pool2d(img, 1);F.layer_norm(x, (64,), g, b);F.layer_norm(x, (64,));F.rms_norm(x, (64,), g);F.group_norm(img, 2, gi, bi)
-F.batch_norm(img, mi, vi, gi, bi, training=True);F.batch_norm(x, mx, vx, g, b, training=True);F.instance_norm(img)
-F.scaled_dot_product_attention(heads, heads, heads);F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-F.scaled_dot_product_attention(heads, heads, heads, attn_mask=causal);F.dropout(x, 0.1);F.grid_sample(img, grid, align_corners=False)"""
-LOSSES = """F.cross_entropy(x, ids);F.cross_entropy(x, ids, label_smoothing=0.1);F.mse_loss(x, y);F.l1_loss(x, y);F.smooth_l1_loss(x, y)
-F.binary_cross_entropy_with_logits(x, half);F.kl_div(x, half);F.nll_loss(x, ids);F.cosine_similarity(x, y)
-F.triplet_margin_loss(x, y, x * y);F.huber_loss(x, y);F.ctc_loss(steps, words, lengths, short);F.gaussian_nll_loss(x, y, half)
-F.cosine_embedding_loss(x, y, signs);F.margin_ranking_loss(v, v, signs);torch.distributions.Normal(x, half).log_prob(y.detach())
-torch.distributions.Categorical(logits=x).log_prob(ids);torch.distributions.Categorical(logits=x).entropy()"""
-MADE = """torch.randn(64, 64, device=device);torch.randn_like(x);torch.rand_like(x);torch.zeros(64, 64, device=device);torch.empty_like(x)
-torch.zeros_like(x);torch.arange(64, device=device);torch.full((64,), 2.0, device=device);torch.ones(4, device=device)
-torch.randint(0, 9, (64,), device=device);torch.randperm(64, device=device);x.new_zeros(8);torch.bernoulli(half);torch.linspace(0, 1, 9, device=device)
-torch.meshgrid(v, v, indexing="ij")[0];torch.multinomial(half, 1);torch.fft.rfft(x);torch.fft.irfft(torch.fft.rfft(x));torch.fft.rfft2(img)
-torch.view_as_complex(pairs);torch.view_as_real(torch.view_as_complex(pairs) * turn);torch.fft.fft(x).abs();torch.stft(line[:, 0], 16, return_complex=True).abs()"""
-MODULES = """linear(x);norm(x);conv(img);batch(img);drop(x);relu(x);four(x);table(ids);bag(ids, offsets);lstm(seq)[0];gru(seq)[0];cell(x, (x, y))[0]
-grucell(x, y);mha(seq, seq, seq, need_weights=False)[0];mha(seq, seq, seq)[0];encoder(seq);decoder(seq, seq);rms(x);own(x);mlp(x);block(img);cross(x, ids)
-Square.apply(x);hooked(x);nested(x);attributes();lines(3, 4);calls(3);items();checkpointed(x);reentrant(x)"""
-WAITS = """x.sum().item();x[mask];mask.nonzero();torch.masked_select(x, mask);x.detach().cpu();host.to(device);host.to(device, non_blocking=True)
-torch.tensor([1.0, 2.0], device=device);torch.tensor(3.0, device=device);ids.tolist();float(x.mean());ids.unique();bool(mask.all());torch.where(mask)[0]
-x.masked_scatter(mask, y);put(x, mask, 0.0);ids.repeat_interleave(small);pinned.to(device, non_blocking=True);ids[mask[0]]"""
-GROUPS = {
-    "pointwise": POINTWISE, "reduction": REDUCTIONS, "view": VIEWS, "indexed": INDEXED, "product": PRODUCTS,
-    "layer": LAYERS, "loss": LOSSES, "made": MADE, "module": MODULES, "wait": WAITS,
-}  # fmt: skip
-CASES = {text: group for group, lines in GROUPS.items() for text in lines.replace("\n", ";").split(";")}
+GROUPS = tomllib.loads((Path(__file__).parent / "calls.toml").read_text())
+CASES = {text: group for group, texts in GROUPS.items() for text in texts}
 MODES = ("fp32", "bf16", "autocast", "no_grad")
 OPTIMIZERS = {
     "AdamW foreach": ("AdamW", {"foreach": True}), "AdamW": ("AdamW", {}), "AdamW fused": ("AdamW", {"fused": True}),
@@ -85,7 +41,6 @@ COUNTS = (10, 60, 200)  # tensors
 def make_names(device: str, dtype_name: str) -> dict:
     """Return everything that the cases read: sources of their inputs, weights, modules and functions of Python."""
     import torch
-    import torch.nn.functional as F
     from torch import nn
     from torch.utils.checkpoint import checkpoint
 
@@ -115,7 +70,6 @@ def make_names(device: str, dtype_name: str) -> dict:
         def forward(self, x, flag=None):
             if flag is not None and self.training:
                 return x
-            rows, width = x.shape
             return x * self.scale
 
     class Deep(nn.Module):
@@ -191,7 +145,7 @@ def make_names(device: str, dtype_name: str) -> dict:
 
     first, second = (build(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))) for _ in range(2))
     state = {
-        "torch": torch, "F": F, "nn": nn, "device": device, "Square": Square, "put": put, "hooked": hooked,
+        "torch": torch, "F": nn.functional, "nn": nn, "device": device, "Square": Square, "put": put, "hooked": hooked,
         "nested": nested, "attributes": attributes, "lines": lines, "calls": calls, "items": items,
         "zeros": lambda: torch.zeros(64, 64, device=device, dtype=dtype),
         "ids": torch.arange(64, device=device), "offsets": torch.arange(0, 64, 8, device=device),
@@ -199,13 +153,17 @@ def make_names(device: str, dtype_name: str) -> dict:
         "half": torch.full((64, 64), 0.5, device=device, dtype=dtype), "signs": torch.ones(64, device=device),
         "causal": torch.zeros(16, 16, device=device, dtype=dtype), "small": torch.full((64,), 2, device=device),
         "w": weight(64, 64), "b": weight(64), "g": weight(64), "w3": weight(4, 64, 64), "wl": weight(8, 8, 3),
-        "wi": weight(8, 8, 3, 3), "bi": weight(8), "gi": weight(8), "wd": weight(8, 1, 3, 3), "wc": weight(4, 4, 3, 3, 3),
+        "wi": weight(8, 8, 3, 3), "bi": weight(8), "gi": weight(8), "wd": weight(8, 1, 3, 3),
+        "wc": weight(4, 4, 3, 3, 3),
         "mi": torch.zeros(8, device=device), "vi": torch.ones(8, device=device), "mx": torch.zeros(64, device=device),
-        "vx": torch.ones(64, device=device), "grid": 2 * data(4, 16, 16, 2) - 1, "turn": torch.ones(64, 32, device=device, dtype=torch.complex64),
-        "steps": F.log_softmax(torch.rand(16, 4, 12, device=device), -1), "words": torch.ones(4, 5, dtype=torch.long, device=device),
+        "vx": torch.ones(64, device=device), "grid": 2 * data(4, 16, 16, 2) - 1,
+        "turn": torch.ones(64, 32, device=device, dtype=torch.complex64),
+        "steps": torch.rand(16, 4, 12, device=device).log_softmax(-1),
+        "words": torch.ones(4, 5, dtype=torch.long, device=device),
         "lengths": torch.full((4,), 16), "short": torch.full((4,), 5), "host": torch.rand(64, 64),
         "pinned": torch.rand(64, 64).pin_memory() if device == "cuda" else torch.rand(64, 64),
-        "linear": build(nn.Linear(64, 64)), "norm": build(nn.LayerNorm(64)), "conv": build(nn.Conv2d(8, 8, 3, padding=1)),
+        "linear": build(nn.Linear(64, 64)), "norm": build(nn.LayerNorm(64)),
+        "conv": build(nn.Conv2d(8, 8, 3, padding=1)),
         "batch": build(nn.BatchNorm2d(8)), "drop": nn.Dropout(0.1), "relu": nn.ReLU(), "own": build(holder),
         "four": nn.Sequential(*(nn.Identity() for _ in range(4))), "table": build(nn.Embedding(64, 64)),
         "bag": build(nn.EmbeddingBag(64, 64)), "lstm": build(nn.LSTM(64, 64, batch_first=True)),
@@ -213,7 +171,8 @@ def make_names(device: str, dtype_name: str) -> dict:
         "grucell": build(nn.GRUCell(64, 64)), "mha": build(nn.MultiheadAttention(64, 4, batch_first=True)),
         "encoder": build(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)),
         "decoder": build(nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)), "rms": build(nn.RMSNorm(64)),
-        "mlp": build(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))), "block": build(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())),
+        "mlp": build(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))),
+        "block": build(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())),
         "cross": nn.CrossEntropyLoss(), "checkpointed": lambda x: checkpoint(first, x, use_reentrant=False),
         "reentrant": lambda x: checkpoint(second, x, use_reentrant=True),
     }  # fmt: skip
@@ -248,10 +207,13 @@ class Case:
                 self.names[name] = copy.deepcopy(value)
             elif isinstance(value, torch.Tensor) and value.requires_grad:
                 self.names[name] = value.detach().clone().requires_grad_()
-        self.sources = {name: names["sources"][name] for name in self.function.__code__.co_names if name in names["sources"]}
+        self.sources = {
+            name: names["sources"][name] for name in self.function.__code__.co_names if name in names["sources"]
+        }
         self.weights = [
             weight for name in seen if isinstance(value := self.names[name], torch.Tensor | torch.nn.Module)
-            for weight in (value.parameters() if isinstance(value, torch.nn.Module) else (value,)) if weight.requires_grad
+            for weight in (value.parameters() if isinstance(value, torch.nn.Module) else (value,))
+            if weight.requires_grad
         ]  # fmt: skip
 
     def refresh(self, mode: str) -> None:
@@ -341,7 +303,7 @@ def run_round(names: dict, functions: dict, mode: str, order: list, hooks: bool,
     torch.autograd.backward([last for _, last in results], gradients)
     total = clock() - began
     wait()
-    for (text, start), (_, end) in zip(stamps, stamps[1:], strict=False):
+    for (text, start), (_, end) in pairwise(stamps):
         backward[text] = end - start
     for handle in handles:
         handle.remove()

@@ -16,12 +16,13 @@ from stepcast.ir.recurrent import RecurrentCells  # noqa: E402
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.pytorch.capture.build import HostedEvent, name_ops  # noqa: E402
+from stepcast.pytorch.capture.calls import LAUNCH_US, STEP, TIMES, RecentCalls, count_calls  # noqa: E402
 from stepcast.pytorch.capture.emulation import EmulatedGpu, define_operators  # noqa: E402
 from stepcast.pytorch.capture.host import CALLS  # noqa: E402
-from stepcast.pytorch.capture.kernels import works_of  # noqa: E402
+from stepcast.pytorch.capture.kernels import Works, works_of  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
 from stepcast.pytorch.capture.run import capture  # noqa: E402
-from stepcast.pytorch.capture.tracer import Event, Moment, TracedTensor, Tracer  # noqa: E402
+from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, Tracer  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 256, 512, 3
 PROGRAM = f"""
@@ -337,6 +338,44 @@ def test_the_host_s_time_in_views_is_not_lost() -> None:
     ops, left = name_ops([view, view], 0.3)
     assert not ops
     assert left == pytest.approx(0.9)
+
+
+def test_a_call_takes_longer_the_more_others_ran_since_its_last() -> None:
+    recent = RecentCalls()
+    recent.time_us("forward", "add")
+    repeated = recent.time_us("forward", "add")
+    for name in ("mul", "sum", "exp"):
+        recent.time_us("forward", name)
+    later, (among_us, repeated_us) = recent.time_us("forward", "add"), TIMES["forward"]["add"]
+    assert repeated == pytest.approx(repeated_us)
+    assert repeated_us < later < among_us
+    unknown = recent.time_us("forward", "an operator that was not measured")
+    assert repeated_us < unknown <= TIMES["forward"]["kernel"][0]
+
+
+def test_the_cpu_s_time_counts_modules_nodes_and_code_around_operators() -> None:
+    add = Event("add", (), (), (), Moment.FORWARD, 0, False, nodes=1)
+    trace = StepTrace(events=[add, add._replace(moment=Moment.BACKWARD, nodes=0)])
+    works: dict[int, Works] = {0: (), 1: ()}
+    plain = count_calls(trace, works)
+    trace.called, trace.backwards, trace.updates = {0: ["module"]}, {1}, {1: 10}
+    counted = count_calls(trace, works)
+    assert counted[0] > plain[0]
+    around_us = STEP["backward"] + STEP["update"] + 10 * STEP["updated"]
+    assert LAUNCH_US * (counted[1] - plain[1]) == pytest.approx(around_us, abs=2.0)
+    trace.gradients = {0: 0, 1: 1}
+    assert LAUNCH_US * (count_calls(trace, works)[1] - counted[1]) == pytest.approx(2 * STEP["accumulated"])
+
+
+def test_few_ids_of_an_embedding_are_not_sorted() -> None:
+    def kernels(ids: int) -> int:
+        gradient, rows = TracedTensor((ids, 16), (16, 1), "fp32", 0), TracedTensor((ids,), (1,), "int64", 1)
+        table = TracedTensor((5000, 16), (16, 1), "fp32", 2)
+        name = "embedding_dense_backward"
+        return len(works_of(Event(name, (gradient, rows), (table,), (), Moment.BACKWARD, 0, False)))
+
+    assert kernels(3072) == 2
+    assert kernels(4096) > 12
 
 
 def test_operands_without_a_contiguous_side_are_copied_for_cublas() -> None:

@@ -226,8 +226,11 @@ def stage_memory(
     """Return what each stage holds at its fullest moment."""
     memory, framework = captured.memory, framework_of(captured)
     overhead = framework.overhead
-    ops = (op for layer, _ in captured.stage.counted_layers(1) for op in layer.all_ops)
-    buffers = WORKSPACE_BYTES if any(isinstance(op.work, Matmul | GroupedMatmul) for op in ops) else 0.0
+    layers = [layer for layer, _ in captured.stage.counted_layers(1)]
+    # cuBLAS has a buffer in each thread that multiplies: that of the program, and that of autograd.
+    threads = [layer.forward for layer in layers], [layer.input_gradient + layer.weight_gradient for layer in layers]
+    multiplying = sum(any(isinstance(op.work, Matmul | GroupedMatmul) for ops in own for op in ops) for own in threads)
+    buffers = WORKSPACE_BYTES * multiplying / len(threads)
     held_by, in_flight = splitting.copy_tied_parameters(captured, begins), _count_in_flight(spread)
     stages = []
     for stage, own in enumerate(splitting.stage_ranges(len(captured.parts), begins)):

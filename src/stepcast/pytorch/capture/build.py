@@ -23,7 +23,8 @@ from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
 # Of the host's time for a tensor that modules of transformers update, the share of one pass.
-LISTED_SHARE = CALLS["listed_pass_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
+DISPATCH = load_fit("captured")["dispatch"]
+LISTED_SHARE = DISPATCH["listed_update_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
 
 
 class HostedEvent(NamedTuple):
@@ -316,8 +317,8 @@ class _Segments:
 def name_ops(events: Iterable[HostedEvent], spent: float = 0.0) -> tuple[tuple[Op, ...], float]:
     """Return the kernels of events as ops, and what the host has *spent* before and among them if there are none.
 
-    The host spends its time by the event, and what it runs before a kernel, views and modules, counts as kernels that it
-    could have issued.
+    The host spends its time by the event, and what it runs before a kernel, views and modules, counts as kernels that
+    it could have issued.
     """
     counts: dict[str, int] = defaultdict(int)
     ops: list[Op] = []
@@ -341,9 +342,7 @@ def count_kernels(works: Works) -> float:
     return 1.0 + CALLS["further"] * (len(works) - 1) if works else 0.0
 
 
-def _update_ops(
-    events: dict[int, Event], host_waits: Container[int], calls: Sequence[float] | None
-) -> tuple[Op, ...]:
+def _update_ops(events: dict[int, Event], host_waits: Container[int], calls: Sequence[float] | None) -> tuple[Op, ...]:
     """Return the ops of the optimizer; *calls* has the CPU's time of each event.
 
     Without it, that of a library's models, the time was fitted by the tensor, for all passes over lists together.
@@ -368,8 +367,10 @@ def _update_ops(
     # The host launches them one by one, and the GPU begins with the first.
     updates = list[Op]()
     for number, length, work in timed:
-        own, issued = work, calls[number] if calls else float(length)
-        if work.kind is ElementwiseKind.LISTED_OPTIMIZER:
+        is_listed = work.kind is ElementwiseKind.LISTED_OPTIMIZER
+        tensor_s = DISPATCH["listed_update_s" if is_listed else "update_s"]
+        own, issued = work, calls[number] * DISPATCH["light_s"] / tensor_s if calls else float(length)
+        if is_listed:
             share = length / total
             own = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
                           write_bytes=written * share)  # fmt: skip

@@ -7,7 +7,7 @@ Microseconds of single calls are measured where many other calls run in between,
 import math
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.pytorch.capture.kernels import Works
+from stepcast.pytorch.capture.kernels import SORT_KERNELS, Works
 from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
 
 TIMES = load_fit("calls")
@@ -65,10 +65,12 @@ def _time_around(trace: StepTrace, number: int, recent: RecentCalls) -> float:
 def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float) -> float:
     if event.name.startswith(LISTED):
         length = max((size for size in event.options if isinstance(size, int)), default=1)
-        return STEP["list"] + length * STEP["fused" if event.name.startswith("_fused") else "listed"]
+        tensor_us = STEP["fused" if event.name.startswith("_fused") else "listed"]
+        return float(STEP["list"] + length * tensor_us)
     is_gradient = event.moment is Moment.BACKWARD and not event.recomputed
     phase = BACKWARD if is_gradient else FORWARD
-    us = recent.time_us(phase, event.name, bool(works))
+    name = f"{event.name} sorted" if len(works) > SORT_KERNELS else event.name
+    us = recent.time_us(phase, name if name in TIMES[phase] else event.name, bool(works))
     if is_gradient:
         us += node_us
     elif not event.nodes:

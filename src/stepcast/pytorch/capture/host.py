@@ -46,7 +46,7 @@ def take_called() -> list[str]:
 def apply_function(own: Callable[..., object]) -> object:
     """Return ``torch.autograd.Function.apply`` that notes the functions of a program; *own* is that of PyTorch."""
 
-    def apply(function: type, *args: object, **kwargs: object) -> object:
+    def apply(function: type, /, *args: object, **kwargs: object) -> object:
         if not function.__module__.startswith(__package__):
             call("function")
         return own(function, *args, **kwargs)

@@ -46,7 +46,7 @@ KERNEL_COUNTS = {
     "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2, "binary_cross_entropy_with_logits": 6, "smooth_l1_loss": 2,
     "smooth_l1_loss_backward": 2,
 }  # fmt: skip
-SORT_KERNELS, SORTED_TWICE = 12, 7.0
+SORT_KERNELS, SORTED_TWICE, FEW_IDS = 12, 7.0, 3072
 CHOICE_BYTES = 2400.0
 MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight are not summed row by row
 # Sums into places, element by element, over ``index_add``: where an index is repeated along a row, and where not.
@@ -291,11 +291,13 @@ def _describe_fill_and_copy(call: OperatorCall) -> Works:
 
 
 def _describe_embedding_backward(call: OperatorCall) -> Works:
-    """Fill the gradient with zeros, sort the ids and sum the rows of each."""
+    """Fill the gradient with zeros, sort the ids where they are many (aten/src/ATen/native/cuda/Embedding.cu) and sum
+    the rows of each.
+    """
     ids = next(tensor for tensor in call.reads if "int" in tensor.dtype)
     table, width = call.writes[0], call.writes[0].shape[-1]
     size = ids.numel * width * DType(call.reads[0].dtype).bytes
-    if width >= WIDE_ROW:
+    if width >= WIDE_ROW or (ids.numel <= FEW_IDS and call.name == "embedding_dense_backward"):
         return (*_describe_fill(call), pass_over(K.EMBEDDING, call.reads[0], 2 * size, size, backward=True))
     entries = table.numel // width
     distinct = max(1, round(entries * -math.expm1(-ids.numel / entries)))
