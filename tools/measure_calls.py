@@ -3,7 +3,7 @@
 
     python tools/measure_calls.py FOLDER [--seconds 240] [--device cuda]
 
-All cases run in every round, in an order drawn anew, as different operators follow each other in a program: in a loop
+All cases run in every round, in another random order, as different operators follow each other in a program: in a loop
 of one call its code would stay in the caches. Forward, each call is timed by itself. Backward, all results are
 differentiated together; a hook at the last node of each case takes the time, so that a case has the time of its nodes
 with the accumulation of its weights' gradients. Writes ``calls.jsonl``: for each case and mode the quartiles of both,
