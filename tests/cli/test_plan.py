@@ -34,6 +34,22 @@ def test_a_plan_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["checkpoint_bytes"] == pytest.approx(14 * 8.03e9, rel=0.001)
 
 
+def test_a_checkpoint_has_the_weights_and_the_states_of_those_that_are_trained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def size(*choices: str) -> float:
+        found = run_json(capsys, "plan", *SMALL, "--tokens", "1B", *choices)
+        return float(found["checkpoint_bytes"])
+
+    # Adapters in fp32 with two moments each: peft trains 16 x (4,096 + 4,096) + 16 x (4,096 + 1,024) parameters of
+    # query and value in each of 32 layers, 41,943,040 of all linear layers.
+    assert size("--lora-rank", "16", "--lora-targets", "query,value") == 12 * 32 * 16 * (8192 + 5120)
+    assert size("--lora-rank", "16") == 12 * 41_943_040
+    # All weights in bf16; the fp32 copy and two moments of a layer's 218,112,000 parameters.
+    weights = size("--train-layers", "2") - 2 * 12 * 218_112_000
+    assert weights == pytest.approx(2 * 8.03e9, rel=0.001)
+
+
 TOO_LARGE = ("plan", "llama-3.1-405b", "--cluster", "dgx-h100", "--gpus", "128", "--tokens", "1T")
 
 

@@ -5,6 +5,7 @@ two moments. ZeRO 1 splits the last over data-parallel ranks, ZeRO 2 the gradien
 all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gathers it in training precision.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from stepcast.hardware.cluster import Gpu
@@ -63,6 +64,7 @@ class StateBytes:
         elif is_wide:
             self.sharded = (FP32_BYTES, FP32_BYTES)
         self.stored = FP32_BYTES if is_wide else stored
+        self.adapter = FP32_BYTES if framework.fp32_adapters else self.stored
         # PyTorch's FSDP casts what it reduced to the format of the sharded weights (torch.distributed.fsdp,
         # MixedPrecisionPolicy); flat buffers keep theirs.
         casts = self.plan.splits_gradients and is_wide and not is_flat
@@ -87,9 +89,8 @@ class StateBytes:
             else:
                 parameters += _weigh(shard, self.unsharded)
         if self.strategy.training is TrainingKind.LORA:
-            width = FP32_BYTES if self.framework.fp32_adapters else self.stored
             for part, shard in self.plan.kinds(trained):
-                parameters += width * shard.total / (part.ways if part.collected else 1)
+                parameters += self.adapter * shard.total / (part.ways if part.collected else 1)
         elif self.strategy.objective is Objective.DPO:
             parameters *= 2  # the reference; under LoRA it is the model without its adapters
         gradients, optimizer, host = self.gradients(trained), self.optimizer(piece, owned), 0.0
@@ -177,26 +178,19 @@ def orientations(strategy: Strategy, gpu: Gpu) -> int:
 
 
 def checkpoint_bytes(model: Model, strategy: Strategy, framework: Framework) -> float:
-    """Return the bytes of a checkpoint: the weights that are trained and the states of the optimizer, once.
+    """Return the bytes of a checkpoint: all weights, or the adapters alone, and the states of the optimizer, once.
 
     BLOOM's is an example: 2 bytes of bf16 weights, 4 of their fp32 copy and 8 of moments for each of 176 billion
     parameters are 2.24 TiB, and its authors report 2.3 TB (BigScience 176B model, engineering side).
     """
-    single = Strategy(
-        Layout(),
-        micro_batch=1,
-        global_batch=1,
-        seq=strategy.seq,
-        precision=strategy.precision,
-        autocast=strategy.autocast,
-        sharding=strategy.sharding,
-        training=strategy.training,
-        lora_rank=strategy.lora_rank,
-        further_tokens=strategy.further_tokens,
-    )
+    single = replace(strategy, layout=Layout(), stage_layers=(), micro_batch=1, global_batch=1)
     piece = StagePiece(range(model.layers), embedding=True, head=True)
-    sizes, trained = StateBytes(model, single, framework, orientations=1), trained_shard(model, single, piece)
-    return sizes.stored * trained.total + sizes.optimizer(piece, sizes.plan.share(trained))
+    sizes = StateBytes(model, single, framework, orientations=1)
+    held, trained = sizes.find_shards(piece)
+    states = sizes.optimizer(piece, sizes.plan.share(trained))
+    if single.training is TrainingKind.LORA:
+        return sizes.adapter * trained.total + states
+    return sizes.stored * held.total + states
 
 
 def keeps_weights(plan: ShardingPlan) -> bool:
