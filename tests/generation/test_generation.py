@@ -233,6 +233,9 @@ def test_requests_beyond_the_model_and_drafts_without_a_module_are_stated() -> N
         found = stepcast.predict_generation(model="llama-3.1-8b", **{**choices, task: 2}).facts()
         assert found["warnings"] == ["requests of 201,024 tokens are longer than the 131,072 of llama-3.1-8b"]
         assert any("llama-3.1-8b has no module that drafts" in text for text in found["assumptions"])
+        choices_of_one: dict[str, Any] = {"cluster": "dgx-h100", "response_length": 1, task: 2}
+        single = stepcast.predict_generation(model="llama-3.1-8b", **choices_of_one)
+        assert "the time per output token has no meaning" in single.warnings[0]
 
 
 @pytest.mark.parametrize(

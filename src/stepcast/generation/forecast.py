@@ -404,6 +404,8 @@ def forecast_generation(
     )
     if (length := task.prompt.mean + task.response.mean) > model.max_seq:
         shared = shared.warn(f"requests of {length:,.0f} tokens are longer than the {model.max_seq:,} of {model.name}")
+    if task.response.mean <= 1:
+        shared = shared.warn("a response of one token comes from its prefill: the time per output token has no meaning")
     if task.requests is not None:
         return _forecast_batch(shared, spread_requests(steps, limit, task))
     clients = task.concurrency or 1
