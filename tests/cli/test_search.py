@@ -275,7 +275,7 @@ def test_numbers_of_gpus_are_not_compared_with_each_other(capsys: pytest.Capture
 
 
 def test_cost_has_a_currency(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = (*SMALL, "--top", "2", "--tokens", "1T", "--price", "2", "--currency", "EUR")
+    asked = (*TINY, "--top", "2", "--tokens", "1T", "--price", "2", "--currency", "EUR")
     row = run_json(capsys, "search", *asked)["rows"][0]
     assert row["currency"] == "EUR"
     assert f"{row['cost']:,.0f} EUR" in run(capsys, "search", *asked)[1]

@@ -45,6 +45,10 @@ SEARCH = [
     "4",
     "--global-batch",
     "8",
+    "--fix",
+    "schedule=1f1b",
+    "--fix",
+    "cp=1",
     "--top",
     "3",
 ]

@@ -109,7 +109,7 @@ def test_a_configuration_reads_back_to_the_same_bits(
 
 def test_the_winner_of_a_search_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "best.sh")
-    words = ["llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "4", "--global-batch", "8", "--workers", "1"]
+    words = ["llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "4", "--global-batch", "8", "--fix", "cp=1"]
     assert main(["search", *words, "--emit", f"megatron={file}", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)
     assert main(["predict", "--config", file, "--cluster", "dgx-h100", *best["emitted"]["remaining"], "--json"]) == 0
