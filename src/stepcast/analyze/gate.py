@@ -14,7 +14,7 @@ import numpy as np
 
 from stepcast.analyze.compare import differing_facts, identity_of
 from stepcast.analyze.result import AnalysisResult
-from stepcast.ir.facts import FactDict, Facts, find_doubts, pick
+from stepcast.ir.facts import FactDict, Facts, find_doubts
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 
 PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"
@@ -177,9 +177,20 @@ def judge(
         {"run": index, "label": past.label, "step_s": past.measures[STEP], "status": past.status}
         for index, past in enumerate([*history, msgspec.structs.replace(run, status=worst.status)], 1)
     ]
-    about: FactDict = {"name": name, "verdict": "", "run": number, "label": run.label, "step_s": step.value}
-    about |= {"baseline_runs": sum(usable), "baseline_from": start, "min_change": min_change}
-    result = GateResult(**about, **pick(worst, "status since"), measures=measures, trend=trend)
+    result = GateResult(
+        name=name,
+        status=worst.status,
+        verdict="",
+        run=number,
+        label=run.label,
+        step_s=step.value,
+        baseline_runs=sum(usable),
+        baseline_from=start,
+        min_change=min_change,
+        since=worst.since,
+        measures=measures,
+        trend=trend,
+    )
     result = msgspec.structs.replace(result, verdict=_verdict(result, worst))
     return msgspec.structs.replace(result, warnings=find_doubts(result.facts()))
 
