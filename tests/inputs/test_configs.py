@@ -273,8 +273,18 @@ def test_yaml_that_repeats_itself_ends(tmp_path: Path) -> None:
             "data_parallel_shard_degree = 2\ntensor_parallel_degree = 2\npipeline_parallel_degree = 2\n"
             "context_parallel_degree = 2\npipeline_parallel_schedule = '1F1B'\n"
             "pipeline_parallel_microbatch_size = 1",
-            "gpus=16 tp=2 pp=2 cp=2 schedule=1f1b micro-batch=1",
+            "gpus=16 tp=2 pp=2 cp=2 schedule=1f1b micro-batch=1 precision=bf16",
         ),
+        # Without FSDP weights are fp32: cast for each use, but not where ranks split the model.
+        (
+            "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1",
+            "gpus=8 sharding=none precision=autocast-bf16",
+        ),
+        (
+            "data_parallel_shard_degree = 1\ndata_parallel_replicate_degree = 2\ntensor_parallel_degree = 2",
+            "gpus=4 sharding=none precision=fp32",
+        ),
+        ("data_parallel_shard_degree = 1\ncontext_parallel_degree = 4", "gpus=4 cp=4 sharding=fsdp precision=bf16"),
     ],
 )
 def test_degrees_of_torchtitan(tmp_path: Path, parallelism: str, expected: str) -> None:
@@ -286,6 +296,33 @@ def test_degrees_of_torchtitan(tmp_path: Path, parallelism: str, expected: str) 
     for pair in expected.split():
         key, _, value = pair.partition("=")
         assert said[key] == value, key
+
+
+def test_ddp_of_torchtitan_has_buckets() -> None:
+    """Weights, gradients and their copies in buckets are fp32, and so are the moments."""
+    common = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "framework": "torchtitan", "sharding": "none"}
+    alone, many = (
+        stepcast.predict(**common, precision="autocast-bf16", gpus=gpus, seq=128, accumulation=2).memory[0]
+        for gpus in (1, 8)
+    )
+    assert many.gradients - alone.gradients == pytest.approx(4 * 1.236e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("stage", "overlaps", "size", "buffers"),
+    [
+        *((0, True, 5e8, 0), (1, False, 5e8, 1), (2, False, 2e8, 1), (2, True, 5e8, 2), (3, True, 5e8, 1)),
+        *((2, True, "auto", 2), (3, True, "auto", 1)),
+    ],
+)
+def test_buffers_of_deepspeed(tmp_path: Path, stage: int, overlaps: bool, size: float | str, buffers: int) -> None:
+    """ZeRO 1 and 2 have two where reductions overlap; "auto" is the hidden size squared, here 2,048."""
+    zero = {"stage": stage, "overlap_comm": overlaps, "reduce_bucket_size": size}
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero}))
+    common = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "gpus": 8, "seq": 512, "micro_batch": 1}
+    memory = stepcast.predict(**common, config=str(tmp_path / "ds.json")).memory[0]
+    elements = 2048**2 if size == "auto" else float(size)
+    assert memory.communication == pytest.approx(0.3 * 2**30 + buffers * 2 * elements)
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,8 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
         )
     sharding = question.sharding or (own.get("sharding") if dp > 1 else None) or "none"
     bucket_mb, schedule, bucket_bytes = question.bucket_mb, question.schedule, None
+    if isinstance(bucket_mb, str):
+        raise ValueError("--bucket-mb auto depends on the hidden size of a model; give a number of MB")
     if bucket_mb is not None:
         bucket_bytes = round(bucket_mb * 1e6)
     elif "bucket_mb" in own and dp > 1 and sharding == CapturedSharding.NONE:

@@ -382,10 +382,15 @@ class Framework:
             return None
         return self.bucket_elements or max(40_000_000, 1_000_000 * strategy.layout.dp * strategy.layout.cp)
 
-    @property
-    def flat_bytes(self) -> float:
-        """Bytes of flat buffers that exist for any model."""
-        return self.overhead.buffer_bytes + self.overhead.bucket_buffers * (self.bucket_bytes or 0)
+    def flat_bytes(self, strategy: Strategy) -> float:
+        """Return the bytes of flat buffers: those that any model has, and those of buckets under ZeRO.
+
+        Where reductions overlap, ZeRO 1 and 2 fill a second one (deepspeed/runtime/zero/stage_1_and_2.py, backward).
+        """
+        buffers, sharding = self.overhead.bucket_buffers, strategy.sharding
+        if sharding in (Sharding.ZERO_1, Sharding.ZERO_2) and strategy.overlap.gradients:
+            buffers *= 2
+        return self.overhead.buffer_bytes + (buffers * (self.bucket_bytes or 0) if sharding is not Sharding.NONE else 0)
 
     @property
     def writes_out(self) -> bool:

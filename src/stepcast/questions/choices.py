@@ -135,6 +135,14 @@ def amount(text: str) -> float:
     return value
 
 
+AUTO = "auto"
+
+
+def amount_or_auto(text: str) -> float | str:
+    """Read a finite number, zero or more, or ``auto``."""
+    return AUTO if text.lower() == AUTO else amount(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Description of one choice; its name and its default are those of the question's field."""

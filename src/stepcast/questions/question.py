@@ -225,8 +225,9 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     overlap: Annotated[str | None, Choice(group=EXECUTION, listed=strategy.OVERLAPS, sets="overlap",
         means=_read_by("--overlap", lambda text: strategy.overlap_of([] if text == "none" else text.split(","))),
         write=lambda overlap: ",".join(strategy.overlap_words(overlap)) or "none")] = None
-    bucket_mb: Annotated[float | None, Choice(group=EXECUTION, read=amount, sets="bucket_bytes",
-        means=lambda megabytes: round(megabytes * 1e6), write=lambda size_bytes: repr(size_bytes / 1e6))] = None
+    bucket_mb: Annotated[float | str | None, Choice(group=EXECUTION, read=readers.amount_or_auto, sets="bucket_bytes",
+        means=lambda size: size if size == readers.AUTO else round(size * 1e6),
+        write=lambda size_bytes: repr(size_bytes / 1e6))] = None
     expert_imbalance: Annotated[float, _number(amount, sets="expert_imbalance")] = 1.0
     expert_load: Annotated[str | None, Choice(group=EXECUTION)] = None
     expert_replicas: Annotated[int, _number(count(0, LAYERS.most))] = 0

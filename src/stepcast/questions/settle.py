@@ -32,6 +32,7 @@ from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind, recompute_word
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import (
+    AUTO,
     AnyQuestion,
     build_question,
     check_multiple,
@@ -347,6 +348,8 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
     formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
     trained = settle_profile(profile, model, gpu, layout, formats).framework
     given |= choose_optimizer(question, trained.optimizer)
+    if question.bucket_mb == AUTO:  # transformers, integrations/deepspeed.py, trainer_config_finalize
+        given["bucket_bytes"] = round(model.hidden**2 * trained.gradient_dtype.bytes)
     return settle_profile(profile, model, gpu, layout, given)
 
 

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepcast.cost.fits import default_fit
-from stepcast.cost.memory.stages import communicators, default_in_flight, fragmented_bytes, workspace_bytes
+from stepcast.cost.memory.stages import communication_bytes, default_in_flight, fragmented_bytes, workspace_bytes
 from stepcast.cost.memory.states import orientations, piece_states
 from stepcast.cost.pace import slowest
 from stepcast.cost.power import cool_load
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.limits import PRICED
@@ -33,7 +33,7 @@ from stepcast.ir.model import StagePiece, pieces_of_stage, trained_shard
 from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.strategy import RecomputeKind
+from stepcast.ir.strategy import NO_OVERLAP, RecomputeKind
 from stepcast.searching import space as candidates
 from stepcast.searching.layers import (
     PartTime,
@@ -82,7 +82,7 @@ class _MemoryBounds:
         on_stage, in_flight = counts[:, :parts], counts[:, parts:]
         fixed = (states[:, :parts] * on_stage).sum(axis=1) * ROUNDED_DOWN
         gradients = (states[:, parts : 2 * parts] * on_stage).sum(axis=1) * ROUNDED_DOWN
-        splits, groups = states[:, 2 * parts], states[:, 2 * parts + 1]
+        splits, communication = states[:, 2 * parts], states[:, 2 * parts + 1]
         several = (self.space.micro_batches[rows] > 1) | (splits > 0)
         early_gradients = np.where(several | (self.framework.kernels is Kernels.FUSED), gradients, 0.0)
         has_pipeline = self.space.columns["pp"][rows] > 1
@@ -91,10 +91,10 @@ class _MemoryBounds:
         # Optimizer moments and recomputation would add to the fragmentation.
         fragmented = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * temporary
         largest: FloatArray = fixed + np.maximum(gradients, early_gradients + temporary) + fragmented
-        return largest + (overhead.context_bytes + self.framework.flat_bytes + overhead.communicator_bytes * groups)
+        return largest + overhead.context_bytes + communication
 
     def _states(self, row: int) -> FloatArray:
-        """Return fixed states and gradients of each part, whether gradients are split, and the communicators."""
+        """Return fixed states and gradients of each part, whether gradients are split, and buffers of communication."""
         strategy, model, framework = self.space.strategy(row), self.model, self.framework
         copies = orientations(strategy, self.cluster.gpu)
         plan, overhead = plan_of(strategy, framework), framework.overhead
@@ -111,7 +111,8 @@ class _MemoryBounds:
             more += FP32_BYTES * (trained.total - owned) if overhead.whole_master else 0.0
             fixed.append(states.parameters + states.optimizer + more)
             gradients.append(states.gradients)
-        return np.array([*fixed, *gradients, float(plan.splits_gradients), communicators(strategy)])
+        communication = communication_bytes(replace(strategy, overlap=NO_OVERLAP), framework)
+        return np.array([*fixed, *gradients, float(plan.splits_gradients), communication])
 
     def _counts(self, row: int) -> FloatArray:
         """Return how often each part is on the first stage, and how many blocks of each kind are in flight."""

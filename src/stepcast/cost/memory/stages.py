@@ -237,11 +237,12 @@ def held_in_flight(
 # Memory beyond tensors.
 
 
-def communicators(strategy: Strategy) -> int:
-    """Return the number of groups of more than one rank that a GPU takes part in."""
+def communication_bytes(strategy: Strategy, framework: Framework) -> float:
+    """Return the bytes of flat buffers, and of the groups of more than one rank that a GPU takes part in."""
     layout = strategy.layout
     sizes = [layout.tp, layout.cp, layout.dp * layout.cp, layout.pp, layout.ep]
-    return sum(size > 1 for size in sizes)
+    groups = sum(size > 1 for size in sizes)
+    return framework.flat_bytes(strategy) + framework.overhead.communicator_bytes * groups
 
 
 def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: float, recomputed: float) -> float:
@@ -302,7 +303,7 @@ class _Shared:
             held *= HELD_SHARE if layout.pp > 2 and layout.tp < 4 * NODE_RANKS else 0.0
         self.held_by_layer = held * (full - outer)
         self.head_activations = 2 * outer  # input and output of the final norm
-        self.communicators = communicators(strategy)
+        self.communication = communication_bytes(strategy, framework)
         self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)
         width = model.embedding_width or model.hidden
         rows = model.padded_vocab(layout.tp) / layout.tp
@@ -382,7 +383,7 @@ class _Held:
             activations=moment.activations,
             temporary=moment.temporary,
             fragmentation=fragmentation,
-            communication=shared.framework.flat_bytes + overhead.communicator_bytes * shared.communicators,
+            communication=shared.communication,
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
             host=states.host + sum([count * piece.on_host for piece, count in held]),

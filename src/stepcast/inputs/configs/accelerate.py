@@ -29,8 +29,8 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
         meant = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
         keys.assume(f"no gradient_accumulation_steps: taken for 1{meant}")
     stage = keys.number("zero_optimization.stage") or 0
-    # Elements of a bucket are reduced in two bytes each.
-    bucket = keys.share("zero_optimization.reduce_bucket_size")
+    precision, size = _deepspeed_precision(keys), "zero_optimization.reduce_bucket_size"
+    bucket, width = keys.share(size), 4 if precision == "fp32" else 2  # elements of the training precision
     norm = keys.share("gradient_clipping")
     optimizer = keys.word("optimizer.type")
     gradients = keys.text("data_types.grad_accum_dtype")
@@ -41,11 +41,11 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
         gpus=gpus,
         tp=tp,
         pp=pp,
-        precision=_deepspeed_precision(keys),
+        precision=precision,
         sharding=f"zero-{stage}" if stage else "none",
         offload=_deepspeed_offload(keys),
         overlap=_overlap(stage, keys.flag("zero_optimization.overlap_comm")),
-        bucket_mb=None if bucket is None else round(bucket * 2 / 1e6, 3),
+        bucket_mb="auto" if keys.is_unset(size) else bucket and round(bucket * width / 1e6, 3),
         clipping=keys.is_unset("gradient_clipping") if norm is None else norm > 0,
         optimizer=OPTIMIZERS.get(optimizer),
         gradients=gradients if gradients in ("fp32", "bf16", "fp16") else None,

@@ -47,7 +47,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         if value is None:
             keys.assume(f"no {name}: taken for {default:,}, torchtitan's default")
     batch = batch or LOCAL_BATCH
-    sharding = "none" if shard == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
+    sharding = "none" if shard == 1 and cp == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
     overlaps_tp = keys.flag(*_places("enable_async_tensor_parallel", "parallelism", "experimental")) and tp > 1
     schedule = _schedule(keys, pp)
     optimizer, compiled = keys.word("optimizer.name"), keys.raw("compile.components")
@@ -66,7 +66,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         sharding=sharding,
         replicate=copies if sharding == "hybrid-fsdp" else None,
         recompute=_recompute(keys),
-        precision=_precision(keys),
+        precision=_precision(keys, sharding, is_split=tp * pp > 1),
         schedule=schedule,
         vpp=STAGES_OF_A_RANK if schedule == "interleaved" else None,
         kernels="compiled" if keys.flag("compile.enable", "training.compile") and compiles_model else "plain",
@@ -128,8 +128,12 @@ def _recompute(keys: Keys) -> str | None:
     return kind if kind in ("none", "selective", "full") else None
 
 
-def _precision(keys: Keys) -> str:
-    """Return the format of matmuls: ``[float8]`` acts through its converter, until 2024 by its own switch."""
+def _precision(keys: Keys, sharding: str, is_split: bool) -> str:
+    """Return the format of matmuls: ``[float8]`` acts through its converter, until 2024 by its own switch.
+
+    FSDP casts what it gathers. Without it weights are fp32, and autocast casts them for each use unless tensor or
+    pipeline ranks split the model (torchtitan/distributed/utils.py, maybe_enable_amp).
+    """
     converters = keys.raw("model.converters")
     words = " ".join(map(str, converters)) if isinstance(converters, list) else str(converters or "")
     has_switch = keys.flag("float8.enable_float8_linear") or keys.flag("training.enable_fp8_linear")
@@ -142,6 +146,10 @@ def _precision(keys: Keys) -> str:
         keys.report_without_effect(*gathers, "float8.enable_float8_linear")
     if "mx" in words:
         return "mxfp8"
+    if sharding == "none" and not (is_wide or is_fp8 or keys.word("training.dtype") == "bfloat16"):
+        if is_split:
+            keys.assume("fp32: torchtitan has no mixed precision with tensor or pipeline parallelism without FSDP")
+        return "fp32" if is_split else "autocast-bf16"
     return "fp8" if is_fp8 else "fp32" if is_wide else "bf16"
 
 
