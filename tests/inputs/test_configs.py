@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -300,7 +301,12 @@ def test_degrees_of_torchtitan(tmp_path: Path, parallelism: str, expected: str) 
 
 def test_ddp_of_torchtitan_has_buckets() -> None:
     """Weights, gradients and their copies in buckets are fp32, and so are the moments."""
-    common = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "framework": "torchtitan", "sharding": "none"}
+    common: dict[str, Any] = {
+        "model": "llama-3.2-1b",
+        "cluster": "dgx-h100",
+        "framework": "torchtitan",
+        "sharding": "none",
+    }
     alone, many = (
         stepcast.predict(**common, precision="autocast-bf16", gpus=gpus, seq=128, accumulation=2).memory[0]
         for gpus in (1, 8)
@@ -319,7 +325,7 @@ def test_buffers_of_deepspeed(tmp_path: Path, stage: int, overlaps: bool, size: 
     """ZeRO 1 and 2 have two where reductions overlap; "auto" is the hidden size squared, here 2,048."""
     zero = {"stage": stage, "overlap_comm": overlaps, "reduce_bucket_size": size}
     (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero}))
-    common = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "gpus": 8, "seq": 512, "micro_batch": 1}
+    common: dict[str, Any] = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "gpus": 8, "seq": 512, "micro_batch": 1}
     memory = stepcast.predict(**common, config=str(tmp_path / "ds.json")).memory[0]
     elements = 2048**2 if size == "auto" else float(size)
     assert memory.communication == pytest.approx(0.3 * 2**30 + buffers * 2 * elements)
