@@ -264,6 +264,29 @@ def test_yaml_that_repeats_itself_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "model", "padded"),
+    [
+        ("--tokenizer-model meta-llama/Meta-Llama-3-8B", "llama-3-8b", 129_024),
+        ("--tokenizer-model mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1", 32_768),
+        ("--tokenizer-model meta-llama/Llama-3.1-8B --make-vocab-size-divisible-by 1", "llama-3.1-8b", 128_256),
+        ("--tokenizer-model meta-llama/Llama-3.1-8B --padded-vocab-size 128512", "llama-3.1-8b", 128_512),
+    ],
+)
+def test_the_vocabulary_of_a_tokenizer_is_padded(tmp_path: Path, options: str, model: str, padded: int) -> None:
+    """Megatron-LM pads it to a multiple of 128 for each tensor-parallel rank, here 8; models of one size differ."""
+    (tmp_path / "run.sh").write_text(
+        "pretrain_gpt.py --tensor-model-parallel-size 8 --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
+        "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 8192 --swiglu --bf16 "
+        "--position-embedding-type rope --disable-bias-linear --normalization RMSNorm --micro-batch-size 1 "
+        f"--untie-embeddings-and-output-weights --tokenizer-type HuggingFaceTokenizer {options}"
+    )
+    found = read_config(tmp_path / "run.sh")
+    words = model_words(found.sizes, [found.model], 8192)
+    assert words.partition(":")[0] == model
+    assert load_model(words).padded_vocab(8) == padded
+
+
+@pytest.mark.parametrize(
     ("parallelism", "expected"),
     [
         (

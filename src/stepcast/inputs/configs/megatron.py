@@ -60,8 +60,8 @@ def read_arguments(flags: Mapping[str, object]) -> RunConfig:
         sizes = {**fill_sizes(keys, sizes), **_own_groups(keys, sizes), **_pad_vocabulary(keys)}
     options = read_options(keys, sizes)
     options |= _own_defaults(keys, options)
-    # Without sizes a checkpoint's name may name the model.
-    model = "" if sizes.get("hidden") else keys.text("model", "load")
+    # Without sizes a checkpoint's name may name the model; with them a tokenizer may tell models of these sizes apart.
+    model = keys.text("tokenizer-model" if sizes.get("hidden") else "model", "load")
     # Variables of a script say nothing beyond the flags that use them.
     keys.values = {name: value for name, value in keys.values.items() if not name.startswith("$")}
     return keys.config("megatron-lm", "megatron-core", options, sizes, model)
@@ -96,13 +96,14 @@ def _own_groups(keys: Keys, sizes: Facts) -> dict[str, int]:
 
 def _pad_vocabulary(keys: Keys) -> dict[str, int]:
     """Return the words of the vocabulary (NullTokenizer adds one), and to which multiple it is padded, where it is
-    (training/tokenizer, vocab_size_with_padding).
+    (training/tokenizer, vocab_size_with_padding). A tokenizer's words are those of the model.
     """
-    words = keys.number("vocab-size")
-    if keys.number("padded-vocab-size") is not None or words is None:
+    words, multiple = keys.number("vocab-size"), keys.number("make-vocab-size-divisible-by") or 128
+    if keys.number("padded-vocab-size") is not None:
         return {}
+    if words is None:
+        return {"vocab_multiple": multiple}
     words += keys.word("tokenizer-type") == "nulltokenizer"
-    multiple = keys.number("make-vocab-size-divisible-by") or 128
     is_padded = multiple > 1 and words % (multiple * (keys.number("tensor-model-parallel-size") or 1)) > 0
     return {"vocab": words, "vocab_multiple": multiple if is_padded else 0}
 
