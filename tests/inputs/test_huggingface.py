@@ -125,7 +125,7 @@ LLAMA = CONFIGS["llama-3.1-8b"]
     ("config", "message"),
     [
         (LLAMA | {"model_type": "t5"}, "unknown model_type 't5': it has an encoder"),
-        ({"hidden_size": 4}, "names no model_type; known: bamba"),
+        ({"hidden_size": 4}, "names no model_type; docs/models.md lists"),
         ([LLAMA], "expected a JSON object with a model's sizes, not a list"),
         (LLAMA | {"hidden_size": None}, "the llama config lacks hidden_size"),
         (LLAMA | {"hidden_size": "4096"}, "hidden_size must be a whole number of at least 1, not '4096'"),

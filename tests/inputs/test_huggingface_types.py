@@ -110,3 +110,11 @@ def test_an_unknown_type_says_what_is_missing_and_offers_capture(kind: str, lack
     assert f"unknown model_type '{kind}'" in str(caught.value)
     assert lacking in str(caught.value)
     assert "'stepcast capture'" in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_an_unknown_type_names_the_nearest() -> None:
+    with pytest.raises(
+        FormatError, match=r"nearest are qwen3_moe, qwen2_moe, qwen3_vl_moe; docs/models.md lists the \d+"
+    ):
+        read_config(as_json(CONFIGS["llama-3.1-8b"] | {"model_type": "qwen3-moe"}), "model")

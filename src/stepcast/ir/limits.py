@@ -39,7 +39,7 @@ def _bytes(what: str, most: int, why: str) -> Limit:
 
 # ---- bytes: files that are read whole -----------------------------------------------------------------
 
-DESCRIPTION = _bytes("TOML file", MIB, "written by hand, or with a few hundred measured points")
+DESCRIPTION = _bytes("description or configuration", MIB, "written by hand, or with a few hundred measured points")
 SCHEDULE_FILE = _bytes("schedule file", 16 * MIB, "64 stages of 8,192 micro-batches")
 CONFIG = _bytes("model config", 16 * MIB, "a config.json has some kilobytes")
 RESULT = _bytes("JSON result", 64 * MIB, "what a verb prints with --json, with thousands of stages")

@@ -1,5 +1,6 @@
 """Views of generation and of RL post-training: the phases of a step, and the best uses of a number of GPUs."""
 
+import re
 from collections.abc import Sequence
 
 from stepcast.ir.facts import Facts
@@ -130,6 +131,11 @@ def _rl_title(step: Facts, about: Sequence[str]) -> tuple[str, ui.Headline]:
     return f"{format_seconds(step['step_s'])} per RL step", headline
 
 
+def _shorten(layout: str) -> str:
+    """Return a layout as ``dp12 tp2 pp4 ep8``, of which two fit into a line of 100 characters."""
+    return re.sub(r" (?=\d)", "", layout).replace(",", "")
+
+
 def rl_search_view(facts: Facts) -> ui.View:
     """Return the view of a search for the best use of GPUs."""
     rows, best = facts["rows"], facts["rows"][0]
@@ -137,6 +143,8 @@ def rl_search_view(facts: Facts) -> ui.View:
         "mode stale=staleness train=train_gpus generate=rollout_gpus step=step_s training rollout bottleneck "
         "idle=idle_share"
     )
+    columns["training"] = ("training", lambda row: _shorten(row["training"]))
+    columns["rollout"] = ("rollout", lambda row: _shorten(row["rollout"]))
     cost = "cost_per_million_tokens"
     if best[cost] is not None:
         columns["per 1M tokens"] = (cost, lambda row: format_money(row[cost], facts["currency"]))

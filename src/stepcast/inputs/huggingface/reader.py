@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -525,11 +526,13 @@ def _text_keys(keys: ConfigTable) -> ConfigTable:
 
 def _explain_unknown(kind: str) -> str:
     """Return what is missing, and the way that needs no family."""
+    listed = f"docs/models.md lists the {len(FAMILIES)} that are known"
     if not kind:
-        return f"names no model_type; known: {', '.join(FAMILIES)}"
+        return f"names no model_type; {listed}"
     why = f": it has {LACKING[kind]}, which are not modelled" if kind in LACKING else ""
     other = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"
-    return f"unknown model_type {shown(kind)}{why}; {other}; known: {', '.join(FAMILIES)}"
+    near = ", ".join(get_close_matches(kind, FAMILIES, n=3))
+    return f"unknown model_type {shown(kind)}{why}; {f'nearest are {near}; ' if near else ''}{listed}; {other}"
 
 
 def _model_type(keys: ConfigTable) -> str:
