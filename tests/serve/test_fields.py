@@ -8,19 +8,10 @@ from stepcast.cli.served import Verbs
 from stepcast.questions.choices import build_question, choices_of
 from stepcast.questions.question import CHOICES, PredictQuestion
 from stepcast.questions.search import SearchQuestion
-from stepcast.serve.fields import (
-    COMPARE,
-    GPUS,
-    PLAN,
-    PREDICT,
-    SEARCH,
-    Field,
-    FieldError,
-    form_command,
-    join_others,
-    read_form,
-)
+from stepcast.serve.fields import FORMS, PREDICT, Field, FieldError, form_command, join_others, read_form
 
+SEARCH, PLAN, COMPARE = (FORMS[name] for name in ("search", "plan", "alternatives"))
+GPUS = next(field for field in PREDICT if field.name == "gpus")
 GIVEN = {
     "model": "llama-3.1-8b",
     "cluster": "dgx-h100",

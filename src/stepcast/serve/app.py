@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.serve.fields import COMPARE, DROPPED, PLAN, PREDICT, SEARCH, FieldError, FormChoices, read_form, shell
+from stepcast.serve.fields import FORMS, FieldError, FormChoices, read_form, shell
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.views.document import Page, asset, body_of, plain_json, policy, render
 from stepcast.views.text import message
@@ -204,10 +204,10 @@ class _Routes:
         """AppAnswer about a whole run: planned, or with several clusters and frameworks in one table."""
 
         def answer() -> bytes:
-            is_plan = request.url.path.endswith("/plan")
-            choices = read_form(PLAN if is_plan else COMPARE, request.query_params)
+            form = request.url.path.rpartition("/")[2]
+            choices = read_form(FORMS[form], request.query_params)
             with self.turns:
-                return _encode((self.answers.plan if is_plan else self.answers.alternatives)(choices))
+                return _encode((self.answers.plan if form == "plan" else self.answers.alternatives)(choices))
 
         return await self._answer(answer, self.slow)
 
@@ -224,7 +224,7 @@ class _Routes:
 
         def answer() -> bytes:
             report({})
-            choices = read_form(DROPPED, request.query_params)
+            choices = read_form(FORMS["dropped"], request.query_params)
             try:
                 listed = json.loads(header)
                 sizes = [int(entry["size"]) for entry in listed]
@@ -267,7 +267,7 @@ class _Routes:
     async def search(self, request: Request) -> Response:
         """AppAnswer with events: the progress, then the result; a client that leaves ends the search."""
         try:
-            choices = read_form(SEARCH, request.query_params)
+            choices = read_form(FORMS["search"], request.query_params)
         except FieldError as error:
             return _mistake(error)
         return StreamingResponse(self._search(choices), media_type="text/event-stream")
@@ -311,7 +311,7 @@ async def _run(workers: Workers, work: Callable[[], Any]) -> Any:
 
 
 def _read_predict(query: Mapping[str, str]) -> FormChoices:
-    return read_form(PREDICT, query)
+    return read_form(FORMS["predict"], query)
 
 
 def _read_pairs(text: str) -> dict[str, str]:

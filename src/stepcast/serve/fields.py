@@ -12,6 +12,7 @@ from functools import cache
 from stepcast.frameworks.catalog import framework_names
 from stepcast.goodput.operation import failure_names
 from stepcast.hardware import cluster_names
+from stepcast.hardware.catalog import load_data
 from stepcast.ir.dataclass import dataclass
 from stepcast.models.catalog import model_names
 from stepcast.questions.choices import option_of
@@ -64,78 +65,24 @@ class Field:
         return f"{int(value)}{self.unit}"
 
 
-MODEL = Field("model", "Model", model_names(), initial="llama-3.1-70b", long=True)
-CLUSTER = Field("cluster", "Cluster", cluster_names(), initial="dgx-h100")
-FRAMEWORK = Field("framework", "Framework", framework_names(), initial="megatron-core")
-GPUS = Field("gpus", "GPUs", limits=(1, 2**24), initial="64", powers=True)
-BATCH = Field("global_batch", "Global batch", limits=(1, 10_000_000), initial="256", note="sequences per step")
-SEQ = Field("seq", "Sequence length", limits=(1, 10_000_000), initial="4096", note="tokens")
-DEGREES = {"tp": "Tensor parallel", "pp": "Pipeline parallel", "cp": "Context parallel", "ep": "Expert parallel"}
-CHOSEN = (
-    Field("precision", "Precision", PRECISIONS),
-    Field("sharding", "Sharding", CHOICES["sharding"].values),
-    Field("recompute", "Recompute", RECOMPUTES),
-    Field("schedule", "Schedule", CHOICES["schedule"].values),
-)
-PREDICT: tuple[Field, ...] = (
-    MODEL,
-    CLUSTER,
-    FRAMEWORK,
-    GPUS,
-    *(
-        Field(name, label, limits=(1, 4096), initial={"tp": "8", "pp": "2"}.get(name, "1"), powers=True, default="1")
-        for name, label in DEGREES.items()
-    ),
-    Field("vpp", "Virtual pipeline stages", limits=(1, 512), note="per rank (VPP)"),
-    Field("micro_batch", "Micro-batch", limits=(1, 100_000), initial="1", powers=True, default="1"),
-    BATCH,
-    SEQ,
-    *CHOSEN,
-    Field("lora_rank", "LoRA rank", limits=(0, 4096), default="0", note="default: all weights are trained"),
-    Field("base_weights", "Frozen weights", CHOICES["base_weights"].values, note="with LoRA"),
-    Field("task", "Task", CHOICES["task"].values, note="of fine-tuning"),
-)
-# The files that are dropped: the cluster that a measured run used, and choices for a config.json.
-DROPPED = (*PREDICT, Field("ran_on", "Cluster it ran on", cluster_names()))
-SEARCH: tuple[Field, ...] = (
-    MODEL,
-    CLUSTER,
-    FRAMEWORK,
-    GPUS,
-    BATCH,
-    SEQ,
-    Field("objective", "Minimise", OBJECTIVES, initial="step", default="step"),
-    Field("top", "Strategies to rank", limits=(1, 50), initial="10", default="10"),
-    # Restrictions: without them all values are searched.
-    *(Field(name, label, limits=(1, 4096), unset="any") for name, label in DEGREES.items()),
-    Field("micro_batch", "Micro-batch", limits=(1, 100_000), unset="any"),
-    CHOSEN[0],
-    *(replace(field, unset="any") for field in CHOSEN[1:]),
-    Field("time", "Time limit", limits=(1, 3600), unit="s", note="seconds"),
-)
-PLAN: tuple[Field, ...] = (
-    *PREDICT,
-    Field("tokens", "Tokens", limits=(1, 1_000_000), initial="1000", unit="B", note="billions"),
-    Field("price", "Price", limits=(0, 100_000), decimals=True, note="per GPU-hour; default: none"),
-    Field("currency", "Currency", CURRENCIES, initial="$", default="$"),
-    Field("failures", "Failures", (*failure_names(), "none")),
-    Field("spares", "Spare nodes", limits=(0, 100_000)),
-)
-# Other values of a choice, which a comparison answers as well, follow it.
-OTHERS = {"cluster": ("Cluster", cluster_names()), "framework": ("Framework", framework_names())}
+def _read_forms() -> dict[str, tuple[Field, ...]]:
+    """Return the fields of each form in ``data/forms.toml``."""
+    tables, values = load_data("forms"), {name: choice.values for name, choice in CHOICES.items()}
+    values |= {"models": model_names(), "clusters": cluster_names(), "frameworks": framework_names()}
+    values |= {"failures": (*failure_names(), "none"), "objectives": OBJECTIVES, "currencies": CURRENCIES}
+    values |= {"precisions": PRECISIONS, "recomputes": RECOMPUTES}
+    fields: dict[str, Field] = {}
+    for name, about in tables["fields"].items():
+        known = {key: value for key, value in about.items() if key not in ("values", "limits")}
+        choices, limits = values[about["values"]] if "values" in about else (), tuple(about.get("limits", (1, 1)))
+        fields[name] = field = Field(name, choices=choices, limits=limits, **known)
+        fields[f"{name}?"] = replace(field, initial="", powers=False, default="", unset="any")
+    forms = tables["forms"]
+    return {form: tuple(fields[name] for name in names.format(**forms).split()) for form, names in forms.items()}
 
 
-def _with_others(field: Field) -> list[Field]:
-    label, values = OTHERS.get(field.name, ("", ()))
-    return [
-        field,
-        *(Field(f"{field.name}_{number}", f"{label} {number}", values, unset="none") for number in (2, 3) if label),
-    ]
-
-
-COMPARE: tuple[Field, ...] = tuple(
-    every for field in PLAN if field.name not in ("currency", "spares") for every in _with_others(field)
-)
+FORMS = _read_forms()
+PREDICT = FORMS["predict"]
 
 
 def join_others(choices: FormChoices) -> dict[str, str]:
@@ -174,14 +121,13 @@ MOST_POWER = 14
 @cache
 def shell(template: str) -> str:
     """Return the page without an answer, from the *template* in the assets."""
-    forms = {"predict": PREDICT, "search": SEARCH, "plan": PLAN, "alternatives": COMPARE}
-    clusters = join(tag("option", name, value=name) for name in CLUSTER.choices)
-    parts = {name: _form(name, fields) for name, fields in forms.items()}
+    clusters = join(tag("option", name, value=name) for name in cluster_names())
+    parts = {
+        verb: tag("form", [_field(verb, field) for field in fields], id=f"form-{verb}", autocomplete="off")
+        for verb, fields in FORMS.items()
+        if verb != "dropped"
+    }
     return f"<!doctype html>\n{fill_template(template, version=__version__, clusters=clusters, **parts)}\n"
-
-
-def _form(verb: str, fields: tuple[Field, ...]) -> Markup:
-    return tag("form", [_field(verb, field) for field in fields], id=f"form-{verb}", autocomplete="off")
 
 
 def _field(verb: str, field: Field) -> Markup:
