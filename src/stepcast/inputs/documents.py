@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.measured import CollectiveSweep, OperatorTimes, RunLog
 from stepcast.ir.model import Model
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
@@ -169,11 +169,7 @@ def run_log_facts(log: RunLog) -> FactDict:
     return {
         "kind": "run log",
         **log.layout.facts(),
-        "parameters": log.parameters,
-        "micro_batch": log.micro_batch,
-        "micro_batches": log.micro_batches,
-        "global_batch": log.global_batch,
-        "blocks": log.blocks,
+        **pick(log, "parameters micro_batch micro_batches global_batch blocks"),
         "layer_records": len(times),
         "batches": len(log.batches),
         "median_batch_s": batch.seconds if batch else None,
@@ -183,24 +179,18 @@ def run_log_facts(log: RunLog) -> FactDict:
     }
 
 
+SIZE = "size_bytes out_of_place_s in_place_s"
+
+
 def sweep_facts(sweep: CollectiveSweep) -> FactDict:
     """Return the sizes of a sweep with their times and bandwidths."""
     times_s = [row.in_place_s if row.out_of_place_s is None else row.out_of_place_s for row in sweep.rows]
     return {
         "kind": "sweep",
-        "collective": sweep.kind,
-        "ranks": sweep.ranks,
-        "nodes": sweep.nodes,
-        "device": sweep.device,
-        "dtype": sweep.dtype,
+        **pick(sweep, "collective=kind ranks nodes device dtype"),
         "sizes": len(sweep.rows),
         "rows": [
-            {
-                "size_bytes": row.size_bytes,
-                "out_of_place_s": row.out_of_place_s,
-                "in_place_s": row.in_place_s,
-                "algbw_bytes_per_s": row.size_bytes / time_s if time_s else 0.0,
-            }
+            {**pick(row, SIZE), "algbw_bytes_per_s": row.size_bytes / time_s if time_s else 0.0}
             for row, time_s in zip(sweep.rows, times_s, strict=True)
         ],
     }
@@ -231,28 +221,18 @@ def operator_times_facts(measured: OperatorTimes) -> FactDict:
     }
 
 
-SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_seq")
-PARAMETERS = ("parameters", "active_parameters", "embedding_parameters", "head_parameters")
-
-
 def model_facts(model: Model) -> FactDict:
     """Return the sizes and exact parameter counts of a model."""
     facts = {
         "kind": "model",
-        "name": model.name,
-        **{name: getattr(model, name) for name in SIZES},
-        "tied": model.tied,
-        "gated": model.gated,
+        **pick(model, "name layers hidden heads kv_heads head_dim ffn vocab max_seq tied gated"),
         "activation": str(model.activation),
         "position": str(model.position.kind),
         "norm": str(model.norm.kind),
-        **{name: getattr(model, name) for name in PARAMETERS},
+        **pick(model, "parameters active_parameters embedding_parameters head_parameters"),
     }
     if model.experts is not None:
-        facts |= {
-            "experts": model.experts.count,
-            "experts_per_token": model.experts.top_k,
-            "expert_ffn": model.experts.ffn,
-            "expert_layers": model.expert_layers,
-        }
+        facts |= pick(
+            model, "experts=experts.count experts_per_token=experts.top_k expert_ffn=experts.ffn expert_layers"
+        )
     return facts

@@ -54,7 +54,7 @@ def measure_operators(*places: str) -> Measurements:
             skipped[f"{table.name}: no table of this set; known are {', '.join(COMPARISONS)}"] += len(table)
             continue
         words, compare = COMPARISONS[table.name]
-        for rows in table.split(("system", "device", "kernel_source", *words)):
+        for rows in table.split(("system", "device", "kernel_source", *words.split())):
             try:
                 gpu = gpu_of(rows)
                 for compared in compare(rows, gpu):
@@ -303,23 +303,19 @@ def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOpera
     yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, f"{kind} of {ranks}", labels)
 
 
-ATTENTION_WORDS = ("attn_dtype", "mla_dtype", "kv_cache_dtype")
 # By table: the columns whose words the rows that are compared at once share, and the function that compares them.
-COMPARISONS: dict[str, tuple[tuple[str, ...], Comparison]] = {
-    "gemm": (("dtype", "gemm_dtype"), compare_products),
-    "gemm_small": (("dtype", "gemm_dtype"), compare_products),
-    "quantize_scale": (("quant_dtype",), compare_quantisation),
-    "quantize_matrix": (("quant_dtype",), compare_quantisation),
-    "attention_prefill": (ATTENTION_WORDS, compare_attention),
-    "attention_decode": (ATTENTION_WORDS, compare_attention),
-    "mla_prefill": (ATTENTION_WORDS, compare_attention),
-    "mla_decode": (ATTENTION_WORDS, compare_attention),
-    "mamba2": (("phase",), compare_sequences),
-    "gated_delta_net": (("phase",), compare_sequences),
-    "experts": (("moe_dtype", "distribution"), compare_experts),
-    "experts_small": (("moe_dtype", "distribution"), compare_experts),
-    "deepep": ((), compare_deepep),
-    "deepep_low_latency": ((), compare_deepep),
-    "nccl": (("op_name", "nccl_dtype", "num_gpus", "lib_version"), compare_collectives),
-    "custom_allreduce": (("allreduce_dtype", "num_gpus", "implementation"), compare_collectives),
+COMPARISONS: dict[str, tuple[str, Comparison]] = {
+    table: (words, compare)
+    for tables, words, compare in (
+        ("gemm gemm_small", "dtype gemm_dtype", compare_products),
+        ("quantize_scale quantize_matrix", "quant_dtype", compare_quantisation),
+        ("attention_prefill attention_decode", "attn_dtype mla_dtype kv_cache_dtype", compare_attention),
+        ("mla_prefill mla_decode", "attn_dtype mla_dtype kv_cache_dtype", compare_attention),
+        ("mamba2 gated_delta_net", "phase", compare_sequences),
+        ("experts experts_small", "moe_dtype distribution", compare_experts),
+        ("deepep deepep_low_latency", "", compare_deepep),
+        ("nccl", "op_name nccl_dtype num_gpus lib_version", compare_collectives),
+        ("custom_allreduce", "allreduce_dtype num_gpus implementation", compare_collectives),
+    )
+    for table in tables.split()
 }
