@@ -21,7 +21,7 @@ RANK_7 = ROOT / "examples" / "megatron-rank7.txt"
 
 def facts_of(run: Pipeline, folder: Path) -> dict[str, Any]:
     write(run, folder)
-    return analyze_megatron(read(folder)).facts()
+    return analyze_megatron(read(folder)).result.facts()
 
 
 def test_the_parts_of_the_step(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_collectives_of_one_rank_are_no_communication(tmp_path: Path) -> None:
         lines = path.read_text().splitlines()
         lines = [re.sub(empty, filled, line) if ":forward_step" in line else line for line in lines]
         path.write_text("\n".join(lines) + "\n")
-    found = analyze_megatron(read(tmp_path)).facts()
+    found = analyze_megatron(read(tmp_path)).result.facts()
     assert set(found["communication_s"]) == {"pp", "embedding"}
     assert found["breakdown_s"]["optimizer"] * 1e3 == pytest.approx(12.0 + 1.0, abs=0.01)
     assert found["stages"][0]["compute_s"] * 1e3 == pytest.approx(4 * (2 * 2 * 5.0 * (1 + 2) + 2 * 0.2), abs=0.05)
@@ -81,7 +81,7 @@ def test_imbalance_between_stages(tmp_path: Path) -> None:
 
 def test_some_ranks_say_which_are_missing(tmp_path: Path) -> None:
     paths = write(RUN, tmp_path, keep=lambda rank: rank in (4, 5))
-    found = analyze_megatron(read_as_one([Source(path) for path in paths])[1]).facts()
+    found = analyze_megatron(read_as_one([Source(path) for path in paths])[1]).result.facts()
     (text,) = [text for text in found["warnings"] if "ranks are missing" in text]
     assert text.startswith("4 of 6 ranks are missing (0, 1, 2, 3)")
     assert found["critical_path"]
@@ -89,7 +89,7 @@ def test_some_ranks_say_which_are_missing(tmp_path: Path) -> None:
 
 def test_the_seed_alone_gives_every_known_quantity() -> None:
     """The answers of the format's description, in milliseconds."""
-    found = analyze_megatron(read(RANK_7)).facts()
+    found = analyze_megatron(read(RANK_7)).result.facts()
     assert found["step_s"] * 1e3 == pytest.approx(3851.38, abs=0.005)
     assert found["gaps_s"] * 1e3 == pytest.approx(18.47, abs=0.005)
     assert sum(found["operations_s"].values()) * 1e3 == pytest.approx(3832.91, abs=0.005)
@@ -105,7 +105,7 @@ def test_the_seed_alone_gives_every_known_quantity() -> None:
 
 
 def test_the_seed_alone_warns_that_one_rank_is_not_enough() -> None:
-    found = analyze_megatron(read(RANK_7)).facts()
+    found = analyze_megatron(read(RANK_7)).result.facts()
     (text,) = found["warnings"]
     assert "cannot separate a slow GPU from slow work" in text
     assert "give the traces of all ranks" in text
@@ -115,7 +115,7 @@ def test_the_seed_alone_warns_that_one_rank_is_not_enough() -> None:
 
 @needs_data("megatron-traces")
 def test_the_whole_run_of_the_seed() -> None:
-    found = analyze_megatron(read(DATA / "megatron-traces" / "20240923205004")).facts()
+    found = analyze_megatron(read(DATA / "megatron-traces" / "20240923205004")).result.facts()
     assert found["step_s"] * 1e3 == pytest.approx(3855.5, abs=0.1)
     assert [one["rank"] for one in found["stragglers"]] == [7]
     slow = found["stragglers"][0]
@@ -133,7 +133,7 @@ def test_the_whole_run_of_the_seed() -> None:
 @needs_data("megatron-traces")
 @pytest.mark.parametrize("run", sorted(path.name for path in (DATA / "megatron-traces").glob("*")))
 def test_every_shared_run_is_explained(run: str) -> None:
-    found = analyze_megatron(read(DATA / "megatron-traces" / run)).facts()
+    found = analyze_megatron(read(DATA / "megatron-traces" / run)).result.facts()
     assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"], rel=1e-4)
     for rank in found["rank_times"]:
         total_s = sum(rank["operations_s"].values()) + rank["gaps_s"]

@@ -21,7 +21,7 @@ RUN = Pipeline(tp=1, dp=4, pp=2, layers=(2, 2), ep=4, routing=UNEVEN, file_name=
 
 def facts_of(pipeline: Pipeline, folder: Path) -> dict[str, Any]:
     write(pipeline, folder)
-    return analyze_megatron(read(folder)).facts()
+    return analyze_megatron(read(folder)).result.facts()
 
 
 def record_of(pipeline: Pipeline, folder: Path) -> Any:
@@ -61,7 +61,7 @@ def test_an_ep_that_its_replicas_cannot_form(name: str, ep: int, expert_tp: int,
     timeline = read(tmp_path)
     assert timeline.layout is not None
     assert (timeline.layout.ep, timeline.layout.expert_tp) == (ep, expert_tp if ep > 1 else 0)
-    found = analyze_megatron(timeline).facts()
+    found = analyze_megatron(timeline).result.facts()
     assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"], rel=1e-4)
 
 

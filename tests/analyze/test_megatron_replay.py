@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import at_shortest, critical_steps, from_durations, measured, play, rank_parts, timeline_of
 from stepcast.analyze.recording import Recording
-from stepcast.analyze.replay import GpuChange, Surroundings, WhatIfError, apply_changes, replay
+from stepcast.analyze.replay import Surroundings, WhatIfError, apply_changes, replay
 from stepcast.inputs.table import read
 from tests.analyze.megatron_run import Pipeline, step_ms, write
 from tests.shared import DATA, needs_data
@@ -172,7 +172,7 @@ def test_bits_and_bytes_of_a_bandwidth_are_told_apart(tmp_path: Path) -> None:
 
 def test_another_gpu_scales_work_and_not_transfers(tmp_path: Path) -> None:
     recording = record(RUN, tmp_path)
-    around = Surroundings(gpu=lambda name: GpuChange(name, 0.5, 1.0))
+    around = Surroundings(gpu=lambda name: (name, 0.5, 1.0))
     halved = RUN.changed(half_layer_ms=RUN.half_layer_ms / 2)
     assert after_ms(recording, "gpu=other", around=around) == pytest.approx(step_ms(halved), rel=0.01)
 
@@ -241,5 +241,5 @@ def test_rank_7_healthy_in_the_shared_run() -> None:
     recording = record_megatron(read(DATA / "megatron-traces" / "20240923205004"))
     result = replay(recording, ["rank.7=healthy"])
     assert result.recording.measured_step_s == pytest.approx(3.8555, abs=1e-4)
-    assert abs(result.error) < 1e-3
+    assert abs(result.result.error) < 1e-3
     assert result.after.step_s == pytest.approx(2.8, abs=0.06)

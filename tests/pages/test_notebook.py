@@ -90,9 +90,9 @@ def test_a_plan_is_shown_and_travels() -> None:
 def test_measured_runs_are_shown_and_travel() -> None:
     megatron = stepcast.read(EXAMPLES / "megatron-rank7.txt")
     shown: list[Any] = [
-        analyze_megatron(megatron),
+        analyze_megatron(megatron).result,
         analyze_kineto(stepcast.read(EXAMPLES / "kineto-llama-1b.json.gz")),
-        replay(record_megatron(megatron)),
+        replay(record_megatron(megatron)).result,
     ]
     facts = [each.facts() for each in shown]
     shown.append(stepcast.compare(facts[0], facts[2]))

@@ -18,6 +18,7 @@ from stepcast.analyze.recording import (
     TimePart,
 )
 from stepcast.analyze.result import bus_factor
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import Group, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
@@ -32,11 +33,12 @@ def seconds_per_token(records: Iterable[RankRecord]) -> dict[str, float]:
     Theil's incomplete method (1950): of the pieces in the order of their tokens, each of the lower half has a slope
     with its partner in the upper half; the median slope counts. A slow rank does not change it.
     """
-    points: dict[str, list[tuple[int, float]]] = {}
-    for record in records:
-        for piece in record.pieces():
-            if isinstance(piece, Local) and piece.tokens is not None:
-                points.setdefault(piece.role, []).append((piece.tokens, piece.duration_s))
+    points = group_by_key(
+        (piece.role, (piece.tokens, piece.duration_s))
+        for record in records
+        for piece in record.pieces()
+        if isinstance(piece, Local) and piece.tokens is not None
+    )
     return {role: _slope(listed) for role, listed in points.items()}
 
 
@@ -150,9 +152,7 @@ def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset(
         healed = (_set_pace(piece, [peer[index] for peer in peers], slopes_s) for index, piece in enumerate(pieces))
         text = f"rank {rank} works at the pace of the other ranks of stage {record.stage}"
     else:
-        by_role: dict[str, list[Piece]] = {}
-        for piece in (piece for other in others for piece in other.pieces()):
-            by_role.setdefault(piece.role, []).append(piece)
+        by_role = group_by_key((piece.role, piece) for other in others for piece in other.pieces())
         healed = (_set_pace(piece, by_role.get(piece.role, []), slopes_s) for piece in pieces)
         text = f"rank {rank} works at the pace of ranks of other stages that do the same"
         if not any(piece.role in by_role for piece in pieces):
@@ -342,10 +342,10 @@ class _MeanMessages:
 
     def __init__(self, recording: Recording) -> None:
         stage_of = {record.rank: record.stage for record in recording.ranks}
-        times: dict[tuple[str, int], list[float]] = defaultdict(list)
-        for meeting in recording.meetings:
-            if meeting.kind == "message":
-                times[meeting.name, min(stage_of[rank] for rank in meeting.members)].append(meeting.transfer_s)
+        sent = [meeting for meeting in recording.meetings if meeting.kind == "message"]
+        times = group_by_key(
+            ((each.name, min(map(stage_of.__getitem__, each.members))), each.transfer_s) for each in sent
+        )
         gaps: dict[int, list[float]] = defaultdict(list)
         tails: dict[int, list[float]] = defaultdict(list)
         for record in recording.ranks:

@@ -9,6 +9,7 @@ import msgspec
 
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.facts import Facts, find_doubts
+from stepcast.ir.grouping import sum_by_key
 from stepcast.units import format_seconds
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
@@ -301,11 +302,9 @@ def _compare_kernels(first: Facts, second: Facts, key: str) -> list[ComparedKern
 
 def _fold_parts(parts: Facts, other: Facts) -> dict[str, float]:
     """Return the parts of one side, those the other side lacks added to where it counts them."""
-    folded: dict[str, float] = {}
-    for name, seconds in parts.items():
-        target = name if name in other else COUNTED_AS.get(name, name)
-        folded[target] = folded.get(target, 0.0) + float(seconds)
-    return folded
+    return sum_by_key(
+        (name if name in other else COUNTED_AS.get(name, name), float(seconds)) for name, seconds in parts.items()
+    )
 
 
 def _stage_seconds(stage: Facts) -> dict[str, float]:

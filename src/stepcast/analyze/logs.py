@@ -12,6 +12,7 @@ import numpy as np
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, median_of_known, percentile_of
 from stepcast.ir.facts import FactDict
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, StepLog
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_seconds
@@ -173,9 +174,7 @@ class CollectiveLogResult(AnalysisResult, frozen=True, kw_only=True):
 
 
 def analyze_collective_log(log: CollectiveLog) -> CollectiveLogResult:
-    by_turn: dict[tuple[str, int], list[LoggedCollective]] = defaultdict(list)
-    for call in log.calls:
-        by_turn[call.group, call.turn].append(call)
+    by_turn = group_by_key(((call.group, call.turn), call) for call in log.calls)
     turns = sorted(by_turn.items())
     called = [
         (turn, {(call.kind, call.size_bytes) for call in calls if call.kind not in ("send", "recv")})
@@ -196,9 +195,7 @@ def analyze_collective_log(log: CollectiveLog) -> CollectiveLogResult:
 
 
 def _logged_kinds(log: CollectiveLog) -> list[LoggedKind]:
-    by_kind: dict[tuple[str, str, int], list[LoggedCollective]] = defaultdict(list)
-    for call in log.calls:
-        by_kind[call.kind, call.group, call.size_bytes].append(call)
+    by_kind = group_by_key(((call.kind, call.group, call.size_bytes), call) for call in log.calls)
     rows = []
     for kind, calls in by_kind.items():
         times_s = [call.seconds for call in calls if call.seconds is not None]
@@ -297,9 +294,9 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
     on_gpu = np.isin(timeline.kind_of, [SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY])
     devices = [_device_time(timeline, device) for device in sorted({int(rank) for rank in timeline.rank_of[on_gpu]})]
     count = max(1, len(devices))
-    ranges: dict[str, list[int]] = defaultdict(list)  # rows by name, numbers within names replaced
-    for row in np.flatnonzero(timeline.kind_of == SpanKind.HOST).tolist():
-        ranges[NUMBERS.sub("*", timeline.names[timeline.name_of[row]])].append(row)
+    rows = np.flatnonzero(timeline.kind_of == SpanKind.HOST).tolist()
+    # Rows by name, numbers within names replaced.
+    ranges = group_by_key((NUMBERS.sub("*", timeline.names[timeline.name_of[row]]), row) for row in rows)
     steps = _marked_ranges(timeline, ranges)
     parts = ("compute", "exposed", "copy", "idle")
     operations_s = {part: sum(getattr(device, f"{part}_s") for device in devices) / count for part in parts}
@@ -347,8 +344,6 @@ def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRa
     name, rows = max(named.items(), key=lambda pair: len(pair[1]))
     if len(rows) < FEWEST_STEPS:
         return None
-    by_lane = defaultdict(list)
-    for row in rows:
-        by_lane[int(timeline.lane_of[row])].append(float(timeline.start_s[row]))
+    by_lane = group_by_key((int(timeline.lane_of[row]), float(timeline.start_s[row])) for row in rows)
     steps_s = np.concatenate([np.diff(sorted(starts_s)) for starts_s in by_lane.values()])
     return MarkedRanges(name, len(rows), float(np.median(steps_s))) if len(steps_s) else None

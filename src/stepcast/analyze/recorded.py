@@ -1,13 +1,13 @@
 """Recorded runs: wall clock and logged collectives next to traces; measured ops next to predicted ones."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from stepcast.analyze.result import AnalysisResult, median_of_known
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.measured import CollectiveLog, LoggedCollective
+from stepcast.ir.grouping import group_by_key
+from stepcast.ir.measured import CollectiveLog
 from stepcast.ir.step import PART_OF_GROUP, PARTS
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.ir.work import Attention, Collective, Elementwise, GroupedMatmul, Matmul, Recorded, Work
@@ -57,12 +57,8 @@ def join_recorded(
 
 
 def _join_log(log: CollectiveLog, collectives: Sequence[Facts]) -> list[JoinedCollective]:
-    logged: dict[tuple[str, int], list[LoggedCollective]] = defaultdict(list)
-    for call in log.calls:
-        logged[_plain_kind(call.kind), call.size_bytes].append(call)
-    traced: dict[tuple[str, int], list[Facts]] = defaultdict(list)
-    for row in collectives:
-        traced[_plain_kind(str(row["kind"])), int(row["size_bytes"] or 0)].append(row)
+    logged = group_by_key(((_plain_kind(call.kind), call.size_bytes), call) for call in log.calls)
+    traced = group_by_key(((_plain_kind(str(row["kind"])), int(row["size_bytes"] or 0)), row) for row in collectives)
     joined = []
     for key in sorted({*logged, *traced}, key=lambda key: (-key[1], key[0])):
         calls, rows = logged.get(key, []), traced.get(key, [])
@@ -106,10 +102,7 @@ class KindRow(msgspec.Struct, frozen=True):
 
 def by_kind(ran: Iterable[tuple[Work | None, float]], seconds: Callable[[Work], float]) -> list[KindRow]:
     """Return the measured and predicted seconds of each kind of op, the longest first."""
-    seconds_of: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for work, took_s in ran:
-        if work is not None:
-            seconds_of[kind_of(work)].append((took_s, seconds(work)))
+    seconds_of = group_by_key((kind_of(work), (took_s, seconds(work))) for work, took_s in ran if work is not None)
     rows = []
     for kind, pairs in seconds_of.items():
         measured_s, predicted_s = map(sum, zip(*pairs, strict=True))

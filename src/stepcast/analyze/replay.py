@@ -28,12 +28,12 @@ from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.hardware.path import resolve
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.facts import pick
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, Group, Layout, RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
-from stepcast.units import Dimension, format_seconds, parse_quantity
+from stepcast.units import Dimension, parse_quantity
 
 # ---- what-if texts (``K=V``) as changes of a recorded run -------------------------------------------------
 
@@ -50,13 +50,8 @@ class WhatIfError(ValueError):
     """A change that cannot be understood or applied."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuChange:
-    """Another GPU: the factors of its compute time and of its memory-bound time."""
-
-    name: str
-    compute: float
-    memory: float
+GpuChange = tuple[str, float, float]
+"""Another GPU in words, and the factors of its compute time and of its memory-bound time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ def gpu_change(measured: str | None, other: str, dtype: str) -> GpuChange:
         dtype = "tf32"  # the shared fp32 traces run at 67 TFLOP/s, three times what an A100 has in fp32
     compute = old.matrix_peak_flops(dtype) / new.matrix_peak_flops(dtype)
     memory = old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s
-    return GpuChange(f"{new.name} in place of {old.name}{known}, in {dtype}", compute, memory)
+    return f"{new.name} in place of {old.name}{known}, in {dtype}", compute, memory
 
 
 def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundings | None = None) -> Recording:
@@ -156,11 +151,11 @@ def _apply_one(recording: Recording, key: str, value: str, around: Surroundings)
         raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
     if around.gpu is None:
         raise WhatIfError("gpu= scales by the GPU that ran, which a trace does not name; name it with --gpu")
-    change = around.gpu(value)
+    words, compute, memory = around.gpu(value)
     return changes.assuming(
-        changes.scale_compute(recording, change.compute, change.memory),
-        f"{change.name}: forward and backward take {change.compute:.3g} and memory-bound work "
-        f"{change.memory:.3g} of the time, by the published peaks; communication stays as it was",
+        changes.scale_compute(recording, compute, memory),
+        f"{words}: forward and backward take {compute:.3g} and memory-bound work {memory:.3g} of the time, by the "
+        "published peaks; communication stays as it was",
     )
 
 
@@ -308,21 +303,6 @@ class Replay:
     before: playing.PlayedStep
     after: playing.PlayedStep
 
-    def __repr__(self) -> str:
-        changes = ", ".join(self.changes) or "nothing changed"
-        was, then = format_seconds(self.before.step_s), format_seconds(self.after.step_s)
-        return f"Replay({changes}: {was} to {then} a step)"
-
-    def _repr_html_(self) -> str | None:
-        return self.result._repr_html_()
-
-    def facts(self) -> FactDict:
-        return self.result.facts()
-
-    @property
-    def error(self) -> float:
-        return self.before.step_s / self.recording.measured_step_s - 1
-
     @property
     def result(self) -> ReplayResult:
         recording, changed, layout = self.recording, self.changed, self.changed.layout
@@ -335,7 +315,7 @@ class Replay:
             step_s=after_s,
             measured_step_s=recording.measured_step_s,
             replayed_step_s=before_s,
-            error=self.error,
+            error=before_s / recording.measured_step_s - 1,
             changes=list(self.changes),
             change_s=after_s - before_s,
             work_factor=work_factor,

@@ -6,7 +6,6 @@ together, some time after the last of them began; the rest of a recorded time is
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -18,6 +17,7 @@ from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import pick
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import WorkerSteps
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
@@ -78,9 +78,7 @@ class WaitGraph:
 
     def __init__(self, run: WorkerSteps) -> None:
         self._run, self.operations = run, run.operations
-        self._of: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for index, operation in enumerate(run.operations):
-            self._of[operation.stage, operation.kind].append(index)
+        self._of = group_by_key(((each.stage, each.kind), index) for index, each in enumerate(run.operations))
         for listed in self._of.values():
             listed.sort(key=lambda index: run.operations[index].turn)
         self.before: list[set[int]] = [set() for _ in run.operations]
@@ -190,10 +188,9 @@ class WaitGraph:
                     unit = WaitUnit(pair, across=False, grouped=True)
                     grouped |= dict.fromkeys(pair, unit)
         for kind, across in ((EMBEDDING, False), (CLIP, True)):
-            together: dict[int, list[int]] = defaultdict(list)
-            for index, operation in enumerate(self.operations):
-                if operation.kind == kind:
-                    together[operation.turn].append(index)
+            together = group_by_key(
+                (each.turn, index) for index, each in enumerate(self.operations) if each.kind == kind
+            )
             for members in together.values():
                 unit = WaitUnit(tuple(members), across, grouped=True)
                 grouped |= dict.fromkeys(members, unit)

@@ -18,6 +18,7 @@ from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
 from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.grouping import group_by_key
 from stepcast.models.catalog import load_model
 from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
 from stepcast.optimus.cost import machine_of
@@ -67,9 +68,7 @@ def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[F
 
 def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     gpu = _load_gpu(args, paths[0])
-    folders: dict[str, list[str]] = {}
-    for path in paths:
-        folders.setdefault(os.path.dirname(path), []).append(path)
+    folders = group_by_key((os.path.dirname(path), path) for path in paths)
     reader = format_named("megatron")
     runs = {
         folder if len(files) > 1 else files[0]: analyze_megatron(read_sources(list(map(open_source, files)), reader))

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
@@ -19,6 +18,7 @@ from stepcast.cli.streams import show_status, unpainted, waiting_notes
 from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.inputs.source import Progress, Source, read_most
 from stepcast.ir.facts import ChangeFacts, FactDict, pick
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.limits import PIPE
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
@@ -399,9 +399,8 @@ def show_prediction(
 def _path_rows(prediction: "Prediction") -> list[FactDict]:
     """Return the critical path summed by name, longest first."""
     path, program = prediction.critical_path, prediction.step.program.written_out
-    times_s: dict[str, list[float]] = defaultdict(list)
-    for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):
-        times_s[program.segments[program.segment[call]].names[op]].append(seconds)
+    steps = zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True)
+    times_s = group_by_key((program.segments[program.segment[call]].names[op], step_s) for call, op, step_s in steps)
     rows = sorted(((sum(times), len(times), name) for name, times in times_s.items()), key=lambda row: -row[0])
     return [{"name": name, "count": count, "seconds": seconds} for seconds, count, name in rows[:20] if seconds > 0]
 

@@ -26,6 +26,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.progress import report_progress
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import build_question, spell_option
@@ -145,10 +146,8 @@ def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, scoreboard.Recor
 
     It waits for a host whose pace differs from visit to visit.
     """
-    visits: dict[tuple[str | None, ...], list[tuple[Path, scoreboard.Record]]] = {}
-    for file in files:
-        for record in scoreboard.read_records(file):
-            visits.setdefault(tuple(record.get(name) for name in ROW), []).append((file, record))
+    rows = ((file, record) for file in files for record in scoreboard.read_records(file))
+    visits = group_by_key((tuple(map(record.get, ROW)), (file, record)) for file, record in rows)
     for (file, first), *others in visits.values():
         merged = dict(first)
         for name in first if others else ():

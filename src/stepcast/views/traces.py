@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.grouping import sum_by_key
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
@@ -233,10 +234,7 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
 def _optimus_stages(facts: Facts) -> ui.Bars:
     bars = []
     for row in facts["stages"]:
-        amounts: dict[str, float] = {}
-        for part, seconds in row["parts_s"].items():
-            kind = KINDS.get(part, part)
-            amounts[kind] = amounts.get(kind, 0.0) + seconds
+        amounts = sum_by_key((KINDS.get(part, part), seconds) for part, seconds in row["parts_s"].items())
         bars.append(ui.Bar(f"stage {row['stage']}", amounts, format_seconds(row["busy_s"]), "busy"))
     columns = ui.columns("stage ends_with layers=layers:g timed_forward=forward_s busy=busy_s bubble=bubble_s")
     kinds = {KINDS.get(part, part): title for part, title in OPTIMUS_PARTS.items()}

@@ -12,6 +12,7 @@ import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
@@ -44,16 +45,15 @@ def launch_times(timeline: Timeline) -> FloatArray:
 
 def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, Intervals]]:
     """Return the timeline without rows that no marked step launched, and by rank the steps, where it has marks."""
-    lanes_of: dict[int, list[tuple[str, IntArray]]] = {}
-    for lane, rows in zip(timeline.lanes, rows_by_lane(timeline), strict=True):
-        lanes_of.setdefault(lane.rank, []).append((lane.name, rows))
+    lanes = zip(timeline.lanes, rows_by_lane(timeline), strict=True)
+    lanes_of = group_by_key((lane.rank, (lane.name, rows)) for lane, rows in lanes)
     launched_s = launch_times(timeline)
     in_steps = np.ones(len(timeline), dtype=bool)
     steps = {}
-    for rank, lanes in lanes_of.items():
-        marks = [rows for name, rows in lanes if name == STEPS and len(rows)]
+    for rank, own in lanes_of.items():
+        marks = [rows for name, rows in own if name == STEPS and len(rows)]
         if marks:
-            steps[rank] = _steps_of_rank(timeline, np.concatenate(marks), lanes, launched_s, in_steps)
+            steps[rank] = _steps_of_rank(timeline, np.concatenate(marks), own, launched_s, in_steps)
     return timeline.only(in_steps), steps
 
 
@@ -189,9 +189,7 @@ class RankLanes:
         groups = [str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works]
         self.groups = tuple(dict.fromkeys(groups))
         self.group_of_work = np.array([self.groups.index(name) for name in groups] + [-1], np.int64)
-        self._of_rank: dict[int, list[int]] = {}
-        for index, lane in enumerate(timeline.lanes):
-            self._of_rank.setdefault(lane.rank, []).append(index)
+        self._of_rank = group_by_key((lane.rank, index) for index, lane in enumerate(timeline.lanes))
 
     def streams(self, rank: int) -> list[int]:
         return [lane for lane in self._of_rank.get(rank, []) if is_stream(self.timeline.lanes[lane].name)]

@@ -1,8 +1,8 @@
 """A measured Megatron-LM step: time by part, communication, waits, stragglers and the critical path."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,13 +11,12 @@ from stepcast.analyze.changes import heal_rank
 from stepcast.analyze.megatron import meetings as traced
 from stepcast.analyze.megatron import stragglers as straggling
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.recording import Recording, TimePart
+from stepcast.analyze.recording import Meeting, Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.facts import pick
+from stepcast.ir.grouping import group_by_key, sum_by_key
 from stepcast.ir.layout import members
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_seconds
 
 SHORTEST_S = 2e-5  # traces have hundredths of a millisecond: a time of one or two of them gives no rate
 
@@ -91,22 +90,11 @@ class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-@dataclass(frozen=True)
-class MegatronAnalysis:
+class MegatronAnalysis(NamedTuple):
     """A recording with the result of its analysis."""
 
     recording: Recording
     result: MegatronResult
-
-    def __repr__(self) -> str:
-        ranks, gpus = len(self.recording.ranks), self.recording.layout.gpus
-        return f"MegatronAnalysis({ranks} of {gpus} ranks, {format_seconds(self.result.step_s)} a step)"
-
-    def _repr_html_(self) -> str | None:
-        return self.result._repr_html_()
-
-    def facts(self) -> FactDict:
-        return self.result.facts()
 
 
 def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> MegatronAnalysis:
@@ -157,10 +145,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
 
 
 def _sum_operations(operations: Sequence[traced.TraceOperation]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for operation in operations:
-        totals[operation.name] = totals.get(operation.name, 0.0) + operation.duration_s
-    return totals
+    return sum_by_key((operation.name, operation.duration_s) for operation in operations)
 
 
 def _means(tables: list[dict[str, float]]) -> dict[str, float]:
@@ -238,19 +223,16 @@ def _find_traffic(
     operations: Mapping[int, list[traced.TraceOperation]], recording: Recording, busbw: BusBandwidth | None
 ) -> list[MeetingTraffic]:
     """Return every kind of communication, the longest first."""
-    transfers_s: dict[tuple[str, str, int | None], list[float]] = {}
-    overlapped: set[tuple[str, str, int | None]] = set()
-    for meeting in recording.meetings:
-        key = (meeting.name, meeting.group, None if meeting.uneven else meeting.size_bytes)
-        transfers_s.setdefault(key, []).append(meeting.transfer_s)
-        if meeting.overlapped:
-            overlapped.add(key)
-    sites: dict[tuple[str, str, str, str, int | None], list[traced.RankEvent]] = defaultdict(list)
-    for operation in (operation for listed in operations.values() for operation in listed):
-        for event in operation.all_events:
-            if event.kind != "sync":
-                size_bytes = None if event.uneven else event.size_bytes
-                sites[operation.name, traced.plain_name(event), event.kind, event.group, size_bytes].append(event)
+    keyed = [((meeting.name, meeting.group, _even_bytes(meeting)), meeting) for meeting in recording.meetings]
+    transfers_s = group_by_key((key, meeting.transfer_s) for key, meeting in keyed)
+    overlapped = {key for key, meeting in keyed if meeting.overlapped}
+    every = (operation for listed in operations.values() for operation in listed)
+    sites = group_by_key(
+        ((operation.name, traced.plain_name(event), event.kind, event.group, _even_bytes(event)), event)
+        for operation in every
+        for event in operation.all_events
+        if event.kind != "sync"
+    )
     rows = []
     for (operation_name, name, kind, group, size_bytes), events in sites.items():
         times_s, ranks = [event.duration_s for event in events], len({event.rank for event in events})
@@ -264,6 +246,11 @@ def _find_traffic(
         rows.append(MeetingTraffic(*what, together, round(len(times_s) / ranks), *seconds, hidden))
     rows = [_add_rates(row, busbw) for row in _mark_overlapped(rows)]
     return sorted(rows, key=lambda row: -row.total_s)
+
+
+def _even_bytes(sent: Meeting | traced.RankEvent) -> int | None:
+    """Return the size that all members contribute; None where they differ."""
+    return None if sent.uneven else sent.size_bytes
 
 
 def _mark_overlapped(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:

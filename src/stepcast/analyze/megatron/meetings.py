@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from stepcast.analyze.recording import Meeting
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import MODEL, Group, Layout, members, neighbour
 from stepcast.ir.timeline import NONE, Span, SpanKind, Timeline
 from stepcast.ir.work import Collective, CollectiveKind
@@ -174,11 +175,8 @@ def exchanges(operation: TraceOperation) -> list[tuple[RankEvent, RankEvent]]:
 
 def match_events(operations: Mapping[int, list[TraceOperation]]) -> dict[Key, list[RankEvent]]:
     """Return the events that met at least one other rank, by key."""
-    by_key: dict[Key, list[RankEvent]] = {}
-    for listed in operations.values():
-        for operation in listed:
-            for event in operation.all_events:
-                by_key.setdefault(event.key, []).append(event)
+    every = (operation for listed in operations.values() for operation in listed)
+    by_key = group_by_key((event.key, event) for operation in every for event in operation.all_events)
     return {key: events for key, events in by_key.items() if len(events) > 1}
 
 
@@ -192,10 +190,9 @@ PART_KEY_LENGTH = 6
 
 def hold_meetings(matched_events: Mapping[Key, list[RankEvent]]) -> tuple[list[Meeting], int]:
     """Return the meetings, to which their events then refer, and the number of those that cannot have been any."""
-    calls: dict[CallSite, list[list[RankEvent]]] = {}  # within operations: one that is a collective overlaps no work
-    for events in matched_events.values():
-        if len(events[0].key) == PART_KEY_LENGTH:
-            calls.setdefault(_call_site(events[0]), []).append(events)
+    # Within operations: one that is a collective overlaps no work.
+    parts = [events for events in matched_events.values() if len(events[0].key) == PART_KEY_LENGTH]
+    calls = group_by_key((_call_site(events[0]), events) for events in parts)
     alone_s = _overlapped(calls)
     for site, transfer_s in alone_s.items():
         _set_own_work(calls[site], transfer_s)
@@ -335,9 +332,7 @@ def align_clocks(meetings: Sequence[Sequence[RankEvent]], ranks: Sequence[int]) 
     """Return the offset of every rank's clock to that of the lowest rank."""
     pairs = _pairs(meetings)
     clock_of = _clocks(pairs, ranks)
-    clocks: dict[int, list[int]] = {}
-    for rank in ranks:
-        clocks.setdefault(clock_of[rank], []).append(rank)
+    clocks = group_by_key((clock_of[rank], rank) for rank in ranks)
     offset_s = {clock_of[ranks[0]]: 0.0}
     uncertainty_s = 0.0
     waiting = [clock for clock in clocks if clock not in offset_s]

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import Group, Layout, members
 
 # Sizes in the names of traces, fields of a word and a number in any order: Echo writes files such as
@@ -434,9 +435,7 @@ class InferredConfig:
         sizes = []
         for size in (size for size in range(1, dp + 1) if dp % size == 0):
             layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
-            groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-            for rank, rows in sent.items():
-                groups.setdefault(members(rank, Group.EP, layout), []).append(rows)
+            groups = group_by_key((members(rank, Group.EP, layout), rows) for rank, rows in sent.items())
             complete = [group for group in groups.values() if len(group) == size]
             if complete and all(map(_returns_tokens, complete)):
                 sizes.append(size)

@@ -18,6 +18,7 @@ from stepcast.inputs.megatron.config import RankEvidence, infer
 from stepcast.inputs.source import FormatError, Source, parse_amount
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import GATHERS, Collective, CollectiveKind, Direction, Transfer
@@ -317,10 +318,7 @@ def _complete_message(message: Collective | Transfer | None, layout: Layout) -> 
 
 
 def _by_rank(lines: Iterable[TraceLine]) -> dict[int, list[TraceLine]]:
-    ranks: dict[int, list[TraceLine]] = {}
-    for line in lines:
-        ranks.setdefault(line.row.rank, []).append(line)
-    return dict(sorted(ranks.items()))
+    return dict(sorted(group_by_key((line.row.rank, line) for line in lines).items()))
 
 
 def _place_untimed(lines: Sequence[TraceLine]) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from stepcast.generate.flops import model_flops
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.grouping import group_by_key
 from stepcast.units import GIB, format_percent
 from stepcast.validate import scoreboard
 from stepcast.validate.published.setup import (
@@ -312,9 +312,7 @@ def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> tuple[float, f
 
 def rank_figures(rows: Iterable[ScoredRow]) -> Iterator[tuple[str, float]]:
     """Yield regret and rank correlation over cells with enough strategies, and of each."""
-    cells: dict[str, list[ScoredRow]] = defaultdict(list)
-    for row in rows:
-        cells[row.tags["cell"]].append(row)
+    cells = group_by_key((row.tags["cell"], row) for row in rows)
     ranks = {
         cell: rank_cell(np.array([row.measured_s for row in group]), np.array([row.predicted_s for row in group]))
         for cell, group in sorted(cells.items())
