@@ -8,7 +8,7 @@ import pytest
 
 from stepcast.cost.pace import misses_boundaries
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Kernels
+from stepcast.ir.framework import Dispatcher, Execution, Kernels
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, TrainingKind
 from stepcast.ir.work import Matmul
@@ -113,6 +113,25 @@ def test_frameworks_differ_in_their_defaults() -> None:
     assert old.strategy.recompute.kind is RecomputeKind.FULL
     compiled = changed(framework="torchtitan")
     assert (compiled.framework.kernels, compiled.strategy.sharding) == (Kernels.COMPILED, Sharding.FSDP)
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpu", "profile", "dispatcher", "execution"),
+    [
+        ("another", "H100", "generic", Dispatcher.DEEPEP, Execution.EAGER),
+        ("another", "GB200", "generic", Dispatcher.HYBRIDEP, Execution.PARTIAL_GRAPHS),
+        ("another (DeepEP)", "GB200", "generic", Dispatcher.DEEPEP, Execution.PARTIAL_GRAPHS),
+        ("another", "A100", "generic", Dispatcher.ALL_TO_ALL, Execution.EAGER),
+        ("NeMo AutoModel", "H100", "nemo-automodel", Dispatcher.DEEPEP, Execution.EAGER),
+    ],
+)
+def test_software_without_a_profile_runs_as_usual_on_its_gpus(
+    framework: str, gpu: str, profile: str, dispatcher: Dispatcher, execution: Execution
+) -> None:
+    moe = {"model": "qwen3-30b-a3b", "ep": "8", "cp": "1", "dp": "16", "framework": framework, "gpu": gpu}
+    setup = changed(**moe)
+    found = (setup.profile.name, setup.framework.dispatcher, setup.framework.execution)
+    assert found == (profile, dispatcher, execution)
 
 
 def test_chunks_of_embedding_and_loss_may_hold_no_layer() -> None:

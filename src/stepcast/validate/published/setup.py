@@ -21,7 +21,7 @@ from stepcast.inputs.source import parse_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.framework import Execution, Framework, Kernels
+from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.schedules import default_schedule
@@ -375,6 +375,7 @@ def _given(run: PublishedRun) -> FactDict:
         "sequence_parallel": run.sequence_parallel,
         "flash_attention": run.flash_attention,
         "kernels": Kernels.PLAIN if run.compiled is False else None,
+        "dispatcher": next((kind for kind in Dispatcher if kind in run.framework.lower()), None),
         # Composer's PURE reduces in the training precision.
         "gradient_dtype": next((kind for word, kind in GRADIENTS.items() if word in run.sharding), None),
         "further_tokens": 0 if run.further_tokens is False else None,
