@@ -10,7 +10,8 @@ import pytest
 from stepcast.analyze.sweeps import MeasuredSweep
 from stepcast.calibrate.collectives import CONSTANTS, fit_collectives, with_constants
 from stepcast.cli.main import main
-from stepcast.hardware import cluster_names, load_cluster
+from stepcast.hardware import load_cluster
+from stepcast.hardware.catalog import data_names
 from stepcast.inputs.nccl_tests import read
 from stepcast.inputs.source import Source
 from stepcast.ir.work import CollectiveKind
@@ -105,7 +106,7 @@ def test_a_log_that_fits_already_changes_nothing_much(tmp_path: Path, capsys: py
             assert found["constants"][constant.key]["value"] == pytest.approx(described, rel=0.01)
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", data_names("clusters"))
 def test_every_constant_can_be_set_where_a_cluster_has_it(name: str) -> None:
     cluster = load_cluster(name)
     for constant in CONSTANTS:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.frameworks.catalog import framework_names
+from stepcast.hardware.catalog import data_names
 from tests.cli.test_main import run_json
 
 PREDICT = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64", "--seq", "8192")
@@ -63,7 +63,7 @@ def test_an_optimizer_by_name_runs_as_the_profile_runs_it(capsys: pytest.Capture
 
 
 def test_every_profile_predicts(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in framework_names():
+    for name in data_names("frameworks"):
         assert 0.5 < step_s(capsys, "--framework", name, "--tp", "2", "--global-batch", "256") < 60, name
 
 
@@ -98,7 +98,7 @@ def test_an_unknown_framework_is_told_in_one_line(tmp_path: Path, capsys: pytest
 
 def test_frameworks_are_listed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed = json.loads(run(capsys, "list", "frameworks", "--json")[1])["frameworks"]
-    assert [each["name"] for each in listed] == list(framework_names())
+    assert [each["name"] for each in listed] == list(data_names("frameworks"))
     path = tmp_path / "mine.toml"
     path.write_text('extends = "transformers"\n')
     status, out, _ = run(capsys, "show", str(path), "--json")

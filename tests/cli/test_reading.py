@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.hardware import cluster_names
+from stepcast.hardware.catalog import data_names
 from tests.cli.test_main import EXAMPLES, run, run_json
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_standard_input_is_said(
 def test_a_cluster_is_shown_from_a_file_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipe_in(monkeypatch, f'base = "{cluster_names()[0]}"\n'.encode())
+    pipe_in(monkeypatch, f'base = "{data_names("clusters")[0]}"\n'.encode())
     status, _, err = run(capsys, "show", "-")
     assert status == 2
     assert "save it as NAME.toml" in err

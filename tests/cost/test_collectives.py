@@ -20,7 +20,8 @@ from stepcast.cost.collectives.choose import (
     send_receive_price,
 )
 from stepcast.cost.collectives.route import Protocol, Route, library_tuning, route_of, tuning_of, uneven_warning
-from stepcast.hardware import cluster_names, load_cluster, resolve
+from stepcast.hardware import load_cluster, resolve
+from stepcast.hardware.catalog import data_names
 from stepcast.hardware.path import Place
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import GB, GIB, MIB, US
@@ -101,7 +102,7 @@ def test_no_algorithm_beats_the_wires(kind: CollectiveKind, size: float, route: 
 
 
 @settings(max_examples=100)
-@given(st.sampled_from(cluster_names()), st.sampled_from(KINDS), st.integers(2, 288), SIZES)
+@given(st.sampled_from(data_names("clusters")), st.sampled_from(KINDS), st.integers(2, 288), SIZES)
 def test_no_cluster_passes_its_line_rates(name: str, kind: CollectiveKind, ranks: int, size: float) -> None:
     """Whatever was fitted: a GPU's port and a node's NICs carry what must pass them, at most at their line rate."""
     cluster = load_cluster(name)
@@ -313,7 +314,7 @@ def test_a_ring_through_a_mesh_has_an_edge_more() -> None:
     assert rates == pytest.approx([316 * GB, 357 * GB], rel=0.03)
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", data_names("clusters"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cluster_has_a_price(name: str, kind: CollectiveKind) -> None:
     cluster = load_cluster(name)

@@ -16,7 +16,7 @@ from stepcast.cost.matmul import Products, matmul_seconds
 from stepcast.cost.memory_bound import stream_key, stream_seconds
 from stepcast.cost.power import ALONE, SUSTAINED, Load
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware.catalog import gpu_names, load_fit, load_gpu
+from stepcast.hardware.catalog import data_names, load_fit, load_gpu
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
@@ -37,7 +37,12 @@ def has_units(gpu: Gpu, dtype: DType) -> bool:
 
 
 supported = st.sampled_from(
-    [(gpu, dtype) for gpu in map(load_gpu, gpu_names()) for dtype in (*DTYPES, DType.NVFP4) if has_units(gpu, dtype)]
+    [
+        (gpu, dtype)
+        for gpu in map(load_gpu, data_names("gpus"))
+        for dtype in (*DTYPES, DType.NVFP4)
+        if has_units(gpu, dtype)
+    ]
 )
 loads = st.sampled_from([ALONE, SUSTAINED, Load(1e-2, 0.5)])
 

@@ -13,7 +13,8 @@ from stepcast.cost.collectives.flows import (
     transfer_flows,
 )
 from stepcast.cost.pricing import Pricer
-from stepcast.hardware import Cluster, cluster_names, load_cluster
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import data_names
 from stepcast.hardware.cluster import NetworkKind
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import FlowSet
@@ -195,7 +196,7 @@ def test_rings_on_a_torus_run_along_its_lines(shape: str, layout: Layout) -> Non
         assert load.max() <= found.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in cluster_names() if joined_by_switches(name)])
+@pytest.mark.parametrize("name", [name for name in data_names("clusters") if joined_by_switches(name)])
 def test_what_a_price_counts_fits_the_links_in_its_time(name: str) -> None:
     """All groups of a stage at once, on networks that are not oversubscribed: nothing is ever short."""
     cluster = load_cluster(name)

@@ -11,7 +11,8 @@ import pytest
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
-from stepcast.hardware import Cluster, cluster_names, load_cluster
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import data_names
 from stepcast.inputs.table import read
 from stepcast.ir.flows import FlowSet, Repeating
 from stepcast.ir.workload import Workload
@@ -42,7 +43,7 @@ def has_shared_nics(cluster: Cluster) -> bool:
     return gpus > cluster.domain_gpus and cluster.node.nics < cluster.node.gpus
 
 
-@pytest.mark.parametrize("name", [name for name in cluster_names() if not has_shared_nics(load_cluster(name))])
+@pytest.mark.parametrize("name", [name for name in data_names("clusters") if not has_shared_nics(load_cluster(name))])
 def test_where_nothing_is_shared_it_is_the_fast_engine_bit_for_bit(name: str) -> None:
     """Data parallelism alone, on every cluster whose GPUs have a NIC each or more."""
     cluster, workload = load_cluster(name), read(GPT2)

@@ -10,7 +10,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import PriceSource
 from stepcast.hardware import load_gpu
-from stepcast.hardware.catalog import CatalogError, gpu_names
+from stepcast.hardware.catalog import CatalogError, data_names
 from stepcast.ir.dtype import DType
 from stepcast.ir.step import StepReport
 from stepcast.ir.work import Matmul
@@ -44,7 +44,7 @@ def test_a_gpu_is_known_as_far_as_it_was_measured() -> None:
     assert forecast("dgx-a100").sources["matmul"] == forecast("dgx-b200").sources["matmul"] == "fitted"
 
 
-@pytest.mark.parametrize("name", [name for name in gpu_names() if load_gpu(name).reached_flops])
+@pytest.mark.parametrize("name", [name for name in data_names("gpus") if load_gpu(name).reached_flops])
 def test_no_product_beats_the_best_published(name: str) -> None:
     gpu, fit = load_gpu(name), default_fit()
     assert gpu.sources["reached.bf16"].startswith("stas00/ml-engineering")

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 import stepcast
-from stepcast.frameworks.catalog import (
-    Defaults,
-    framework_names,
-    load_framework,
-    load_profile,
-    missing_features,
-    settle,
-)
+from stepcast.frameworks.catalog import Defaults, load_framework, load_profile, missing_features, settle
+from stepcast.hardware.catalog import data_names
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
@@ -31,7 +25,7 @@ def test_the_default_is_that_of_the_library() -> None:
     assert profile.defaults == Defaults()
 
 
-@pytest.mark.parametrize("name", framework_names())
+@pytest.mark.parametrize("name", data_names("frameworks"))
 def test_every_profile_is_described_and_sourced(name: str) -> None:
     profile = load_profile(name)
     assert profile.name == name
@@ -111,7 +105,7 @@ def test_an_unknown_name_says_which_are_known() -> None:
     assert load_profile("Megatron_Core").name == "megatron-core"
 
 
-@pytest.mark.parametrize("name", framework_names())
+@pytest.mark.parametrize("name", data_names("frameworks"))
 def test_profiles_have_what_they_choose_by_default(name: str) -> None:
     profile = load_profile(name)
     for layout in (Layout(tp=2, dp=4), Layout(tp=2, dp=4, pp=4), Layout(tp=2, dp=4, pp=2, vpp=2)):

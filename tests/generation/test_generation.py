@@ -10,15 +10,10 @@ import pytest
 import stepcast
 from stepcast.generation.forecast import generate_batch, split_serving, steady_serving
 from stepcast.generation.lengths import Lengths, parse_lengths
-from stepcast.generation.placement import (
-    GenerationFormats,
-    GenerationLayout,
-    engine_names,
-    generation_memory,
-    load_engine,
-)
+from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory, load_engine
 from stepcast.generation.steps import step_times
 from stepcast.hardware import load_cluster, load_gpu
+from stepcast.hardware.catalog import data_names
 from stepcast.ir.dtype import DType
 from stepcast.models.catalog import load_model
 from tests.cli.test_main import run, run_json
@@ -85,7 +80,7 @@ def test_experts_of_their_own_ranks_get_tokens_by_low_latency_kernels() -> None:
     assert apart.decode_s(batch, context) < 0.8 * shared.decode_s(batch, context)
 
 
-@pytest.mark.parametrize("name", engine_names())
+@pytest.mark.parametrize("name", data_names("engines"))
 def test_larger_batches_and_contexts_take_longer_and_engines_are_complete(name: str) -> None:
     cluster, engine = stepcast.load_cluster("dgx-h100"), load_engine(name)
     steps = step_times(

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 import stepcast
+from stepcast.hardware.catalog import data_names
 from stepcast.inputs.configs.rl import read_rl_text, read_rl_values
 from stepcast.inputs.source import FormatError
-from stepcast.rl.step import count_tensors, load_profile, profile_names
+from stepcast.rl.step import count_tensors, load_profile
 from tests.cli.test_main import run, run_json
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def test_algorithms_differ_in_their_passes() -> None:
     assert dapo.phases_s["generation"] > grpo.phases_s["generation"]
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", data_names("rl_software"))
 def test_profiles_state_their_sources(name: str) -> None:
     assert load_profile(name).sources
 

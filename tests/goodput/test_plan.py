@@ -16,12 +16,12 @@ from stepcast.goodput.operation import (
     Pause,
     Saving,
     Stragglers,
-    failure_names,
     idle_node_watts,
     load_failures,
     node_watts,
 )
 from stepcast.goodput.plan import TrainingPhase, plan, plan_alternatives
+from stepcast.hardware.catalog import data_names
 from stepcast.units import DAY, HOUR, TB
 
 PHASE = TrainingPhase(steps=100_000, step_s=6.0, tokens_per_step=16e6, gpus=16_384, replicas=128)
@@ -93,7 +93,7 @@ def test_meta_research_cluster_projection() -> None:
     assert 1 / failures.per_s(16_384, 2048, 16_384) == pytest.approx(1.8 * HOUR, rel=0.02)
 
 
-@pytest.mark.parametrize("name", failure_names())
+@pytest.mark.parametrize("name", data_names("failures"))
 def test_every_profile_names_its_sources(name: str) -> None:
     failures, _ = load_failures(name)
     assert failures.description

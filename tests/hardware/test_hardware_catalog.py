@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import stepcast.hardware
-from stepcast.hardware import Gpu, cluster_names, load_cluster, load_gpu
-from stepcast.hardware.catalog import CLUSTER_KEYS, GPU_KEYS, CatalogError, gpu_names, known_transports
+from stepcast.hardware import Gpu, load_cluster, load_gpu
+from stepcast.hardware.catalog import CLUSTER_KEYS, GPU_KEYS, CatalogError, data_names, known_transports
 
 DATA = Path(stepcast.hardware.__file__).parents[1] / "data"
 FILES = sorted((*DATA.glob("gpus/*.toml"), *DATA.glob("clusters/*.toml")))
@@ -64,7 +64,7 @@ CLUSTERS = {
 # fp32 operations one multiprocessor starts per clock: cores x 2 (AMD: packed fp32 from CDNA 3 on doubles it)
 FP32_PER_CLOCK = {
     **dict.fromkeys(("p100-pcie", "p100-sxm", "t4", "mi210", "mi250x"), 128),
-    **{name: 128 for name in gpu_names() if name.startswith(("v100", "a100", "a800", "a30", "tpu", "trainium"))},
+    **{name: 128 for name in data_names("gpus") if name.startswith(("v100", "a100", "a800", "a30", "tpu", "trainium"))},
 }
 
 
@@ -81,11 +81,11 @@ def test_known_values(name: str) -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert set(KNOWN) <= set(gpu_names())
-    assert set(cluster_names()) >= CLUSTERS
+    assert set(KNOWN) <= set(data_names("gpus"))
+    assert set(data_names("clusters")) >= CLUSTERS
 
 
-@pytest.mark.parametrize("name", gpu_names())
+@pytest.mark.parametrize("name", data_names("gpus"))
 def test_peaks_agree_with_cores_and_clock(name: str) -> None:
     """Catches a sparse figure, a swapped column or a wrong multiprocessor count."""
     gpu = load_gpu(name)

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.hardware import Cluster, cluster_names, group_path, load_cluster, resolve
+from stepcast.hardware import Cluster, group_path, load_cluster, resolve
+from stepcast.hardware.catalog import data_names
 from stepcast.hardware.path import neighbour_path
 from stepcast.ir.layout import Layout, RankGrid
 
 GB = 1e9
 H100 = load_cluster("dgx-h100")
-MANY = [name for name in cluster_names() if load_cluster(name).gpus is None]
+MANY = [name for name in data_names("clusters") if load_cluster(name).gpus is None]
 
 clusters = st.sampled_from(
     [load_cluster(name) for name in MANY]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.hardware import cluster_names, load_cluster
+from stepcast.hardware import load_cluster
+from stepcast.hardware.catalog import data_names
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ def test_what_leaves_a_node(name: str) -> None:
 
 
 def test_the_table_has_every_provider_s_machines() -> None:
-    assert {name for name in cluster_names() if name.startswith(PROVIDERS)} <= set(RENTED)
+    assert {name for name in data_names("clusters") if name.startswith(PROVIDERS)} <= set(RENTED)
 
 
 @pytest.mark.parametrize("name", [name for name in RENTED if name.startswith(PROVIDERS)])
@@ -100,7 +101,7 @@ def test_the_fitted_machine_and_a_healthy_one_are_two() -> None:
     assert fitted.node.nic.efficiency < 0.7 < 0.9 < healthy.node.nic.efficiency
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", data_names("clusters"))
 def test_every_cluster_predicts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = load_cluster(name)
     gpus = cluster.gpus or max(4, 2 * cluster.domain_gpus)
@@ -119,7 +120,7 @@ def test_hosts_have_the_memory_that_their_page_states(name: str, gib: int) -> No
     assert host.memory_bytes == gib * 2**30
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", data_names("clusters"))
 def test_every_cluster_is_shown_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", name, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

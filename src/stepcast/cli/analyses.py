@@ -9,8 +9,8 @@ from stepcast.analyze.play import measured, timeline_of
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.sweeps import analyze_sweep
 from stepcast.cost.collectives.sweep import reached_busbw
-from stepcast.hardware import cluster_names, load_cluster, load_gpu
-from stepcast.hardware.catalog import CatalogError
+from stepcast.hardware import load_cluster, load_gpu
+from stepcast.hardware.catalog import CatalogError, data_names
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.measured import CollectiveSweep, RunLog
@@ -59,7 +59,7 @@ def analyze_nccl_tests(sweep: CollectiveSweep, question: AnalyzeQuestion) -> Ana
     if question.cluster is None:
         try:
             gpu = load_gpu(sweep.device).name
-            names = [name for name in cluster_names() if load_cluster(name).gpu.name == gpu]
+            names = [name for name in data_names("clusters") if load_cluster(name).gpu.name == gpu]
             hint = f"; clusters with {gpu}: {', '.join(names)}" if names else ""
         except CatalogError:
             hint = "; see 'stepcast list clusters'"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from stepcast.cli.documents import load_lazily
 from stepcast.cli.output import show_view
+from stepcast.hardware.catalog import data_names
 from stepcast.ir.facts import FactDict, pick
 
 
@@ -37,16 +38,16 @@ def _gpus() -> list[FactDict]:
 
 
 def _frameworks() -> list[FactDict]:
-    from stepcast.frameworks.catalog import framework_names, load_profile, profile_facts
+    from stepcast.frameworks.catalog import load_profile, profile_facts
 
-    return [{"framework": name, **profile_facts(load_profile(name))} for name in framework_names()]
+    return [{"framework": name, **profile_facts(load_profile(name))} for name in data_names("frameworks")]
 
 
 def _failures() -> list[FactDict]:
-    from stepcast.goodput.operation import failure_names, load_failures
+    from stepcast.goodput.operation import load_failures
 
     rows: list[FactDict] = []
-    for name in failure_names():
+    for name in data_names("failures"):
         failures, restart = load_failures(name)
         between = pick(failures, "gpu_s node_s link_s").items()
         times_s = {part: value if value < float("inf") else None for part, value in between}

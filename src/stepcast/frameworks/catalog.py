@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
-from stepcast.hardware.catalog import CatalogError, Description, flat, read_chained
+from stepcast.hardware.catalog import CatalogError, Description, data_names, flat, read_chained
 from stepcast.inputs.source import DATA, read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -393,10 +393,6 @@ TABLES: Mapping[str, Keys] = {
 KEYS = ("description", "extends", *(f"{table}.{key}" for table, entries in TABLES.items() for key in entries))
 
 
-def framework_names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in (DATA / "frameworks").glob("*.toml")))
-
-
 def load_profile(name_or_path: str) -> Profile:
     """Load a framework of the catalogue, by name in any letter case, or from a TOML file."""
     return _load(name_or_path, (), "")
@@ -413,7 +409,7 @@ def profile_of(framework: Framework) -> Profile:
     A value that ``load_framework`` returned has its profile; presets do not touch fields that were changed
     since. A value of another name has the general defaults.
     """
-    if framework.name not in framework_names():
+    if framework.name not in data_names("frameworks"):
         return Profile(framework, Defaults())
     profile = load_profile(framework.name)
     old = profile.framework
@@ -440,8 +436,7 @@ def _load(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     if not name.endswith(".toml"):
         word = name.strip().lower().replace("_", "-").replace(" ", "-")
         word = OTHER_NAMES.get(word, word)
-        if word not in framework_names():
-            known = list(framework_names())
+        if word not in (known := data_names("frameworks")):
             hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
             raise CatalogError(named_at, "", f"unknown framework {name!r}{hint}")
         return _load_catalogued(word)

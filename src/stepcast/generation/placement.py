@@ -9,14 +9,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from stepcast.hardware.catalog import data_names
 from stepcast.hardware.cluster import Gpu
+from stepcast.inputs.source import DATA
 from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer
 from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
 
-FOLDER = Path(__file__).parents[1] / "data" / "engines"
+# Other names of engines.
+ENGINES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "tensorrt_llm": "trtllm"}
 
 
 class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
@@ -51,19 +54,13 @@ class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     sources: dict[str, str] = {}
 
 
-def engine_names() -> tuple[str, ...]:
-    """Return the names of the profiles that ship with the package."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
-
-
 @lru_cache(maxsize=16)
 def load_engine(name: str) -> EngineProfile:
     """Return the profile *name*, or that of a TOML file."""
-    words = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "tensorrt_llm": "trtllm"}
-    own = words.get(name.lower(), name.lower())
-    path = FOLDER / f"{own}.toml" if own in engine_names() else Path(name)
+    own, known = ENGINES.get(name.lower(), name.lower()), data_names("engines")
+    path = DATA / "engines" / f"{own}.toml" if own in known else Path(name)
     if not path.is_file():
-        raise ValueError(f"unknown engine {name!r}; choose from {', '.join(engine_names())}, or give a TOML file")
+        raise ValueError(f"unknown engine {name!r}; choose from {', '.join(known)}, or give a TOML file")
     try:
         return convert_table(tomllib.loads(path.read_text(encoding="utf-8")), EngineProfile)
     except (TableError, tomllib.TOMLDecodeError) as error:

@@ -105,7 +105,7 @@ class StepTimes:
             seconds += count * self._linear_s(tokens, outputs, inputs, recipe)
         traffic = 12.0 * tokens * model.hidden * DType.BF16.bytes * model.layers / self._bandwidth
         seconds += traffic + engine.small_kernels * engine.kernel_s * model.layers
-        expert_layers = sum(block.feed_forward is FeedForward.EXPERTS for block in model.blocks)
+        expert_layers = model.expert_layers
         if expert_layers:
             seconds += expert_layers * self._experts_s(tokens * self.layout.dp)
         return seconds + self._exchange_s(tokens, expert_layers)

@@ -6,8 +6,8 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from stepcast.goodput.process import Shortage
-from stepcast.hardware.catalog import CatalogError, Description, flat
-from stepcast.inputs.source import FormatError, Source
+from stepcast.hardware.catalog import CatalogError, Description, data_names, flat
+from stepcast.inputs.source import DATA, FormatError, Source
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
@@ -143,7 +143,6 @@ def idle_node_watts(gpu_power_w: float, gpus: int, host_w: float) -> float:
     return host_w + gpus * gpu_power_w * IDLE
 
 
-DATA = Path(__file__).parents[1] / "data" / "failures"
 NONE = "none"
 
 
@@ -169,21 +168,17 @@ def _read_value(name: str, value: object) -> object:
     return convert_table(value, kind)
 
 
-def failure_names() -> tuple[str, ...]:
-    return tuple(sorted(file.stem for file in DATA.iterdir()))
-
-
 def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     """Return the failures and restart times of data/failures/NAME.toml or of a file of the same form."""
     if name_or_path.lower() == NONE:
         return NO_FAILURES, Restart()
     if name_or_path.endswith(".toml"):
         return _read_profile(Path(name_or_path), name_or_path)
-    name, known = name_or_path.lower(), failure_names()
+    name, known = name_or_path.lower(), data_names("failures")
     if name not in known:
         problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
         raise CatalogError("", "", problem)
-    return _read_profile(DATA / f"{name}.toml", f"{name}.toml")
+    return _read_profile(DATA / "failures" / f"{name}.toml", f"{name}.toml")
 
 
 def _read_profile(path: Path, file: str) -> tuple[Failures, Restart]:

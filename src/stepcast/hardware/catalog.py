@@ -209,12 +209,10 @@ CLUSTER_KEYS: dict[str, DescriptionKey] = {
 }
 
 
-def gpu_names() -> tuple[str, ...]:
-    return _names("gpus")
-
-
-def cluster_names() -> tuple[str, ...]:
-    return _names("clusters")
+@lru_cache(maxsize=16)
+def data_names(folder: str) -> tuple[str, ...]:
+    """Return the names of the descriptions in a *folder* of the package's data, such as ``engines``."""
+    return tuple(sorted(file.stem for file in (DATA / folder).glob("*.toml")))
 
 
 def load_gpu(name_or_path: str) -> Gpu:
@@ -236,7 +234,7 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
 def clusters_of(gpu: str) -> list[str]:
     """Return the clusters of the catalogue that have *gpu*, the plainest first."""
     names = []
-    for name in cluster_names():
+    for name in data_names("clusters"):
         base = _read_entries("clusters", name).get("gpu.base")
         if base and _catalogue_name("gpus", str(base.value)) == gpu:
             names.append(name)
@@ -305,7 +303,7 @@ def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
     word = _normalise(name)
     # Other spellings are read from all files, which takes longer than a prediction.
-    described = _is_file(name) or word in _names("clusters") or word in _spellings()["clusters"]
+    described = _is_file(name) or word in data_names("clusters") or word in _spellings()["clusters"]
     gpu_alone = None if described else _spellings()["gpus"].get(word)  # a GPU that no cluster is named after
     entries = dict(_node_entries(gpu_alone) if gpu_alone else _read_entries("clusters", name))
     for text in (*own, *overrides):
@@ -413,18 +411,13 @@ def _sources(entries: Entries, keys: Mapping[str, DescriptionKey]) -> dict[str, 
 # Names.
 
 
-@lru_cache(maxsize=2)
-def _names(kind: str) -> tuple[str, ...]:
-    return tuple(sorted(file.stem for file in (DATA / kind).glob("*.toml")))
-
-
 @lru_cache(maxsize=1)
 def _spellings() -> dict[str, dict[str, str]]:
     """Return, for GPUs and clusters, every normalised spelling -> the name in the catalogue."""
     tables: dict[str, dict[str, str]] = {}
     for kind in ("gpus", "clusters"):
-        table = tables[kind] = {name: name for name in _names(kind)}
-        for name in _names(kind):
+        table = tables[kind] = {name: name for name in data_names(kind)}
+        for name in data_names(kind):
             aliases = _read_entries(kind, name).get("aliases")
             words = aliases.value if aliases and isinstance(aliases.value, list) else []
             table |= {_normalise(str(word)): name for word in words}
@@ -449,7 +442,7 @@ def _own_name(kind: str, name: str, where: str = "") -> str:
 def _catalogue_name(kind: str, name: str, where: str = "") -> str:
     """Return the catalogue's spelling of *name*."""
     word = _normalise(name)
-    if word in _names(kind):
+    if word in data_names(kind):
         return word
     table = _spellings()[kind]
     if word in table:
@@ -457,7 +450,7 @@ def _catalogue_name(kind: str, name: str, where: str = "") -> str:
     for pattern, problem in NOT_DESCRIBED.items():
         if re.match(pattern, word):
             raise CatalogError(where, "", f"{name}{problem}")
-    hint = nearest(word, table) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
+    hint = nearest(word, table) or f"; known are {', '.join(data_names(kind))}, or a file NAME.toml"
     raise CatalogError(where, "", f"unknown {kind.removesuffix('s')} {name!r}{hint}")
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
+from stepcast.hardware.catalog import data_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Gpu, NetworkRouting, Topology
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.facts import FactDict
@@ -69,8 +69,8 @@ def gpu_facts(gpu: Gpu) -> FactDict:
 
 
 def all_gpus() -> list[FactDict]:
-    return [{"gpu": name, **gpu_facts(load_gpu(name))} for name in gpu_names()]
+    return [{"gpu": name, **gpu_facts(load_gpu(name))} for name in data_names("gpus")]
 
 
 def all_clusters() -> list[FactDict]:
-    return [{"cluster": name, **cluster_facts(load_cluster(name))} for name in cluster_names()]
+    return [{"cluster": name, **cluster_facts(load_cluster(name))} for name in data_names("clusters")]

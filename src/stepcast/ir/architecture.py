@@ -159,10 +159,6 @@ class Architecture:
         return self.kv_heads * self.head_dim
 
     @property
-    def attention_layers(self) -> int:
-        return sum(block.mixer is Mixer.ATTENTION for block in self.blocks)
-
-    @property
     def expert_layers(self) -> int:
         return sum(block.feed_forward is FeedForward.EXPERTS for block in self.blocks)
 

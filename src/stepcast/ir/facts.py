@@ -6,7 +6,7 @@ One dictionary for each answer, in the words of the JSON contract. Keys that onl
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from stepcast.units import format_percent
 
@@ -20,15 +20,6 @@ def pick(source: object, spec: str) -> FactDict:
     """Return attributes of *source* as facts, such as ``gpus time_s=seconds gpu=cluster.gpu.name``."""
     pairs = (word.partition("=") for word in spec.split())
     return {name: attrgetter(path or name)(source) for name, _, path in pairs}
-
-
-class BandFacts(TypedDict):
-    low_s: float
-    high_s: float
-    level: float
-    of: str
-    rows: NotRequired[int]
-    widened: NotRequired[list[str]]
 
 
 class OperatorFacts(TypedDict):

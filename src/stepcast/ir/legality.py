@@ -67,7 +67,7 @@ def _misfit(degree: str, ways: int, count: int, what: str) -> str:
 
 def _tensor(model: Model, strategy: Strategy) -> str:
     tp = strategy.layout.tp
-    attention = model.hybrid is None or model.attention_layers > 0
+    attention = model.hybrid is None or any(block.mixer is Mixer.ATTENTION for block in model.block_kinds)
     widths = [("heads", model.heads)] if attention else []
     if attention and model.latent is None and tp % model.kv_heads:  # else each serves tp / kv heads ranks
         widths.append(("kv heads", model.kv_heads))

@@ -4,6 +4,8 @@ A limit exists where a small input could state, or become, more than the machine
 none. Each is far beyond what real runs have; docs/limits.md lists them.
 """
 
+from functools import partial
+
 from stepcast.ir.dataclass import dataclass
 
 MIB = 2**20
@@ -33,9 +35,7 @@ class Limit:
         return f"{self.most // MIB:,} MiB" if self.unit == "bytes" else f"{self.most:,}"
 
 
-def _bytes(what: str, most: int, why: str) -> Limit:
-    return Limit(what, most, why, "bytes")
-
+_bytes = partial(Limit, unit="bytes")
 
 # ---- bytes: files that are read whole -----------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, field
 
 from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import BandFacts, FactDict, Facts
+from stepcast.ir.facts import FactDict, Facts, pick
 
 LEVEL = 0.9
 """The share of the runs that a band was fitted to inside it; also of the range of a single cost estimate."""
@@ -30,15 +30,9 @@ class Band:
         """Return the ends in seconds; the prediction itself is always inside."""
         return step_s * min(1.0, self.low), step_s * max(1.0, self.high)
 
-    def facts(self, low_s: float, high_s: float) -> BandFacts:
-        return {
-            "low_s": low_s,
-            "high_s": high_s,
-            "level": self.level,
-            "of": self.of,
-            "rows": self.rows,
-            "widened": list(self.widened),
-        }
+    def facts(self) -> FactDict:
+        """Return the level of the interval and the runs that it comes from."""
+        return {**pick(self, "level of rows"), "widened": list(self.widened)}
 
 
 # Parts of a step, in the order in which they are shown.
@@ -66,9 +60,6 @@ class StageReport:
     host_s: float
     bubble_s: float
     peak_in_flight: int
-
-    def facts(self) -> FactDict:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +115,7 @@ class StepReport:
 
     def facts(self) -> FactDict:
         """Return the step as the JSON contract spells it."""
-        reached = self.throughput
-        unmeasured: BandFacts = {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
+        band = self.band.facts() if self.band else {"level": LEVEL, "of": "prices"}
         return {
             "step_s": self.step_s,
             "breakdown_s": {part: self.breakdown_s[part] for part in PARTS},
@@ -133,17 +123,12 @@ class StepReport:
                 group: {"total": exposure.total_s, "exposed": exposure.exposed_s}
                 for group, exposure in self.communication_s.items()
             },
-            "stages": [stage.facts() for stage in self.stages],
+            "stages": [asdict(stage) for stage in self.stages],
             "run": dict(self.run),
-            "gpus": self.gpus,
-            "schedule": self.schedule,
-            "micro_batches": self.micro_batches,
-            "bubble_fraction": self.bubble_share,
-            "tokens_per_s": reached.tokens_per_s if reached else None,
-            "tflops_per_gpu": reached.tflops_per_gpu if reached else None,
-            "mfu": reached.mfu if reached else None,
+            **pick(self, "gpus schedule micro_batches bubble_fraction=bubble_share"),
+            **{name: getattr(self.throughput, name, None) for name in ("tokens_per_s", "tflops_per_gpu", "mfu")},
             "memory_bytes": self.memory_bytes,
-            "uncertainty": self.band.facts(self.low_s, self.high_s) if self.band else unmeasured,
+            "uncertainty": {**pick(self, "low_s high_s"), **band},
             "sources": dict(self.sources),
             "warnings": list(self.warnings),
             "assumptions": list(self.assumptions),

@@ -12,10 +12,10 @@ from stepcast.cost.calibration import Calibration, calibration
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import Profile, Settled, framework_names, load_profile, missing_features, profile_of
+from stepcast.frameworks.catalog import Profile, Settled, load_profile, missing_features, profile_of
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
-from stepcast.hardware.catalog import clusters_of
+from stepcast.hardware.catalog import clusters_of, data_names
 from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -233,7 +233,7 @@ def check_gpu(corrections: Calibration, path: str, gpu: str) -> None:
 def _load_software(software: Framework | str, assumptions: list[str]) -> Profile:
     if isinstance(software, str):
         return load_profile(software)
-    if software.name not in framework_names():
+    if software.name not in data_names("frameworks"):
         assumptions.append(f"framework {software.name!r} is not in the catalogue: general defaults are used")
     return profile_of(software)
 

@@ -6,13 +6,11 @@ other, and memory moves to the host and back. Split, two pools of GPUs take turn
 on batches up to *staleness* steps apart, and the slower pool decides.
 """
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, prod
-from pathlib import Path
 
 import numpy as np
 from msgspec import Struct, structs
@@ -23,6 +21,7 @@ from stepcast.generation.forecast import GenerationForecast, GenerationTask, for
 from stepcast.generation.lengths import Lengths
 from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout
 from stepcast.hardware import Cluster
+from stepcast.hardware.catalog import data_names, load_data
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
@@ -34,7 +33,6 @@ from stepcast.questions.settle import settle
 from stepcast.units import MS, format_seconds
 from stepcast.views.answer import Answer
 
-FOLDER = Path(__file__).parents[1] / "data" / "rl_software"
 ROUND = 64  # sequences are padded or packed to multiples of this
 BF16_FORMATS = GenerationFormats()
 REWARD_SEED = 1
@@ -80,18 +78,12 @@ class RlProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         return [] if self.compared else [text]
 
 
-def profile_names() -> tuple[str, ...]:
-    """Return the names of the RL software that is known."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
-
-
 @lru_cache(maxsize=16)
 def load_profile(name: str) -> RlProfile:
     """Return the profile *name*."""
-    if name not in profile_names():
-        raise ValueError(f"unknown RL software {name!r}; choose from {', '.join(profile_names())}")
-    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-    return convert_table(tomllib.loads(text), RlProfile)
+    if name not in (known := data_names("rl_software")):
+        raise ValueError(f"unknown RL software {name!r}; choose from {', '.join(known)}")
+    return convert_table(load_data(f"rl_software/{name}"), RlProfile)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from stepcast.frameworks.catalog import framework_names
-from stepcast.goodput.operation import failure_names
-from stepcast.hardware import cluster_names
-from stepcast.hardware.catalog import load_data
+from stepcast.hardware.catalog import data_names, load_data
 from stepcast.ir.dataclass import dataclass
 from stepcast.models.catalog import model_names
 from stepcast.questions.choices import option_of
@@ -68,8 +65,8 @@ class Field:
 def _read_forms() -> dict[str, tuple[Field, ...]]:
     """Return the fields of each form in ``data/forms.toml``."""
     tables, values = load_data("forms"), {name: choice.values for name, choice in CHOICES.items()}
-    values |= {"models": model_names(), "clusters": cluster_names(), "frameworks": framework_names()}
-    values |= {"failures": (*failure_names(), "none"), "objectives": OBJECTIVES, "currencies": CURRENCIES}
+    values |= {"models": model_names(), "clusters": data_names("clusters"), "frameworks": data_names("frameworks")}
+    values |= {"failures": (*data_names("failures"), "none"), "objectives": OBJECTIVES, "currencies": CURRENCIES}
     values |= {"precisions": PRECISIONS, "recomputes": RECOMPUTES}
     fields: dict[str, Field] = {}
     for name, about in tables["fields"].items():

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from stepcast.hardware import cluster_names, load_cluster
+from stepcast.hardware import load_cluster
+from stepcast.hardware.catalog import data_names
 from stepcast.hardware.graph import Network, network_of, routes, seats_of, seats_on
 from stepcast.hardware.graph.routes import sum_shares
 from stepcast.ir.layout import Layout
@@ -148,7 +149,7 @@ def test_the_hash_is_the_same_again_and_another_seed_gives_others() -> None:
 
 
 def test_the_whole_catalogue_has_a_graph() -> None:
-    for name in cluster_names():
+    for name in data_names("clusters"):
         cluster = load_cluster(name)
         network = network_of(cluster, min(cluster.nodes or 4, 4))
         ways = routes(network, np.zeros(network.gpus, np.int64), np.arange(network.gpus))
