@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from stepcast.cost.compute import compute_price, counted_load
+from stepcast.cost.compute import compute_price, cool_seconds, load_of
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import Load
 from stepcast.generate.workload import generate
@@ -60,7 +60,7 @@ def test_a_step_wants_as_much_power_as_its_clock_shows() -> None:
                     for op in layer.all_ops:
                         if isinstance(op.work, Compute):
                             works[op.work] += block.repeat
-            wanted = counted_load(works, H200, default_fit()).wanted
+            wanted = load_of(*cool_seconds(works, H200, default_fit()), H200, default_fit()).wanted
             assert wanted is not None
             pairs.append((max(1.0, wanted), 1980 / float(record["sm_mhz"])))
     asked, slower = np.array(pairs).T

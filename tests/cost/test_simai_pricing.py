@@ -6,7 +6,6 @@ import pytest
 
 from stepcast.cost.simai import (
     SIZES_BYTES,
-    SimaiOverlap,
     SimaiPrice,
     SimaiSystem,
     efficiency_tables,
@@ -59,7 +58,7 @@ def test_ignored_broadcast_is_reported() -> None:
 def test_overlap_hides_its_group_alone() -> None:
     workload = read(MOE)
     plain = simai_price(workload, 9216)
-    hidden = simai_price(workload, 9216, overlap=SimaiOverlap(tp=1.0, ep=0.5))
+    hidden = simai_price(workload, 9216, overlap={"tp": 1.0, "ep": 0.5})
     assert hidden.tp_s == 0
     assert hidden.ep_s == pytest.approx(plain.ep_s / 2)
     assert (hidden.dp_s, hidden.dp_ep_s, hidden.bubble_s) == (plain.dp_s, plain.dp_ep_s, plain.bubble_s)
@@ -132,7 +131,7 @@ def test_group_that_simai_lacks_is_an_error() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_overlap_outside_its_range_is_an_error(ratio: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
-        SimaiOverlap(tp=ratio)
+        simai_price(one_layer(CollectiveKind.ALL_GATHER, GIB, Group.TP, Layout(tp=2)), overlap={"tp": ratio})
 
 
 def test_efficiency_is_linear_between_rows_and_flat_outside() -> None:

@@ -9,7 +9,8 @@ from stepcast.cli.documents import read_document
 from stepcast.cli.options import check_applicable, cluster_question, has_racks
 from stepcast.cli.output import print_json, print_warnings, show_prediction, terminal_width
 from stepcast.cost.collectives.choose import Algorithm
-from stepcast.cost.simai import SimaiOverlap, SimaiSystem, simai_price
+from stepcast.cost.simai import GROUPS as SIMAI_GROUPS
+from stepcast.cost.simai import SimaiSystem, simai_price
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
@@ -150,7 +151,6 @@ def _group(name: str) -> Group:
 # ---- SimAI ------------------------------------------------------------------------------------------------
 
 SIMAI_PARTS = ("dp", "dp_ep", "tp", "ep", "pp", "bubble", "compute", "total")
-SIMAI_GROUPS = ("tp", "ep", "dp", "dp_ep")
 
 
 def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
@@ -165,7 +165,7 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
         if name not in SIMAI_GROUPS:
             raise ValueError(f"--overlap {entry!r}: expected one of {', '.join(SIMAI_GROUPS)}")
     system = SimaiSystem(args.nvlink_gb_per_s, args.nic_gb_per_s, args.gpus_per_server, args.nics_per_server)
-    price = simai_price(workload, args.gpus, system, SimaiOverlap(**ratios))
+    price = simai_price(workload, args.gpus, system, ratios)
     warnings = [*workload.warnings, *price.warnings]
     parts_s = {part: getattr(price, f"{part}_s") for part in SIMAI_PARTS}
     breakdown_s = {part: getattr(price, f"{part}_s", 0.0) for part in PARTS}

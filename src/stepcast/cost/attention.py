@@ -14,28 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from stepcast.cost.fits import AttentionFit, ComputeFit
+from stepcast.cost.fits import AttentionFit, ComputeFit, constants
 from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import Number, Price, Rates, matrix_rates, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, attention_bytes
 
-QUERY_TILE = 128
-# PyTorch's kernel for fp32 (transformers/cuda/mem_eff_attention): 12 heads of 160 tokens take 0.53 of the time of tiles
-# of 128 on an H200, as 192 x 192 scores are of 256 x 256.
-FP32_TILE = 64
-DEFAULT_HEAD = 192  # wider heads run in kernels of other tiles
-# Backward of heads wider than 128 on Blackwell, those of latent attention, which no tile holds at once: cuDNN on a B200
-# takes 1.38 times as long for queries of 192 and values of 128 as for heads of 128, over the operations of each (32, 64
-# and 128 heads of 4,096 tokens; SimuMax, configs/system/b200_bf16_ceperm.json).
-LATENT_BACKWARD = 1.35
-# Seconds of cuDNN's fp8 attention over those of the rates below, forward and backward, of heads of 128 and 8,192
-# tokens: NVIDIA/cudnn-frontend, benchmark (H200 with cuDNN 9.26, B200 and GB300 with 9.13). Hopper's
-# backward computes masked pairs too: 342 TFLOP/s under a causal mask, 710 without.
-SCALED = {"hopper": (0.93, 1.09), "blackwell": (1.29, 1.3), "blackwell-ultra": (1.09, 1.26)}
+MEASURED = constants("attention")
+QUERY_TILE: int = MEASURED["query_tile"]
+FP32_TILE: int = MEASURED["fp32_tile"]
+DEFAULT_HEAD: int = MEASURED["default_head"]  # wider heads run in kernels of other tiles
 # Share of the peak that the best published product of an H200, on which attention was fitted, reaches.
-BEST_SHARE = 794.5 / 989.4
+BEST_SHARE: float = MEASURED["best_product"][0] / MEASURED["best_product"][1]
 
 
 class AttentionSizes(NamedTuple):
@@ -51,17 +42,13 @@ class AttentionSizes(NamedTuple):
 
 
 def price_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
-    seconds = attention_seconds(_sizes_of(work), work.causal, work.backward, work.dtype, gpu, fit, load)
+    sizes = AttentionSizes(*(getattr(work, name) for name in AttentionSizes._fields))
+    seconds = attention_seconds(sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
     own = fit.attention_backward if work.backward else fit.attention_forward
     if work.dtype.bytes < DType.FP32.bytes:  # in fp32 neither a mask nor dropout takes longer
         seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
     rates = matrix_rates(gpu, work.dtype)
     return price_kernel("attention", float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)
-
-
-def _sizes_of(work: Attention) -> AttentionSizes:
-    sizes = work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
-    return AttentionSizes(*sizes)
 
 
 def attention_seconds(
@@ -90,9 +77,9 @@ def _unloaded_s(
     seconds = attention_s(sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), own)
     seconds = seconds * np.where(np.asarray(head_dim) > DEFAULT_HEAD, own.wide, 1.0)
     if backward and gpu.architecture.startswith("blackwell"):
-        seconds = seconds * np.where(np.asarray(head_dim) > QUERY_TILE, LATENT_BACKWARD, 1.0)
+        seconds = seconds * np.where(np.asarray(head_dim) > QUERY_TILE, MEASURED["latent_backward"], 1.0)
     if dtype.scaled:
-        seconds = seconds * SCALED.get(gpu.architecture, (1.0, 1.0))[backward]
+        seconds = seconds * MEASURED["scaled"].get(gpu.architecture, (1.0, 1.0))[backward]
     if in_step:
         seconds = seconds * own.in_step
     if not fit.measured("attention", gpu.architecture):

@@ -69,12 +69,7 @@ def work_class(work: Compute) -> str:
 
 def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit) -> Load:
     """Return the load of a sequence of operators: the share of its time that matrix kernels take."""
-    return counted_load(Counter(works), gpu, fit)
-
-
-def counted_load(works: WorkCounts, gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
-    """Return the load of operators that each run a number of times."""
-    return load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s)
+    return load_of(*cool_seconds(Counter(works), gpu, fit), gpu, fit)
 
 
 def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
@@ -95,20 +90,18 @@ def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, f
     return matrix_s, total_s, energy_s
 
 
-def load_of(
-    matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf
-) -> Load:
+def load_of(matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: ComputeFit) -> Load:
     """Return the load of what ``cool_seconds`` returned; to a thousandth, so that steps of nearly the same mix share
     their prices.
     """
     if total_s == 0:
-        return Load(busy_s)
+        return SUSTAINED
     duty, wanted = matrix_s / total_s, None
     if gpu.architecture in fit.power.measured:
         power = fit.power.of(gpu.architecture)
         shares = duty * power.idle_share + (1.0 - duty) * power.memory_share
         wanted = energy_s / total_s + shares * design_power_w(gpu.name, gpu.power_w) / gpu.power_w
-    return Load(busy_s, round(duty, 3), wanted=None if wanted is None else round(wanted, 3))
+    return Load(math.inf, round(duty, 3), wanted=None if wanted is None else round(wanted, 3))
 
 
 @lru_cache(maxsize=512)

@@ -9,7 +9,7 @@ Where each channel is convolved by itself, every element of the result takes its
 
 import numpy as np
 
-from stepcast.cost.fits import ComputeFit
+from stepcast.cost.fits import ComputeFit, constants
 from stepcast.cost.matmul import fastest_s
 from stepcast.cost.power import Load, launch_s, limit_power
 from stepcast.cost.price import Price, matrix_rates, price_kernel, scale_rates, vector_rates
@@ -20,12 +20,7 @@ from stepcast.ir.work import Convolution, ConvolutionPass
 LOAD_BYTES = 16  # of the widest load; channels are padded to it
 GROUP_CHANNELS = 64  # channels of the narrowest tile, which small groups share
 LARGE_WINDOW = 25
-# From so many taps and channels of a group on, cuDNN runs each group by itself, forward and for the data: 445 to 612 us
-# for 16 groups of 32 to 64 channels and 41 to 128 taps, 559 for 20 (33 timings of grouped Conv1d on an H200).
-SEPARATE_TAPS, SEPARATE_CHANNELS, SEPARATE_S = 40, 32, 30e-6
-# Forward in half precision without tensor cores where 128 taps meet groups whose channels are no power of two, as in
-# wav2vec 2: 12.5 to 13.0 ms for 768 channels in 16 groups, whatever their length; 511 us for 1,024 channels.
-SERIAL_TAPS, SERIAL_S = 128, 0.13e-6
+MEASURED = constants("convolution")
 
 
 def price_convolution(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
@@ -69,10 +64,12 @@ def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> floa
     if work.groups > 1:
         seconds *= own.grouped
         own_channels = work.in_channels // work.groups
-        if work.of is not ConvolutionPass.WEIGHT and work.taps >= SEPARATE_TAPS and own_channels >= SEPARATE_CHANNELS:
-            seconds = max(seconds, work.groups * SEPARATE_S)
-            if work.of is ConvolutionPass.FORWARD and size < DType.FP32.bytes and own_channels & (own_channels - 1):
-                seconds = max(seconds, work.in_channels * work.taps * SERIAL_S if work.taps >= SERIAL_TAPS else 0.0)
+        wide = work.taps >= MEASURED["separate_taps"] and own_channels >= MEASURED["separate_channels"]
+        if work.of is not ConvolutionPass.WEIGHT and wide:
+            seconds = max(seconds, work.groups * MEASURED["separate_s"])
+            half = work.of is ConvolutionPass.FORWARD and size < DType.FP32.bytes
+            if half and own_channels & (own_channels - 1) and work.taps >= MEASURED["serial_taps"]:
+                seconds = max(seconds, work.in_channels * work.taps * MEASURED["serial_s"])
     if thin:
         flops = 2.0 * work.outputs * outer * inner * work.taps
         seconds = max(seconds, flops / (float(rates.peak_flops) * own.thin_share))

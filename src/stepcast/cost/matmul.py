@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from stepcast.cost.fits import ComputeFit, MatmulFit
+from stepcast.cost.fits import ComputeFit, MatmulFit, constants
 from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import SIMT, Number, Price, Rates, matrix_rates, matrix_unit, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
@@ -31,26 +31,17 @@ MOST_PRODUCTS = 65536  # remembered for each GPU
 
 
 Product = Matmul | GroupedMatmul
-# Additional seconds of each expert whose product is a kernel of its own, which ends with idle multiprocessors. B200:
-# 40 products of 20 to 256 experts of Transformer Engine that SimuMax measured (configs/system/b200_bf16_ceperm.json),
-# 2.4 us on top of 1.18 times the price; 2.9 and 0.3 where either model is left out. H200: none beyond the price within
-# 14 % (data/h200/experts.csv, products on 4 streams).
-SEPARATE_S = {"blackwell": 2.4e-6}
-
-
-# Hopper's tensor cores read TF32 operands only along the sum (PTX ISA, wgmma): products of weight gradients, with both
-# operands swapped, take at least 2.0 to 3.5 times as long on an H200 as their operations at the peak, nine with one
-# swapped 1.3 to 2.0 times.
-SWAPPED_TF32 = (0.0, 1.4, 2.35)
+MEASURED = constants("matmul")
 
 
 def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     seconds = _add_load(products_of(gpu, fit).seconds(work), work.flops, work.dtype, gpu, fit, load)
     if isinstance(work, Matmul) and work.swapped and work.dtype is DType.TF32 and gpu.architecture == "hopper":
-        least_s = SWAPPED_TF32[min(work.swapped, 2)] * work.flops / gpu.matrix_peak_flops(work.dtype)
+        least_s = MEASURED["swapped_tf32"][min(work.swapped, 2)] * work.flops / gpu.matrix_peak_flops(work.dtype)
         seconds = np.maximum(seconds, least_s)
     if isinstance(work, GroupedMatmul):
-        separate_s = SEPARATE_S.get(gpu.architecture.partition("-")[0], 0.0) if work.separate else 0.0
+        family = gpu.architecture.partition("-")[0]
+        separate_s = MEASURED["separate_s"].get(family, 0.0) if work.separate else 0.0
         seconds = seconds * work.skew + (fit.grouped_s + separate_s) * work.groups
     rates, unit = matrix_rates(gpu, work.dtype), matrix_unit(gpu, work.dtype)
     return price_kernel(unit, float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stepcast.cost.fits import ComputeFit, StreamFit
+from stepcast.cost.fits import ComputeFit, StreamFit, constants
 from stepcast.cost.power import ALONE, Load, launch_s
 from stepcast.cost.price import Number, Price, Rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
@@ -18,11 +18,8 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind
 
 BLOCKS_PER_SM = 16  # resident thread blocks of 128 threads, one row each (2,048 threads per multiprocessor)
-# Elements per clock of a multiprocessor that plain element-wise kernels issue at most. Casts to fp8 of 16 to 128
-# million elements reach 4.9 to 5.3 on B200, B300, GB200, GB300, H200 and L40S, whatever their memory could move
-# (operator tables of aiconfigurator, quantize/scale_matrix); in 16-bit formats that is less than the memory moves on
-# Blackwell alone. They read 2 bytes an element; copies of narrower ones go by their bytes.
-ISSUED_PER_CLOCK, ISSUED_BYTES = 5.0, 2.0
+# Elements per clock of a multiprocessor that plain element-wise kernels issue at most, and the bytes that each reads.
+ISSUED = constants("memory_bound")
 PLAIN = frozenset({"add", "mul", "silu", "cast", "copy", "other"})
 # Formats with a kernel of their own: fp32 with two elements a thread, narrower ones have four; batch norms of cuDNN.
 WIDE, HALF = "-wide", "-half"
@@ -57,8 +54,8 @@ def stream_seconds(
     own = fit.stream(key)
     seconds = stream_s(rows, columns, read_bytes, write_bytes, scale_rates(rates, gpu, fit), own)
     if key in PLAIN:
-        issued = np.minimum(rows * columns, np.maximum(read_bytes, write_bytes) / ISSUED_BYTES)
-        seconds = np.maximum(seconds, issued / (ISSUED_PER_CLOCK * rates.sms * rates.clock_hz))
+        issued = np.minimum(rows * columns, np.maximum(read_bytes, write_bytes) / ISSUED["issued_bytes"])
+        seconds = np.maximum(seconds, issued / (ISSUED["issued_per_clock"] * rates.sms * rates.clock_hz))
     return seconds + launch_s(rates, own.latency_s, fit, load)
 
 

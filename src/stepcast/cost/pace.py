@@ -1,52 +1,27 @@
 """Adjustments of a price: the kernels of earlier years, and the slowest of many GPUs that wait for one another.
 
-The prices are those of PyTorch 2.11 with cuDNN's attention. FlashAttention 1 reaches 30 to 50 % of an A100's peak
-forward and 25 to 35 % backward (Dao, FlashAttention-2, 2023, section 1); FlashAttention-2 what our prices say
-of an A100 (figures 5 and 6 there) but only 35 % of an H100 (Shah et al., FlashAttention-3, 2024, abstract).
-On an H200 it takes 25.9 and 68.9 ms for 32 heads of 32,768 tokens (tools/measure_ring_attention.py, kernels
-kept up for a second) where our prices say 15.8 and 47.2 ms within a step.
-FlashAttention 1 on an H100 is assumed to gain as much over an A100 as its successor does.
+The prices are those of PyTorch 2.11 with cuDNN's attention; ``data/fits/constants.toml`` has how much slower the
+kernels before them are, and how far GPUs of one kind differ.
 
 Attention without such a kernel multiplies one small matrix per head. cuBLAS of CUDA 11 left the tensor cores
 where the rows of these miss 16-byte boundaries: with heads of 108 instead of 216 the same model takes 41 s
 longer (BLOOM's chronicles, "NHEADs comparison", 162.72 s and 121.28 s), which is all of its batched products
 at 10 TFLOP/s, half of what an A100's ordinary cores can do.
-
-GPUs of one kind hold different clocks under the same power limit. Sinha et al., "Not All GPUs Are Created
-Equal" (SC 2022, arXiv 2208.11035), ran the same work on 90 % of the GPUs of five clusters: on average their
-times differ by 8 %, outliers left out. Whiskers of a box plot, beyond which values count as outliers, stand
-5.4 standard deviations of normal values apart, so one is 1.5 % (V100 and MI60). "5 % and higher differences
-on an 8-gpu node" (stas00/ml-engineering, compute/accelerator, of products) are those of 1.75 %: taken here.
-MLPerf bounds it from above: the same run on eight GPUs in nodes of different makers differs by 1.2 % (one
-standard deviation, six groups of rows), as the slowest of eight would if single ones differed by 2.0 %.
-Published runs that differ in their number of GPUs alone bound it from below: 49 series grow by 2.3 % from
-their smallest to their largest (median), by 1.0 % so predicted and by 0.1 % without.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import erfc, sqrt
 
+from stepcast.cost.fits import constants
 from stepcast.cost.price import Price
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
 
-# (kernel, architecture) -> seconds forward and backward over those of the current kernels.
-SLOWER: Mapping[tuple[AttentionKernel, str], tuple[float, float]] = {
-    (AttentionKernel.FLASH_1, "ampere"): (1.46, 1.68),
-    (AttentionKernel.FLASH_1, "hopper"): (2.5, 2.8),
-    (AttentionKernel.FLASH_2, "hopper"): (1.64, 1.46),
-}
-# FlashAttention 1 loses less with heads of 64: fitted to MPT-125M and -350M on A100 (llm-foundry's tables), whose long
-# sequences are nearly all attention, and which would be 15 % too slow otherwise.
-NARROW_HEADS, NARROW_WIDTH = 0.83, 64
-# Products and attention in 8 and 4 bits by the kernels of CUDA 12 on Blackwell, its first: the same LoRA took 1.51 s on
-# eight B200 in MLPerf 5.0 and 1.30 s in 5.1; NVIDIA's recipes of that time (dgxc-benchmarking) agree.
-EARLY_BLACKWELL = 1.1
+MEASURED = constants("pace")
 BOUNDARY_BYTES = 16
 
 
@@ -60,11 +35,11 @@ def convert_for_kernel(work: Compute, kernel: AttentionKernel) -> Compute:
 def slow_for_kernel(price: Price, work: Compute, kernel: AttentionKernel, architecture: str) -> Price:
     """Return the price of that generation from the *price* of current kernels."""
     if kernel is AttentionKernel.CUDA_12 and architecture == "blackwell" and isinstance(work, CLOCKED):
-        return price.times(EARLY_BLACKWELL) if work.dtype.scaled else price
-    if not isinstance(work, Attention) or (kernel, architecture) not in SLOWER:
+        return price.times(MEASURED["early_blackwell"]) if work.dtype.scaled else price
+    if not isinstance(work, Attention) or (slower := MEASURED.get(kernel, {}).get(architecture)) is None:
         return price
-    narrow = NARROW_HEADS if kernel is AttentionKernel.FLASH_1 and work.head_dim <= NARROW_WIDTH else 1.0
-    return price.times(SLOWER[kernel, architecture][work.backward] * narrow)
+    is_narrow = kernel is AttentionKernel.FLASH_1 and work.head_dim <= MEASURED["narrow_width"]
+    return price.times(slower[work.backward] * (MEASURED["narrow_heads"] if is_narrow else 1.0))
 
 
 def misses_boundaries(work: Matmul) -> bool:
@@ -72,7 +47,7 @@ def misses_boundaries(work: Matmul) -> bool:
 
 
 # Standard deviation of a GPU's time for work that its clock decides, over that of the typical one.
-VARIATION = 0.0175
+VARIATION: float = MEASURED["variation"]
 ROOT = sqrt(2.0)
 CLOCKED = (Matmul, GroupedMatmul, Attention)
 

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, bus_factor, price, send_receive_price
 from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
+from stepcast.cost.fits import constants
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, Gpu, Place, group_path
@@ -31,10 +32,8 @@ from stepcast.ir.work import (
 # Half width of the 90 % range of nccl-tests rows, on the cluster the constants were fitted to.
 COLLECTIVE_SPREAD = 0.15
 
-# Seconds of computation lost for each second of an exchange of tokens that overlaps it, beyond the multiprocessors that
-# the exchange takes: memory it moves, and layers of two micro-batches that wait for one another. Of Qwen3-235B on 256
-# H100 with and without overlap_moe_expert_parallel_comm (Megatron-MoE-ModelZoo: 17.6 and 19.7 s) 0.3 explains both.
-EXCHANGE_LOSS = 0.3
+# Seconds of computation lost for each second of an exchange of tokens that overlaps it, beyond its multiprocessors.
+EXCHANGE_LOSS: float = constants("overlap")["exchange_loss"]
 
 ComputePrice = Callable[[Compute], Price]
 
@@ -256,14 +255,10 @@ def _intern(route: Route) -> Route:
 
 def forwarding_route(route: Route, routing: Routing) -> Route:
     """Return *route* for a bound of an exchange that sends a token to each node and rank once (DeepEP, HybridEP)."""
-    nodes = route.nodes
-    within = route.intra_bytes_per_s / crossing_share(route.ranks, routing)
-    if nodes == 1:
-        return replace(route, intra_bytes_per_s=within)
-    share = crossing_share(nodes, routing)
+    share = crossing_share(route.nodes, routing) if route.nodes > 1 else 1.0
     return replace(
         route,
-        intra_bytes_per_s=within,
+        intra_bytes_per_s=route.intra_bytes_per_s / crossing_share(route.ranks, routing),
         inter_bytes_per_s=route.inter_bytes_per_s / share,
         exchange_bytes_per_s=route.exchange_bytes_per_s / share,
     )
@@ -293,9 +288,8 @@ _PRICES: ByIdentity[Price] = ByIdentity(65536)
 
 def _price_message(route: Route, key: tuple[int, bool]) -> Price:
     size_bytes, ideal = key
-    if ideal:
-        return _network_price(size_bytes / _slowest_bytes_per_s(route), ideal)
-    return _network_price(send_receive_price(size_bytes, route).seconds, ideal)
+    ideal_s = size_bytes / _slowest_bytes_per_s(route)
+    return _network_price(ideal_s if ideal else send_receive_price(size_bytes, route).seconds, ideal)
 
 
 def _network_price(seconds: float, ideal: bool) -> Price:

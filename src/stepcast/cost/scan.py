@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepcast.cost.fits import ComputeFit, ScanFit
+from stepcast.cost.fits import ComputeFit, ScanFit, constants
 from stepcast.cost.host import HOST_PACES
 from stepcast.cost.matmul import price_matmul
 from stepcast.cost.memory_bound import price_stream
@@ -27,14 +27,7 @@ from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 Scanned = Scan | DeltaRule | SelectiveScan
 KINDS: dict[type[Scanned], str] = {Scan: "scan", DeltaRule: "delta", SelectiveScan: "selective"}
 BLOCK_COLUMNS, BLOCKS_PER_SM = 64, 2
-# One step of a cell with its weights on chip: 518 us forward and 477 backward for 256 of an LSTM of 128 on an
-# H200 (cuDNN 9.19).
-PERSISTENT_STEP_S = 2.0e-6
-# The host launches the product and the rest of every other cell one by one: on the host of an H200 (PyTorch 2.11,
-# data/captured/operators.csv) 13 to 19 us forward and 16 to 27 backward of gated cells; on a slower day, when plain
-# ones took 22 us, 21 to 31 and 30 to 40.
-CELL_LAUNCH_S = {False: 15.5e-6, True: 19.5e-6}
-PLAIN_CELL_LAUNCH_S = 13e-6
+CELLS = constants("cells")
 
 
 def price_scan(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
@@ -78,8 +71,8 @@ def price_cells(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> 
     rates = matrix_rates(gpu, work.dtype)
     product, gates = _cell_kernels(work)
     kernels_s = price_matmul(product, gpu, fit, load).seconds + price_stream(gates, gpu, fit, load).seconds
-    host_s = PLAIN_CELL_LAUNCH_S if work.gates == 1 else CELL_LAUNCH_S[work.backward]
-    step_s = PERSISTENT_STEP_S if work.is_persistent else max(kernels_s, host_s)
+    host_s = CELLS["plain_launch_s"] if work.gates == 1 else CELLS["launch_s"][work.backward]
+    step_s: float = CELLS["persistent_step_s"] if work.is_persistent else max(kernels_s, host_s)
     seconds = work.steps * step_s
     price = price_kernel("stream", seconds, work.flops, work.moved_bytes, rates, gpu, fit)
     waits = seconds > 1.01 * work.steps * kernels_s or work.is_persistent

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, to_builtins
 
-from stepcast.cost.fits import AtLeastOne, MatmulFit, default_fit
+from stepcast.cost.fits import AtLeastOne, MatmulFit, constants, default_fit
 from stepcast.cost.matmul import matmul_s
 from stepcast.cost.power import Load
 from stepcast.cost.price import Number, cached_fraction, matrix_rates
@@ -44,9 +44,7 @@ SPLIT_TOKENS = 128.0  # of a context are not divided among thread blocks
 # DeepSeek's latent attention: per token and rank one latent vector, part of it with rotary embedding.
 LATENT_KEY, LATENT_VALUE, MLA_KEY, MLA_VALUE = 576.0, 512.0, 192.0, 128.0
 BF16_BYTES = 2.0
-# PyTorch 2.11's scaled_dot_product_attention of one query on an H200: 11.5, 65.3, 238.2, 241.3 and 237.6 us for caches
-# that the memory's peak bandwidth reads in 3.5, 55.9, 223.7, 223.7 and 223.7 us (data/h200/serving.csv).
-FLASH_LATENCY_S, FLASH_EFFICIENCY = 7e-6, 0.96
+FLASH: dict[str, float] = constants("serving")
 WARM_UP_S = 0.008  # of attention under the power limit, as in data/fits/power.toml
 
 
@@ -371,7 +369,7 @@ def decode_s(
     """Return the seconds of attention of one token per sequence against *context* cached tokens.
 
     Constants are those of TensorRT-LLM's kernels; *flash* takes flash decoding instead, which PyTorch, vLLM and SGLang
-    use: it reads a cache of grouped heads as fast as any (five sizes on an H200, FLASH_EFFICIENCY).
+    use: it reads a cache of grouped heads as fast as any (five sizes on an H200).
     With *cached*, the same small cache is read again and again, and from the L2 cache (as tables are measured).
     """
     own = _of_format((fit or fit_for(gpu)).decode, cache_dtype, gpu)
@@ -384,7 +382,7 @@ def decode_s(
     element_bytes = 1.0 if cache_dtype == "fp8" else BF16_BYTES
     moved = batch * seen * kv_heads * 2.0 * head_dim * element_bytes
     if flash:
-        return FLASH_LATENCY_S + moved / (FLASH_EFFICIENCY * gpu.memory_bandwidth_bytes_per_s)
+        return FLASH["flash_latency_s"] + moved / (FLASH["flash_efficiency"] * gpu.memory_bandwidth_bytes_per_s)
     flops = 4.0 * batch * seen * heads * head_dim
     return _decode(blocks, seen, block, token, moved, flops, gpu, own, cached)
 
@@ -453,13 +451,11 @@ def sequence_kernel_s(
     return own.latency_s + (memory_s**4 + issue_s**4) ** 0.25 + steps * own.step_clocks / gpu.clock_hz
 
 
-def custom_reduce_s(
-    size_bytes: Number, ranks: int, gpu: Gpu, link_bytes_per_s: float, fit: ServingFit | None = None
-) -> Number:
+def custom_reduce_s(size_bytes: Number, ranks: int, gpu: Gpu, link_bytes_per_s: float) -> Number:
     """Return the seconds of an all-reduce inside an NVLink domain by the kernels of inference engines: in one step,
     in which each rank reads the buffers of all others, or in two, whichever is faster (TensorRT-LLM, vLLM).
     """
-    own = (fit or fit_for(gpu)).reduce["custom"]
+    own = fit_for(gpu).reduce["custom"]
     once_s = (ranks - 1) * size_bytes / (own.once_share * link_bytes_per_s)
     twice_s = own.twice_start_s + 2.0 * (ranks - 1) / ranks * size_bytes / (own.twice_share * link_bytes_per_s)
     return own.start_s + own.rank_s * ranks + np.minimum(once_s, twice_s)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.dataclass import dataclass, require_counts
+from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.layout import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload
@@ -49,7 +49,7 @@ def relative_efficiency(column: Column, size_bytes: int) -> float:
 # Below 1 MiB a collective takes a fixed time, by ranks; other numbers of ranks cost nothing.
 SMALL_US = {2: 10, 4: 12, 8: 15, 16: 66, 32: 135, 64: 200, 128: 320}
 GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
-GROUPS = (Group.TP, Group.EP, Group.DP, Group.EXPERT_DP)
+GROUPS = {"tp": Group.TP, "ep": Group.EP, "dp": Group.DP, "dp_ep": Group.EXPERT_DP}  # by SimAI's names
 # The layer that SimAI leaves out of the bubble.
 EMBEDDING = "embedding_layer"
 
@@ -68,24 +68,6 @@ class SimaiSystem:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and above zero, not {getattr(self, name)!r}")
         require_counts(self, 1, "gpus_per_server", "nics_per_server")
-
-
-@dataclass(frozen=True, slots=True)
-class SimaiOverlap:
-    """Share of each group's communication that is hidden: 0 none, 1 all of it."""
-
-    tp: float = 0.0
-    ep: float = 0.0
-    dp: float = 0.0
-    dp_ep: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("tp", "ep", "dp", "dp_ep"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"overlap {name} must lie between 0 and 1, not {getattr(self, name)!r}")
-
-    def of(self, group: Group) -> float:
-        return {Group.TP: self.tp, Group.EP: self.ep, Group.DP: self.dp, Group.EXPERT_DP: self.dp_ep}[group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +134,15 @@ def simai_price(
     workload: Workload,
     gpus: int | None = None,
     system: SimaiSystem = SimaiSystem(),  # noqa: B008 - frozen
-    overlap: SimaiOverlap = SimaiOverlap(),  # noqa: B008 - frozen
+    overlap: Mapping[str, float] | None = None,
 ) -> SimaiPrice:
-    """Price *workload* on *gpus* GPUs (those it names, if None) as SimAI-analytical does."""
-    layout = workload.layout
+    """Price *workload* on *gpus* GPUs (those it names, if None) as SimAI-analytical does.
+
+    *overlap* is the share of each group's communication that is hidden: 0 none, 1 all of it.
+    """
+    layout, hidden = workload.layout, dict.fromkeys(GROUPS, 0.0) | dict(overlap or {})
+    for name, share in hidden.items():
+        require(0 <= share <= 1, f"overlap {name} must lie between 0 and 1, not {share!r}")
     if not workload.uniform:
         raise ValueError("the simai engine prices one stage for all; this workload has several")
     gpus = layout.gpus if gpus is None else gpus
@@ -169,12 +156,8 @@ def simai_price(
     for layer, count in workload.stages[0].counted_layers(written):
         _add(sums, layer, count, job)
     bubbles = Fraction(layout.pp - 1, workload.micro_batches * layout.vpp)
-    exposed = {group: sums.communication[group] * NS * (1 - overlap.of(group)) for group in GROUPS}
     return SimaiPrice(
-        dp_s=exposed[Group.DP],
-        dp_ep_s=exposed[Group.EXPERT_DP],
-        tp_s=exposed[Group.TP],
-        ep_s=exposed[Group.EP],
+        **{f"{name}_s": sums.communication[group] * NS * (1 - hidden[name]) for name, group in GROUPS.items()},
         bubble_s=float(sums.in_bubble * bubbles) * NS,
         compute_s=sums.compute * NS,
         warnings=tuple(f"{text} ({count} times)" for text, count in sums.odd.items()),
@@ -205,7 +188,7 @@ def _require_collective(op: Op, layer: Layer) -> Collective:
     if not isinstance(op.work, Collective):
         work = type(op.work).__name__
         raise ValueError(f"{layer.op_name(op)}: the simai engine needs recorded times, and cannot price {work}")
-    if op.work.group not in GROUPS:
+    if op.work.group not in GROUPS.values():
         raise ValueError(f"{layer.op_name(op)}: SimAI has no group {op.work.group}")
     if op.work.times > 1:
         raise ValueError(f"{layer.op_name(op)}: SimAI knows single collectives, not {op.work.times} in a row")

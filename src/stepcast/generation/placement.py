@@ -12,7 +12,7 @@ from msgspec import Struct
 from stepcast.hardware.catalog import data_names
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import DATA
-from stepcast.ir.dataclass import dataclass, require, require_counts
+from stepcast.ir.dataclass import Size, dataclass, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer
@@ -79,14 +79,13 @@ class GenerationLayout:
     *pp* pipeline stages. *replicas* engines run independently.
     """
 
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-    replicas: int = 1
+    tp: Size = 1
+    pp: Size = 1
+    dp: Size = 1
+    ep: Size = 1
+    replicas: Size = 1
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "tp", "pp", "dp", "ep", "replicas")
         require(self.width % self.ep == 0, f"ep {self.ep} does not divide tp x dp = {self.width}")
 
     @property

@@ -193,20 +193,17 @@ class Plan(Answer):
             "missing_replicas": float(simulated.shrunk_s.mean()),
         }
 
-    def _days(self) -> FactDict:
-        quantiles = {name: float(np.quantile(self.simulated.total_s, at)) for name, at in QUANTILES.items()}
-        others = "standard_error=simulated.error_s closed_form=expected_s without_interruption=ideal_s"
-        times_s = {"mean": self.mean_s, **quantiles, **pick(self, others)}
-        return {name: seconds / DAY for name, seconds in times_s.items()}
-
     def facts(self) -> FactDict:
         """Return the plan with the keys of its JSON."""
         hours, energy_mwh, cost, currency = self.gpu_hours, self.energy_mwh, None, None
         if self.price_per_gpu_hour is not None:
             cost = hours * self.price_per_gpu_hour + 1e3 * energy_mwh * self.electricity
             currency = self.currency
+        quantiles = {name: float(np.quantile(self.simulated.total_s, at)) for name, at in QUANTILES.items()}
+        others = "standard_error=simulated.error_s closed_form=expected_s without_interruption=ideal_s"
+        times_s = {"mean": self.mean_s, **quantiles, **pick(self, others)}
         return {
-            "days": self._days(),
+            "days": {name: seconds / DAY for name, seconds in times_s.items()},
             **pick(self, "steps tokens"),
             "tokens_per_s": self.tokens / self.mean_s if self.mean_s else None,
             "gpu_hours": hours,

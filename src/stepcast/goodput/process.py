@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 
-from stepcast.ir.dataclass import dataclass, require
+from stepcast.ir.dataclass import Quantity, dataclass, require
 
 
 class Shortage(StrEnum):
@@ -33,23 +33,20 @@ class Shortage(StrEnum):
 class RunProcess:
     """One phase of a run; times in seconds, rates per second of the whole job."""
 
-    work_s: float
+    work_s: Quantity
     interval_s: float = math.inf  # work between two checkpoints
-    pause_s: float = 0.0  # a checkpoint stops the job
-    lag_s: float = 0.0  # from the end of the pause until the checkpoint is safe
-    failures_per_s: float = 0.0
-    restart_s: float = 0.0
+    pause_s: Quantity = 0.0  # a checkpoint stops the job
+    lag_s: Quantity = 0.0  # from the end of the pause until the checkpoint is safe
+    failures_per_s: Quantity = 0.0
+    restart_s: Quantity = 0.0
     broken_share: float = 0.0  # share of failures after which a node is repaired
-    repair_s: float = 0.0  # mean time
+    repair_s: Quantity = 0.0  # mean time
     spares: int | None = None  # nodes beyond those in use; None: unlimited
     shortage: Shortage = Shortage.WAIT
     replicas: int = 1  # of the model
     nodes_per_replica: float = 1.0  # below 1 if a node holds several
 
     def __post_init__(self) -> None:
-        for name in ("work_s", "pause_s", "lag_s", "failures_per_s", "restart_s", "repair_s"):
-            value = getattr(self, name)
-            require(math.isfinite(value) and value >= 0, f"{name} must be a number, zero or more: {value}")
         require(self.interval_s > 0, "the interval between checkpoints must be above zero")
         require(0 <= self.broken_share <= 1, "the share of broken nodes must be from 0 to 1")
         require(self.spares is None or self.spares >= 0, "spares must be zero or more")

@@ -5,13 +5,9 @@ from dataclasses import asdict
 from stepcast.hardware.catalog import data_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Gpu, NetworkRouting, Topology
 from stepcast.inputs.source import FormatError, parse_toml
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
 
 CLUSTER_TABLES = {"base", "node", "gpu", "network", "communication"}
-GPU_FACTS = (
-    "name", "vendor", "architecture", "matrix_flops", "vector_flops", "memory_bytes", "memory_bandwidth_bytes_per_s",
-    "l2_bytes", "sms", "clock_hz", "launch_overhead_s", "power_w", "sources",
-)  # fmt: skip
 
 
 def looks_like_cluster(head: str) -> bool:
@@ -27,25 +23,17 @@ def cluster_facts(cluster: Cluster) -> FactDict:
     node, topology = cluster.node, cluster.topology
     return {
         "kind": "cluster",
-        "name": cluster.name,
-        "description": cluster.description,
-        "gpus": cluster.gpus,
-        "nodes": cluster.nodes,
-        "gpus_per_node": node.gpus,
+        **pick(cluster, "name description gpus nodes gpus_per_node=node.gpus"),
         "gpu": gpu_facts(cluster.gpu),
         "fabric": {"kind": str(node.fabric.kind), **asdict(node.fabric.link)},
-        "in_switch_reduction": node.fabric.in_switch_reduction,
-        "nics_per_node": node.nics,
+        **pick(node, "in_switch_reduction=fabric.in_switch_reduction nics_per_node=nics"),
         "nic": asdict(node.nic) if node.nic else {},
         "transport": node.transport or None,
         "host": asdict(node.host) if node.host else {},
         "network": str(topology.kind),
         "routes": _describe_routes(topology),
         "scale_up_gpus": cluster.domain_gpus,
-        "communication": {
-            "launch_overhead_s": cluster.communication.launch_overhead_s,
-            "channel_overhead_s": cluster.communication.channel_overhead_s,
-        },
+        "communication": pick(cluster.communication, "launch_overhead_s channel_overhead_s"),
         "sources": dict(cluster.sources),
     }
 
@@ -64,8 +52,8 @@ def _describe_routes(topology: Topology) -> list[str]:
 
 
 def gpu_facts(gpu: Gpu) -> FactDict:
-    facts = asdict(gpu)
-    return {name: facts[name] for name in GPU_FACTS}
+    peaks = "name vendor architecture matrix_flops vector_flops memory_bytes memory_bandwidth_bytes_per_s"
+    return pick(gpu, f"{peaks} l2_bytes sms clock_hz launch_overhead_s power_w sources")
 
 
 def all_gpus() -> list[FactDict]:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
-from typing import NamedTuple
 
 from stepcast.cost.memory import StageMemory
 from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
+from stepcast.ir.dataclass import replace
 from stepcast.ir.model_parts import PositionKind
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.units import MIB
@@ -195,42 +195,20 @@ def _stage_parts(plan: OptimusPlan) -> list[tuple[BlockPart, ...]]:
     return [tuple(parts[start:stop]) for start, stop in pairwise([0, *cuts, len(parts)])]
 
 
-class _StepMemory(NamedTuple):
-    """The memory at the end of a step, when it is highest."""
-
-    reserved: int
-    parameters: int
-    gradients: int
-    optimizer: int
-    peak: int  # allocated at once
-
-
 def _stage_memory(stage: StageTensors, gpu: Gpu, lengths: Sequence[int]) -> StageMemory:
     """Return the memory halfway between the upper quartile of the steps and the highest.
 
     Whether a large tensor fits its old place depends on a few kilobytes, so the highest step is half luck.
     """
-    steps = sorted((_step(stage, seq) for seq in lengths), key=lambda step: step.reserved)
+    steps = sorted((_step(stage, seq, gpu) for seq in lengths), key=lambda step: step.reserved)
     usual = steps[-1 - len(steps) // 4]
-    reserved = (usual.reserved + steps[-1].reserved) / 2
-    tensor = RANK_BYTES * stage.tp if stage.tp > 1 else 0
-    states = usual.parameters + usual.gradients + usual.optimizer
-    return StageMemory(
-        stage=stage.stage,
-        parameters=usual.parameters,
-        gradients=usual.gradients,
-        optimizer=usual.optimizer,
-        activations=usual.peak - states,
-        temporary=0.0,
-        fragmentation=reserved - usual.peak,
-        communication=tensor + (MESSAGE_BYTES if len(stage.plan.stages) > 1 else 0),
-        framework=CONTEXT_BYTES,
-        capacity=gpu.memory_bytes,
-    )
+    return replace(usual, fragmentation=(usual.reserved + steps[-1].reserved) / 2 - usual.allocated)
 
 
-def _step(stage: StageTensors, seq: int) -> _StepMemory:
-    """Run one step in OptimusPrime's 1F1B (Schedule1F1B of opt_prime/schedule.py)."""
+def _step(stage: StageTensors, seq: int, gpu: Gpu) -> StageMemory:
+    """Run one step in OptimusPrime's 1F1B (Schedule1F1B of opt_prime/schedule.py); return the memory at its end, when
+    it is highest.
+    """
     memory, micro_batches = stage.memory, stage.plan.micro_batches
     memory.peak_reserved, memory.peak_allocated = memory.reserved, memory.allocated
     stage.begin(seq)
@@ -244,8 +222,20 @@ def _step(stage: StageTensors, seq: int) -> _StepMemory:
             saved[batch + ahead] = _forward(stage, messages)
         _backward(stage, saved.pop(batch), messages)
     parameters, gradients = sum(stage.sizes.values()), sum(stage.sizes[name] for name in stage.gradients)
-    states = parameters, gradients, 2 * parameters if stage.states else 0
-    result = _StepMemory(memory.peak_reserved, *states, memory.peak_allocated)
+    optimizer = 2 * parameters if stage.states else 0
+    tensor = RANK_BYTES * stage.tp if stage.tp > 1 else 0
+    result = StageMemory(
+        stage=stage.stage,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=memory.peak_allocated - parameters - gradients - optimizer,
+        temporary=0.0,
+        fragmentation=memory.peak_reserved - memory.peak_allocated,
+        communication=tensor + (MESSAGE_BYTES if len(stage.plan.stages) > 1 else 0),
+        framework=CONTEXT_BYTES,
+        capacity=gpu.memory_bytes,
+    )
     stage.drop(*messages)
     stage.end()
     return result

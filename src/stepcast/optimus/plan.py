@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from stepcast.ir.dataclass import dataclass, require, require_counts
+from stepcast.ir.dataclass import Size, dataclass, require
 from stepcast.ir.layout import Layout
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.ir.model import Model
@@ -37,14 +37,13 @@ class OptimusPlan:
 
     model: Model
     layout: Layout
-    micro_batch: int
-    micro_batches: int
+    micro_batch: Size
+    micro_batches: Size
     sequence: float
     stages: tuple[StagePlan, ...]
     inside: bool
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "micro_batch", "micro_batches")
         require(self.sequence > 0, f"the sequence length must be above zero, not {self.sequence!r}")
         require(len(self.stages) == self.layout.pp, f"{len(self.stages)} stages, but PP is {self.layout.pp}")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, SimaiHeader, parse_header
+from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, parse_header
 from stepcast.inputs.source import FormatError
 from stepcast.ir.work import Collective, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Stage, Workload
@@ -27,24 +27,19 @@ def write(workload: Workload) -> bytes:
 def header_line(workload: Workload) -> str:
     """Return the header as its file spelt it where it still states the same, else in today's form."""
     original = workload.note("simai.header")
-    if original is not None and _states_same(parse_header(original), workload):
-        return original
     layout = workload.layout
+    if original is not None:
+        header = parse_header(original)
+        # Its ga may be overruled by what its file wrote out.
+        counts = (str(header.micro_batches or 1), workload.note("simai.written_micro_batches"))
+        same = (header.layout, header.boundary_bytes) == (layout, workload.boundary_bytes)
+        if same and str(workload.micro_batches) in counts:
+            return original
     policy = workload.note("simai.policy") or DEFAULT_POLICY
     boundary = "" if workload.boundary_bytes is None else f" pp_comm: {workload.boundary_bytes}"
     degrees = f"model_parallel_NPU_group: {layout.tp} ep: {layout.ep} pp: {layout.pp} vpp: {layout.vpp}"
     size = f"ga: {workload.micro_batches} all_gpus: {layout.gpus}{boundary}"
     return f"{policy} {degrees} {size} checkpoints: 0 checkpoint_initiates: 0"
-
-
-def _states_same(header: SimaiHeader, workload: Workload) -> bool:
-    """Return whether a header states the workload's sizes, or its ga was overruled by what its file wrote out."""
-    counts = (str(header.micro_batches or 1), workload.note("simai.written_micro_batches"))
-    return (
-        header.layout == workload.layout
-        and str(workload.micro_batches) in counts
-        and header.boundary_bytes == workload.boundary_bytes
-    )
 
 
 def written_layers(stage: Stage, micro_batches: int) -> Iterator[Layer]:

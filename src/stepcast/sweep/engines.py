@@ -209,7 +209,9 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
                             'if __name__ == "__main__"'
                         ) from None
                     workers[busy[pipe]] = start()
-                    yield from _divide_after_death(chunk, _exit_words(worker.process.exitcode), again)
+                    code = worker.process.exitcode
+                    how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+                    yield from _divide_after_death(chunk, how, again)
                     continue
                 if isinstance(result, BaseException):
                     raise result
@@ -239,10 +241,6 @@ def _divide_after_death(chunk: PointChunk, how: str, again: deque[PointChunk]) -
         again.append(chunk)
     else:
         yield AnsweredChunk(chunk, [{"error": f"{DEATHS} workers died over this point ({how})"}], 0.0)
-
-
-def _exit_words(code: int | None) -> str:
-    return signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
 
 
 def _serve(pipe: "Connection", answer: Answer, site: WorkSite) -> None:

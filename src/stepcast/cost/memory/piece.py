@@ -76,6 +76,7 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
         ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
         activations += strategy.further_tokens * (ends + sum(saved.saved for saved in mtp_blocks))
         recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
+    first = trained_shard(model, strategy, StagePiece(piece.layers[:1], False, False))
     return PieceTotals(
         states=sizes.states(piece, held, trained),
         trained=trained.total,
@@ -86,7 +87,7 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
         recomputed=recomputed,
         transient=max((saved.transient for saved in kinds.values()), default=0.0),
         largest_layer=max((saved.saved + saved.again for saved in kinds.values()), default=0.0),
-        first_layer_gradients=_first_layer_gradients(sizes, piece),
+        first_layer_gradients=sizes.gradients(first),
         collected=sizes.collected(piece, held, trained),
         layers=len(piece.layers),
         embedding=piece.embedding,
@@ -104,12 +105,6 @@ def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recompute
         tp, width = strategy.layout.tp, model.embedding_width or model.hidden
         elements += model.padded_vocab(tp) / tp * width
     return strategy.stored.bytes * elements
-
-
-def _first_layer_gradients(sizes: StateBytes, piece: StagePiece) -> float:
-    start = piece.layers.start
-    first = StagePiece(range(start, start + 1), False, False)
-    return sizes.gradients(trained_shard(sizes.model, sizes.strategy, first)) if piece.layers else 0.0
 
 
 def loss_bytes(

@@ -19,6 +19,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from stepcast.cost.fits import constants
 from stepcast.cost.memory.piece import PieceTotals, loss_bytes, piece_totals
 from stepcast.cost.memory.states import StateBytes, States, keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
@@ -49,23 +50,7 @@ InFlight = Sequence[Sequence[int]]
 NO_PARTS = ("stage", "capacity", "host", "band")  # fields that are not in the memory of a GPU
 # Layers whose activations are in transfer: while one runs, its neighbour's are sent or fetched.
 STAGED_LAYERS = 2
-RECOMPUTED_TIMES = 2.0
-EXPANDABLE_SHARE = 0.4
-# Of logits that a training loop copies to fp32, what stays reserved: 32 steps under Trainer on an H200
-# (data/transformers/tuning.csv), 0.2 to 0.6.
-OUTPUT_SHARE = 0.35
-# Of a layer that is run again, what its first run leaves in blocks too small for the logits; gradients of trained
-# weights fill them. 45 LoRA steps (the same file): reserved memory is 2.1 % off instead of 4.6, each visit left out.
-LAYER_SHARE = 0.7
-# Of gradients and moments of all weights under Trainer, first allocated in blocks that activations left, where
-# layers run again. 69 steps (the same file): reserved memory is 3.0 % off instead of 5.1, each visit or model left out.
-FILLED_SHARE = 0.46
-# Tensor-parallel ranks from which stages of a pipeline are on nodes of their own: the host then waits for messages
-# between them and does not run ahead, so that no exchanged tensor outlives its exchange. With more than two stages
-# about half of them do (fitted to the Ultra-Scale sweep: 0.7 of them for 4B and 9B parameters, 0.3 for 1B and 80B),
-# and again none where a stage spans four nodes.
-NODE_RANKS = 8
-HELD_SHARE = 0.5
+MEASURED: dict[str, float] = constants("memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +236,8 @@ def fragmented_bytes(overhead: Overhead, loose: float, moments: float, update: f
     *loose*: the most that activations and temporaries take together. *moments*: of the optimizer. *update*:
     temporaries of an optimizer that is not fused. *recomputed*: share of the layers that run forward again.
     """
-    plain = EXPANDABLE_SHARE if overhead.expandable_segments else 1.0
-    times = plain + (RECOMPUTED_TIMES - plain) * recomputed
+    plain = MEASURED["expandable_share"] if overhead.expandable_segments else 1.0
+    times = plain + (MEASURED["recomputed_times"] - plain) * recomputed
     gap = overhead.fragmentation * loose + overhead.displaced * min(moments, loose)
     return times * gap + plain * overhead.displaced * min(update, loose)
 
@@ -299,8 +284,8 @@ class _Shared:
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * full if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
         held = framework.overhead.exchanged_tensors if strategy.sequence_parallel else 0.0
-        if layout.pp > 1 and layout.tp >= NODE_RANKS:
-            held *= HELD_SHARE if layout.pp > 2 and layout.tp < 4 * NODE_RANKS else 0.0
+        if layout.pp > 1 and layout.tp >= MEASURED["node_ranks"]:
+            held *= MEASURED["held_share"] if layout.pp > 2 and layout.tp < 4 * MEASURED["node_ranks"] else 0.0
         self.held_by_layer = held * (full - outer)
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communication = communication_bytes(strategy, framework)
@@ -401,7 +386,7 @@ class _Held:
         shared, strategy, overhead = self.shared, self.shared.strategy, self.shared.framework.overhead
         loops = shared.framework.loop_kernels
         if loops and not strategy.lora_rank:
-            filled = FILLED_SHARE * min(loose, self.lasting + self.states.gradients)
+            filled = MEASURED["filled_share"] * min(loose, self.lasting + self.states.gradients)
             return overhead.fragmentation * (2 - shared.recomputed) * loose + shared.recomputed * filled
         gap = fragmented_bytes(overhead, loose, self.lasting, self.updating.temporary, shared.recomputed)
         if not shared.flat and strategy.micro_batches > 1 and self.heads:
@@ -411,6 +396,6 @@ class _Held:
         if self.heads and loops and strategy.objective is not Objective.REWARD:
             # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
             logits = strategy.local_tokens * shared.model.padded_vocab(strategy.layout.tp)
-            gap += OUTPUT_SHARE * FP32_BYTES * logits / strategy.layout.tp
-            gap += LAYER_SHARE * shared.recomputed * self.again
+            gap += MEASURED["output_share"] * FP32_BYTES * logits / strategy.layout.tp
+            gap += MEASURED["layer_share"] * shared.recomputed * self.again
         return gap

@@ -241,12 +241,14 @@ def _qkv_layer(sizes: Sizes) -> Layer:
         layer = build.column_layer(sizes, Role.QKV, linears, forward, backward)
         return build.sum_input_gradients(sizes, layer, len(linears))
     qkv = Linear("qkv", sizes.tokens, hidden, sizes.qkv_width // sizes.tp, sizes.dtype, bias=bias)
+    # Autograd joins the gradients of queries, keys and values, which are slices of one result.
+    width, model = sizes.query_width + sizes.key_width + sizes.value_width, sizes.model
     if sizes.eager_modules:
-        backward = (*backward, *_join_gradients(sizes))
+        shape, sliced = (sizes.tokens, width, sizes.stored), model.gated or core.selects_heads(model)
+        tailed = model.position.tailed
+        backward += list_kernels("joined gradients", sizes, *shape, "join gradients", sliced=sliced, tailed=tailed)
     elif sizes.plain_gradients:
-        # Autograd joins the gradients of queries, keys and values, which are slices of one result.
-        width = sizes.query_width + sizes.key_width + sizes.value_width
-        backward = (*backward, stream_op("join gradients", K.COPY, sizes.tokens, width, 1, 1, sizes.stored))
+        backward += (stream_op("join gradients", K.COPY, sizes.tokens, width, 1, 1, sizes.stored),)
     if sizes.shares_kv_heads:
         gathered, scattered = _share_heads(sizes)
         forward, backward = (*gathered, *forward), (*backward, *scattered)
@@ -331,15 +333,6 @@ def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) ->
         swapped=K.STRIDED if eager else K.ROTARY,
         spread=K.BROADCAST if eager else K.ROTARY,
         cat=K.JOIN if eager else K.ROTARY,
-    )
-
-
-def _join_gradients(sizes: Sizes) -> Ops:
-    """Join the gradients of queries, keys and values, which one product made."""
-    model, width = sizes.model, sizes.query_width + sizes.key_width + sizes.value_width
-    shape, sliced = (sizes.tokens, width, sizes.stored), model.gated or core.selects_heads(model)
-    return list_kernels(
-        "joined gradients", sizes, *shape, "join gradients", sliced=sliced, tailed=model.position.tailed
     )
 
 
