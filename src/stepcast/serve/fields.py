@@ -118,7 +118,7 @@ MOST_POWER = 14
 @cache
 def shell(template: str) -> str:
     """Return the page without an answer, from the *template* in the assets."""
-    clusters = join(tag("option", name, value=name) for name in cluster_names())
+    clusters = join(tag("option", name, value=name) for name in data_names("clusters"))
     parts = {
         verb: tag("form", [_field(verb, field) for field in fields], id=f"form-{verb}", autocomplete="off")
         for verb, fields in FORMS.items()
