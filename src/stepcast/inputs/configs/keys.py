@@ -100,13 +100,17 @@ class KnownKeys:
 
 @lru_cache
 def known_keys(tool: str) -> KnownKeys:
-    """Return the keys of ``data/configs/TOOL.toml``; ``extends`` there adds those of another tool."""
-    table = read_toml(DATA / f"{tool}.toml")
+    """Return the keys of ``data/configs/TOOL.toml``; ``extends`` there adds those of another tool, their meanings and
+    words.
+    """
+    table = dict(read_toml(DATA / f"{tool}.toml"))
     no_effect = {*table["no_effect"].split(), *table.get("read", "").split()}
     reasons: dict[str, NotModelled] = {}
     for base in map(known_keys, table.get("extends", [])):
         no_effect |= base.no_effect
         reasons |= base.not_modelled
+        for part in {"keys", "words"} & base.table.keys():
+            table[part] = {**base.table[part], **table.get(part, {})}
     for entry in table.get("not_modelled", []):
         reason = NotModelled(entry["why"], frozenset(entry.get("unless", "").split()), entry.get("off", False))
         reasons |= dict.fromkeys(entry["keys"].split(), reason)

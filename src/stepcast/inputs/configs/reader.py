@@ -15,8 +15,9 @@ from stepcast.ir.limits import DESCRIPTION
 Table = Mapping[str, object]
 UNRECOGNISED = (
     "unrecognised configuration format: expected Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, "
-    "torchtitan TOML, DeepSpeed JSON, accelerate YAML, Axolotl, LLaMA-Factory, torchtune or TRL YAML, arguments of "
-    "Trainer or TRL in a launch script or a Python script, peft's adapter_config.json, or JSON of Calculon or SimuMax"
+    "torchtitan TOML, DeepSpeed JSON, accelerate YAML, Axolotl, LLaMA-Factory, torchtune, MS-Swift or TRL YAML, "
+    "arguments of Trainer, TRL, MS-Swift or OpenRLHF in a launch script or a Python script, peft's "
+    "adapter_config.json, or JSON of Calculon or SimuMax"
 )
 # Keys that name a file with more of a configuration, and tables that have such keys.
 INNER_FILES = ("deepspeed", "deepspeed_config_file", "config_file", "fsdp_config")
@@ -59,8 +60,9 @@ def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
     if path.endswith(".py"):
         return tuning.read(_add_files(tuning.parse_python(text), folder), "trainer")
     flags = read_flags(text)
-    keys = {name if name.startswith("$") else name.replace("-", "_"): value for name, value in flags.items()}
-    if (tool := tuning.find_tool(keys)) in ("trainer", "llama-factory"):
+    named = {name if name.startswith("$") else name.replace("-", "_"): value for name, value in flags.items()}
+    tool, keys = tuning.read_command(text, named)
+    if tool in ("trainer", "llama-factory", "swift", "openrlhf"):
         return tuning.read(_add_files(keys, folder), tool)
     config = megatron.read_arguments(flags)
     if not config.understood:

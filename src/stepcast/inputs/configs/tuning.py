@@ -5,23 +5,35 @@
 """
 
 import ast
+import math
 import re
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.accelerate import DEEPSPEED, read_accelerate, read_deepspeed, stage_by_name
-from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options, is_on
+from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, flat, given_options, is_on
 from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import SCRIPT
 
 # Keys that hold, or name a file of, the configuration of another tool; later ones win.
+# Commands that name a tool, and what they mean beyond their options.
+LAUNCHED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    r"swift\s+(sft|pt)": ("swift", {}),
+    r"swift\s+rlhf": ("swift", {"rlhf_type": "dpo"}),
+    "openrlhf.cli.train_sft": ("openrlhf", {}),
+    "openrlhf.cli.train_dpo": ("openrlhf", {"trainer_kind": "dpo"}),
+    "openrlhf.cli.train_rm": ("openrlhf", {"trainer_kind": "reward"}),
+}
 INNER = {"config_file": read_accelerate, "deepspeed_config_file": read_deepspeed, "deepspeed": read_deepspeed}
 # Keys that only a tool has, the more specific tools first.
 RECOGNISED = {
     "axolotl": {"base_model"},
     "llama-factory": {"finetuning_type", "cutoff_len", "quantization_bit"},
+    "swift": {"train_type", "tuner_type", "rlhf_type", "quant_bits", "attn_impl"},
     "torchtune": {"tokenizer._component_", "model._component_"},
     "trainer": {"per_device_train_batch_size", "peft_type", "use_peft", "lora_r", "max_seq_length", "num_train_epochs"},
 }
+# Arguments of Megatron-Swift, which has some of Swift's as well.
+MEGATRON = {"micro_batch_size", "tensor_model_parallel_size", "expert_model_parallel_size"}
 COMPONENT = re.compile(r"(?:q?lora_)?([a-z]+)(\d(?:_\d(?=_))?)_([a-z]+|\d+(?:_\d+)?b)")
 FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
 # Accelerate upcasts the parameters that FSDP shards to fp32, and with them the moments (accelerator.py, prepare_model).
@@ -35,7 +47,16 @@ def find_tool(table: Mapping[str, object]) -> str:
     """Return the tool that a table of keys is for, or nothing."""
     inside = [key for key, value in table.items() if isinstance(value, Mapping) and "_component_" in value]
     names = {*table, *(f"{key}._component_" for key in inside)}
-    return next((tool for tool, keys in RECOGNISED.items() if keys & names), "")
+    tool = next((tool for tool, keys in RECOGNISED.items() if keys & names), "")
+    return "" if tool == "swift" and names & MEGATRON else tool
+
+
+def read_command(text: str, table: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+    """Return the tool of a launch script, and its options with those that its command implies."""
+    for pattern, (tool, implied) in LAUNCHED.items():
+        if re.search(rf"\b{pattern}\b", text):
+            return tool, {**implied, **table}
+    return find_tool(table), table
 
 
 def parse_python(text: str) -> dict[str, object]:
@@ -108,6 +129,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     for part in inner.values():
         sharding |= part.options
     has_deepspeed = any(part.framework == DEEPSPEED for part in inner.values()) or bool(keys.text("deepspeed"))
+    has_deepspeed = has_deepspeed or known["framework"] == DEEPSPEED
     is_sharded = has_deepspeed or sharding.get("sharding") in ("fsdp", "hybrid-fsdp")
     format_inside = str(sharding.pop("precision", "")).removeprefix("autocast-")
     if format_inside == "fp32" and not has_deepspeed:
@@ -139,8 +161,10 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
         options |= {"master-weights": True, "optimizer": options.get("optimizer", FSDP_OPTIMIZER)}
     if {"accumulation", "global-batch"} & {*options}:
         sharding = {name: value for name, value in sharding.items() if name not in ("accumulation", "global-batch")}
-    elif "global-batch" not in sharding and sharding.setdefault("accumulation", 1) == 1:
-        keys.assume("gradient accumulation of 1 step (--accumulation), the tool's default")
+    elif not {"accumulation", "global-batch"} & {*sharding, *known.get("defaults", {})}:
+        sharding["accumulation"] = rounds = _default_accumulation(keys, options)
+        steps = "1 step" if rounds == 1 else f"{rounds} steps"
+        keys.assume(f"gradient accumulation of {steps} (--accumulation), the tool's default")
     if has_deepspeed and "optimizer" in sharding:  # Trainer leaves it to DeepSpeed
         options.pop("optimizer", None)
     options = {**sharding, **options, **adapters}
@@ -156,6 +180,13 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     for name, part in inner.items():
         config = config.add_inner(name, part)
     return config
+
+
+def _default_accumulation(keys: Keys, options: Options) -> int:
+    """Return the steps without a key: 1, or as many as make the batch that the tool wants at least."""
+    usual, least = keys.known.table.get("defaults", {}), int(keys.known.table.get("least_batch", 1))
+    at_once = int(options.get("gpus", 1)) * int(options.get("micro-batch", usual.get("micro-batch", 1)))
+    return math.ceil(least / at_once)
 
 
 def _tool_defaults(keys: Keys) -> dict[str, OptionValue]:
@@ -174,7 +205,7 @@ def _name_model(text: str) -> str:
 
 def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
     """Return the choices of LoRA and of 4-bit weights, where adapters are trained."""
-    kind = keys.text("adapter").lower()
+    kind = keys.text("adapter").lower() or keys.known.table.get("adapter", "")
     component = keys.text("model").rpartition(".")[2]
     rank = _count(keys, "lora_rank")
     is_asked = kind in ("lora", "qlora") or keys.flag("use_lora") or component.startswith(("lora_", "qlora_"))
@@ -189,9 +220,15 @@ def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
         if keys.flag("use_lora") is False:
             keys.report_without_effect("lora_rank", "lora_targets", "lora_dropout")
         return {}
+    # The tool's own arguments have these defaults; peft's LoraConfig in a script has others.
+    is_own = keys.flag("use_lora") or not keys.spell("use_lora")
+    usual: Mapping[str, float] = keys.known.table.get("lora", {}) if is_own else {}
     if rank is None:
-        rank = 8
-        keys.assume("LoRA rank 8 (--lora-rank), peft's default")
+        rank = int(usual.get("rank", 8))
+        keys.assume(f"LoRA rank {rank} (--lora-rank), the tool's default")
+    dropout = keys.share("lora_dropout")
+    if dropout is None and (dropout := usual.get("dropout")):
+        keys.assume(f"LoRA dropout {dropout:g} (--lora-dropout), the tool's default")
     bits = _count(keys, "bits")
     is_four = kind == "qlora" or keys.flag("load_4bit") or bits == 4 or component.startswith("qlora_")
     is_eight = keys.flag("load_8bit") or bits == 8
@@ -210,7 +247,7 @@ def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
     return given_options(
         lora_rank=rank,
         lora_targets=_read_targets(keys),
-        lora_dropout=keys.share("lora_dropout") or None,
+        lora_dropout=dropout or None,
         dora=keys.flag("dora") or None,
         base_weights=base,
     )
@@ -238,8 +275,10 @@ def _read_targets(keys: Keys) -> str | None:
 def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     """Return sharding and offload from the name of a DeepSpeed file, from a stage, or from FSDP's options."""
     if path := keys.text("deepspeed") or keys.text("stage"):
-        stage = stage_by_name(keys, path)
-        offload = "optimizer" if "offload" in path.lower() and "no_offload" not in path.lower() else None
+        number = keys.number("stage")
+        stage = stage_by_name(keys, path) if number is None else number
+        is_named = "offload" in path.lower() and "no_offload" not in path.lower()
+        offload = "optimizer" if is_named or keys.flag("offload") else None
         return given_options(sharding=f"zero-{stage}" if stage else "none", offload=offload)
     asked = keys.raw("fsdp")
     words = " ".join(map(str, asked)) if isinstance(asked, list) else str(asked or "")
