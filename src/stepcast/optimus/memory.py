@@ -99,6 +99,10 @@ class StageTensors:
         self.size |= {"mask": mask, "scores": heads * mask}
         self.size["sums"] = plan.micro_batch * heads * (-(-seq // 32) * 32) * 4
         self.conditions = {"first": self.first, "later": not self.first, "odd": seq % 8 > 0, "tp": self.tp > 1}
+        self.scripts = {
+            way: {part: self.read_script(text) for part, text in scripts.items()}
+            for way, scripts in load_scripts().items()
+        }
         wide, unsharded = self.size["wide"], inner * self.tp
         self.sent = (wide, unsharded, unsharded) if plan.inside else (wide, wide)
         table = seq * model.head_dim * FLOAT
@@ -125,23 +129,32 @@ class StageTensors:
         else:
             self.gradients[name] = block
 
-    def run(self, script: str, blocks: dict[str, int], part: BlockPart) -> None:
-        """Run the operators of a part, in the words of ``data/optimus.toml``."""
+    def read_script(self, script: str) -> list[tuple[str, str, int]]:
+        """Return the action, the name and the bytes of each operator that runs, from the words of
+        ``data/optimus.toml``.
+        """
+        actions = []
         for word in script.split():
             condition, _, action = word.rpartition(":")
-            if condition and not self.conditions[condition]:
-                continue
             name, _, size = action.partition("=")
-            if action.startswith("-"):
-                self.drop(blocks.pop(action[1:]))
-            elif action.startswith("!"):
-                self.weight_gradient((action[1:], part[1]) if action[1:] else part)
-            elif condition == "tp":
-                copy = self.new(self.size["wide"])
-                self.drop(blocks[name])
-                blocks[name] = copy
+            if not condition or self.conditions[condition]:
+                kind = action[0] if action[0] in "-!" else condition if condition == "tp" else "="
+                actions.append((kind, name.lstrip("-!"), self.size[size] if size else self.size["wide"]))
+        return actions
+
+    def run(self, way: str, blocks: dict[str, int], part: BlockPart) -> None:
+        """Run the operators of a part, "forward" or "backward"."""
+        for kind, name, size in self.scripts[way][part[0]]:
+            if kind == "=":
+                blocks[name] = self.new(size)
+            elif kind == "-":
+                self.memory.free(blocks.pop(name))
+            elif kind == "!":
+                self.weight_gradient((name, part[1]) if name else part)
             else:
-                blocks[name] = self.new(self.size[size])
+                copy = self.new(size)
+                self.memory.free(blocks[name])
+                blocks[name] = copy
 
     def delay(self, *blocks: int) -> None:
         """Free blocks later: a reference cycle holds outputs and their gradients for some micro-batches."""
@@ -257,7 +270,7 @@ def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
         residual = stage.new(wide)  # the sum of both tensors
     for part in stage.parts:
         blocks = saved[part] = dict(factors) if part[0] == "down" else {"input": residual}
-        stage.run(load_scripts()["forward"][part[0]], blocks, part)
+        stage.run("forward", blocks, part)
         if part[0] == "attention":
             residual = blocks["residual"]
         elif part[0] == "up":
@@ -267,7 +280,7 @@ def _forward(stage: StageTensors, messages: list[int]) -> SavedBlocks:
             stage.drop(blocks.pop("output"))
     if stage.last:
         saved[NORM_PART] = {"input": residual}
-        stage.run(load_scripts()["forward"]["norm"], saved[NORM_PART], NORM_PART)
+        stage.run("forward", saved[NORM_PART], NORM_PART)
     return saved
 
 
@@ -277,7 +290,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
     received = {*messages}
     if stage.last:
         blocks = saved[NORM_PART]
-        stage.run(load_scripts()["backward"]["norm"], blocks, NORM_PART)
+        stage.run("backward", blocks, NORM_PART)
         stage.drop(blocks["input"])
         gradient, cycle = blocks["back"], [blocks["to-logits"], blocks["logits"]]
     else:
@@ -285,7 +298,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
     for position, part in reversed(list(enumerate(stage.parts))):
         blocks, is_end = saved[part], part == stage.parts[-1]
         if part[0] == "down":
-            stage.run(load_scripts()["backward"]["down"], blocks, part)
+            stage.run("backward", blocks, part)
             factors = {name: blocks[name] for name in ("to-activated", "to-up")}
             stage.drop(*(blocks[name] for name in ("activated", "up") if blocks[name] not in received))
             if is_end and not stage.last:
@@ -298,7 +311,7 @@ def _backward(stage: StageTensors, saved: SavedBlocks, messages: list[int]) -> N
             gradient = stage.new(wide)
             stage.drop(blocks["activated"], blocks["up"])
         blocks |= {"skip": gradient, **factors}
-        stage.run(load_scripts()["backward"][part[0]], blocks, part)
+        stage.run("backward", blocks, part)
         gradient = blocks["total"]
         if blocks["input"] not in received:
             stage.drop(blocks["input"])

@@ -7,6 +7,7 @@ during the backward of the last micro-batch: the earlier ones run under Distribu
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.optimus.cost import BUCKET_PASSES, FP32_BYTES, Constants, Machine, PassWork, StageWork, stage_work
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.simulation.engine import simulate, task_times
-from stepcast.simulation.program import Program, ProgramBuilder, Times
+from stepcast.simulation.program import CallTable, Program, ProgramBuilder, Times
 from stepcast.simulation.segments import Segment, TimedOp
 
 HOST, DEVICE, NETWORK = 0, 1, 2
@@ -25,6 +26,8 @@ LANES = ("host", "device", "network")
 WORKING = ("compute", "unhooked", "accumulation", "tensor", "data", "messages", "optimizer", "fixed")
 PARTS = (*WORKING, "host", "bubble")
 STAGE_SEGMENTS = 5  # of each stage: forward; first, middle and last backward; the end
+# A side has come to a message when its host and its device are idle.
+POST = Segment.of("post", [TimedOp("", 0.0, HOST, lanes=(DEVICE,))], lanes=3, outputs=(0,))
 LABEL_MESSAGES = 5  # of one micro-batch's labels, from the first stage to the last
 
 
@@ -81,11 +84,7 @@ def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> list
     for stage in plan.stages:
         segments += _stage_segments(plan, machine, stage_work(plan, stage, machine, constants))
     start = [TimedOp("fixed", constants.fixed_s, HOST), TimedOp("", 0.0, DEVICE, after=(0,))]
-    # A side has come to a message when its host and its device are idle.
-    segments += [
-        Segment.of("start", start, lanes=3),
-        Segment.of("post", [TimedOp("", 0.0, HOST, lanes=(DEVICE,))], lanes=3, outputs=(0,)),
-    ]
+    segments += [Segment.of("start", start, lanes=3), POST]
     for hop in range(plan.layout.pp - 1):
         ranks = plan.layout.tp * plan.layout.dp
         tensors_s = FP32_BYTES * plan.boundary_elements() / machine.hop_bytes_per_s(hop * ranks, (hop + 1) * ranks)
@@ -139,32 +138,48 @@ def _message(seconds: float) -> Segment:
 
 def build_program(plan: OptimusPlan, parts: Sequence[Segment]) -> Program:
     """Return the program of a step from the segments of its stages and messages."""
-    stages, micro_batches = plan.layout.pp, plan.micro_batches
+    table, places = _call_table(plan.layout.pp, plan.micro_batches)
+    return Program(LANES, tuple(parts[place] for place in places), table)
+
+
+@lru_cache(maxsize=16)
+def _call_table(stages: int, micro_batches: int) -> tuple[CallTable, tuple[int, ...]]:
+    """Return the calls of a step, and which segment of ``_segments`` each number of a segment in them is."""
+    names = [*("F", "B first", "B", "B last", "end") * stages, "start", *["message"] * (2 * stages - 1)]
+    parts = [Segment.of(name, [], lanes=3, inputs=int(name == "message")) for name in names]
+    parts.insert(STAGE_SEGMENTS * stages + 1, POST)
     start = STAGE_SEGMENTS * stages
     post, messages = start + 1, start + 2
     builder = ProgramBuilder(LANES, stages)
     waiting: dict[tuple[str, int, int], tuple[int, int]] = {}
+    places: dict[int, None] = {}  # in the order of their first calls, by which the builder numbers segments
+
+    def call(stage: int, place: int) -> int:
+        places.setdefault(place)
+        return builder.call(stage, parts[place])
+
     for stage in range(stages):
-        builder.call(stage, parts[start])
+        call(stage, start)
         for entry in _order(stage, stages, micro_batches):
             if entry.peer < 0:
                 backward = 3 if entry.micro_batch == micro_batches - 1 else 2 if entry.micro_batch else 1
                 place = {"F": 0, "B": backward, "E": STAGE_SEGMENTS - 1}[entry.kind]
-                builder.call(stage, parts[STAGE_SEGMENTS * stage + place])
+                call(stage, STAGE_SEGMENTS * stage + place)
                 continue
-            posted = builder.call(stage, parts[post])
+            posted = call(stage, post)
             hop = min(stage, entry.peer)
-            segment = -1 if entry.kind == "labels" else messages + 2 * hop + (entry.kind == "b")
-            call = builder.call(stage, parts[segment])
+            message = call(
+                stage, len(parts) - 1 if entry.kind == "labels" else messages + 2 * hop + (entry.kind == "b")
+            )
             key = (entry.kind, hop, entry.micro_batch)
             if key in waiting:
-                other_posted, other_call = waiting.pop(key)
-                builder.bind(call, 0, (other_posted, 0))
-                builder.bind(other_call, 0, (posted, 0))
+                other_posted, other_message = waiting.pop(key)
+                builder.bind(message, 0, (other_posted, 0))
+                builder.bind(other_message, 0, (posted, 0))
             else:
-                waiting[key] = posted, call
+                waiting[key] = posted, message
     assert not waiting, waiting
-    return builder.program()
+    return builder.program().table, tuple(places)
 
 
 def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
