@@ -1,6 +1,9 @@
 """``compare`` of predictions, searches and plans: figures beyond the step, with their sign and ratio."""
 
 import json
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,22 @@ pytestmark = pytest.mark.slow
 STEP = "llama-3.2-1b --gpus 4 --seq 2048 --global-batch 8"
 
 
+@cache
+def answer(words: str) -> str:
+    """Return the JSON of a command, which several tests ask for."""
+    with redirect_stdout(StringIO()) as out:
+        assert main([*words.split(), "--json"]) == 0
+    return out.getvalue()
+
+
 @pytest.fixture
-def answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+def answers(tmp_path: Path) -> dict[str, str]:
     """Return the files with the JSON of three verbs on two clusters."""
     files = {}
     for verb, more in (("predict", ""), ("search", "--workers 1"), ("plan", "--tokens 1B --price 2 --runs 20")):
         for cluster in ("dgx-h100", "dgx-b200"):
-            assert main([verb, *STEP.split(), "--cluster", cluster, *more.split(), "--json"]) == 0
             file = tmp_path / f"{verb}-{cluster}.json"
-            file.write_text(capsys.readouterr().out)
+            file.write_text(answer(f"{verb} {STEP} --cluster {cluster} {more}"))
             files[f"{verb} {cluster}"] = str(file)
     return files
 

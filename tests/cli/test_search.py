@@ -260,8 +260,22 @@ def test_the_answer_says_what_would_change_it(capsys: pytest.CaptureFixture[str]
 def test_numbers_of_gpus_are_not_compared_with_each_other(capsys: pytest.CaptureFixture[str], objective: str) -> None:
     """Twice the GPUs are neither a tie of rank 1 nor the effect of a faster network."""
     asked = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8,16", "--global-batch", "64")
-    narrow = ("--fix", "schedule=1f1b", "--fix", "recompute=none", "--allow", "micro-batch=1,2", "--top", "6")
-    found = run_json(capsys, "search", *asked, *narrow, "--seq", "4096", "--objective", objective)
+    fixed = ("schedule=1f1b", "recompute=none", "cp=1", "sharding=zero-1")
+    narrow = [word for each in fixed for word in ("--fix", each)]
+    found = run_json(
+        capsys,
+        "search",
+        *asked,
+        *narrow,
+        "--allow",
+        "micro-batch=1,2",
+        "--top",
+        "6",
+        "--seq",
+        "4096",
+        "--objective",
+        objective,
+    )
     best, rows = found["rows"][0], found["rows"]
     changes = {each["change"]: each for each in found["sensitivity"]}
     assert all(each["gpus"] == best["gpus"] for each in changes.values())

@@ -58,7 +58,7 @@ def searched(case: Case, **options: object) -> SearchResult:
 @pytest.mark.parametrize("made", [dense, experts, sharded, hybrid])
 def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     case = made()
-    objectives = ("step", "energy") if made is dense else ("step",)
+    objectives = ("step", "energy") if made is hybrid else ("step",)
     result, every = searched(case), simulate_all(case, objectives)
     all_of_them = every["step"]
     assert [(each.step_s, each.at) for each in result.best] == all_of_them[:10]
@@ -70,7 +70,7 @@ def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     assert counts.considered == len(case.space) == parts
     assert counts.simulated < len(all_of_them)
     assert all(each.bound_s <= each.step_s for each in result.simulated)
-    if made is dense:
+    if made is hybrid:
         found = searched(case, objective="energy", top=5)
         assert [(each.score, each.at) for each in found.best] == every["energy"][:5]
         assert found.counts.simulated < len(all_of_them)
