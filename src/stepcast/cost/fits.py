@@ -241,15 +241,6 @@ class ComputeFit(Struct, frozen=True, eq=False):
         return own.get(dtype, self.matrix_efficiency.get(dtype, 1.0))
 
 
-_load_constants = lru_cache(maxsize=1)(load_fit)
-
-
-def constants(topic: str) -> FactDict:
-    """Return single measured constants of a *topic*: ``data/fits/constants.toml`` has the source of each."""
-    known: FactDict = _load_constants("constants")[topic]
-    return known
-
-
 def compute_fit(table: Facts) -> ComputeFit:
     """Return a parsed fit file as a ComputeFit; a FitError names what is missing or unknown."""
     try:

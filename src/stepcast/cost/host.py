@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepcast.cost.fits import constants
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import Host
+from stepcast.ir.tables import constants
 from stepcast.ir.work import HostCopy, HostUpdate
 
 # Additional seconds to issue a grouped matmul for each expert, joined or separate, and in a scaled format; another

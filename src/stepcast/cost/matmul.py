@@ -17,12 +17,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from stepcast.cost.fits import ComputeFit, MatmulFit, constants
+from stepcast.cost.fits import ComputeFit, MatmulFit
 from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import SIMT, Number, Price, Rates, matrix_rates, matrix_unit, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dtype import DType
+from stepcast.ir.tables import constants
 from stepcast.ir.work import Compute, GroupedMatmul, Matmul
 
 SMALLEST_SPLIT = 256  # a reduction is not cut into pieces shorter than this

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stepcast.cost.fits import ComputeFit, StreamFit, constants
+from stepcast.cost.fits import ComputeFit, StreamFit
 from stepcast.cost.power import ALONE, Load, launch_s
 from stepcast.cost.price import Number, Price, Rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.tables import constants
 from stepcast.ir.work import Elementwise, ElementwiseKind
 
 BLOCKS_PER_SM = 16  # resident thread blocks of 128 threads, one row each (2,048 threads per multiprocessor)

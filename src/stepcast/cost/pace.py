@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import lru_cache
 from math import erfc, sqrt
 
-from stepcast.cost.fits import constants
 from stepcast.cost.price import Price
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel
 from stepcast.ir.layout import Layout
+from stepcast.ir.tables import constants
 from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
 
 MEASURED = constants("pace")

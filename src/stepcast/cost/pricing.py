@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, bus_factor, price, send_receive_price
 from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
-from stepcast.cost.fits import constants
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, Gpu, Place, group_path
@@ -16,6 +15,7 @@ from stepcast.hardware.path import GroupPath, neighbour_path
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.layout import Group, Layout, grid_of
 from stepcast.ir.model_parts import Routing
+from stepcast.ir.tables import constants
 from stepcast.ir.work import (
     COMPUTING,
     Collective,

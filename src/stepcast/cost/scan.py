@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepcast.cost.fits import ComputeFit, ScanFit, constants
+from stepcast.cost.fits import ComputeFit, ScanFit
 from stepcast.cost.host import HOST_PACES
 from stepcast.cost.matmul import price_matmul
 from stepcast.cost.memory_bound import price_stream
@@ -22,6 +22,7 @@ from stepcast.cost.power import Load, launch_s
 from stepcast.cost.price import Bound, Number, Price, Rates, matrix_rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
+from stepcast.ir.tables import constants
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 
 Scanned = Scan | DeltaRule | SelectiveScan

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, to_builtins
 
-from stepcast.cost.fits import AtLeastOne, MatmulFit, constants, default_fit
+from stepcast.cost.fits import AtLeastOne, MatmulFit, default_fit
 from stepcast.cost.matmul import matmul_s
 from stepcast.cost.power import Load
 from stepcast.cost.price import Number, cached_fraction, matrix_rates
@@ -34,7 +34,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.tables import Amount, Positive, Share, convert_table
+from stepcast.ir.tables import Amount, Positive, Share, constants, convert_table
 
 TRAINING_GPU = "h200"  # on which operators of training were measured
 BURST = Load(0.0, repeats=6.0)  # a few calls, as the tables were measured

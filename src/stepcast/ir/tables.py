@@ -6,6 +6,8 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -109,6 +111,17 @@ def parse_tables(text: str) -> FactDict:
             except msgspec.DecodeError:
                 table[name] = _parse_other(value)
     return tables
+
+
+@cache
+def _read_constants() -> FactDict:
+    return parse_tables((Path(__file__).parents[1] / "data" / "fits" / "constants.toml").read_text(encoding="utf-8"))
+
+
+def constants(topic: str) -> FactDict:
+    """Return single measured constants of a *topic*: ``data/fits/constants.toml`` has the source of each."""
+    known: FactDict = _read_constants()[topic]
+    return known
 
 
 def _parse_other(text: str) -> Any:

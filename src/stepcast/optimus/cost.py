@@ -15,6 +15,7 @@ from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import Cluster, resolve
 from stepcast.ir.dataclass import dataclass, require
+from stepcast.ir.tables import constants
 from stepcast.ir.work import CollectiveKind
 from stepcast.optimus.plan import OptimusPlan, StagePlan
 
@@ -62,32 +63,9 @@ def machine_of(cluster: Cluster) -> Machine:
     return Machine(cluster.name, *rates, all_reduce_s, hop_bytes_per_s)
 
 
-# Host work of one layer, forward, backward and optimizer, counted in plain operators: times of PyTorch 2.5.1
-# with Transformers 4.46.2 on a CPU over a process group that does nothing, divided by the time of a plain
-# operator there (tools/optimus_host_work.py: 111, 138, 65 and sharded 664, 877, 403 to 620), and one more for
-# each kernel launched, event recorded and collective queued (86 forward, 95 backward, 20 and 50 sharded).
-PLAIN_WORK = (200, 235, 70)
-SHARDED_WORK = (770, 1020, 450)
-# The same for the embedding, or the output projection with the loss.
-END_WORK = (10, 20, 8)
-# A collective waits for the slowest of its ranks. Host times between two collectives scatter by this share of their
-# mean: timed layers of launch-bound runs scatter by 0.11 to 0.26 from step to step. The expected maximum of k normal
-# values is Blom's (1958).
-HOST_SCATTER = 0.25
-# Tensor passes (a read or a write of one activation of hidden width, per token and layer) of what is not
-# timed, counted in transformers/models/llama/modeling_llama.py 4.46: two RMS norms in seven passes and two
-# residual sums in three; sharded: rotary embedding, repeated keys and values, attention, gate times up.
-WHOLE_PASSES, SHARDED_PASSES = 20, 32
-UNTIMED_KERNELS = 65
-BACKWARD_PASSES = 2  # of the forward's
-LOSS_PASSES = (2, 4)  # over the logits: log-softmax; its gradient
-# torch.optim.Adam(foreach=False) reads or writes this many values per parameter; clipping (only without
-# tensor parallelism) reads the gradient twice and writes it once, through temporaries.
-ADAM_PASSES, CLIP_PASSES = 14, 5
-ACCUMULATION_BYTES = 12  # per parameter: read the old and the new gradient, write the sum
-# DistributedDataParallel without gradient_as_bucket_view copies a gradient into its bucket when it is ready,
-# and back when all buckets are reduced (torch/csrc/distributed/c10d/reducer.cpp): each a read and a write.
-BUCKET_PASSES = 2
+# Work of the host in plain operators, passes over tensors and bytes of one layer and of the ends of a model.
+COUNTED = constants("optimus")
+BUCKET_PASSES: int = COUNTED["bucket_passes"]  # of gradients, copied to their bucket or back
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +115,10 @@ def efficiency_of(seconds: float, weights: float, tokens: float, machine: Machin
 
 
 def slowest_of(ranks: int) -> float:
-    """Return the mean time of the slowest of *ranks* hosts relative to that of one."""
+    """Return the mean time of the slowest of *ranks* hosts over that of one: Blom's expected maximum (1958)."""
     if ranks == 1:
         return 1.0
-    return 1 + HOST_SCATTER * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    return 1 + float(COUNTED["host_scatter"]) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants) -> StageWork:
@@ -168,7 +146,7 @@ def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants:
 
 
 def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
-    passes = ADAM_PASSES + (CLIP_PASSES if plan.layout.tp == 1 else 0)
+    passes = COUNTED["adam_passes"] + (COUNTED["clip_passes"] if plan.layout.tp == 1 else 0)
     return machine.move_s(passes * weights)
 
 
@@ -184,13 +162,14 @@ def _layer_work(
 
     slowest = slowest_of(tp)
     forward_host_s, backward_host_s, update_host_s = (
-        operators * constants.host_op_s for operators in (PLAIN_WORK if tp == 1 else SHARDED_WORK)
+        operators * constants.host_op_s for operators in COUNTED["plain_work" if tp == 1 else "sharded_work"]
     )
     layer_s = product_s(stage.weights / stage.layers / tp)
     activation_s = machine.move_s(2 * tokens * model.ffn / tp)
     scores = plan.micro_batch * model.heads / tp * plan.sequence**2
-    passes = WHOLE_PASSES + SHARDED_PASSES / tp
-    untimed_s = max(machine.move_s(passes * tokens * model.hidden + 2 * scores), UNTIMED_KERNELS * machine.launch_s)
+    passes = COUNTED["whole_passes"] + COUNTED["sharded_passes"] / tp
+    launched_s = COUNTED["untimed_kernels"] * machine.launch_s
+    untimed_s = max(machine.move_s(passes * tokens * model.hidden + 2 * scores), launched_s)
     reduce_s = machine.all_reduce_s(range(tp), tokens * model.hidden * FP32_BYTES) if tp > 1 else 0.0
     forward = {
         "compute": (layer_s + activation_s) * share,
@@ -203,11 +182,11 @@ def _layer_work(
     hidden_s = [factor * product_s(model.hidden * width / tp) for width in widths]
     backward = {
         "compute": (factor * layer_s + 2 * activation_s) * share,
-        "unhooked": BACKWARD_PASSES * untimed_s * share,
+        "unhooked": COUNTED["backward_passes"] * untimed_s * share,
         "tensor": (2 * reduce_s + sum(max(0.0, reduce_s - behind_s) for behind_s in hidden_s)) * share,
     }
     first, later = (
-        {**backward, "accumulation": machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES)}
+        {**backward, "accumulation": machine.move_s(accumulated * COUNTED["accumulation_bytes"] / FP32_BYTES)}
         for accumulated in (0.0, weights)
     )
     return (
@@ -224,12 +203,13 @@ class _EndWork:
     def __init__(self, plan: OptimusPlan, machine: Machine, constants: Constants) -> None:
         move_s, weights, logits = machine.move_s, plan.head_weights, plan.tokens * plan.model.vocab
         head_s = matmul_s(weights, plan.tokens, machine, constants.matmul_efficiency)
-        forward_host_s, backward_host_s, update_host_s = (work * constants.host_op_s for work in END_WORK)
-        accumulation: dict[str, float] = {"accumulation": move_s(weights * ACCUMULATION_BYTES / FP32_BYTES)}
+        loss_passes, gradient_passes = COUNTED["loss_passes"]
+        forward_host_s, backward_host_s, update_host_s = (work * constants.host_op_s for work in COUNTED["end_work"])
+        accumulation: dict[str, float] = {"accumulation": move_s(weights * COUNTED["accumulation_bytes"] / FP32_BYTES)}
         self.embedding = PassWork(2 * forward_host_s, {"unhooked": move_s(5 * plan.tokens * plan.model.hidden)})
-        self.head = PassWork(forward_host_s, {"compute": head_s, "unhooked": move_s(LOSS_PASSES[0] * logits)})
+        self.head = PassWork(forward_host_s, {"compute": head_s, "unhooked": move_s(loss_passes * logits)})
         embedding = {"unhooked": move_s(weights)}  # the dense gradient is zeroed
-        head = {"unhooked": move_s(LOSS_PASSES[1] * logits), "compute": constants.backward_factor * head_s}
+        head = {"unhooked": move_s(gradient_passes * logits), "compute": constants.backward_factor * head_s}
         self.embedding_backward, self.head_backward = (
             [PassWork(backward_host_s, parts, weights), PassWork(backward_host_s, parts | accumulation, weights)]
             for parts in (embedding, head)

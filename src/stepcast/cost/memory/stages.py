@@ -19,7 +19,6 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.cost.fits import constants
 from stepcast.cost.memory.piece import PieceTotals, loss_bytes, piece_totals
 from stepcast.cost.memory.states import StateBytes, States, keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
@@ -34,6 +33,7 @@ from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.step import LEVEL
 from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
+from stepcast.ir.tables import constants
 from stepcast.units import MIB
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.

@@ -19,23 +19,18 @@ from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import Objective, TrainingKind
+from stepcast.ir.tables import constants
 from stepcast.ir.workload import Layer, Op, Role
 
-# Kernels an eager host could issue while it makes positions, masks and angles before the first layer of a model
-# of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): the GPU
-# of traced forwards is idle for 1.2 to 1.7 ms.
-BEGINNING_KERNELS = 80
-# The same for one visit of all modules, a layer's and those of a linear layer with adapters: transformers' Trainer
-# visits them twice for a micro-batch (train(), floating_point_ops()) and once more in a step (clipping, zero_grad()),
-# 3.3 us a module in 27 steps on an H200; for peft to switch a pair of adapters off and on; and for the rest of a step.
-LAYER_VISIT, ADAPTER_VISIT, SWITCH_KERNELS = 2.5, 1.9, 8
-STEP_KERNELS = 100
+# Kernels an eager host could issue while other code of transformers and peft runs.
+MEASURED = constants("ends")
+SWITCH_KERNELS, STEP_KERNELS = MEASURED["switch_kernels"], MEASURED["step_kernels"]
 
 
 def count_visits(sizes: Sizes) -> float:
     """Return the kernels that could be issued while Trainer visits all modules once."""
     adapted = count_adapted(sizes.model, sizes.strategy.lora_targets) if sizes.strategy.lora_rank else 0
-    return LAYER_VISIT * sizes.model.layers + ADAPTER_VISIT * adapted
+    return float(MEASURED["layer_visit"] * sizes.model.layers + MEASURED["adapter_visit"] * adapted)
 
 
 def embedding_weights(model: Architecture) -> list[Weight]:
@@ -90,7 +85,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if sizes.eager_modules:
         # A training loop that reads the loss of each micro-batch waits for it; masks and angles follow.
         forward[0] = replace(forward[0], host_reads=sizes.framework.loop_kernels > 0)
-        kernels = BEGINNING_KERNELS + sizes.framework.loop_kernels
+        kernels = MEASURED["beginning_kernels"] + sizes.framework.loop_kernels
         if sizes.framework.loop_kernels:
             kernels += round(2 * count_visits(sizes))
         forward.append(stream_op("positions and masks", K.OTHER, 1, 1, 1, 1, dtype, kernels=kernels))

@@ -33,20 +33,11 @@ from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.tables import constants
 from stepcast.ir.work import CollectiveKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
-# Of the fused router with the counts that an exchange needs: "Optimizing DeepSeek-V3 Training Performance on
-# NVIDIA GB200 NVL72" (Megatron-LM, docs/discussions, sections 2.1.4 and 2.2.1).
-ROUTER_KERNELS = 17
-# Transformer Engine's permutation by a map of rows, and the sum that undoes it: together 2.6 times as long as two
-# copies of the routed rows, forward and backward, for DeepSeek-V2 and -V3 on a B200 (SimuMax, b200_bf16_ceperm.json:
-# 0.50 and 0.51 of the memory's rate for 6.3 times these rows, without 30 us a launch).
-PERMUTE_PASSES = 2.6
-# PyTorch's gradient of a lookup adds rows of one index in turn (indexing_backward_kernel), 1.6 us each on an H200 for
-# equal experts. Those of the largest beyond the mean took 0.9 us, by the times of two layers of gpt-oss (1,024 and at
-# most 8,085 rows): presumably because most other experts are done.
-LONE_ROWS = 0.56
+MEASURED = constants("experts")
 
 
 def _width(model: Architecture) -> int:
@@ -162,7 +153,7 @@ def _router(sizes: Sizes, experts: Experts) -> Layer:
     # capacity fixes that or the matmuls take their sizes from the GPU.
     counted = sizes.strategy.expert_capacity is None and not sizes.framework.fused_experts
     host_reads = counted and sizes.framework.modules is not Modules.TRANSFORMERS
-    choice = stream_op("choice", K.SOFTMAX, rows, experts.count, 2, 1, FP32, kernels=ROUTER_KERNELS)
+    choice = stream_op("choice", K.SOFTMAX, rows, experts.count, 2, 1, FP32, kernels=MEASURED["router_kernels"])
     gradient = stream_op("choice gradient", K.SOFTMAX, rows, experts.count, 2, 1, FP32, True)
     return make_layer(Role.ROUTER, (*forward, replace(choice, host_reads=host_reads)), (gradient, *backward), weight)
 
@@ -226,7 +217,7 @@ def _copy_rows(sizes: Sizes, name: str, passes: float = 1.0) -> Op:
 
 def _permute_passes(sizes: Sizes) -> float:
     """Return the passes of bringing rows into the order of experts, or back: Transformer Engine's, or of a copy."""
-    return PERMUTE_PASSES if sizes.fused_by_hand else 1.0
+    return MEASURED["permute_passes"] if sizes.fused_by_hand else 1.0
 
 
 def _reorder(sizes: Sizes, name: str) -> Ops:
@@ -373,6 +364,6 @@ def _bias_gradient(sizes: Sizes, linear: Linear) -> Op:
     mean = max(1, rows // groups)
     share = min(strategy.largest_expert, strategy.expert_capacity or strategy.largest_expert)
     largest = rows / strategy.busiest_share / groups * share
-    in_turn = mean + round(LONE_ROWS * max(0.0, largest - mean))
+    in_turn = mean + round(MEASURED["lone_rows"] * max(0.0, largest - mean))
     name, columns = f"{linear.name} bias gradient", linear.outputs * groups
     return stream_op(name, K.SCATTER_SUM, in_turn, columns, mean / in_turn, 0, sizes.stored)

@@ -28,37 +28,19 @@ from stepcast.ir.layers.kernels import (
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import BaseWeights, TrainingKind
+from stepcast.ir.tables import constants
 from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 
-# Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
-# rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
-# magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
-# kernels of their own: three reads (Transformer Engine's recipes and csrc/quantizer.cpp, NVFP4Quantizer), counted
-# twice: its Hadamard kernel reaches half of a GB200's memory rate (pytorch/ao, issue 4040); runs of MLPerf 5.1 agree.
-QUANTISED: dict[DType, tuple[float, float]] = {DType.FP8: (4.0, 2.0), DType.MXFP8: (2.0, 2.0), DType.NVFP4: (12.0, 2.0)}
-# The same of an operand that no weight gradient needs, as under LoRA: its columns are left out, and with them
-# NVFP4's transform (Transformer Engine's modules, columnwise usage where weights require gradients).
-QUANTISED_ROWS = {DType.FP8: (4.0, 1.0), DType.MXFP8: (2.0, 1.0), DType.NVFP4: (8.0, 1.0)}
-# The same of weights, which are not transformed: NVFP4 needs their largest magnitude and one more pass.
-QUANTISED_WEIGHTS = {**QUANTISED, DType.NVFP4: (4.0, 1.125)}
-# Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
-# accumulation that SimuMax measured on an A100 and a B200 (configs/system).
-ACCUMULATE_EXPOSURE = 0.5
-# Those of experts have few rows for each weight, so that the sum takes as long as the product and is hidden less:
-# 29 grouped products that SimuMax measured on a B200, 8 to 20 % of their time left (0.7 and 0.9 by either model).
-EXPERT_ACCUMULATE_EXPOSURE = 0.9
-# Parts into which Transformer Engine cuts a product whose result is summed at the same time (module/base.py,
-# initialize_ub: num_splits of the method "pipeline").
-OVERLAP_PARTS = 4
+MEASURED = constants("operators")
+# Scaled format -> bytes read and written for each element of an operand that is turned into it from bf16; of one that
+# no weight gradient needs; and of weights.
+QUANTISED: dict[str, tuple[float, float]] = MEASURED["quantised"]
+QUANTISED_ROWS: dict[str, tuple[float, float]] = MEASURED["quantised_rows"]
+QUANTISED_WEIGHTS: dict[str, tuple[float, float]] = MEASURED["quantised_weights"]
+OVERLAP_PARTS: int = MEASURED["overlap_parts"]  # of a product whose result is summed at the same time
 # Projections that one product makes, by the names that adapters have.
 FUSED_PROJECTIONS = {"qkv": ("query", "key", "value"), "up": ("gate", "up")}
-# Kernels an eager host could issue for the dequantisation before a product of 4-bit weights, forward and backward
-# (kernels of the scales, of their offset and of the weights, and bitsandbytes' own Python: 0.28 and 0.16 ms); for
-# peft's Python around a pair of adapters, and autograd's nodes of it beyond their kernels. From the steps of
-# HOOK_KERNELS in stepcast.generate.recompute; other modules have less Python around adapters.
-DEQUANTISE_KERNELS = {"": 16, " again": 11}
-ADAPTER_CODE, ADAPTER_NODES = {True: 1, False: 0}, {True: 5, False: 2}
 
 
 def wait_for(ops: Ops, names: tuple[str, ...]) -> Ops:
@@ -190,7 +172,7 @@ class Linear:
         if not sizes.plain_gradients:
             # Added to the cleared buffer when the matmul ends, which would else write the training format.
             read, write = sizes.gradient, max(0, sizes.gradient - sizes.element)
-            exposed = (EXPERT_ACCUMULATE_EXPOSURE if self.groups else ACCUMULATE_EXPOSURE) * elements
+            exposed = MEASURED[f"{'expert_' if self.groups else ''}accumulate_exposure"] * elements
             added = Elementwise(K.ADD, 1, elements, read * exposed, write * exposed, dtype=sizes.stored)
             return (Op(f"{self.name} accumulate", added),)
         if sizes.fused and sizes.gradient > sizes.element:
@@ -217,7 +199,8 @@ class Linear:
             return ()
         moved = (self.outputs, self.inputs, base.bytes, sizes.element)
         name = f"{self.name} dequantise{again}"
-        return (moved_op(name, K.DEQUANTISE, *moved, sizes.stored, kernels=DEQUANTISE_KERNELS[again]),)
+        kernels = MEASURED["dequantise_again_kernels" if again else "dequantise_kernels"]
+        return (moved_op(name, K.DEQUANTISE, *moved, sizes.stored, kernels=kernels),)
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
         """Multiply down to the rank and up again (Hu et al. 2021, section 4.1)."""
@@ -267,7 +250,8 @@ class Linear:
         peft = sizes.framework.modules is Modules.TRANSFORMERS
         result = (result_rows, self.outputs, "dora")
         if phase == "forward":
-            products = (replace(down, kernels=1 + ADAPTER_CODE[peft] + small), up)
+            code = MEASURED["peft_code_kernels"] if peft else 0
+            products = (replace(down, kernels=1 + code + small), up)
             if dora:
                 weights = around("dora weights", self.outputs, self.inputs, "dora")
                 return (*around("adapters"), *weights, *products, *around("dora", *result))
@@ -276,7 +260,8 @@ class Linear:
             scaled = around("dora gradient", *result) if dora else around("scaled adapters gradient")
             return (*scaled, up, down, *around("adapters gradient"))
         accumulates = 2 if strategy.micro_batches > 1 else 0
-        return (replace(down, kernels=1 + ADAPTER_NODES[peft] + small + accumulates), up)
+        nodes = MEASURED["peft_node_kernels" if peft else "adapter_node_kernels"]
+        return (replace(down, kernels=1 + nodes + small + accumulates), up)
 
 
 def join_phases(sizes: Sizes, linears: Iterable[Linear]) -> PhaseOps:
