@@ -10,7 +10,6 @@ import msgspec
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.facts import Facts, find_doubts
 from stepcast.ir.grouping import sum_by_key
-from stepcast.units import format_seconds
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 
@@ -129,10 +128,6 @@ class Comparison(AnalysisResult, frozen=True, kw_only=True):
     operations: list[ComparedRow]
     kernels: list[ComparedKernel]
     warnings: list[str]
-
-    def __repr__(self) -> str:
-        first, second = format_seconds(self.step_s), format_seconds(self.measured_step_s)
-        return f"Comparison({first} vs {second} per step)"
 
 
 def kind_of(account: Facts) -> str:

@@ -183,9 +183,6 @@ def _add_stated_bandwidth(around: Surroundings, values: Mapping[str, str]) -> Su
     return Surroundings(around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / rate)
 
 
-KINDS = {str(kind): kind for kind in CollectiveKind}
-
-
 def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
     """Simulate *recording* on the links of *cluster*."""
     gpus = recording.layout.gpus
@@ -237,9 +234,9 @@ class _MeetingFlows:
             source, target = self.seats[list(ends)][:, None]
             return message_flows(self.network, source, target, np.array([float(size)]), meeting.transfer_s)
         row = self.rows.get(meeting.group, {}).get(tuple(members))
-        if row is None or meeting.kind not in KINDS:
+        if row is None or meeting.kind not in set(CollectiveKind):
             return None
-        work = Collective(KINDS[meeting.kind], size, Group(meeting.group))
+        work = Collective(CollectiveKind(meeting.kind), size, Group(meeting.group))
         key = (work, meeting.transfer_s)
         if key not in self.known:
             path = resolve(self.cluster, self.seats[list(members)].tolist())

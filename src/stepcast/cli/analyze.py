@@ -118,13 +118,7 @@ def read_measured(paths: Sequence[str]) -> tuple[Format, Any]:
 
 def _by_document(name: str) -> Analyze:
     """Return an analysis by the function *name*, which takes the document alone."""
-    analyze = load_lazily(name)
-
-    def analyze_alone(document: object, question: AnalyzeQuestion) -> AnalysisResult:
-        result: AnalysisResult = analyze(document)
-        return result
-
-    return analyze_alone
+    return lambda document, question: load_lazily(name)(document)
 
 
 # By format: the analysis of a measured run.

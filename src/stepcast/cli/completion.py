@@ -36,10 +36,6 @@ complete -o default -F _stepcast stepcast
 """
 
 
-def _zsh(words: dict[str, list[str]]) -> str:
-    return "autoload -U +X bashcompinit && bashcompinit\n" + _bash(words)
-
-
 def _fish(words: dict[str, list[str]]) -> str:
     summaries = {verb.name: verb.summary for verb in VERBS}
     lines = []
@@ -52,4 +48,5 @@ def _fish(words: dict[str, list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+SCRIPTS = {"bash": _bash, "zsh": lambda words: ZSH + _bash(words), "fish": _fish}

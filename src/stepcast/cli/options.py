@@ -289,12 +289,9 @@ def rename_options(arguments: Sequence[str], options: Collection[str], kind: typ
     for index, word in enumerate(arguments):
         if word == "--":
             return [*words, *arguments[index:]]
-        words += _rename(word, options, kind) if _is_option(word) and word not in options else [word]
+        is_option = len(word) > 2 and word[0] == "-" and not word[1].isdigit() and word[1] != "."
+        words += _rename(word, options, kind) if is_option and word not in options else [word]
     return words
-
-
-def _is_option(word: str) -> bool:
-    return len(word) > 2 and word[0] == "-" and not word[1].isdigit() and word[1] != "."
 
 
 def _rename(word: str, options: Collection[str], kind: type[Question] | None) -> list[str]:

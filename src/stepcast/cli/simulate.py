@@ -92,7 +92,11 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
 
 def _options(args: argparse.Namespace) -> Options:
     stages = {_count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")}
-    groups = {_group(name): factor for name, factor in _factors(args.slow_group, "--slow-group")}
+    slow_groups = _factors(args.slow_group, "--slow-group")
+    for name, _ in slow_groups:
+        if name not in set(Group):
+            raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
+    groups = {Group(name): factor for name, factor in slow_groups}
     forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
     return Options(
         schedule=_schedule(args.schedule),
@@ -140,12 +144,6 @@ def _count(name: str, option: str) -> int:
     if not (name.isascii() and name.isdigit()):
         raise ValueError(f"{option} {name!r}: expected a number, such as 3=1.2")
     return int(name)
-
-
-def _group(name: str) -> Group:
-    if name not in set(Group):
-        raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
-    return Group(name)
 
 
 # ---- SimAI ------------------------------------------------------------------------------------------------

@@ -157,11 +157,5 @@ def _export(args: argparse.Namespace) -> int:
     name = args.to_file or os.path.join(args.folder, f"results.{kind}")
     with Store(args.folder) as store:
         rows = rows_of(store, args.where, args.sort or "position", args.top, args.reverse)
-    write_file(name, _document(kind, name, rows))
+    write_file(name, msgspec.json.encode(rows) + b"\n" if kind == "json" else table_bytes(f"{name}.{kind}", rows))
     return _show_counts(args, {"written": name, "rows": len(rows)})
-
-
-def _document(kind: str, name: str, rows: list[FactDict]) -> bytes:
-    if kind == "json":
-        return msgspec.json.encode(rows) + b"\n"
-    return table_bytes(f"{name}.{kind}", rows)

@@ -13,14 +13,7 @@ from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict, PointFacts, pick
 from stepcast.ir.progress import watch_progress
 from stepcast.outputs.plain import csv_bytes
-from stepcast.validate.scoreboard import (
-    MEASUREMENT_SETS,
-    MeasuredColumns,
-    MeasurementSet,
-    Scoreboard,
-    ScoredRow,
-    build_scoreboard,
-)
+from stepcast.validate.scoreboard import MEASUREMENT_SETS, MeasuredColumns, MeasurementSet, Scoreboard, build_scoreboard
 from stepcast.views.compare import MOST_DOTS, validate_view
 
 
@@ -123,22 +116,17 @@ def _default_places(entry: MeasurementSet) -> tuple[Path, ...]:
 
 def board_facts(board: Scoreboard) -> FactDict:
     """Return the facts of one set."""
-    empty = {"rows": 0}
+    of_row = f"name measured_{board.unit}=measured_s predicted_{board.unit}=predicted_s error"
     return {
-        **(empty if board.summary is None else asdict(board.summary)),
+        **({"rows": 0} if board.summary is None else asdict(board.summary)),
         "skipped": sum(board.skipped.values()),
         "skip_reasons": dict(board.skipped),
         "figures": dict(board.figures),
         "selections": {name: asdict(one) for name, one in board.selections.items()},
         "groups": {tag: {name: asdict(one) for name, one in group.items()} for tag, group in board.groups.items()},
-        "worst": [_row_facts(row, board.unit) for row in board.worst],
+        "worst": [{**pick(row, of_row), **row.tags} for row in board.worst],
         "notes": list(board.notes),
     }
-
-
-def _row_facts(row: ScoredRow, unit: str) -> FactDict:
-    names = f"name measured_{unit}=measured_s predicted_{unit}=predicted_s error"
-    return {**pick(row, names), **row.tags}
 
 
 def _ends(columns: MeasuredColumns, at: int, banded: bool) -> tuple[str, ...]:

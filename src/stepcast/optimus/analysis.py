@@ -4,11 +4,12 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.result import AnalysisResult
+from stepcast.ir.facts import pick
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.optimus.cost import Constants, Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
 from stepcast.optimus.program import PredictedStep, predict_step
-from stepcast.units import format_percent, format_seconds
+from stepcast.units import format_percent
 
 UNEXPLAINED = "unexplained"
 SLOW_LAYER = 1.25  # a stage whose layers take this many times the median is a straggler
@@ -66,9 +67,6 @@ class OptimusAnalysis(AnalysisResult, frozen=True, kw_only=True):
     constants: dict[str, float]
     warnings: list[str]
 
-    def __repr__(self) -> str:
-        return f"OptimusAnalysis({len(self.stages)} stages, {format_seconds(self.step_s)} a step)"
-
 
 def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants: Constants) -> OptimusAnalysis:
     """Explain *log*, which ran *plan* on *machine*."""
@@ -102,11 +100,8 @@ def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants:
             "forward_per_hop": [plan.forward_messages(hop) for hop in range(layout.pp - 1)],
             "backward_per_hop": plan.backward_messages() if layout.pp > 1 else 0,
         },
-        layout={"tp": layout.tp, "dp": layout.dp, "pp": layout.pp},
-        micro_batch=plan.micro_batch,
-        micro_batches=plan.micro_batches,
-        sequence=plan.sequence,
-        model=plan.model.name,
+        layout=pick(layout, "tp dp pp"),
+        **pick(plan, "micro_batch micro_batches sequence model=model.name"),
         constants={name: getattr(constants, name) for name in constants.__slots__},
         warnings=[*log.warnings, *_doubts(plan, predicted)],
     )

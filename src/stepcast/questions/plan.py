@@ -65,8 +65,7 @@ def _read_pue(text: str) -> float:
     return value
 
 
-def _read_bandwidth(text: str) -> float:
-    return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
+_read_bandwidth = positive(lambda text: parse_quantity(text, Dimension.RATE))
 
 
 class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):

@@ -155,11 +155,6 @@ def _check_lengths(text: str) -> str:
     return text
 
 
-def _exchange(name: str, kind: type) -> Callable[[str], object]:
-    """Return what an exchange is predicted as."""
-    return lambda word: kind(PREDICTED_AS[name].get(word, word))
-
-
 RANKS = Choice(group=LAYOUT, read=gpu_count)
 
 
@@ -218,7 +213,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     offload: Annotated[str | None, Choice(group=EXECUTION, sets="offload",
         means=_read_by("--offload", strategy.offload_of), write=strategy.offload_word)] = None
     cp_comm: Annotated[str | None, Choice(group=EXECUTION, values=("p2p", "a2a", "allgather", "a2a+p2p"),
-        read=readers.read_cp_comm, sets="context", means=_exchange("cp_comm", ContextKind))] = None
+        read=readers.read_cp_comm, sets="context",
+        means=lambda word: ContextKind(PREDICTED_AS["cp_comm"].get(word, word)))] = None
     sequence_parallel: Annotated[bool | None, _flag("sequence_parallel")] = None
     flash_attention: Annotated[bool | None, _flag("flash_attention")] = None
     attention_kernel: Annotated[str | None, _one_of("attention", AttentionKernel)] = None

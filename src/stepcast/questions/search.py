@@ -79,11 +79,9 @@ AxisValues = tuple[Any, ...]  # enums, numbers or words, as a choice has them
 Meaning = Callable[..., object]
 
 
-def _as_is(value: object) -> object:
-    return value
-
-
-def _axis(name: str, read: Callable[[str], int | str], values: Sequence[str] = (), means: Meaning = _as_is) -> Choice:
+def _axis(
+    name: str, read: Callable[[str], int | str], values: Sequence[str] = (), means: Meaning = lambda value: value
+) -> Choice:
     """Return the choice of the values that a search may try of the choice *name* of a prediction."""
 
     def read_several(text: str) -> tuple[int | str, ...]:

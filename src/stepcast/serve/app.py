@@ -194,7 +194,11 @@ class _Routes:
 
     async def compare(self, request: Request) -> Response:
         def answer() -> bytes:
-            sides = [_read_predict(_read_pairs(request.query_params.get(name, ""))) for name in ("first", "second")]
+            # Each side is ``a=1&b=2``; values are names and numbers without escapes.
+            texts = (request.query_params.get(name, "") for name in ("first", "second"))
+            sides = [
+                _read_predict(dict(pair.partition("=")[::2] for pair in text.split("&") if pair)) for text in texts
+            ]
             with self.turns:
                 return _encode(self.answers.compare(*sides))
 
@@ -312,11 +316,6 @@ async def _run(workers: Workers, work: Callable[[], Any]) -> Any:
 
 def _read_predict(query: Mapping[str, str]) -> FormChoices:
     return read_form(FORMS["predict"], query)
-
-
-def _read_pairs(text: str) -> dict[str, str]:
-    """Read ``a=1&b=2``; values are names and numbers without escapes."""
-    return {name: value for name, _, value in (pair.partition("=") for pair in text.split("&") if pair)}
 
 
 def _mistake(error: BaseException) -> Response:

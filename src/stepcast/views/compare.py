@@ -199,7 +199,11 @@ def _trend(facts: Facts) -> ui.Scatter:
     step = next(row for row in facts["measures"] if row["name"] == "step")
     points = tuple((float(run["run"]), run["step_s"]) for run in runs)
     level = ((1.0, step["baseline"]), (float(len(runs)), step["baseline"]))
-    dots = [ui.Dot(run["run"], run["step_s"], KINDS.get(run["status"], "compute"), _tip(run), 4.0) for run in runs]
+    dots = []
+    for run in runs:
+        label = f" ({run['label']})" if run["label"] else ""
+        tip = f"run {run['run']}{label}: {format_seconds(run['step_s'])}, {run['status']}"
+        dots.append(ui.Dot(run["run"], run["step_s"], KINDS.get(run["status"], "compute"), tip, 4.0))
     margin_s = 0.1 * (max(times_s) - min(times_s)) or 0.05 * times_s[0]
     return ui.Scatter(
         "Trend",
@@ -210,11 +214,6 @@ def _trend(facts: Facts) -> ui.Scatter:
         legend=(("compute", "passed"), ("optimizer", "suspected"), ("tp", "regression"), ("dp", "improved")),
         shown=ui.Shown.PAGE,
     )
-
-
-def _tip(run: Facts) -> str:
-    label = f" ({run['label']})" if run["label"] else ""
-    return f"run {run['run']}{label}: {format_seconds(run['step_s'])}, {run['status']}"
 
 
 # ---- the scoreboard: predictions against measurements, set by set -------------------------------------------
@@ -258,10 +257,12 @@ def validate_view(
 
 def _set(name: str, board: Facts, points: Sequence[PointFacts], unit: str) -> ui.Columns:
     figures = [(key.replace("_", " "), format_percent(value)) for key, value in board["figures"].items()]
+    spec = f"worst_{len(board['worst'])}=name measured=measured_{unit} predicted=predicted_{unit} error=error:+%"
+    worst = ui.table_of("Worst rows", board["worst"], ui.columns(spec), caption="Largest errors")
     return ui.Columns(
         name,
         [_summaries(board), ui.FactList("Figures", figures) if figures else None, _skipped(board)],
-        [_chart(points, board, unit) if points else None, _worst(board["worst"], unit)],
+        [_chart(points, board, unit) if points else None, worst],
         headed=True,
         lead="; ".join(board["notes"]),
         wide=True,
@@ -293,11 +294,6 @@ def _skipped(board: Facts) -> ui.Remarks:
     if len(reasons) > MOST_REASONS:
         shown.append(f"and {len(reasons) - MOST_REASONS} more reasons; --json has them all")
     return ui.Remarks("Skipped", [ui.Remark(f"skipped {format_count(board['skipped'])}", "", shown)])
-
-
-def _worst(rows: Sequence[Facts], unit: str) -> ui.Table | None:
-    columns = ui.columns(f"worst_{len(rows)}=name measured=measured_{unit} predicted=predicted_{unit} error=error:+%")
-    return ui.table_of("Worst rows", rows, columns, caption="Largest errors")
 
 
 def _chart(points: Sequence[PointFacts], board: Facts, unit: str) -> ui.Scatter:

@@ -17,13 +17,9 @@ def _rate(row: Facts) -> str:
     return format_rate(row["bytes_per_s"])
 
 
-def _interval(row: Facts) -> str:
-    return f"{format_seconds(row['uncertainty']['low_s'])} to {format_seconds(row['uncertainty']['high_s'])}"
-
-
 OPERATOR_COLUMNS: Mapping[str, ui.Source] = {
     **ui.columns("time=time_s bound efficiency=efficiency:% rate", rate=_rate),
-    "90 % interval": _interval,
+    "90 % interval": lambda row: " to ".join(format_seconds(row["uncertainty"][end]) for end in ("low_s", "high_s")),
     "source": "source",
 }
 

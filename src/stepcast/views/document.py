@@ -48,16 +48,11 @@ class Page:
 
     title: str
     headline: Child
-    parts: Sequence[Section | None]
+    sections: Sequence[Section]
     about: About
     facts: Facts = field(default_factory=dict)
     assumptions: Sequence[str] = ()
     warnings: Sequence[str] = ()
-
-    @property
-    def sections(self) -> list[Section]:
-        """Return the parts that have something to show."""
-        return [part for part in self.parts if part]
 
 
 def render(page: Page) -> bytes:

@@ -36,7 +36,8 @@ NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 
 def page_of(view: ui.View, about: About) -> Page:
     """Return the page of an answer."""
-    sections = [_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT]
+    shown = (_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT)
+    sections = [section for section in shown if section]
     return Page(view.title, _answer(view), sections, about, view.facts, view.shown_assumptions, view.shown_warnings)
 
 

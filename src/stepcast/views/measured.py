@@ -203,17 +203,11 @@ def _communication(facts: Facts) -> ui.Table:
     columns = ui.columns(
         "communication group size=size_bytes count=count, total=total_s transfer=transfer_s bus_bandwidth "
         + "cluster=cluster_busbw_bytes_per_s" * known,
-        communication=("name", _sent_name),
+        communication=("name", lambda row: ": ".join(dict.fromkeys((row["operation"], row["name"])))),
         bus_bandwidth=_bus_bandwidth,
     )
     caption = "By operation; bandwidth where no computation ran at the same time"
     return ui.table_of("Communication", facts["communication"][:MOST_ROWS], columns, caption=caption, **DETAIL)
-
-
-def _sent_name(row: Facts) -> str:
-    """Return what was sent, and within what."""
-    name: str = row["name"]
-    return name if name == row["operation"] else f"{row['operation']}: {name}"
 
 
 def _bus_bandwidth(row: Facts) -> ui.Cell:

@@ -25,7 +25,7 @@ def plan_view(facts: Facts) -> ui.View:
         ui.Headline(number, f"{unit}, the median of {facts['runs']:,} simulated runs", _about(facts), _band(facts)),
         _figures(facts),
         [
-            _breakdown(facts),
+            _split("Time breakdown (mean run)", facts["split_s"], "run", "From the first step of the run to its last."),
             _lost(facts),
             _progress(facts),
             _phases(facts, ui.Shown.PAGE),
@@ -106,11 +106,6 @@ def _memory(facts: Facts) -> ui.Figure:
     used, _, verdict = words.partition(" of ")
     mood = ui.Mood.GOOD if memory["fits"] else ui.Mood.BAD
     return ui.Figure("memory", used, f"of {verdict}", line=words, mood=mood)
-
-
-def _breakdown(facts: Facts) -> ui.Breakdown:
-    lead = "From the first step of the run to its last."
-    return _split("Time breakdown (mean run)", facts["split_s"], "run", lead)
 
 
 def _lost(facts: Facts) -> ui.Breakdown | None:

@@ -34,7 +34,8 @@ MOST_DOTS = 1500
 
 def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
     """Return the view of a search; *simulated* are all candidates that were run: words, step_s and memory_bytes."""
-    rows, counts, change = facts["rows"], facts["counts"], facts["change"]
+    rows, counts, change, front = (facts[name] for name in ("rows", "counts", "change", "front"))
+    optimal = ui.columns("GPUs=gpus strategy step=step_s memory=memory_bytes", strategy=strategy_words)
     batch = f"{facts['global_batch']:,} sequences of {facts['seq']:,} tokens, minimise {facts['objective']}"
     about = [f"{facts['model']} on {facts['cluster']}", batch]
     if rows:
@@ -55,8 +56,8 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
             _explained(facts),
             _variants(rows),
             _breakdowns(rows),
-            _trade_off(facts["front"], rows, simulated, facts["capacity_bytes"]) if rows else None,
-            _front(facts) if len(facts["front"]) > 1 else None,
+            _trade_off(front, rows, simulated, facts["capacity_bytes"]) if rows else None,
+            ui.table_of(PARETO, front[:MOST_OF_FRONT], optimal, shown=ui.Shown.TEXT) if len(front) > 1 else None,
             ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
             ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
         ],
@@ -297,11 +298,6 @@ def _dot(row: Facts, kind: str, radius: float) -> ui.Dot:
     rank = row.get("rank")
     label = "" if rank is None else f"rank {rank}: {tip}"
     return ui.Dot(row["step_s"], row["memory_bytes"] / GIB, kind, tip, radius, rank, label)
-
-
-def _front(facts: Facts) -> ui.Table:
-    columns = ui.columns("GPUs=gpus strategy step=step_s memory=memory_bytes", strategy=strategy_words)
-    return ui.table_of(PARETO, facts["front"][:MOST_OF_FRONT], columns, shown=ui.Shown.TEXT)
 
 
 Candidate = tuple[Strategy, float, float]

@@ -14,15 +14,11 @@ KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")
 MOST_MAPS = 6
 
 
-def _cost(row: Facts) -> str:
-    return "-" if row["cost"] is None else format_money(row["cost"], row.get("currency"))
-
-
 # Columns of results; all other columns are words of the point, shown as they are.
 RESULTS = ui.columns_by_key(
     "step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu bubble=bubble:% exposed=exposed:% memory=memory_bytes "
     "fits=fits:yes days=days:,.1f GPU-hours=gpu_hours, cost goodput state error",
-    cost=("cost", _cost),
+    cost=("cost", lambda row: "-" if row["cost"] is None else format_money(row["cost"], row.get("currency"))),
 )
 HIDDEN_IN_TEXT = ("position", "low_s", "high_s", "gpu_hours", "found", "currency")
 # What a narrow terminal leaves out first: it follows from the rest, or matters less.
@@ -56,14 +52,10 @@ def rows_view(facts: Facts) -> ui.View:
         return ui.View(counted, headline, [ui.Figure("rows", f"{counted}: no row meets the condition")], (), facts)
     names = [name for name in rows[0] if name not in HIDDEN_IN_TEXT and any(row[name] is not None for row in rows)]
     same = [name for name in names if len({row[name] for row in rows}) == 1]
-    figures = [ui.Figure("rows", counted), *(ui.Figure(*_cell(name, rows[0])) for name in same)]
+    shared = [ui.Figure(head, ui.cell_of(rows[0], source).text) for head, source in map(_column, same)]
     other = [name for name in names if name not in same]
+    figures = [ui.Figure("rows", counted), *shared]
     return ui.View(counted, headline, figures, [_shown_rows(rows, other) if other else None], facts)
-
-
-def _cell(name: str, row: Facts) -> tuple[str, str]:
-    head, source = _column(name)
-    return head, ui.cell_of(row, source).text
 
 
 def _shown_rows(rows: Rows, names: Sequence[str], left_out: tuple[str, ...] = ()) -> ui.Table:

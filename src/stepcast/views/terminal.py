@@ -76,10 +76,6 @@ def _breakdown(part: ui.Breakdown, width: int) -> str:
     return parts_table(_within_sentence(part.title), parts, total, part.show, width)
 
 
-def _bars(part: ui.Bars, width: int) -> str:
-    return _table(part.table, width) if part.table else ""
-
-
 def _pairs(part: ui.PairTable, width: int) -> str:
     rows = [
         (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note) for row in part.rows
@@ -121,10 +117,6 @@ def shade(share: float, steps: int) -> int:
     return 0 if share <= 0 else max(1, min(steps - 1, int(share * (steps - 1) + 0.5)))
 
 
-def _fact_list(part: ui.FactList, width: int) -> str:
-    return facts(part.pairs, width)
-
-
 def _remarks(part: ui.Remarks, width: int) -> str:
     lines = []
     for remark in part.remarks:
@@ -151,11 +143,11 @@ def _columns(part: ui.Columns, width: int) -> str:
 WRITERS: dict[type[ui.Part], Callable[..., str]] = {
     ui.Table: _table,
     ui.Breakdown: _breakdown,
-    ui.Bars: _bars,
+    ui.Bars: lambda part, width: _table(part.table, width) if part.table else "",
     ui.PairTable: _pairs,
     ui.ExposureBars: _exposure,
     ui.HeatMap: _heat_map,
-    ui.FactList: _fact_list,
+    ui.FactList: lambda part, width: facts(part.pairs, width),
     ui.Remarks: _remarks,
     ui.Commands: _commands,
     ui.Columns: _columns,

@@ -170,12 +170,8 @@ def _compress(columns: tuple[IntArray, ...]) -> str:
 HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to search, Enter to fold a rank."
 
 
-def timeline_section(
-    timeline: Timeline | None, links: Sequence[tuple[str, str]] = (), what: str = ""
-) -> Section | None:
+def timeline_section(timeline: Timeline, links: Sequence[tuple[str, str]] = (), what: str = "") -> Section:
     """Return the section that shows every span on a canvas; *what* says whose they are."""
-    if timeline is None or not len(timeline):
-        return None
     data = pack_timeline(timeline)
     usual = "as it was measured" if timeline.measured else "as simulated, one rank for all that do the same"
     lead = f"{data['of']:,} spans, {what or usual}."
@@ -228,7 +224,8 @@ def _line(timeline: Timeline, rows: IntArray, columns: int, span_s: float) -> st
     """Return the character of each slice: the activity that fills most of it."""
     marks = ["F", "B", "W", "o", "-"]
     filled = np.zeros((len(marks), columns))
-    slot_mark = [_mark(detail.get("slot", "")) for detail in timeline.details]
+    slots = [detail.get("slot", "") for detail in timeline.details]
+    slot_mark = [MARKS.get(slot[:1], "o") if "." in slot else "o" for slot in slots]
     kinds, details = timeline.kind_of[rows], timeline.detail_of[rows]
     computing = np.array([*map(marks.index, slot_mark), marks.index("o")], np.int64)[details]
     mark_of = np.where(kinds == SpanKind.COMPUTE, computing, marks.index("-"))
@@ -283,7 +280,3 @@ def _busy_until(edges: FloatArray, begin: FloatArray, end: FloatArray) -> FloatA
     started, ended = np.searchsorted(order_b, edges), np.searchsorted(order_e, edges)
     total: FloatArray = (edges * started - sum_b[started]) - (edges * ended - sum_e[ended])
     return total
-
-
-def _mark(slot: str) -> str:
-    return MARKS.get(slot[:1], "o") if "." in slot else "o"

@@ -98,9 +98,6 @@ class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
     warnings: list[str]
     recorded: AnalysisResult | msgspec.UnsetType = msgspec.UNSET  # a RecordedResult, where it was recorded
 
-    def __repr__(self) -> str:
-        return f"KinetoAnalysis({len(self.ranks)} ranks, {format_seconds(self.step_s)} a step)"
-
 
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     """Return where the time of the traced ranks went."""

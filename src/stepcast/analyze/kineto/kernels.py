@@ -90,12 +90,6 @@ def is_fusible(name: str) -> bool:
     )
 
 
-@cache
-def count_splits(name: str) -> float:
-    """Return how many kernels generated code launches for a sum beyond the one that it is fused into."""
-    return sum(count for pattern, count in SPLIT_SUMS if re.search(pattern, name))
-
-
 def find_mask_check(names: Sequence[str], name_of: Int32Array | IntArray) -> str:
     """Return which mask the host decided to leave out before the first attention, after it read values of the GPU.
 

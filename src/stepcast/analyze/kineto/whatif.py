@@ -314,7 +314,9 @@ def _compile(script: RankScript, share: float) -> RankScript:
     script = script.without_profiler()
     usual_s = LAUNCH_CALLS * script.usual_call_s
     own_s = np.where(generated, usual_s, np.minimum(script.work_s + script.call_s, usual_s))
-    splits = float((np.array([kernels.count_splits(name) for name in names])[name_of] * script.can_fuse).sum())
+    # Kernels that generated code launches for sums, beyond those that they are fused into.
+    split_sums = [sum(count for pattern, count in kernels.SPLIT_SUMS if re.search(pattern, name)) for name in names]
+    splits = float((np.array(split_sums)[name_of] * script.can_fuse).sum())
     more_s = LAUNCH_CALLS * splits + PARAMETER_CALLS * script.gradients
     more_s *= script.usual_call_s / max(int(launches.sum()), 1)
     eager, begins = script.stays_eager, script.optimizer_s > 0

@@ -64,11 +64,6 @@ class RankEvent:
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
-    @property
-    def is_local(self) -> bool:
-        """True for a collective whose group is this rank alone: nothing is sent."""
-        return self.key[1] == (self.rank,)
-
 
 @dataclass(slots=True)
 class TraceOperation:
@@ -313,10 +308,6 @@ class _ClockPair:
     high_s: float = float("inf")
     ends_s: list[float] = field(default_factory=list)
 
-    @property
-    def holds_zero(self) -> bool:
-        return self.low_s - SAME_CLOCK_S <= 0 <= self.high_s + SAME_CLOCK_S
-
 
 @dataclass(frozen=True, slots=True)
 class ClockAlignment:
@@ -375,7 +366,7 @@ def _clocks(pairs: Mapping[tuple[int, int], _ClockPair], ranks: Sequence[int]) -
         return rank
 
     for (one, two), pair in pairs.items():
-        if pair.holds_zero:
+        if pair.low_s - SAME_CLOCK_S <= 0 <= pair.high_s + SAME_CLOCK_S:
             first, second = sorted((root(one), root(two)))
             clock_of[second] = first
     return {rank: root(rank) for rank in ranks}

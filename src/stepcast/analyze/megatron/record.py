@@ -185,7 +185,7 @@ def _inner_pieces(operation: traced.TraceOperation, meetings: Sequence[Meeting])
 
 def _part_of(event: traced.RankEvent, operation: traced.TraceOperation) -> TimePart:
     """Return the part of communication that met nobody: that of its operation where its group is one rank."""
-    if event.is_local:
+    if event.key[1] == (event.rank,):
         return PART_OF.get(operation.name, TimePart.OTHER)
     return GROUP_PARTS.get(event.group, TimePart.OTHER)
 

@@ -361,7 +361,11 @@ class _LayerReader:
         else:
             work = Recorded(int(nodes.durations_us[node]) * US)
         values = ((name, column.value(node)) for name, column in self._noted)
-        notes = tuple((name, _plain(value)) for name, value in values if value is not None)
+        notes = tuple(
+            (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+            for name, value in values
+            if value is not None
+        )
         op = Op("", work, blocking or kind not in COMM_TYPES)
         return Layer(nodes.names[nodes.name_of[node]], (op,), notes=notes)
 
@@ -404,10 +408,6 @@ class _LayerReader:
         if type(size_bytes) is not int or size_bytes < 0:
             raise FormatError(f"node {self._nodes.ids[node]} has comm_size {size_bytes!r}; expected bytes", self._path)
         return size_bytes
-
-
-def _plain(value: Value) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 RANK_FILE = re.compile(r"(.*)\.([0-9]{1,7})\.et(?:\.gz)?", re.DOTALL)

@@ -9,7 +9,7 @@ shapes, tp and layers from the exact parameter count of a stage. A file name suc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from stepcast.inputs.source import FormatError
 from stepcast.ir.dataclass import dataclass
@@ -192,13 +192,6 @@ def _returns_tokens(group: Sequence[tuple[int, ...]]) -> bool:
     return totals[::2] == totals[1::2]
 
 
-T = TypeVar("T")
-
-
-def _first(values: Iterable[T | None]) -> T | None:
-    return next((value for value in values if value is not None), None)
-
-
 def _multiples(blocks: range | None, tp: int) -> range:
     """Return the members of *blocks* that *tp* divides."""
     return range(0) if blocks is None else range(-(-blocks.start // tp) * tp, blocks.stop, tp)
@@ -228,7 +221,7 @@ class InferredConfig:
 
     def learn_sizes(self) -> None:
         transfer, tokens, embedding, hidden, dtype = (
-            _first(getattr(rank, name) for rank in self.ranks)
+            next((value for rank in self.ranks if (value := getattr(rank, name)) is not None), None)
             for name in ("transfer", "tokens", "word_embedding", "hidden", "dtype")
         )
         if hidden is not None:
