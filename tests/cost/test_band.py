@@ -46,6 +46,17 @@ def test_it_is_asymmetric_and_holds_the_prediction() -> None:
     assert (low_s, high_s) == (2.0, 3.2)
 
 
+@pytest.mark.parametrize(("pp", "gpus", "late_s"), [(1, 64, 0), (2, 64, 0.3 * 2 * 9), (4, 64, 0.3 * 4 * 11), (4, 8, 0)])
+def test_messages_that_cpus_wait_for_may_be_late(pp: int, gpus: int, late_s: float) -> None:
+    """8 micro-batches; a stage between two others has twice the messages; inside a node none is late."""
+    strategy = Strategy(Layout(pp=pp, dp=gpus // pp), 1, 8 * gpus // pp, 4096)
+    args = load_model("llama-3.2-1b"), load_cluster("aws-p5"), strategy
+    found = band_of(*args, load_framework("nanotron"))
+    assert found.late_s == pytest.approx(late_s)
+    assert found.around(10.0)[1] == pytest.approx(10.0 * found.high + late_s)
+    assert band_of(*args, load_framework("megatron-core")).late_s == 0
+
+
 def test_experts_are_less_sure() -> None:
     assert width(band("qwen3-30b-a3b", seq=4096)) > width(band(seq=4096))
 

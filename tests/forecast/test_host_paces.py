@@ -1,5 +1,7 @@
 """The interval of a step that waits for the CPU."""
 
+from dataclasses import replace
+
 import pytest
 
 from stepcast.cost.calibration import Calibration
@@ -48,4 +50,8 @@ def test_a_stage_that_waits_for_its_cpu_makes_the_whole_pipeline_unsure() -> Non
     prediction = settle(build_question(PredictQuestion, choices)).prediction
     first, last = prediction.report.stages
     assert min(first.host_s, last.bubble_s) > 0.9 * prediction.step_s
-    assert [end / prediction.step_s for end in prediction.interval_s] == pytest.approx(HOST_PACES, abs=0.05)
+    assert prediction.interval_s[0] / prediction.step_s == pytest.approx(HOST_PACES[0], abs=0.05)
+    assert prediction.band is not None
+    on_time = replace(prediction, band=replace(prediction.band, late_s=0.0))  # no message between stages is late
+    assert on_time.interval_s[1] / prediction.step_s == pytest.approx(HOST_PACES[1], abs=0.05)
+    assert prediction.interval_s[1] > on_time.interval_s[1]

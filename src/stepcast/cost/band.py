@@ -7,6 +7,7 @@ sizes needed for the same share of them to be inside; of several such, by the mo
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.step import LEVEL, Band
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.tables import Positive, convert_table
+from stepcast.units import MS
 
 EXPERTS = "experts"
 
@@ -64,7 +66,13 @@ def band_of(model: Model, cluster: Cluster, strategy: Strategy, framework: Frame
     """Return the interval around a prediction that holds nine in ten measurements of its kind."""
     gpu = cluster.gpu
     terms = (gpu.architecture, gpu.generation, framework.name, strategy.layout.gpus, strategy.seq)
-    return _find_band(_model_kind(model), *terms)
+    band, layout = _find_band(_model_kind(model), *terms), strategy.layout
+    if not framework.late_message_ms or layout.pp == 1 or layout.gpus <= cluster.node.gpus:
+        return band
+    # A stage between two others sends and receives twice as many messages as the first and the last one.
+    messages = 2 * min(2, layout.pp - 1) * (strategy.micro_batches + layout.pp - 1)
+    late = (*band.widened, "late messages between stages")
+    return replace(band, late_s=framework.late_message_ms * MS * messages, widened=late)
 
 
 @lru_cache(maxsize=1024)

@@ -327,6 +327,8 @@ class Framework:
     tensor_issue_us: Natural = 0
     crossing_issue_us: Natural = 0
     spanning_issue_us: Natural = 0
+    # Milliseconds by which each message between stages may be late where the CPU waits for it: in some runs all are.
+    late_message_ms: Natural = 0
     # ZeRO 1 and 2: each rank owns complete tensors and sends them to the others after its update, one rank after
     # the other and overlapping nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
     owners_broadcast: bool = False

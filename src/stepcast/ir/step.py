@@ -25,10 +25,12 @@ class Band:
     widened: tuple[str, ...] = ()
     # False where no run on such GPUs was measured.
     measured: bool = True
+    # Seconds that a step may take longer, whatever its length.
+    late_s: float = 0.0
 
     def around(self, step_s: float) -> tuple[float, float]:
         """Return the ends in seconds; the prediction itself is always inside."""
-        return step_s * min(1.0, self.low), step_s * max(1.0, self.high)
+        return step_s * min(1.0, self.low), step_s * max(1.0, self.high) + self.late_s
 
     def facts(self) -> FactDict:
         """Return the level of the interval and the runs that it comes from."""
