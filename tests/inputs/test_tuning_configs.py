@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+import stepcast
 from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import parse_arguments
+from stepcast.cost.memory.piece import loss_bytes
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.configs.tuning import read
 from stepcast.inputs.source import FormatError
@@ -185,3 +187,33 @@ def test_defaults_are_those_of_the_tool(tool: str, keys: dict[str, object], expe
     config = read(keys, tool)
     names = ("micro-batch", "seq", "recompute")
     assert {name: config.options[name] for name in names if name in config.options} == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "precision", "lora_rank", "loss", "peak"),
+    [
+        (4096, "bf16", 0, "chunked", 4.342e9),
+        (16384, "bf16", 0, "chunked", 4.543e9),
+        (8192, "bf16", 8, "chunked", 3.358e9),
+        (8192, "autocast-bf16", 0, "chunked", 6.577e9),
+        (8192, "bf16", 0, "chunked-fp32", 5.528e9),
+        (8192, "bf16", 8, "chunked-fp32", 2.764e9),
+    ],
+)
+def test_chunked_losses_take_what_was_measured(
+    tokens: int, precision: str, lora_rank: int, loss: str, peak: float
+) -> None:
+    """Peaks of a loss in chunks of 256 tokens on an H200, for 4,096 inputs and 128,256 tokens of vocabulary."""
+    run = settle(
+        ask(*f"--model llama-3.1-8b-l1 --gpu h200 --framework trainer --seq {tokens} --loss {loss}".split()).change(
+            {"precision": precision, "lora_rank": lora_rank, "micro_batch": 1}
+        )
+    )
+    assert loss_bytes(run.model, run.strategy, framework=run.framework) == pytest.approx(peak, rel=0.01)
+
+
+def test_a_chunked_loss_casts_its_weights_for_every_part() -> None:
+    """331 ms in place of 49 for 8,192 tokens on an H200 (bf16 weights, autocast)."""
+    usual: dict[str, Any] = {"model": "llama-3.1-8b-l2", "gpu": "h200", "framework": "trainer", "seq": 8192}
+    full, chunked = (stepcast.predict(**usual, accumulation=1, loss=loss).step_s for loss in ("in-place", "chunked"))
+    assert chunked - full == pytest.approx(0.282, rel=0.15)

@@ -201,6 +201,10 @@ class LossKernel(StrEnum):
     COMPILED = "compiled"  # its fused_vocab_parallel_cross_entropy: a softmax next to that copy
     ENGINE = "engine"  # Transformer Engine's: the gradient is written over the logits
     COMPOSER = "composer"  # flash-attn's, the gradient next to the logits; two metrics repeat the loss in fp32
+    # TRL's chunked_nll: products and loss of 256 tokens at a time, run again in the backward, from weights that are
+    # cast to fp32 and, by autocast, back; or (DeepSpeed has no autocast) multiplied in fp32.
+    CHUNKED = "chunked"
+    CHUNKED_FP32 = "chunked-fp32"
 
 
 class Modules(StrEnum):
@@ -398,6 +402,11 @@ class Framework:
     def writes_out(self) -> bool:
         """True if every operation of its modules' source is a kernel, and saves what its gradient needs."""
         return self.modules is Modules.TRANSFORMERS and self.kernels is Kernels.PLAIN
+
+    @property
+    def chunks_loss(self) -> bool:
+        """True if the loss of transformers' models is TRL's chunked one."""
+        return self.loss in (LossKernel.CHUNKED, LossKernel.CHUNKED_FP32) and self.writes_out and not self.liger
 
     @property
     def runs_liger(self) -> bool:

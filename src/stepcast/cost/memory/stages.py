@@ -393,7 +393,8 @@ class _Held:
             # Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
             # largest, and finds no space among what is freed in small pieces.
             gap += shared.word_gradient
-        if self.heads and loops and strategy.objective is not Objective.REWARD:
+        has_logits = strategy.objective is not Objective.REWARD and not shared.framework.chunks_loss
+        if self.heads and loops and has_logits:
             # The loop's fp32 copy of the logits is made while the loss still has its own, and cut up afterwards.
             logits = strategy.local_tokens * shared.model.padded_vocab(strategy.layout.tp)
             gap += MEASURED["output_share"] * FP32_BYTES * logits / strategy.layout.tp

@@ -17,6 +17,9 @@ from stepcast.ir.limits import SCRIPT
 # Keys that hold, or name a file of, the configuration of another tool; later ones win.
 # Commands that name a tool, and what they mean beyond their options.
 LAUNCHED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    r"trl\s+sft": ("trainer", {"trainer_kind": "sft"}),
+    r"trl\s+dpo": ("trainer", {"trainer_kind": "dpo"}),
+    r"trl\s+reward": ("trainer", {"trainer_kind": "reward"}),
     r"swift\s+(sft|pt)": ("swift", {}),
     r"swift\s+rlhf": ("swift", {"rlhf_type": "dpo"}),
     "openrlhf.cli.train_sft": ("openrlhf", {}),
@@ -159,6 +162,8 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
     if sharding.get("sharding") in ("fsdp", "hybrid-fsdp") and is_upcast and not adapters:
         options |= {"master-weights": True, "optimizer": options.get("optimizer", FSDP_OPTIMIZER)}
+    if loss := _read_loss(keys, options, has_deepspeed):
+        options["loss"] = loss
     if {"accumulation", "global-batch"} & {*options}:
         sharding = {name: value for name, value in sharding.items() if name not in ("accumulation", "global-batch")}
     elif not {"accumulation", "global-batch"} & {*sharding, *known.get("defaults", {})}:
@@ -189,10 +194,28 @@ def _default_accumulation(keys: Keys, options: Options) -> int:
     return math.ceil(least / at_once)
 
 
+def _is_trl(keys: Keys) -> bool:
+    """Return whether TRL's trainers are meant, whose configurations have max_length; Unsloth replaces parts of them."""
+    return bool(keys.text("task") or keys.text("trl")) and "trl" in keys.known.table and not keys.flag("unsloth")
+
+
 def _tool_defaults(keys: Keys) -> dict[str, OptionValue]:
-    """Return what the tool does without a key; TRL, whose configurations have max_length, has its own defaults."""
-    is_trl = bool(keys.text("task") or keys.text("trl")) and not keys.flag("unsloth")
-    return {**keys.known.table.get("defaults", {}), **(keys.known.table.get("trl", {}) if is_trl else {})}
+    """Return what the tool does without a key; TRL has its own defaults."""
+    return {**keys.known.table.get("defaults", {}), **(keys.known.table.get("trl", {}) if _is_trl(keys) else {})}
+
+
+def _read_loss(keys: Keys, options: Options, has_deepspeed: bool) -> str | None:
+    """Return the loss of TRL's SFT: in chunks of tokens, or another, or Liger's (trl, trainer/sft_config.py)."""
+    kind = keys.word("loss_type")
+    if not _is_trl(keys) or options.get("task", "sft") != "sft" or kind not in ("", "chunked_nll"):
+        return None
+    if options.get("liger") or options.get("kernels") == "compiled":
+        return None
+    if not kind:
+        keys.assume(
+            "the loss in chunks of 256 tokens (--loss), the tool's default; loss_type nll has all logits at once"
+        )
+    return "chunked-fp32" if has_deepspeed else "chunked"
 
 
 def _name_model(text: str) -> str:
@@ -316,8 +339,8 @@ def _read_precision(keys: Keys, has_adapters: bool, is_sharded: bool, inside: st
         return f"autocast-{narrow}"
     if narrow and not (stored or has_adapters or is_sharded) and "dtype" in keys.known.table["keys"]:
         keys.assume(
-            f"no dtype: weights are loaded in {narrow}, as transformers 5 does; those of version 4 are fp32 "
-            f"(--precision autocast-{narrow})"
+            f"no dtype: weights are loaded in {narrow}, as transformers 5 does; version 4, and TRL for models "
+            f"that it is given by name, take fp32 (--precision autocast-{narrow})"
         )
     return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow or inside or None
 
