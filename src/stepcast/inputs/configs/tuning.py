@@ -137,6 +137,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     format_inside = str(sharding.pop("precision", "")).removeprefix("autocast-")
     if format_inside == "fp32" and not has_deepspeed:
         format_inside = ""  # weights stay in the format of the checkpoint
+    task = _read_task(keys)
     accumulation, batch, norm = _count(keys, "accumulation"), _count(keys, "global_batch"), keys.share("max_norm")
     options = given_options(
         micro_batch=_count(keys, "micro_batch"),
@@ -151,12 +152,12 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
         optimizer=_translate(keys, "optimizer", "AdamW"),
         clipping=None if norm is None else norm > 0,
         kernels="compiled" if keys.flag("compile") else None,
-        task=_read_task(keys),
+        task=task,
         batching=_read_batching(keys),
         samples=_count(keys, "samples"),
         epochs=keys.share("epochs") or None,
         steps=_count(keys, "steps"),
-        liger=_read_liger(keys),
+        liger=_read_liger(keys, task or "sft"),
         **_read_attention(keys),
     )
     is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
@@ -355,6 +356,8 @@ def _read_checkpointing(keys: Keys) -> str | None:
 
 def _read_task(keys: Keys) -> str | None:
     task = _translate(keys, "task", "SFT")
+    if re.search("Chunk|LinearCross", keys.text("loss")):
+        keys.report("logits of all tokens are predicted at once, which take more memory", "loss")
     if keys.flag("reward"):
         return "reward"
     return "dpo" if "dpo" in keys.text("loss").lower() else None if task == "sft" else task
@@ -368,9 +371,11 @@ def _read_batching(keys: Keys) -> str | None:
     return "grouped" if is_grouped else None
 
 
-def _read_liger(keys: Keys) -> bool | None:
+def _read_liger(keys: Keys, task: str) -> bool | None:
     """Return True if all of Liger's kernels are asked for; some of them alone are reported."""
     if keys.flag("liger"):
+        if task != "sft":
+            keys.report("its loss is predicted for SFT alone: here all logits exist at once", "liger")
         return True
     if any(is_on(keys.values[name]) for name in keys.own_names("liger_parts")):
         why = "predicted with transformers' own kernels, which take more time and memory"
