@@ -37,7 +37,7 @@ megatron/deepseek_v2_lite.sh | deepseek-v2-lite | gpus=8 ep=8 precision=bf16 dis
 megatron/aws_llama2_70b.sbatch | configured | gpus=16 tp=4 pp=4 seq=4096 global-batch=2048 precision=fp16 | tokenizer-type train-iters lr
 megatron/llm_jp_175b.sh | configured | gpus=512 tp=4 pp=16 global-batch=1728 sequence-parallel=True | train-data-path npernode
 megatron/modelopt_qwen3_30b_a3b.sh | qwen3-30b-a3b | micro-batch=1 precision=bf16 dispatcher=alltoall | moe-router-dtype save-interval
-megatron/ms_swift_moe.sh | qwen3-30b-a3b | gpus=2 ep=2 seq=2048 lora-rank=8 recompute=full | dataset finetune lr
+megatron/ms_swift_moe.sh | qwen3-30b-a3b | gpus=2 ep=2 seq=2048 lora-rank=8 recompute=full sharding=zero-1 expert-tp=1 dispatcher=alltoall | dataset finetune lr
 megatron/functional_test.yaml | configured | tp=2 pp=2 vpp=2 micro-batch=4 sharding=zero-1 | train-iters
 nemo/llama3_1_405b.yaml | configured | gpus=4608 tp=8 pp=9 vpp=7 cp=2 sharding=zero-1 precision=bf16 dropout=False | ~model.defer_embedding_wgrad_compute trainer.max_steps model.optim.lr
 nemo/llama3_1_70b.yaml | llama-3.1-70b | gpus=512 tp=4 pp=4 vpp=5 cp=2 | exp_manager.create_wandb_logger
@@ -261,6 +261,17 @@ def test_yaml_that_repeats_itself_ends(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("\n".join(["distributed_type: FSDP", *lines]))
     with pytest.raises(FormatError, match="aliases stand for too much"):
         read_config(tmp_path / "a.yaml")
+
+
+def test_megatron_swift_has_its_own_defaults(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --train_type lora --expert_model_parallel_size 8 "
+        "--tensor_model_parallel_size 2 --sequence_parallel true --max_length 4096"
+    )
+    options = read_config(tmp_path / "run.sh").options
+    known: dict[str, object] = {"gpus": 8, "ep": 8, "expert-tp": 1, "dispatcher": "alltoall", "sharding": "zero-1"}
+    known |= {"global-batch": 16, "micro-batch": 1, "recompute": "selective", "lora-rank": 8, "seq": 4096}
+    assert known.items() <= options.items()
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ LINEAR_BIASES = "qkv+attention_output+mlp"
 DEFAULT_PARTS: FactDict = {"gated": 0, "activation": "gelu", "tied": 1, "norm": "layer+bias", "biases": LINEAR_BIASES}
 ABSENT_PARTS = ("attention_sinks", "attention_gate", "window", "embedding_norm", "post_norms", "parallel_block")
 DEFAULT_PARTS |= dict.fromkeys(ABSENT_PARTS, 0)
+SWIFT = re.compile(r"\bmegatron\s+(sft|pt|rlhf)\b")
 MOST_STAGES = 4_096
 COUNTED_AS_LAYERS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,6})|([^()*])\*(\d{1,6})")
@@ -52,13 +53,15 @@ def read_test(arguments: Mapping[str, object]) -> RunConfig:
     return read_arguments({name: value for name, value in flags.items() if value is not False})
 
 
-def read_arguments(flags: Mapping[str, object]) -> RunConfig:
-    """Read the flags of a launch script, or of a file of arguments."""
+def read_arguments(flags: Mapping[str, object], text: str = "") -> RunConfig:
+    """Read the flags of a launch script, or of a file of arguments; its *text* may name another launcher."""
     keys = Keys(flags, "megatron")
     sizes = read_sizes(keys)
     if sizes.get("hidden"):
         sizes = {**fill_sizes(keys, sizes), **_own_groups(keys, sizes), **_pad_vocabulary(keys)}
     options = read_options(keys, sizes)
+    if SWIFT.search(text):
+        _add_swift_defaults(keys, options)
     options |= _own_defaults(keys, options)
     # Without sizes a checkpoint's name may name the model; with them a tokenizer may tell models of these sizes apart.
     model = keys.text("tokenizer-model" if sizes.get("hidden") else "model", "load")
@@ -106,6 +109,14 @@ def _pad_vocabulary(keys: Keys) -> dict[str, int]:
     words += keys.word("tokenizer-type") == "nulltokenizer"
     is_padded = multiple > 1 and words % (multiple * (keys.number("tensor-model-parallel-size") or 1)) > 0
     return {"vocab": words, "vocab_multiple": multiple if is_padded else 0}
+
+
+def _add_swift_defaults(keys: Keys, options: Options) -> None:
+    """Add what Megatron-Swift does without an argument; those of experts matter with expert parallelism alone."""
+    for argument, (option, value) in keys.known.table["swift"].items():
+        if argument not in keys and (_is_parallel(options, "ep") or not argument.startswith(("moe-", "expert-"))):
+            options[option] = value
+            keys.assume(f"no --{argument}: --{option} {value}, the default of Megatron-Swift")
 
 
 def _own_defaults(keys: Keys, options: Options) -> Options:
@@ -308,7 +319,7 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
         optimizer=_optimizer(keys),
         flash_attention=False if keys.word("attention-backend") in ("unfused", "local") else None,
         reshard=False if keys.flag("torch-fsdp2-no-reshard-after-forward") else None,
-        lora_rank=keys.number("lora-rank") if keys.text("train-type", "tuner-type") == "lora" else None,
+        lora_rank=(keys.number("lora-rank") or 8) if keys.text("train-type", "tuner-type") == "lora" else None,
     )
 
 

@@ -64,7 +64,7 @@ def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
     tool, keys = tuning.read_command(text, named)
     if tool in ("trainer", "llama-factory", "swift", "openrlhf"):
         return tuning.read(_add_files(keys, folder), tool)
-    config = megatron.read_arguments(flags)
+    config = megatron.read_arguments(flags, text)
     if not config.understood:
         raise FormatError(UNRECOGNISED)
     return config
