@@ -15,7 +15,7 @@ from stepcast.analyze.result import SLOW_FACTOR, find_slow
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
 from stepcast.units import format_change, format_seconds
-from stepcast.views.view import load_names
+from stepcast.views.view import NAMES
 
 WARM_UP = 2  # steps that compile and connect
 LEVEL_STEPS = 20  # the first ones after them are the level
@@ -29,7 +29,7 @@ SLOW_PART_SHARE = 0.005  # of the step, that the extra time takes
 CONFIRMED = 3  # reports in succession
 COMPUTE = re.compile(r"(?:forward|backward)-compute")
 TRANSFER = re.compile(r".*(?:grads-sync|all-gather|all-reduce|reduce-scatter|all-to-all)")
-LINKS = load_names("links")
+LINKS = NAMES["links"]
 
 
 class WatchAlert(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from stepcast.ir.captured import Captured
 from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.workload import Workload
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.settle import add_background, check_gpu, load_calibration
+from stepcast.questions.settle import add_background, check_gpu, count_stated_gpus, load_calibration
 from stepcast.units import MIB
 from stepcast.views.documents import captured_search_view
 
@@ -152,17 +152,8 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
     """Return the distribution of the program over the GPUs of *cluster*."""
     own = dict(captured.facts)  # a training script distributes itself, unless options say otherwise
     tp, pp = question.tp if question.tp > 1 else int(own.get("tp", 1)), question.pp
-    own_gpus = None if question.nodes or question.dp else int(own.get("gpus", 0))
-    counts = {
-        "--gpus": question.gpus or own_gpus,
-        "--nodes": (question.nodes or 0) * cluster.node.gpus,
-        "--dp": (question.dp or 0) * tp * pp,
-    }
-    given = {option: count for option, count in counts.items() if count}
-    if len(set(given.values())) > 1:
-        means = " and ".join(f"{option} means {count:,}" for option, count in given.items())
-        raise ValueError(f"{means} GPUs, with tp x pp = {tp * pp:,}: leave one of them out")
-    gpus = next(iter(given.values()), 1)
+    own_gpus = 0 if question.nodes or question.dp else int(own.get("gpus", 0))
+    gpus = count_stated_gpus(question, cluster, tp * pp, "tp x pp", own_gpus) or 1
     if gpus % (pp * tp):
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
     dp, batch = gpus // (pp * tp), question.global_batch

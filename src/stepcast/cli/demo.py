@@ -73,21 +73,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"documents": documents, "written": [str(trace), str(index)]})
         return 0
-    print(heading("The example files, recognised by their content"))
-    print()
-    print(table(("document", "format", "layout", "contents"), map(_row, documents), width))
-    print()
+    print(heading("The example files, recognised by their content"), end="\n\n")
+    print(table(("document", "format", "layout", "contents"), map(_row, documents), width), end="\n\n")
     for document in documents:
         for warning in document["warnings"]:
             print(bullet(f"{Path(document['file']).name}: {warning}", "note: ", width))
-    print()
+    written = f"wrote {index}: open it in a browser; it links a page of the forecast and of each file"
     print(
-        "\n".join(wrap(f"wrote {index}: open it in a browser; it links a page of the forecast and of each file", width))
+        "", *wrap(written, width), f"wrote {trace}: open it at ui.perfetto.dev", "", heading("Try next"), "", sep="\n"
     )
-    print(f"wrote {trace}: open it at ui.perfetto.dev")
-    print()
-    print(heading("Try next"))
-    print()
     command = sys.argv[0] if sys.argv[0].endswith("stepcast") else "stepcast"
     for purpose, words in NEXT_STEPS:
         print(f"# {purpose}\n{command} {words.replace('examples/', f'{folder}/')}")

@@ -26,7 +26,7 @@ from stepcast.models.catalog import load_model, model_names
 from stepcast.optimus.cost import Constants, Machine, efficiency_of
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
 from stepcast.optimus.program import step_s
-from stepcast.views.view import load_names
+from stepcast.views.view import NAMES
 
 
 def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: float, rows: int) -> float:
@@ -43,7 +43,7 @@ def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: floa
 
 HEAD = "lm_head"
 FITTED = ("backward_factor", "message_s", "host_op_s", "fixed_s")
-TITLES = load_names("optimus_constants")
+TITLES = NAMES["optimus_constants"]
 # Round numbers: twice the FLOPs in the backward; a few launches and copies per message; an eager operator;
 # allocating and reading data.
 GUESS = Constants(matmul_efficiency=0.5, backward_factor=2.0, message_s=1e-4, host_op_s=5e-6, fixed_s=0.1)

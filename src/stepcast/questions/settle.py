@@ -296,26 +296,32 @@ def _shard(copies: int, ranks: int) -> int:
     return ranks // copies if copies else 0
 
 
-def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[str]) -> int:
-    """Return the number of GPUs, given as such, as nodes or as replicas."""
-    model_gpus = question.tp * question.cp * question.pp
+def count_stated_gpus(
+    question: PredictQuestion, cluster: Cluster, model_gpus: int, words: str = "tp x cp x pp", usual: int = 0
+) -> int:
+    """Return the number of GPUs, given as such, as nodes or as replicas of *model_gpus*; 0 where none is stated."""
     meant = {
-        "--gpus": question.gpus,
-        "--nodes": question.nodes and question.nodes * cluster.node.gpus,
-        "--dp": question.dp and question.dp * model_gpus,
+        "--gpus": question.gpus or usual,
+        "--nodes": (question.nodes or 0) * cluster.node.gpus,
+        "--dp": (question.dp or 0) * model_gpus,
     }
     counts = {option: number for option, number in meant.items() if number}
     if len(set(counts.values())) > 1:
         means = " and ".join(f"{option} means {number:,}" for option, number in counts.items())
-        raise ValueError(f"{means} GPUs, with tp x cp x pp = {model_gpus:,}: leave one of them out")
-    if counts:
-        gpus = next(iter(counts.values()))
-    elif question.gpu is not None:
+        raise ValueError(f"{means} GPUs, with {words} = {model_gpus:,}: leave one of them out")
+    return next(iter(counts.values()), 0)
+
+
+def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[str]) -> int:
+    """Return the number of GPUs of a question."""
+    model_gpus = question.tp * question.cp * question.pp
+    gpus = count_stated_gpus(question, cluster, model_gpus)
+    if not gpus and question.gpu is not None:
         gpus = model_gpus
-    elif cluster.gpus is not None:
+    elif not gpus and cluster.gpus is not None:
         gpus = cluster.gpus // model_gpus * model_gpus or model_gpus
         assumptions.append(f"all {gpus:,} GPUs of {cluster.name} (--gpus)")
-    else:
+    elif not gpus:
         raise ValueError(
             f"number of GPUs of {cluster.name} missing: use --gpus 64, --nodes 8, or --dp with --tp, --cp and --pp"
         )

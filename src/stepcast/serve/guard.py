@@ -113,13 +113,15 @@ class Guard:
             raise RefusedError(414, "the request is too long")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.most_bytes:
-            raise RefusedError(
-                413, f"more than {self.most_bytes // 2**20:,} MiB cannot be uploaded; use the command line"
-            )
+            raise self._too_large()
         _, token, *rest = [*scope["path"].split("/", 2), ""] if scope["path"].startswith("/") else ("", "")
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             raise RefusedError(403, "the URL lacks its token: use the one that stepcast serve printed")
         return f"/{rest[0]}"
+
+    def _too_large(self) -> RefusedError:
+        limit = f"{self.most_bytes // 2**20:,} MiB"
+        return RefusedError(413, f"more than {limit} cannot be uploaded; use the command line")
 
     def _limit(self, receive: Receive) -> Receive:
         """Return *receive* with a limit on the size of the body, whatever its header says."""
@@ -130,9 +132,7 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self.most_bytes:
-                raise RefusedError(
-                    413, f"more than {self.most_bytes // 2**20:,} MiB cannot be uploaded; use the command line"
-                )
+                raise self._too_large()
             return message
 
         return receive_limited

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from stepcast.cost.calibration import fit_correction
@@ -81,15 +82,14 @@ def reported_s(points: FP32Rows, fit: ComputeFit, added_s: float, least_s: float
 # The kernels of the models in NeuSight's set, as eager fp32 PyTorch runs the Hugging Face code of that time.
 #
 # Attention stores its scores; gelu_new is spelled out in eight element-wise kernels; heads are split and
-# merged by copies. Sizes: the model configurations of NeuSight (ASPLOS'25 artefact).
+# merged by copies.
 
 Kernel = Matmul | Elementwise
 K = ElementwiseKind
 FP32 = DType.FP32
 
 
-@dataclass(frozen=True, slots=True)
-class NeusightShape:
+class NeusightShape(msgspec.Struct, frozen=True):
     """The sizes in a configuration; *inner* is the width of all heads together."""
 
     layers: int
@@ -110,14 +110,7 @@ class NeusightShape:
         return self.inner or self.hidden
 
 
-ARCHITECTURES = {
-    "bert_large": NeusightShape(24, 1024, 16, 4096, 30522, 1, 2, head_dense=True),
-    "gpt2_large": NeusightShape(36, 1280, 20, 5120, 50257, 8, 2, fused_qkv=True),
-    "gpt3_xl": NeusightShape(24, 3072, 24, 12288, 50257, 8, 2, fused_qkv=True),
-    "gpt3_27": NeusightShape(32, 2560, 32, 10240, 50257, 8, 2, fused_qkv=True),
-    "opt_13": NeusightShape(24, 2048, 32, 8192, 50272, 1, 2),
-    "switchxl4": NeusightShape(24, 1024, 32, 16384, 32128, 1, 1, inner=4096, decoder_layers=24, norm_kernels=4),
-}
+ARCHITECTURES = msgspec.convert(scoreboard.load_table("rows/neusight"), dict[str, NeusightShape])
 
 
 def neusight_kernels(model: str, seq: int, batch: int, training: bool) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:

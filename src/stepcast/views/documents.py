@@ -19,7 +19,7 @@ from stepcast.units import (
 )
 from stepcast.views import view as ui
 from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
-from stepcast.views.view import load_names
+from stepcast.views.view import NAMES
 
 Pairs = list[tuple[str, object]]
 Parts = list[ui.Part | None]
@@ -201,7 +201,7 @@ def _link_rate(link: Facts) -> str:
     return f"{link['bandwidth_bytes_per_s'] / GB:g} GB/s{reached} each way, {link['latency_s'] / US:.2g} us"
 
 
-NODE_COUNTS = load_names("wiring")
+NODE_COUNTS = NAMES["wiring"]
 
 
 def _wiring(facts: Facts) -> Contents:

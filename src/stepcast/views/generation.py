@@ -15,7 +15,7 @@ from stepcast.units import (
     format_seconds,
 )
 from stepcast.views import view as ui
-from stepcast.views.view import load_names
+from stepcast.views.view import NAMES
 
 LAYOUT_WORDS = ("tp", "pp", "dp", "ep", "replicas")
 
@@ -73,7 +73,7 @@ def _curve(facts: Facts) -> ui.Scatter:
     return ui.Scatter(title, x, y, [ui.Line(points, "first")], label, shown=ui.Shown.PAGE)
 
 
-COLOURS = load_names("rl_colours")
+COLOURS = NAMES["rl_colours"]
 
 
 def rl_view(facts: Facts) -> ui.View:

@@ -7,10 +7,10 @@ from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import bottleneck_figures
-from stepcast.views.view import load_names
+from stepcast.views.view import NAMES
 
 MOST_LINES = 16
-TITLES = load_names("job_files")
+TITLES = NAMES["job_files"]
 
 
 def _view(

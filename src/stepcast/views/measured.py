@@ -6,7 +6,7 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.view import load_names, micro_batches_words, plain_pairs
+from stepcast.views.view import NAMES, micro_batches_words, plain_pairs
 
 MOST_LINES = 16
 DETAIL = {"most_lines": MOST_LINES, "sortable": True, "wide": True, "shown": ui.Shown.DETAIL}  # options of tables
@@ -15,11 +15,11 @@ MOST_NAMED = 4
 SMALLEST_SHARE = 5e-4
 # Even routers differ by a few per cent from exchange to exchange.
 UNEVEN_FACTOR = 1.15
-PART_NAMES = load_names("measured_parts")
+PART_NAMES = NAMES["measured_parts"]
 WORK = ("compute", "optimizer")
 TIME_BREAKDOWN = "Time breakdown (mean over ranks)"
 # Parts of measured runs by the colours of pages.
-KINDS = load_names("measured_colours")
+KINDS = NAMES["measured_colours"]
 STAGE_KINDS = {"compute": "compute", "optimizer": "optimizer", "hidden": "waiting within the stage", "bubble": "bubble"}
 
 

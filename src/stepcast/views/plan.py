@@ -8,10 +8,10 @@ from stepcast import units
 from stepcast.ir.facts import Facts
 from stepcast.views import view as ui
 from stepcast.views.step import memory_words
-from stepcast.views.view import asked_pairs, load_names
+from stepcast.views.view import NAMES, asked_pairs
 
 NOT_CHECKED = "not checked: --step-s gives a step without a model"
-PART_NAMES, PART_COLOURS = load_names("plan_parts"), load_names("plan_colours")
+PART_NAMES, PART_COLOURS = NAMES["plan_parts"], NAMES["plan_colours"]
 POINTS = 41
 
 

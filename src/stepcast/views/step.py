@@ -18,7 +18,7 @@ from stepcast.units import (
     format_short_count,
 )
 from stepcast.views import view as ui
-from stepcast.views.view import asked_pairs, config_notes, load_names, micro_batches_words, plain_pairs
+from stepcast.views.view import NAMES, asked_pairs, config_notes, micro_batches_words, plain_pairs
 
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
@@ -27,12 +27,12 @@ MOST_LINES = 16
 MOST_STAGES = 64
 LEAST_SHOWN = 0.001  # of the step, for a column of its own
 STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
-PART_NAMES = load_names("parts")
+PART_NAMES = NAMES["parts"]
 STAGE_KINDS = {"compute": "busy", "exposed": "exposed communication", "host": "CPU launch overhead", "bubble": "bubble"}
-MEMORY_KINDS = load_names("memory_colours")
-GROUP_NAMES = load_names("groups")
+MEMORY_KINDS = NAMES["memory_colours"]
+GROUP_NAMES = NAMES["groups"]
 # What usually makes a part smaller.
-REMEDIES = load_names("remedies")
+REMEDIES = NAMES["remedies"]
 
 
 def step_view(

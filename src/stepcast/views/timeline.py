@@ -16,7 +16,7 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.document import Section, asset, data_block, swatch
 from stepcast.views.markup import fill_template, join, tag
 from stepcast.views.text import visible, wrap
-from stepcast.views.view import load_names
+from stepcast.views.view import NAMES
 
 # A Timeline packed for the canvas of a page: columns of whole numbers, squeezed, as text.
 
@@ -30,7 +30,7 @@ DEEPEST = 8
 LONGEST_NAME = 200
 SEVERAL = "several short operations"
 # Colours in the order of their numbers, and what they mean; the style names each.
-KINDS = load_names("timeline_colours")
+KINDS = NAMES["timeline_colours"]
 FIRST = ("compute", "stream")
 PHASES = {"F": "compute", "B": "backward", "I": "backward", "W": "weight"}
 

@@ -8,9 +8,9 @@ from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.measured import KINDS, bottleneck_figures, replayed_figures, shares_of
-from stepcast.views.view import load_names
+from stepcast.views.view import NAMES
 
-HEADS = load_names("rank_parts")
+HEADS = NAMES["rank_parts"]
 MOST_RANKS = 16
 MOST_LINES = 10
 DETAIL = {"most_lines": MOST_LINES, "sortable": True, "wide": True, "shown": ui.Shown.DETAIL}  # options of tables
@@ -186,7 +186,7 @@ def _seconds(seconds: float | None) -> str:
 # Parts that are work rather than overhead.
 OPTIMUS_WORK = ("compute", "unhooked", "accumulation", "optimizer")
 # In the order in which a reader asks.
-OPTIMUS_PARTS = load_names("optimus_parts")
+OPTIMUS_PARTS = NAMES["optimus_parts"]
 
 
 def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:

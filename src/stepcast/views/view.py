@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from enum import Enum, auto
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,16 +31,8 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[1] / "data" / "names.toml"
 
 
-def load_names(table: str) -> Mapping[str, str]:
-    """Return a table of words or colours by the keys of the JSON, in the order in which they are shown."""
-    return _read()[table]
-
-
-@cache
-def _read() -> dict[str, dict[str, str]]:
-    return parse_tables(SOURCE.read_text(encoding="utf-8"))
-
-
+NAMES: Mapping[str, Mapping[str, str]] = parse_tables(SOURCE.read_text(encoding="utf-8"))
+"""Tables of words and colours by the keys of the JSON, in the order in which they are shown."""
 Show = Callable[[float], str]
 """A formatter of ``stepcast.units``."""
 
@@ -492,7 +483,7 @@ FORMS: Mapping[str, Callable[..., str]] = {
 
 
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
-ISSUED = load_names("execution")
+ISSUED = NAMES["execution"]
 
 
 def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
@@ -550,7 +541,7 @@ def _batch(strategy: Facts) -> str:
 
 
 MOST_SHOWN = 12  # keys without effect
-CONFIG_LISTS = load_names("config_keys")
+CONFIG_LISTS = NAMES["config_keys"]
 
 
 def config_notes(facts: Facts) -> list[str]:

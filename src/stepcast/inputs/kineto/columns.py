@@ -63,9 +63,7 @@ def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"\d{1,9}", text))
 
 
-# The role of an event follows from its category, and on a device from its name. Categories
-# are those of Kineto's ``ActivityType`` (libkineto/include/ActivityType.h). Vendors' forks put the word of
-# their device in place of ``gpu`` or ``cuda`` (``mlu_memcpy`` of Cambricon, ``GCU_MEMCPY`` of Enflame).
+# The role of an event follows from its category, and on a device from its name.
 
 
 class EventRole(IntEnum):
@@ -84,27 +82,9 @@ DEVICE = frozenset({EventRole.KERNEL, EventRole.COPY, EventRole.COMMUNICATION})
 ON_HOST = frozenset({EventRole.HOST, EventRole.CALL})
 CORRELATED = DEVICE | {EventRole.CALL}
 
-# In lower case, as PyTorch 1.8 to 1.11 write capitals.
-CATEGORIES = {
-    EventRole.HOST: r"cpu_op|operator|user_annotation(?: of steps)?|python_function",
-    EventRole.CALL: r"(?:[a-z0-9]+_)?(?:runtime|driver)",
-    EventRole.KERNEL: r"kernel|mtia_ccp_events",
-    EventRole.COPY: r"(?:[a-z0-9]+_)?mem(?:cpy|set)",
-    EventRole.COMMUNICATION: r"collective_comm",
-    EventRole.ANNOTATION: r"[a-z0-9]+_user_annotation",
-    EventRole.OVERHEAD: r"overhead",
-    EventRole.FRAME: r"trace",
-}
-# Libraries that communicate from kernels, by the words in these kernels' names: NCCL and its kin of other
-# vendors, MSCCL, NVSHMEM, DeepEP, Transformer Engine's buffers, PyTorch's symmetric memory, vLLM's
-# all-reduce.
-COMM_KERNEL = re.compile(
-    r"nccl|rccl|hccl|xccl|oneccl|mccl|cncl|msccl|nvshmem|deep_?ep(?=_|:|\b)|userbuffers|"
-    r"(?:one|two)_shot_(?:all_)?reduce|multimem_(?:one_shot_)?all_|cross_device_reduce",
-    re.IGNORECASE,
-)
-# As CUPTI, roctracer and XPU's plugin name copies, for devices that put all their work into one category.
-COPY_NAME = re.compile(r"Mem(?:cpy|set)\b|Copy(?:Host|Device)To(?:Host|Device)|[a-z]{2,4}Mem(?:cpy|set)(?![a-z])")
+CATEGORIES = {EventRole[role.upper()]: pattern for role, pattern in WORDS["categories"].items()}
+COMM_KERNEL = re.compile(WORDS["kernels"]["communication"], re.IGNORECASE)
+COPY_NAME = re.compile(WORDS["kernels"]["copy"])
 # Gaudi has one category for calls and for its engines; an engine's event names itself in its arguments.
 GAUDI = "hpu_op"
 GAUDI_ENGINE = re.compile(rb'"HW event name"\s*:\s*"[^"]*?(TPC|MME|DMA|NIC)', re.IGNORECASE)

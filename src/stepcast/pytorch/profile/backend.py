@@ -187,14 +187,12 @@ def small_step(torch: Any, device: str, count: int = STEP_LAYERS) -> Call:
     return step
 
 
-def all_reduce_points(
-    torch: ModuleType, ranks: int, backend: str = "nccl", sizes: tuple[int, ...] = ALL_REDUCE_SIZES
-) -> list[CollectiveRow]:
+def all_reduce_points(torch: ModuleType, ranks: int) -> list[CollectiveRow]:
     """Return the seconds of an all-reduce over the GPUs of this machine for each size: the slowest rank's median."""
-    times = call_on_ranks(torch, _time_all_reduces, ranks, ranks, backend, sizes, wait_s=ALL_REDUCE_WAIT_S)
+    times = call_on_ranks(torch, _time_all_reduces, ranks, ranks, wait_s=ALL_REDUCE_WAIT_S)
     return [
         {"kind": "all-reduce", "ranks": ranks, "size_bytes": size, "seconds": max(seconds)}
-        for size, *seconds in zip(sizes, *times, strict=True)
+        for size, *seconds in zip(ALL_REDUCE_SIZES, *times, strict=True)
     ]
 
 
@@ -204,25 +202,22 @@ def bus_bytes_per_s(row: CollectiveRow) -> float:
     return 2.0 * (ranks - 1) / ranks * float(row["size_bytes"]) / float(row["seconds"])
 
 
-def _time_all_reduces(rank: int, ranks: int, backend: str, sizes: tuple[int, ...]) -> list[float]:
+def _time_all_reduces(rank: int, ranks: int) -> list[float]:
     import torch
     import torch.distributed as dist
 
-    on_gpu = backend == "nccl"
-    if on_gpu:
-        torch.cuda.set_device(rank)
-    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    dist.init_process_group(backend, rank=rank, world_size=ranks)
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=ranks)
     medians = []
-    for size in sizes:
-        buffer = torch.zeros(size // 2, dtype=torch.bfloat16, device=f"cuda:{rank}" if on_gpu else "cpu")
+    for size in ALL_REDUCE_SIZES:
+        buffer = torch.zeros(size // 2, dtype=torch.bfloat16, device=f"cuda:{rank}")
         seconds = []
         for _ in range(WARM_UP + ALL_REDUCE_RUNS):
             dist.barrier()
-            synchronize()
+            torch.cuda.synchronize()
             start = time.perf_counter()
             dist.all_reduce(buffer)
-            synchronize()
+            torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
         medians.append(statistics.median(seconds[WARM_UP:]))
     return medians

@@ -325,14 +325,6 @@ def _fits(entry: Facts, record: Record) -> bool:
 ISSUED = {"none": Execution.EAGER, "blocking": Execution.BLOCKING}
 MODULES = {word: RecomputeModule(module) for word, module in WORDS["modules"].items()}
 BLOCK = re.compile(r"full block (\d+) layers")
-FLAGS = {
-    "fp8_act": "fp8_activations",
-    "fp8_activation": "fp8_activations",
-    "fp8_dpa": "fp8_attention",
-    "use_te_ops": "op_fuser",
-    "check_for_nan_in_grad": "checks_gradients",
-    "lora_a2a": "exchanges_adapters",
-}
 DEFERRED, BUCKET = "wgrad_deferral_limit=", "bucket_size="
 WITHIN = re.compile(r"within (\d+)")
 GRADIENTS = {"/PURE": DType.BF16, "fp32 grad": DType.FP32}
@@ -392,7 +384,7 @@ def _given(run: PublishedRun) -> FactDict:
         quantised = bool(run.fp8_parameters)
     if quantised and stated.get("precision") in PARAMETER_FORMATS:
         stated["fp8_parameters"] = True
-    stated |= {field: True for flag, field in FLAGS.items() if flag in run.flags}
+    stated |= {field: True for flag, field in WORDS["flags"].items() if flag in run.flags}
     if "defer_embedding_wgrad_compute" in run.flags:
         stated["deferred_gradients"] = _counted(run, DEFERRED)
     if parameters := _counted(run, BUCKET):
