@@ -12,6 +12,7 @@ The tile shapes are those seen in a PyTorch trace of an H200 (nvjet kernels) and
 for ordinary cores those that NeuSight recorded.
 """
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -26,6 +27,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.tables import constants
 from stepcast.ir.work import Compute, GroupedMatmul, Matmul
 
+LARGE = 8192.0  # rows, columns and depth of a product that fills any GPU
 SMALLEST_SPLIT = 256  # a reduction is not cut into pieces shorter than this
 CHUNK = 4096  # operators priced at once: the candidates of a chunk stay in the processor's cache
 MOST_PRODUCTS = 65536  # remembered for each GPU
@@ -89,12 +91,25 @@ def _unit_fit(gpu: Gpu, dtype: DType, fit: ComputeFit, grouped: bool = False) ->
     return own or fit.tensor_of.get(gpu.architecture, fit.tensor)
 
 
+def _peak_share(gpu: Gpu, dtype: DType, fit: ComputeFit, own: MatmulFit) -> float:
+    """Return the factor on the peak of a format.
+
+    Where no product was measured, a large one takes as long as the fastest one published; smaller ones reach less.
+    """
+    share, best = fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype)), gpu.best_product_flops(dtype)
+    if best == math.inf or fit.measured("tensor", gpu.architecture):
+        return share
+    rates = scale_rates(matrix_rates(gpu, dtype), gpu, fit)
+    large_s = float(products_s(np.array([LARGE]), LARGE, LARGE, 1.0, dtype.bytes, rates, own)[0])
+    return min(share, best * large_s / (2.0 * LARGE**3))
+
+
 def _unloaded_s(
     m: Number, n: Number, k: Number, batch: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, grouped: bool = False
 ) -> Number:
     """Return the seconds of *batch* products, or of one kernel for all of them, without power limit and launch."""
     own = _unit_fit(gpu, dtype, fit, grouped)
-    share = fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype))
+    share = _peak_share(gpu, dtype, fit, own)
     reached = scale_rates(matrix_rates(gpu, dtype), gpu, fit, share * (fit.grouped_efficiency if grouped else 1.0))
     seconds_of = matmul_s if grouped else products_s
     if isinstance(m, np.ndarray):
