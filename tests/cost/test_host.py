@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.hardware import load_cluster
 from stepcast.hardware.cluster import Host, Link
-from stepcast.ir.framework import ADAM, LISTED, OptimizerKind
+from stepcast.ir.framework import ADAM, OPTIMIZERS, OptimizerKind
 from stepcast.ir.layout import HostWay
 from stepcast.ir.work import HostCopy, HostUpdate
 from stepcast.units import GB, GIB
@@ -18,7 +18,7 @@ DGX_2 = Host(1.5e12, 12 * 2666e6 * 8, Link(16 * GB, 20e-6), links=1)
 
 def update(parameters: float, fused: bool) -> HostUpdate:
     """Of mixed-precision AdamW: fp32 weight, gradient and moments, and a 16-bit copy written."""
-    passes = ADAM.passes if fused else LISTED[OptimizerKind.ADAMW]
+    passes = ADAM.passes if fused else OPTIMIZERS[OptimizerKind.ADAMW].listed
     columns = (passes.weight, passes.moments, passes.temporary)
     read, write = (4 * sum(each[way] for each in columns) for way in (0, 1))
     return HostUpdate((read + 4 * passes.gradient) * parameters, (write + 2) * parameters, fused)

@@ -12,6 +12,7 @@ from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, Load
 from stepcast.hardware import Gpu, load_gpu
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import OperatorTimes
 from stepcast.ir.work import Compute
 from stepcast.pytorch.profile.cases import Case
@@ -72,15 +73,12 @@ def _mean_seconds(measured: Sequence[OperatorTimes], in_step: bool) -> tuple[dic
     """Return works and seconds of operators that are one kernel, by the name of their case: the mean logarithm where
     a case was measured several times.
     """
-    works: dict[str, Compute] = {}
-    logarithms: dict[str, list[float]] = {}
     # A kernel of a step also takes the pause before it, which prices include and traces do not.
     pause_s = default_fit().step_launch_s if in_step else 0.0
-    for operator in (operator for times in measured for operator in times.operators):
-        if len(operator.works) == 1:
-            name = Case(operator.works[0]).name  # type: ignore[arg-type]
-            works[name] = operator.works[0]
-            logarithms.setdefault(name, []).append(math.log(operator.seconds + pause_s))
+    every = (operator for times in measured for operator in times.operators if len(operator.works) == 1)
+    named = [(Case(operator.works[0]).name, operator) for operator in every]  # type: ignore[arg-type]
+    logarithms = group_by_key((name, math.log(operator.seconds + pause_s)) for name, operator in named)
+    works = {name: operator.works[0] for name, operator in named}
     return works, {name: math.exp(sum(values) / len(values)) for name, values in logarithms.items()}
 
 
@@ -88,10 +86,10 @@ def _fit_classes(
     works: dict[str, Compute], points: MeasuredPoints, gpu: Gpu, matrix_share: float | None
 ) -> list[FittedClass]:
     fit, load = default_fit(), ALONE if matrix_share is None else Load(math.inf, matrix_share)
-    classes: dict[str, list[tuple[float, float]]] = {}
-    for name, work in works.items():
-        pair = compute_price(work, gpu, fit, load).seconds, points.seconds[name]
-        classes.setdefault(work_class(work), []).append(pair)
+    classes = group_by_key(
+        (work_class(work), (compute_price(work, gpu, fit, load).seconds, points.seconds[name]))
+        for name, work in works.items()
+    )
     fitted = []
     for kind, pairs in classes.items():
         predicted, seconds = np.array(pairs).T

@@ -21,6 +21,7 @@ from stepcast.hardware import Gpu, load_cluster
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Norm, NormKind, Position, PositionKind
 from stepcast.ir.strategy import Strategy
@@ -147,12 +148,13 @@ def _measured_seconds(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind],
     """
     recording = analysis.recording
     slow = {straggler.rank for straggler in analysis.result.stragglers}
-    seconds_of: dict[tuple[int, BlockKind], list[float]] = {}
-    for record in recording.ranks:
-        for phase in PHASES:
-            seconds = recording.compute_s(record, phase) / max(1, recording.micro_batches)
-            if record.rank not in slow and seconds > 0:
-                seconds_of.setdefault((record.stage, phase), []).append(seconds)
+    times = (
+        ((record.stage, phase), recording.compute_s(record, phase) / max(1, recording.micro_batches))
+        for record in recording.ranks
+        for phase in PHASES
+        if record.rank not in slow
+    )
+    seconds_of = group_by_key((key, seconds) for key, seconds in times if seconds > 0)
     complete = [stage for stage, _ in seconds_of if all((stage, phase) in seconds_of for phase in PHASES)]
     return {key: median(seconds) for key, seconds in sorted(seconds_of.items()) if key[0] in complete}
 
@@ -382,11 +384,8 @@ class _Calibration:
         ]
 
     def add_links(self, cluster: str | None) -> None:
-        groups: dict[str, list[LinkPoint]] = {}
-        for analysis in self.runs.values():
-            for point in link_points(analysis.result.communication):
-                groups.setdefault(point.group, []).append(point)
-        for group, points in groups.items():
+        links = (point for run in self.runs.values() for point in link_points(run.result.communication))
+        for group, points in group_by_key((point.group, point) for point in links).items():
             fit, count = fit_link(points), len(points)
             if rate := fit.bandwidth_bytes_per_s:
                 title, known = f"{group}: bus bandwidth", f"points {format_percent(fit.error)} off"

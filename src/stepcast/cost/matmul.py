@@ -24,6 +24,7 @@ from stepcast.cost.price import SIMT, Number, Price, Rates, matrix_rates, matrix
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dtype import DType
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.tables import constants
 from stepcast.ir.work import Compute, GroupedMatmul, Matmul
 
@@ -137,11 +138,8 @@ class Products:
         """Price those of *works* that are not known yet, all of a kind and format at once."""
         if len(self._seconds) >= MOST_PRODUCTS:
             self._seconds.clear()
-        unknown: dict[tuple[type, DType], list[Product]] = {}
-        for work in works:
-            if isinstance(work, Product) and work not in self._seconds:
-                unknown.setdefault((type(work), work.dtype), []).append(work)
-        for (kind, dtype), products in unknown.items():
+        unknown = (work for work in works if isinstance(work, Product) and work not in self._seconds)
+        for (kind, dtype), products in group_by_key(((type(work), work.dtype), work) for work in unknown).items():
             m, n, k, count = np.array([_sizes(work) for work in products], dtype=np.float64).T
             seconds = _unloaded_s(m, n, k, count, dtype, self._gpu, self._fit, kind is GroupedMatmul)
             assert isinstance(seconds, np.ndarray)

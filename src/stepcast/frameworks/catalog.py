@@ -168,17 +168,15 @@ class Feature(NamedTuple):
     used: Callable[[Strategy, Framework], tuple[str, ...]]
 
 
-def _is_replicated(strategy: Strategy) -> bool:
-    return strategy.layout.dp * strategy.layout.cp > 1
-
-
 def _used_sharding(strategy: Strategy, pipelined: bool) -> tuple[str, ...]:
-    return (strategy.sharding,) if _is_replicated(strategy) and (strategy.layout.pp > 1) is pipelined else ()
+    layout = strategy.layout
+    return (strategy.sharding,) if layout.dp * layout.cp > 1 and (layout.pp > 1) is pipelined else ()
 
 
 def _used_overlaps(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
     """Return the overlaps that hide anything in this layout."""
-    layout, replicated = strategy.layout, _is_replicated(strategy)
+    layout = strategy.layout
+    replicated = layout.dp * layout.cp > 1
     acts = {
         "gradients": replicated,
         "parameters": replicated and strategy.sharding is not Sharding.NONE,

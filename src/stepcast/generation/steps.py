@@ -20,7 +20,7 @@ from stepcast.cost.price import Number
 from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout, state_bytes
 from stepcast.hardware import Cluster
 from stepcast.hardware.path import job_path
-from stepcast.ir.architecture import UNQUANTISED, Weight, WeightPart
+from stepcast.ir.architecture import UNQUANTISED, WeightPart
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -42,16 +42,16 @@ def list_products(
     products: Counter[tuple[int, int, str]] = Counter()
     kinds = Counter((block.mixer, block.feed_forward) for block in model.blocks)
     for (mixer, feed_forward), count in kinds.items():
-        merged: dict[tuple[str, int, bool], list[tuple[Weight, int]]] = {}
+        merged: Counter[tuple[WeightPart, int, bool]] = Counter()
         for weight in model.block_weights(LayerParts(mixer, feed_forward)):
             if weight.is_multiplied and weight.part is not WeightPart.EXPERTS:
                 _, outputs, inputs = weight.matrices_on_rank(
                     layout.tp, layout.ep, layout.expert_tp, model.padded_vocab(layout.tp)
                 )
-                merged.setdefault((weight.part, inputs, bool(weight.inputs_split)), []).append((weight, outputs))
-        for (part, inputs, _), members in merged.items():
-            recipe = "bf16" if WeightPart(part) in UNQUANTISED else formats.recipe(experts=False)
-            products[sum(outputs for _, outputs in members), inputs, recipe] += count
+                merged[weight.part, inputs, bool(weight.inputs_split)] += outputs
+        for (part, inputs, _), outputs in merged.items():
+            recipe = "bf16" if part in UNQUANTISED else formats.recipe(experts=False)
+            products[outputs, inputs, recipe] += count
     return dict(products)
 
 

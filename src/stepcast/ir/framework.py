@@ -14,6 +14,7 @@ Optimizers differ in the states that each stores for a weight, and in the bytes 
 """
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from stepcast.ir.dataclass import Natural, dataclass, require
 from stepcast.ir.dtype import DType
@@ -40,32 +41,26 @@ class Passes:
     narrow: tuple[int, int] = (0, 0)  # in bf16
 
 
-K = OptimizerKind
-# Moments of a weight; those of matrices alone are described where they are counted.
-MOMENTS: dict[OptimizerKind, int] = {K.ADAMW: 2, K.SGD: 0, K.SGD_MOMENTUM: 1, K.MUON: 2, K.ADAFACTOR: 1}
-# In one kernel each, where there is one.
-FUSED: dict[OptimizerKind, Passes] = {
-    K.ADAMW: Passes(moments=(2, 2)),
-    K.SGD: Passes(),
-    K.SGD_MOMENTUM: Passes(moments=(1, 1)),
-}
-# Operation by operation over lists of tensors: PyTorch's torch/optim/{adam,sgd,_muon,_adafactor}.py.
-LISTED: dict[OptimizerKind, Passes] = {
-    K.ADAMW: Passes(weight=(2, 2), gradient=2, moments=(5, 3), temporary=(3, 3)),
-    K.SGD: Passes(),
-    K.SGD_MOMENTUM: Passes(moments=(3, 2)),
-    K.MUON: Passes(weight=(2, 2), gradient=2, moments=(2, 1), temporary=(1, 1), narrow=(3, 2)),
-    K.ADAFACTOR: Passes(weight=(2, 1), gradient=3, temporary=(6, 5)),
-}
+class OptimizerFacts(NamedTuple):
+    """The properties of a kind of optimizer."""
+
+    moments: int  # of a weight; those of matrices alone are described where they are counted
+    formats: tuple[str, ...]  # of moments, by their names
+    listed: Passes  # operation by operation over lists of tensors: PyTorch's torch/optim/{adam,sgd,_muon,_adafactor}.py
+    fused: Passes | None = None  # in one kernel, where there is one
+
+
 # Formats of moments by the names that ask for them; fp16 and fp8 are Megatron-LM's --exp-avg-dtype.
 FORMATS = {"fp32": DType.FP32, "bf16": DType.BF16, "fp16": DType.FP16, "fp8": DType.FP8, "8bit": DType.INT8}
 WIDE = ("fp32", "bf16")
-KNOWN_FORMATS: dict[OptimizerKind, tuple[str, ...]] = {
-    K.ADAMW: tuple(FORMATS),
-    K.SGD: (),
-    K.SGD_MOMENTUM: (*WIDE, "8bit"),
-    K.MUON: WIDE,
-    K.ADAFACTOR: WIDE,
+ADAMW_LISTED = Passes(weight=(2, 2), gradient=2, moments=(5, 3), temporary=(3, 3))
+MUON_LISTED = Passes(weight=(2, 2), gradient=2, moments=(2, 1), temporary=(1, 1), narrow=(3, 2))
+OPTIMIZERS: dict[OptimizerKind, OptimizerFacts] = {
+    OptimizerKind.ADAMW: OptimizerFacts(2, tuple(FORMATS), ADAMW_LISTED, Passes(moments=(2, 2))),
+    OptimizerKind.SGD: OptimizerFacts(0, (), Passes(), Passes()),
+    OptimizerKind.SGD_MOMENTUM: OptimizerFacts(1, (*WIDE, "8bit"), Passes(moments=(3, 2)), Passes(moments=(1, 1))),
+    OptimizerKind.MUON: OptimizerFacts(2, WIDE, MUON_LISTED),
+    OptimizerKind.ADAFACTOR: OptimizerFacts(1, WIDE, Passes(weight=(2, 1), gradient=3, temporary=(6, 5))),
 }
 BLOCK = 256  # elements of an 8-bit moment that share a scale
 ITERATIONS = 5  # of Newton and Schulz: three products each
@@ -85,7 +80,7 @@ class Optimizer:
     clips: bool = True
 
     def __post_init__(self) -> None:
-        known = [FORMATS[name] for name in KNOWN_FORMATS[self.kind] or ("fp32",)]
+        known = [FORMATS[name] for name in OPTIMIZERS[self.kind].formats or ("fp32",)]
         require(
             self.moment_dtype in known,
             f"{self.kind} keeps no moments in {self.moment_dtype}; expected {', '.join(map(str, known))}",
@@ -94,7 +89,7 @@ class Optimizer:
     @property
     def moments(self) -> int:
         """Moments of a weight that is no matrix."""
-        return MOMENTS[self.kind]
+        return OPTIMIZERS[self.kind].moments
 
     @property
     def moment_bytes(self) -> float:
@@ -105,7 +100,8 @@ class Optimizer:
     @property
     def passes(self) -> Passes:
         """The passes of an update; of matrices alone where the optimizer treats them apart."""
-        return FUSED[self.kind] if self.fused and self.kind in FUSED else LISTED[self.kind]
+        facts = OPTIMIZERS[self.kind]
+        return facts.fused or facts.listed if self.fused else facts.listed
 
     @property
     def knows_matrices(self) -> bool:
@@ -121,9 +117,10 @@ def parse_optimizer(text: str, master_weights: bool = True, clips: bool = True) 
     name, colon, form = text.partition(":")
     require(name in set(OptimizerKind), f"optimizer {name!r}: expected {', '.join(OptimizerKind)}")
     kind = OptimizerKind(name)
-    known = ", ".join(KNOWN_FORMATS[kind])
+    formats = OPTIMIZERS[kind].formats
+    known = ", ".join(formats)
     require(
-        not colon or form in KNOWN_FORMATS[kind],
+        not colon or form in formats,
         f"optimizer {name} has no moments in {form!r}: "
         + (f"expected {known}" if known else f"it has none, give {name} alone"),
     )

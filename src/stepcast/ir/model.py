@@ -8,6 +8,7 @@ from itertools import accumulate, groupby, pairwise
 
 from stepcast.ir.architecture import NOTHING, Architecture, Shard, Weight, WeightPart, count_elements, shard_weights
 from stepcast.ir.dataclass import dataclass, require
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layers.ends import embedding_weights, final_weights, head_weights, next_token_weights
 from stepcast.ir.layers.kinds import adapter_shard, block_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
@@ -56,10 +57,8 @@ class Model(Architecture):
 
     def layer_parameters(self, layer: int) -> dict[WeightPart, int]:
         """Return the parameters of one layer, by part."""
-        counts: dict[WeightPart, int] = {}
-        for weight in self.block_weights(self.blocks[layer]):
-            counts[weight.part] = counts.get(weight.part, 0) + weight.elements
-        return counts
+        parts = group_by_key((weight.part, weight.elements) for weight in self.block_weights(self.blocks[layer]))
+        return {part: sum(sizes) for part, sizes in parts.items()}
 
     def block_weights(self, block: LayerParts) -> tuple[Weight, ...]:
         """Return the tensors of a layer of this kind."""

@@ -196,16 +196,15 @@ def optimus_memory(plan: OptimusPlan, gpu: Gpu, sequences: Sequence[int] = ()) -
     if not model.gated or model.position.kind is not PositionKind.ROTARY or model.experts is not None:
         raise ValueError(f"{model.name} is not a Llama: OptimusPrime's memory is known only for those")
     lengths = tuple(sequences) or (round(plan.sequence),) * STEPS
-    parts = _stage_parts(plan)
-    return tuple(_stage_memory(StageTensors(plan, stage, own), gpu, lengths) for stage, own in enumerate(parts))
-
-
-def _stage_parts(plan: OptimusPlan) -> list[tuple[BlockPart, ...]]:
-    """Return the parts of each stage; one that ends inside a layer ends before its down projection."""
-    parts = [(kind, layer) for layer in range(plan.model.layers) for kind in ("attention", "up", "down")]
+    parts = [(kind, layer) for layer in range(model.layers) for kind in ("attention", "up", "down")]
     layers = [stage.layers for stage in plan.stages]
+    # A stage that ends inside a layer ends before its down projection.
     cuts = [3 * ceil(sum(layers[:stage])) - plan.inside for stage in range(1, len(layers))]
-    return [tuple(parts[start:stop]) for start, stop in pairwise([0, *cuts, len(parts)])]
+    bounds = enumerate(pairwise([0, *cuts, len(parts)]))
+    return tuple(
+        _stage_memory(StageTensors(plan, stage, tuple(parts[start:stop])), gpu, lengths)
+        for stage, (start, stop) in bounds
+    )
 
 
 def _stage_memory(stage: StageTensors, gpu: Gpu, lengths: Sequence[int]) -> StageMemory:

@@ -15,7 +15,7 @@ from stepcast.inputs.model_table import SIZES
 from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts, pick
-from stepcast.ir.framework import FORMATS, KNOWN_FORMATS, Framework, Optimizer
+from stepcast.ir.framework import FORMATS, OPTIMIZERS, Framework, Optimizer
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
 from stepcast.models.catalog import load_model, model_words
@@ -250,7 +250,7 @@ def predict_choices(
 def choice_of_field(name: str, value: object) -> tuple[str, str | bool]:
     """Return the choice that sets the field *name* of a Strategy or a Framework, and its value there."""
     if isinstance(value, Optimizer):
-        formats = [word for word in KNOWN_FORMATS[value.kind] if FORMATS[word] is value.moment_dtype]
+        formats = [word for word in OPTIMIZERS[value.kind].formats if FORMATS[word] is value.moment_dtype]
         return name, ":".join([value.kind, *formats])
     if name not in SETTERS or value is None or (name in ("stage_layers", "fp8_parameters") and not value):
         kind = "the framework" if name in DECISIONS else "the strategy"

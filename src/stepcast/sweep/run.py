@@ -83,7 +83,8 @@ def sweep(
             pace.note(chunk)
             new += len(chunk.answers)
             errors += sum(1 for row in chunk.answers if row.get("error"))
-            best = max([best, *chunk.answers], key=_speed) if chunk.answers else best
+            known = filter(None, [best, *chunk.answers])
+            best = max(known, key=lambda row: row.get("tokens_per_s_per_gpu") or 0.0, default=None)
             watch(progress())
         counts = store.counts()
         return Progress(counts["points"], counts["answered"], counts["errors"], new, time.monotonic() - began, best)
@@ -105,10 +106,6 @@ def named_files(spec: Spec) -> tuple[tuple[str, bytes], ...]:
             named = [value for value in read_toml(name).values() if isinstance(value, str)]
             names += [os.path.join(folder, value) for value in named]
     return tuple(sorted(found.items()))
-
-
-def _speed(answer: FactDict | None) -> float:
-    return (answer or {}).get("tokens_per_s_per_gpu") or 0.0
 
 
 def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:

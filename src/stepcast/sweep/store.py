@@ -73,7 +73,10 @@ class Store:
         has_points = self.base.execute("SELECT count(*) FROM sqlite_master WHERE name = 'points'").fetchone()[0]
         if not writes and not has_points:
             raise ValueError(f"{self.path}: the sweep ended before its first point; the same command starts it again")
-        self._check_rows(("points",) * has_points + ("answers",) * bool(tables))
+        for table in ("points",) * has_points + ("answers",) * bool(tables):
+            for *values, checksum in self.base.execute(f"SELECT * FROM {table}"):
+                if checksum != _checksum(values):  # not as it was written, e.g. on a damaged disk
+                    raise sqlite3.DatabaseError(f"malformed row of {table}")
         if not writes:
             return
         self.base.execute("PRAGMA journal_mode = WAL")
@@ -84,13 +87,6 @@ class Store:
         self.base.execute(
             f"CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, {columns}, checksum INTEGER) WITHOUT ROWID"
         )
-
-    def _check_rows(self, tables: Sequence[str]) -> None:
-        """Raise a ValueError if a row is not as it was written, e.g. on a damaged disk."""
-        for table in tables:
-            for *values, checksum in self.base.execute(f"SELECT * FROM {table}"):
-                if checksum != _checksum(values):
-                    raise sqlite3.DatabaseError(f"malformed row of {table}")
 
     def close(self) -> None:
         if base := getattr(self, "base", None):
@@ -336,15 +332,6 @@ def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> FactDict 
     return {"across": across, "down": down, "x": values[across], "y": values[down], "cells": cells}
 
 
-def _currency(store: Store) -> dict[str, str | None]:
-    """Return the currency of all points; None if they have several, whose costs are not compared."""
-    if "currency" not in store.columns():
-        return {"currency": DEFAULT_CURRENCY}
-    rows = store.rows("SELECT DISTINCT currency FROM points")
-    names = {row["currency"] or DEFAULT_CURRENCY for row in rows}
-    return {"currency": names.pop() if len(names) == 1 else None}
-
-
 def status_facts(store: Store) -> FactDict:
     """Return the counts of points and answers, the best figures, and the most frequent errors."""
     points = store.rows("SELECT count(*) AS points FROM points")[0]["points"]
@@ -356,8 +343,12 @@ def status_facts(store: Store) -> FactDict:
         f"min(CASE WHEN {COMPARED} THEN cost END) AS least_cost, "
         f"sum(state = '{OUT_OF_TIME}') AS out_of_time FROM results"
     )[0]
-    found |= _currency(store)
-    if found["currency"] is None:
+    currencies = {DEFAULT_CURRENCY}
+    if "currency" in store.columns():
+        rows = store.rows("SELECT DISTINCT currency FROM points")
+        currencies = {row["currency"] or DEFAULT_CURRENCY for row in rows}
+    found["currency"] = currencies.pop() if len(currencies) == 1 else None
+    if found["currency"] is None:  # costs in several currencies are not compared
         found["least_cost"] = None
     errors = found["errors"] and store.rows(
         "SELECT error, count(*) AS points FROM results WHERE error IS NOT NULL "

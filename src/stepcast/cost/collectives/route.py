@@ -12,6 +12,7 @@ from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
 from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath, Place
 from stepcast.ir.dataclass import Quantity, Size, assign, dataclass, replace
+from stepcast.ir.facts import pick
 from stepcast.ir.tables import Amount, convert_table
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
@@ -195,10 +196,7 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
     if inter is not None and path.exchange_bytes_per_s is not None:
         exchange = path.exchange_bytes_per_s * inter.efficiency
     return Route(
-        ranks=path.ranks,
-        nodes=path.nodes,
-        ranks_per_node=path.ranks_per_node,
-        fewest_per_node=path.fewest_per_node,
+        **pick(path, "ranks nodes ranks_per_node fewest_per_node in_switch_reduction in_network_reduction"),
         intra_bytes_per_s=_rate(intra),
         intra_latency_s=intra.latency_s if intra else 0.0,
         inter_bytes_per_s=_rate(inter) * path.fewest_per_node,
@@ -213,8 +211,6 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         ranks_per_thread=min(ranks_per_thread, path.ranks),
         nvlink=nvlink,
         network_protocols=tuple(map(Protocol, network_protocols(cluster))) if inter else tuple(Protocol),
-        in_switch_reduction=path.in_switch_reduction,
-        in_network_reduction=path.in_network_reduction,
         tuning=tuning,
     )
 
