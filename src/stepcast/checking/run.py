@@ -314,14 +314,6 @@ class ForecastCallback:
         return self.run.facts if self.run is not None else {}
 
 
-def add_to_trainer(script: Any, run: RunCheck) -> None:
-    """Have a Trainer of transformers or of Lightning call *run* around each step; others call it themselves."""
-    if hasattr(script, "add_callback"):
-        script.add_callback(ForecastCallback(run))
-    elif hasattr(script, "callbacks") and hasattr(script, "fit"):
-        script.callbacks.append(build_lightning_callback(run))
-
-
 def build_lightning_callback(run: RunCheck) -> Any:
     """Return a callback of Lightning that calls *run* around each optimizer step."""
     try:
@@ -373,5 +365,9 @@ def check(
     described = describe(None if is_lightning else script, model)
     run = RunCheck({**described, **named, **choices}, strict=strict, compare_after=compare_after, write=write)
     run.forecast()
-    add_to_trainer(script, run)
+    # Trainers call the run around each step; others call it themselves.
+    if hasattr(script, "add_callback"):
+        script.add_callback(ForecastCallback(run))
+    elif is_lightning:
+        script.callbacks.append(build_lightning_callback(run))
     return run

@@ -25,34 +25,15 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.tables import Amount, Positive, convert_table
+from stepcast.ir.tables import Amount, Positive, constants, convert_table
 
 WIDEST = 2**20  # above any inner width
 REREAD_ROWS = 64.0  # of an expert that a pass over its weights serves, where TensorRT-LLM's kernels read them again
 
 # The format in which rows are multiplied, and the bytes of a weight with its scales.
-EXPERT_FORMATS = {
-    "bfloat16": (DType.BF16, 2.0),
-    "fp8": (DType.FP8, 1.0),
-    "fp8_block": (DType.FP8, 1.0),
-    "int4_wo": (DType.BF16, 0.5),
-    "nvfp4": (DType.NVFP4, 0.5625),
-    "w4a16_mxfp4": (DType.BF16, 0.53),
-    "w4a8_mxfp4_mxfp8": (DType.MXFP8, 0.53),
-}
-
-
-# The kernels that engines choose for a recipe of linear layers (``cost.serving``), the fastest first.
-SERVED = {
-    "bf16": ("bfloat16", ("vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts", "vllm_fused_moe",
-                          "vllm_unquantizedfusedmoe_triton_tritonexperts", "vllm_xpu_moe")),
-    "fp8": ("fp8", ("vllm_fp8moe_flashinfer_trtllm_trtllmfp8expertsmodular", "vllm_fp8moe_triton_tritonexperts",
-                    "vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts")),
-    "nvfp4": ("nvfp4", ("vllm_compressedtensorsw4a4nvfp4moe_flashinfer_trtllm_trtllmnvfp4expertsmonolithic",
-                        "vllm_compressedtensorsw4a4nvfp4moe_flashinfer_cutlass_flashinferexperts",
-                        "vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts")),
-    "int4-weights": ("int4_wo", ("vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts",)),
-}  # fmt: skip
+EXPERT_FORMATS: dict[str, tuple[str, float]] = constants("expert_formats")
+# Recipe of linear layers (``cost.serving``) -> the format of experts, and the kernels that engines choose.
+SERVED: dict[str, tuple[str, list[str]]] = constants("served_experts")
 
 
 class FusedExpertsFit(Struct, frozen=True, forbid_unknown_fields=True):

@@ -56,15 +56,7 @@ class LinearFormat(Struct, frozen=True):
     quantise: tuple[str, ...] = ()
 
 
-LINEAR_FORMATS: Mapping[str, LinearFormat] = {
-    "bf16": LinearFormat(DType.BF16, 2.0),
-    "fp8": LinearFormat(DType.FP8, 1.0, ("scale", "cast")),  # per tensor, the scale found in the call
-    "fp8-block": LinearFormat(DType.FP8, 1.0, ("block",)),  # 1 x 128 of the input, 128 x 128 of weights
-    "nvfp4": LinearFormat(DType.NVFP4, 0.5, ("block",)),
-    "int8": LinearFormat(DType.INT8, 1.0),  # SmoothQuant
-    "int8-weights": LinearFormat(DType.BF16, 1.0),
-    "int4-weights": LinearFormat(DType.BF16, 0.5),
-}
+LINEAR_FORMATS = convert_table(constants("linear_formats"), dict[str, LinearFormat])
 
 
 class LinearFit(Struct, frozen=True, forbid_unknown_fields=True):
