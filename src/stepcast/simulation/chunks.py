@@ -10,7 +10,7 @@ from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.ir.layout import Channel
 from stepcast.ir.workload import FIRST, LAST, Block, Stage, Workload, count_layers, unfold_blocks
 from stepcast.simulation.lanes import PHASES_OF
-from stepcast.simulation.lowering import OpList, OpSequence, list_slot_ops
+from stepcast.simulation.lowering import OpSequence, SlotOps, list_slot
 from stepcast.simulation.messages import DEFAULT_MICRO_BATCH, SlotKind
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 
@@ -53,20 +53,14 @@ class Chunk:
         return self.varied.get(self.find_slot(slot), self.default)
 
     @cached_property
-    def slots(self) -> dict[SlotKey, list[tuple[OpList, int]]]:
-        """The lists of ops with their repeats, by action and micro-batch, in the order in which they run."""
+    def slots(self) -> dict[SlotKey, SlotOps]:
+        """The ops of each slot, by action and micro-batch."""
         bodies = {(action, DEFAULT_MICRO_BATCH): self.default for action in self.actions} | {**self.varied}
-        return {
-            key: [
-                (list_slot_ops(block.layers, key[0]), block.repeat)
-                for block in (blocks if key[0] is SlotAction.FORWARD else blocks[::-1])
-            ]
-            for key, blocks in bodies.items()
-        }
+        return {key: list_slot(blocks, key[0]) for key, blocks in bodies.items()}
 
     @cached_property
     def sequences(self) -> set[OpSequence]:
-        return {ops.sequence for blocks in self.slots.values() for ops, _ in blocks}
+        return {sequence for slot in self.slots.values() for sequence, _ in slot.repeated}
 
     @cached_property
     def groups(self) -> frozenset[Channel]:

@@ -17,7 +17,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
-from stepcast.ir.workload import Layer, Op, Phase, Role, label_op
+from stepcast.ir.workload import Block, Layer, Op, Phase, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
@@ -155,13 +155,22 @@ class OpList:
         return np.where(self.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
 
 
+class SlotOps(NamedTuple):
+    """The ops of the blocks of a slot in the order in which they run, and their sequences with their repeats."""
+
+    lists: list[OpList]
+    repeated: tuple[tuple[OpSequence, int], ...]
+
+
 _SLOT_OPS: ByIdentity[OpList] = ByIdentity(2**15)
 _LAYER_OPS: ByIdentity[OpList] = ByIdentity(32768)
 
 
-def list_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
-    """Return the ops of one slot of *layers*, cached by their identity."""
-    return _SLOT_OPS.of(layers, join_slot_ops, action)
+def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
+    """Return the ops of a slot of *blocks*; the same layers have one list."""
+    ordered = blocks if action is SlotAction.FORWARD else blocks[::-1]
+    lists = [_SLOT_OPS.of(block.layers, join_slot_ops, action) for block in ordered]
+    return SlotOps(lists, tuple([(ops.sequence, block.repeat) for ops, block in zip(lists, ordered, strict=True)]))
 
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
@@ -362,72 +371,58 @@ class PieceFactory:
 
     def __init__(self, terms: LoweringTerms) -> None:
         self.terms, self.lanes = terms, terms.lanes
-        self._pieces: ByIdentity[Piece] = ByIdentity(4096)
-        self._chains: ByIdentity[Chain] = ByIdentity(4096)
-        self._ends: dict[int, tuple[Piece, Piece]] = {}
+        # Sequences are compared by identity.
+        self.make_ends, self.make_once = lru_cache(self._make_ends), lru_cache(4096)(self._make_once)
+        self.make_chain, self.make_layers = lru_cache(4096)(self._make_chain), lru_cache(4096)(self._make_layers)
 
-    def make_ends(self, streams: int) -> tuple[Piece, Piece]:
+    def _make_ends(self, streams: int) -> tuple[Piece, Piece]:
         """Return the begin and the end of a slot, or of two that are interleaved. Input k is what stream k needs,
         output k what it produced, or its input if it produced nothing. A pair begins when both inputs have come, and
         sends both results when both are there (deepseek-ai/DualPipe, _forward_backward_chunk).
         """
-        if streams not in self._ends:
-            lanes, every = self.lanes, tuple(range(streams))
-            ops = [TimedOp("turn", 0.0, NO_LANE, lanes=(COMPUTE,), stores=(lanes.turn,))]
-            for stream in every:
-                ops.append(TimedOp("given", 0.0, NO_LANE, inputs=every, stores=(lanes.given(stream),)))
-                ops.append(TimedOp("fresh", 0.0, NO_LANE, lanes=(lanes.begin,), stores=(lanes.done(stream),)))
-            begin = Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
-            waits = (*map(lanes.done, every), *map(lanes.given, every), lanes.turn)
-            ops = [TimedOp("made", 0.0, NO_LANE, lanes=waits, stores=(lanes.done(stream),)) for stream in every]
-            self._ends[streams] = begin, Piece.of("end", ops, lanes=lanes.count, outputs=every)
-        return self._ends[streams]
+        lanes, every = self.lanes, tuple(range(streams))
+        ops = [TimedOp("turn", 0.0, NO_LANE, lanes=(COMPUTE,), stores=(lanes.turn,))]
+        for stream in every:
+            ops.append(TimedOp("given", 0.0, NO_LANE, inputs=every, stores=(lanes.given(stream),)))
+            ops.append(TimedOp("fresh", 0.0, NO_LANE, lanes=(lanes.begin,), stores=(lanes.done(stream),)))
+        begin = Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
+        waits = (*map(lanes.done, every), *map(lanes.given, every), lanes.turn)
+        ops = [TimedOp("made", 0.0, NO_LANE, lanes=waits, stores=(lanes.done(stream),)) for stream in every]
+        return begin, Piece.of("end", ops, lanes=lanes.count, outputs=every)
 
-    def make_chain(self, sequences: list[OpSequence], repeats: list[int]) -> Chain:
-        """Return a slot of *sequences* with their *repeats*. Collectives that outlast the last piece overlap no other:
-        the last sequence is then two pieces.
+    def _make_chain(self, repeated: tuple[tuple[OpSequence, int], ...]) -> Chain:
+        """Return a slot of sequences with their repeats. Collectives that outlast the last piece overlap no other: the
+        last sequence is then two pieces.
         """
+        parts = [(self.make_layers(sequence, True), repeat) for sequence, repeat in repeated]
+        if parts and parts[-1][0].costs and isinstance(parts[-1][0].costs[-1], ContentionSlot):
+            piece, repeat = parts.pop()
+            parts += [(piece, repeat - 1)] if repeat > 1 else []
+            parts.append((self.make_layers(repeated[-1][0]), 1))
+        begin, end = self.make_ends(1)
+        return Chain(((begin, 1), *parts, (end, 1)))
 
-        def build() -> Chain:
-            parts = list(zip([self.make_layers(sequence, True) for sequence in sequences], repeats, strict=True))
-            if parts and parts[-1][0].costs and isinstance(parts[-1][0].costs[-1], ContentionSlot):
-                piece, repeat = parts.pop()
-                parts += [(piece, repeat - 1)] if repeat > 1 else []
-                parts.append((self.make_layers(sequences[-1]), 1))
-            begin, end = self.make_ends(1)
-            return Chain(((begin, 1), *parts, (end, 1)))
-
-        return self._chains.get(sequences, build, *repeats)
-
-    def make_layers(self, sequence: OpSequence, continues: bool = False, streams: tuple[int, ...] = ()) -> Piece:
+    def _make_layers(self, sequence: OpSequence, continues: bool = False, streams: tuple[int, ...] = ()) -> Piece:
         """Return ops, each in its stream or without *streams* all in the first, after which their slot *continues*."""
+        builder = _PieceBuilder(self.terms, STREAMS if streams else 1, len(sequence.ops))
+        for number, op in enumerate(sequence.ops):
+            builder.add(streams[number] if streams else 0, number, op)
+        return builder.build(continues)
 
-        def build() -> Piece:
-            builder = _PieceBuilder(self.terms, STREAMS if streams else 1, len(sequence.ops))
-            for number, op in enumerate(sequence.ops):
-                builder.add(streams[number] if streams else 0, number, op)
-            return builder.build(continues)
-
-        return self._pieces.get((sequence,), build, streams, continues)
-
-    def make_once(self, sequence: OpSequence, name: str, others: int, finish: bool) -> Chain:
+    def _make_once(self, sequence: OpSequence, name: str, others: int, finish: bool) -> Chain:
         """Return what runs once per step, when *others* have come and, to *finish*, all communication has ended.
 
         Its output is the end of everything issued so far.
         """
-
-        def build() -> Chain:
-            lanes, builder = self.lanes, _PieceBuilder(self.terms, 1, len(sequence.ops))
-            waits = lanes.collectives if finish else ()
-            begins = (lanes.turn, lanes.given(0), lanes.done(0))
-            builder.ops.append(TimedOp(name, 0.0, COMPUTE, (), tuple(range(others)), waits, begins))
-            for number, op in enumerate(sequence.ops):
-                builder.add(0, number, op)
-            builder.ops.append(TimedOp("end of round", 0.0, COMPUTE, lanes=(lanes.done(0), *lanes.collectives)))
-            size = {"lanes": lanes.count, "inputs": others}
-            return Chain(((Piece.of(name, builder.ops, **size, outputs=(len(builder.ops) - 1,)), 1),))
-
-        return self._chains.get((sequence,), build, name, others, finish)
+        lanes, builder = self.lanes, _PieceBuilder(self.terms, 1, len(sequence.ops))
+        waits = lanes.collectives if finish else ()
+        begins = (lanes.turn, lanes.given(0), lanes.done(0))
+        builder.ops.append(TimedOp(name, 0.0, COMPUTE, (), tuple(range(others)), waits, begins))
+        for number, op in enumerate(sequence.ops):
+            builder.add(0, number, op)
+        builder.ops.append(TimedOp("end of round", 0.0, COMPUTE, lanes=(lanes.done(0), *lanes.collectives)))
+        size = {"lanes": lanes.count, "inputs": others}
+        return Chain(((Piece.of(name, builder.ops, **size, outputs=(len(builder.ops) - 1,)), 1),))
 
     def interleave(self, streams: Sequence[OpList], seconds: Seconds, factor: float) -> tuple[OpList, Piece]:
         """Return the ops of two slots that run as a pair, in the order that ends earliest.

@@ -58,7 +58,7 @@ class StepPlan:
         cls, program: Program, terms: lowering.LoweringTerms, lists: tuple[PricedList, ...], rounds: tuple[int, int]
     ) -> "StepPlan":
         starts = list(accumulate([ops.size for ops, _ in lists], initial=2))
-        index = [_INDICES.of(piece, _index_slots, 0) for piece, _ in program.pieces]
+        index = [_index_slots(piece) for piece, _ in program.pieces]
         sizes, sources = [len(own) for own in index], [own for _, own in program.pieces]
         places = np.concatenate([np.zeros(0, np.int64), *index])
         moved = places + np.repeat([starts[source] - 2 for source in sources], sizes)
@@ -100,10 +100,8 @@ class StepPlan:
         return bool((self.index == 1).any())
 
 
-_INDICES: ByIdentity[IntArray] = ByIdentity(4096)
-
-
-def _index_slots(piece: Piece, key: int) -> IntArray:
+@lru_cache(maxsize=4096)
+def _index_slots(piece: Piece) -> IntArray:
     """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
     places = [2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE) for cost in piece.costs]
     return np.array(places, np.int64)
@@ -316,9 +314,8 @@ class _PlanBuilder:
         key = (factor, *found, *map(id, own))
         if key not in self.segments:
             if len(slots) == 1:
-                blocks = own[0].slots[found[0]]
-                every = [ops for ops, _ in blocks]
-                chain = self.factory.make_chain([ops.sequence for ops in every], [repeat for _, repeat in blocks])
+                every, repeated = own[0].slots[found[0]]
+                chain = self.factory.make_chain(repeated)
             else:
                 pairs = zip(own, slots, strict=True)
                 ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
