@@ -6,7 +6,7 @@ that name it. What waits for what does not depend on the sizes of ops: a piece i
 same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -17,13 +17,14 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
-from stepcast.ir.workload import Block, Layer, Op, Phase, Role, label_op
+from stepcast.ir.workload import Block, Layer, Op, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
 from stepcast.simulation.segments import NO_LANE, Chain, Piece, TimedOp
 
 Seconds = Callable[[Work], float]
+NO_LAYER = Layer("")
 PAIRED = frozenset({Group.EP})
 """Groups whose communication of one slot of a pair runs while the other slot computes."""
 
@@ -88,13 +89,15 @@ def _join_sequences(sequences: tuple[OpSequence, ...]) -> OpSequence:
     return OpSequence(tuple(chain.from_iterable([sequence.ops for sequence in sequences])))
 
 
-def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
+def _describe_ops(layer: Layer, ops: Sequence[Op]) -> OpSequence:
     described = []
-    for layer, op, _ in issued:
+    name, is_captured, delays = layer.name, layer.captured, layer.process_s > 0
+    is_optimizer = layer.role is Role.OPTIMIZER
+    for op in ops:
         work = op.work
         moves = type(work) in COMMUNICATING
         features = (
-            layer.name,
+            name,
             op.name,
             work.group if moves else None,  # type: ignore[union-attr]
             not moves or work.size_bytes > 0,  # type: ignore[union-attr]
@@ -103,9 +106,9 @@ def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
             op.blocking,
             op.early,
             op.host_reads,
-            layer.captured,
-            layer.role is Role.OPTIMIZER,
-            moves and layer.process_s > 0,
+            is_captured,
+            is_optimizer,
+            moves and delays,
         )
         described.append(features)
     return _intern_sequence(tuple(described))
@@ -113,14 +116,24 @@ def _describe_ops(issued: Sequence[IssuedOp]) -> OpSequence:
 
 @dataclass(frozen=True, eq=False)
 class OpList:
-    """Ops that are issued one after the other: those of a layer, or of several *lists* that were joined."""
+    """Ops that are issued one after the other: *ops* of a layer, or those of several *lists* that were joined."""
 
-    own: Sequence[IssuedOp] = ()
+    layer: Layer = NO_LAYER
+    ops: Sequence[Op] = ()
+    backward: bool = False
     lists: Sequence["OpList"] = ()
+
+    @classmethod
+    def of(cls, issued: Sequence[IssuedOp]) -> "OpList":
+        """Join ops of several layers."""
+        runs = [list(run) for _, run in groupby(issued, key=lambda one: (id(one.layer), one.backward))]
+        return cls(lists=[cls(run[0].layer, [one.op for one in run], run[0].backward) for run in runs])
 
     @cached_property
     def sequence(self) -> OpSequence:
-        return _join_sequences(tuple([part.sequence for part in self.lists])) if self.lists else _describe_ops(self.own)
+        if self.lists:
+            return _join_sequences(tuple([part.sequence for part in self.lists]))
+        return _describe_ops(self.layer, self.ops)
 
     @cached_property
     def size(self) -> int:
@@ -128,13 +141,15 @@ class OpList:
 
     @cached_property
     def issued(self) -> Sequence[IssuedOp]:
-        return list(chain.from_iterable([part.issued for part in self.lists])) if self.lists else self.own
+        if self.lists:
+            return list(chain.from_iterable([part.issued for part in self.lists]))
+        return [IssuedOp(self.layer, op, self.backward) for op in self.ops]
 
     @cached_property
     def works(self) -> list[Work]:
         if self.lists:
             return list(chain.from_iterable([part.works for part in self.lists]))
-        return [issued.op.work for issued in self.own]
+        return [op.work for op in self.ops]
 
     def running(self, alone: frozenset[Channel]) -> Iterator[tuple[Work, bool]]:
         """Yield each work and whether it runs: communication of no bytes or of groups that are *alone* does not."""
@@ -180,13 +195,8 @@ def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
 
 
 def _list_layer_ops(layer: Layer, action: SlotAction) -> OpList:
-    backward = action is not SlotAction.FORWARD
-    return OpList([IssuedOp(layer, op, backward) for phase in PHASES_OF[action] for op in layer.ops(phase)])
-
-
-def list_once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[IssuedOp]:
-    """Return the ops of layers that run once per step, all their *phases* together."""
-    return [IssuedOp(layer, op) for layer in layers for phase in phases for op in layer.ops(phase)]
+    ops = [op for phase in PHASES_OF[action] for op in layer.ops(phase)]
+    return OpList(layer, ops, action is not SlotAction.FORWARD)
 
 
 @dataclass(frozen=True)
@@ -454,7 +464,7 @@ class PieceFactory:
             _, ops = next(left[number])
             numbers += [number] * len(ops)
             issued += ops
-        joined = OpList(issued)
+        joined = OpList.of(issued)
         return joined, self.make_layers(joined.sequence, streams=tuple(numbers))
 
 

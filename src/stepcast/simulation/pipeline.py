@@ -158,18 +158,19 @@ class _SlotCalls(NamedTuple):
 
     stage: IntArray
     kind: IntArray
-    kind_stage: IntArray
-    slots: list[Slots]  # by their number
-    kind_codes: list[IntArray]  # for each kind its slots, and those of the calls before and after
     batches: IntArray  # calls x 2: the micro-batches of the slots; that of the first again where there is one
     is_used: BoolArray  # calls x 2: whether there is such a slot
+    kind_stage: IntArray
+    framed: list[tuple[Slots, wiring.CallFrame]]
+    frame_of_kind: IntArray  # the number of each kind among *framed*
 
 
-def _find_calls(schedule: Schedule, mode: wiring.Send, representative: IntArray) -> _SlotCalls:
+@lru_cache(maxsize=256)
+def _find_calls(schedule: Schedule, mode: wiring.Send, representatives: tuple[int, ...]) -> _SlotCalls:
     """Return the calls of all slots. Blocking messages add an empty call at each end of a stage, in which the first
     receive is posted and the last send passes.
     """
-    slots, stage, code, batches = _number_slots(schedule, representative)
+    slots, stage, code, batches = _number_slots(schedule, np.array(representatives, np.int64))
     before = after = np.zeros_like(code)
     if mode is wiring.Send.BLOCKING:
         ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
@@ -184,7 +185,16 @@ def _find_calls(schedule: Schedule, mode: wiring.Send, representative: IntArray)
         before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
     _, first, kind = distinct(((stage * len(slots) + before) * len(slots) + code) * len(slots) + after)
     is_used = np.array([(len(part) > 0, len(part) > 1) for part in slots]).take(code, 0)
-    return _SlotCalls(stage, kind, stage[first], slots, [code[first], before[first], after[first]], batches, is_used)
+    kind_stage, codes = stage[first], [code[first], before[first], after[first]]
+    # Messages pass all stages between the first and the last in the same way.
+    ends = (kind_stage == 0) + 2 * (kind_stage == schedule.stages - 1)
+    kinds_of_frames, frame_of_kind = distinct_rows([ends, *codes])
+    framed = []
+    for place, *near_codes in zip(*[part[kinds_of_frames].tolist() for part in (kind_stage, *codes)], strict=True):
+        near = [slots[number] for number in near_codes]
+        parts = [tuple([wiring.find_passage(schedule, place, slot) for slot in part]) for part in near]
+        framed.append((near[0], wiring.frame_template(mode, wiring.CallContext(*parts))))
+    return _SlotCalls(stage, kind, batches, is_used, kind_stage, framed, frame_of_kind)
 
 
 def _number_slots(schedule: Schedule, representative: IntArray) -> tuple[list[Slots], IntArray, IntArray, IntArray]:
@@ -244,18 +254,10 @@ class _TemplateBuilder:
     def number_place(self, place: ChunkPlace) -> int:
         return place.stage * self.schedule.chunks + place.chunk
 
-    def add_stages(self, representatives: Sequence[int]) -> None:
+    def add_stages(self, representatives: tuple[int, ...]) -> None:
         """Add the calls of every stage: those of its slots, between those of the rounds."""
-        calls = self.slot_calls = _find_calls(self.schedule, self.mode, np.array(representatives, np.int64))
-        # Messages pass all stages between the first and the last in the same way.
-        ends = (calls.kind_stage == 0) + 2 * (calls.kind_stage == self.schedule.stages - 1)
-        kinds_of_frames, frame_of_kind = distinct_rows([ends, *calls.kind_codes])
-        framed = []
-        described = [part[kinds_of_frames].tolist() for part in (calls.kind_stage, *calls.kind_codes)]
-        for stage, *codes in zip(*described, strict=True):
-            near = [calls.slots[code] for code in codes]
-            parts = [tuple([wiring.find_passage(self.schedule, stage, slot) for slot in part]) for part in near]
-            framed.append((near[0], wiring.frame_template(self.mode, wiring.CallContext(*parts))))
+        calls = self.slot_calls = _find_calls(self.schedule, self.mode, representatives)
+        framed, frame_of_kind = calls.framed, calls.frame_of_kind
         pairs = zip(calls.kind_stage.tolist(), frame_of_kind.tolist(), strict=True)
         slot_kinds = [SlotCall(stage, *framed[number]) for stage, number in pairs]
         rounds = [

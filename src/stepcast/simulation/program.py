@@ -341,13 +341,8 @@ class Program:
 
     @cached_property
     def read(self) -> IntArray:
-        """The lanes and registers whose times a call may need; always the first lane. Where an op takes time but no
-        lane, the last end of all may be that of any register.
-        """
-        chains = {segment.chain for segment in self.segments}
-        if any(chain.has_delays for chain in chains):
-            return np.arange(len(self.lanes))
-        return np.array(sorted(frozenset({0}).union(*[chain.reads for chain in chains])), np.int64)
+        """The lanes and registers whose times a call may need; always the first lane."""
+        return np.array(sorted({0}.union(*[segment.chain.reads for segment in self.segments])), np.int64)
 
     @cached_property
     def outputs(self) -> int:

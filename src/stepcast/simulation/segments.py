@@ -233,13 +233,12 @@ class Chain:
         return places
 
     @cached_property
-    def has_delays(self) -> bool:
-        """Whether any op takes time but no lane."""
-        return any(piece.has_delays for piece in self.pieces)
-
-    @cached_property
     def reads(self) -> frozenset[int]:
-        """The lanes and registers that are read before they are written."""
+        """The lanes and registers that are read before they are written. Where an op takes time but no lane, these are
+        all: the last end may be that of any register.
+        """
+        if any(piece.has_delays for piece in self.pieces):
+            return frozenset(range(self.lanes))
         read, written = set[int](), set[int]()
         for piece in self.pieces:
             read |= piece.shape.reads - written

@@ -11,7 +11,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.layout import Channel, Group, HostWay
 from stepcast.ir.work import Collective, Work, group_of
-from stepcast.ir.workload import Phase, Stage, Workload, unfold_blocks
+from stepcast.ir.workload import Layer, Op, Stage, Workload, unfold_blocks
 from stepcast.simulation import lowering
 from stepcast.simulation.chunks import Body, Chunk, find_positions, find_representatives, split_chunks
 from stepcast.simulation.costs import Prices
@@ -23,7 +23,6 @@ from stepcast.simulation.program import Program, in_ticks
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.segments import Chain, Cost, Piece, Segment, TimedOp
 
-ONCE_PHASES = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
 ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 
@@ -375,25 +374,28 @@ def _list_once(
 
 def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _OnceOps:
     """The prologue's forward comes first; its backward, in reverse, and the epilogue come last."""
-    before: list[lowering.IssuedOp] = []
-    last: list[lowering.IssuedOp] = []
+    before = [lowering.OpList(layer, layer.forward) for part in parts for layer in part.prologue]
+    last: list[tuple[Layer, tuple[Op, ...]]] = []
     for part in parts:
-        if part.prologue:
-            before += lowering.list_once_ops(part.prologue, (Phase.FORWARD,))
-            last += lowering.list_once_ops(reversed(part.prologue), (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
-        last += lowering.list_once_ops(part.epilogue, ONCE_PHASES)
-    after: list[list[lowering.IssuedOp]] = [[]]
+        last += [(layer, layer.input_gradient + layer.weight_gradient) for layer in reversed(part.prologue)]
+        last += [(layer, layer.all_ops) for layer in part.epilogue]
+    after: list[list[lowering.OpList]] = [[]]
     meetings: list[Channel] = []
-    for issued in last:
-        group = group_of(issued.op.work)
-        if group is Group.EMBEDDING and not is_end:
-            continue
-        if group in ACROSS_STAGES and isinstance(issued.op.work, Collective):
-            after.append([])
-            meetings.append(group)
-        after[-1].append(issued)
-    first = lowering.OpList(before) if before else NO_OPS
-    return _OnceOps(first, tuple(map(lowering.OpList, after)), tuple(meetings), factor)
+    for layer, ops in last:
+        own: list[Op] = []
+        for op in ops:
+            group = group_of(op.work)
+            if group is Group.EMBEDDING and not is_end:
+                continue
+            if group in ACROSS_STAGES and isinstance(op.work, Collective):
+                after[-1].append(lowering.OpList(layer, own))
+                after.append([])
+                own = []
+                meetings.append(group)
+            own.append(op)
+        after[-1].append(lowering.OpList(layer, own))
+    first = lowering.OpList(lists=before) if before else NO_OPS
+    return _OnceOps(first, tuple([lowering.OpList(lists=lists) for lists in after]), tuple(meetings), factor)
 
 
 class _RoundSegments:
