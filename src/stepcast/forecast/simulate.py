@@ -1,9 +1,7 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,11 +21,11 @@ from stepcast.forecast.options import (
 )
 from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
-from stepcast.ir.arrays import BoolArray, FloatArray
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.work import COMPUTING, Communication, Compute, Direction, HostUpdate, Transfer, group_of
+from stepcast.ir.work import COMPUTING, Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.lowering import OpList
@@ -97,30 +95,6 @@ class PacedCompute:
         return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
 
 
-class ListCosts(NamedTuple):
-    """The seconds of what a list computes at full pace, which of them clocks decide, and other works by their place."""
-
-    seconds: FloatArray
-    clocked: BoolArray
-    others: list[tuple[int, Communication | HostUpdate]]
-
-
-def _cost_list(ops: OpList, base: ComputePrice) -> ListCosts:
-    """Price what *ops* compute; the lists of a plan have most of their layers in common with others."""
-    if ops.lists:
-        parts = [_COSTS.of(part, _cost_list, base) for part in ops.lists]
-        seconds, clocked, others = zip(*parts, strict=True)
-        starts = accumulate(map(len, seconds), initial=0)
-        moved = [(start + place, work) for start, own in zip(starts, others, strict=False) for place, work in own]
-        return ListCosts(np.concatenate(seconds), np.concatenate(clocked), moved)
-    works = list(enumerate(ops.works))
-    own_s = [base(work).seconds if type(work) in COMPUTING else 0.0 for _, work in works]  # type: ignore[arg-type]
-    rest = [(place, work) for place, work in works if type(work) not in COMPUTING]
-    is_clocked = [isinstance(work, CLOCKED) for _, work in works]
-    return ListCosts(np.array(own_s), np.array(is_clocked, bool), rest)  # type: ignore[arg-type]
-
-
-_COSTS: ByIdentity[ListCosts] = ByIdentity(2**15)
 _SECONDS: ByIdentity[FloatArray] = ByIdentity(1024)
 
 
@@ -137,20 +111,21 @@ class WorkTable:
     def works_s(self, ops: OpList) -> FloatArray:
         """Return the seconds of each work; 0 for communication that does not run."""
         made_of = (ops, self.compute.base, self.pricer.cluster)
-        return _SECONDS.get(made_of, partial(self._price, ops), *self.key)
+        return _SECONDS.get(made_of, partial(self._price, ops.works), *self.key)
 
-    def _price(self, ops: OpList) -> FloatArray:
-        """Price other works once: the slots of a plan have most of them in common."""
-        base_s, clocked, others = _cost_list(ops, self.compute.base)
-        seconds = np.where(clocked, base_s * self.compute.pace, base_s)
+    def _price(self, works: Sequence[Work]) -> FloatArray:
+        """Price each work once: the slots of a plan have most of their works in common."""
+        base, pace, price_other = self.compute.base, self.compute.pace, self.pricer.price_other
         known: dict[int, float] = {}
-        for place, work in others:
-            if id(work) not in known:
+        for key, work in {id(work): work for work in works}.items():
+            if type(work) in COMPUTING:
+                seconds = base(work).seconds  # type: ignore[arg-type]
+                known[key] = seconds * pace if isinstance(work, CLOCKED) else seconds
+            else:
                 group = group_of(work)
                 runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-                known[id(work)] = self.pricer.price_other(work).seconds if runs else 0.0
-            seconds[place] = known[id(work)]
-        return seconds
+                known[key] = price_other(work).seconds if runs else 0.0  # type: ignore[arg-type]
+        return np.array([known[id(work)] for work in works])
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

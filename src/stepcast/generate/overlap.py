@@ -258,8 +258,8 @@ def _buckets_by_unit(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> 
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not sizes.plan.splits_gradients)
     filled: dict[int, tuple[Buckets, ...]] = {}
     trained = tuple([unit.trained for unit in reversed(units)])
-    other = sum([shard.unquantised for shard in trained])
-    if sizes.strategy.fp8_parameters and 0 < other < sum([shard.total for shard in trained]):
+    other = sum([shard.unquantised for shard in trained]) if sizes.strategy.fp8_parameters else 0
+    if 0 < other < sum([shard.total for shard in trained]):
         # Embeddings, the output projection and norms have buffers of their own, whose buckets are reduced and
         # gathered with the last of the fp8 ones (Megatron-Core, param_and_grad_buffer.py, partition_buckets).
         trained = tuple([Shard(shard.dense - shard.unquantised, shard.experts) for shard in trained])

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from stepcast.generate.data import StepEnd, epilogue
 from stepcast.generate.overlap import Unit, gather_units, offload_activations, once_per_step, reduce_units
@@ -32,14 +32,47 @@ from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
 UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
 
 
+class UnitMaker:
+    """Makes units under the view of a layer, for all strategies that spread the same layers in any way."""
+
+    def __init__(self, model: Model, view: Strategy, framework: Framework) -> None:
+        self.model, self.view, self.framework = model, view, framework
+        self.make_end, self.make_block = lru_cache(self._make_end), lru_cache(256)(self._make_block)
+
+    def _make_end(self, embedding: bool, shared: bool = False) -> Unit:
+        """Return the embedding or the head; a tied head with *shared* weights has none of its own."""
+        layers = end_layers(self.model, self.view, self.framework, embedding)
+        unit = self._unit(layers, StagePiece(range(0), embedding or shared, not embedding))
+        if not embedding and self.view.trained_layers:
+            unit = replace(unit, layers=tuple(replace(layer, weight_gradient=()) for layer in unit.layers))
+        if shared:
+            other = self.make_end(True)
+            unit = replace(unit, held=_subtract(unit.held, other.held), trained=_subtract(unit.trained, other.trained))
+        return unit
+
+    def _make_block(self, block: LayerParts, recomputed: bool, wide: bool) -> Unit:
+        """Return a layer of kind *block*, its products in the training precision or as *wide* as activations."""
+        view = replace(self.view, precision=self.view.stored, fp8_parameters=False) if wide else self.view
+        layers = block_layers(self.model, view, self.framework, block, recomputed)
+        index = self.model.layers - 1 - self.model.blocks[::-1].index(block)  # the last, if any, is trained
+        return self._unit(layers, StagePiece(range(index, index + 1), False, False))
+
+    def _unit(self, layers: tuple[Layer, ...], piece: StagePiece) -> Unit:
+        model, view = self.model, self.view
+        return Unit(layers, held_shard(model, view, piece), trained_shard(model, view, piece))
+
+
+_find_unit_maker = lru_cache(maxsize=1024)(UnitMaker)
+
+
 class StageMaker:
     """Makes stages, one object for all pieces that run the same: what follows from it is worked out once."""
 
     def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
-        self._view = layer_view(strategy)
-        self._block_units: dict[tuple[LayerParts, bool, bool, bool], Unit] = {}
+        self.unit_maker = _find_unit_maker(model, layer_view(strategy), framework)
+        self._offloaded: dict[tuple[LayerParts, bool, bool], Unit] = {}
         self._blocks = model.blocks
         self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
 
@@ -105,65 +138,43 @@ class StageMaker:
 
     def _units(self, piece: StagePiece) -> list[Unit]:
         """Return embedding, transformer layers and head as far as the piece holds them."""
-        none, start = range(piece.layers.start, piece.layers.start), piece.layers.start
-        units = []
-        if piece.embedding:
-            layers = end_layers(self.model, self._view, self.framework, embedding=True)
-            units.append(self._unit(layers, StagePiece(none, True, False)))
+        units = [self.unit_maker.make_end(True)] if piece.embedding else []
         recomputed = self.strategy.recompute.whole_layers(len(piece.layers))
         on_host = self.strategy.offload.layers(len(piece.layers))
         quantised = self._quantised_layers(piece)
-        blocks = self.model.blocks[start : piece.layers.stop]
-        keys = ((block, index < recomputed, index < on_host, index >= quantised) for index, block in enumerate(blocks))
-        for key, run in groupby(keys):  # most layers are like the one before
-            units += [self._block_unit(*key)] * len(list(run))
+        blocks = self._blocks[piece.layers.start : piece.layers.stop]
+        for start, stop in pairwise(sorted({0, recomputed, on_host, quantised, len(blocks)})):
+            for block, run in groupby(blocks[start:stop]):  # most layers are like the one before
+                unit = self._block_unit(block, start < recomputed, start < on_host, start >= quantised)
+                units += [unit] * len(list(run))
         frozen = self._frozen_layers(piece) + piece.embedding if self.strategy.trained_layers else 0
         passive = {id(unit): _forward_only(unit) for unit in units[:frozen]}
         units[:frozen] = [passive[id(unit)] for unit in units[:frozen]]
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
-            shared = self.model.tied and piece.embedding
-            unit = self._unit(
-                end_layers(self.model, self._view, self.framework, embedding=False), StagePiece(none, shared, True)
-            )
-            if self.strategy.trained_layers:
-                unit = replace(unit, layers=tuple(replace(layer, weight_gradient=()) for layer in unit.layers))
-            if shared:
-                held, trained = units[0].held, units[0].trained
-                unit = replace(unit, held=_subtract(unit.held, held), trained=_subtract(unit.trained, trained))
-            units.append(unit)
+            units.append(self.unit_maker.make_end(False, self.model.tied and piece.embedding))
             if self.strategy.further_tokens:
                 units += [self._next_token_unit()] * self.strategy.further_tokens
         return units
 
     def _block_unit(self, block: LayerParts, recomputed: bool, on_host: bool, wide: bool) -> Unit:
-        """Return a layer of kind *block*, recomputed or not, its activations sent to the host or not, its
-        products in the training precision or as *wide* as activations.
-        """
-        key = (block, recomputed, on_host, wide)
-        if key not in self._block_units:
-            view = replace(self._view, precision=self._view.stored, fp8_parameters=False) if wide else self._view
-            layers = block_layers(self.model, view, self.framework, block, recomputed)
-            index = self.model.layers - 1 - self.model.blocks[::-1].index(block)  # the last, if any, is trained
-            unit = self._unit(layers, StagePiece(range(index, index + 1), False, False))
-            if on_host:
-                saved = count_saved(self.model, self.strategy, block, self.framework)
-                unit = replace(unit, leaving=round(saved.after(recomputed)))
-            self._block_units[key] = unit
-        return self._block_units[key]
+        """Return a layer of kind *block*, its activations sent to the host or not."""
+        key, unit = (block, recomputed, wide), self.unit_maker.make_block(block, recomputed, wide)
+        if not on_host:
+            return unit
+        if key not in self._offloaded:
+            saved = count_saved(self.model, self.strategy, block, self.framework)
+            self._offloaded[key] = replace(unit, leaving=round(saved.after(recomputed)))
+        return self._offloaded[key]
 
     def _next_token_unit(self) -> Unit:
         """Return one MTP layer; the head's unit holds the module's weights, which all of them share."""
         blocks = tuple(
             layer
             for block in self.model.next_token_blocks
-            for layer in block_layers(self.model, self._view, self.framework, block, False)
+            for layer in block_layers(self.model, self.unit_maker.view, self.framework, block, False)
         )
         return Unit(next_token_layers(self.sizes, blocks), NOTHING, NOTHING)
-
-    def _unit(self, layers: tuple[Layer, ...], piece: StagePiece) -> Unit:
-        model, strategy = self.model, self.strategy
-        return Unit(layers, held_shard(model, strategy, piece), trained_shard(model, strategy, piece))
 
     def _step_end(self, piece: StagePiece) -> StepEnd:
         model, strategy = self.model, self.strategy

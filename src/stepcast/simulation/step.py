@@ -388,12 +388,12 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
             if group is Group.EMBEDDING and not is_end:
                 continue
             if group in ACROSS_STAGES and isinstance(op.work, Collective):
-                after[-1].append(lowering.OpList(layer, own))
+                after[-1] += [lowering.OpList(layer, own)] if own else []
                 after.append([])
                 own = []
                 meetings.append(group)
             own.append(op)
-        after[-1].append(lowering.OpList(layer, own))
+        after[-1] += [lowering.OpList(layer, own)] if own else []
     first = lowering.OpList(lists=before) if before else NO_OPS
     return _OnceOps(first, tuple([lowering.OpList(lists=lists) for lists in after]), tuple(meetings), factor)
 
