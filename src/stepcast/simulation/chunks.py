@@ -60,7 +60,7 @@ class Chunk:
 
     @cached_property
     def sequences(self) -> set[OpSequence]:
-        return {sequence for slot in self.slots.values() for sequence, _ in slot.repeated}
+        return {sequence for slot in self.slots.values() for sequence in slot.sequences}
 
     @cached_property
     def groups(self) -> frozenset[Channel]:

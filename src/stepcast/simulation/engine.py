@@ -158,7 +158,8 @@ PREPARING = 2**11
 
 def _fold_compiled(program: Program, seconds: FloatArray, kernel: Kernel) -> FloatArray:
     """Return what ``_fold`` does."""
-    sizes, shapes, first, lengths, parts, read, limits = program.packed
+    sizes, shapes, first, lengths, numbers, read, limits = program.piece_set.packed
+    parts = np.stack([numbers, program.repeats], axis=1)
     lanes, inputs, outputs, (width, nodes) = len(program.lanes), program.inputs, program.outputs, limits.tolist()
     counts, columns = (len(sizes), len(lengths), lanes, inputs, outputs, len(read), width, nodes), len(read) + inputs
     size = (len(sizes) + 3) * width * width + nodes * width + (lanes + inputs + width) * columns

@@ -171,10 +171,11 @@ class OpList:
 
 
 class SlotOps(NamedTuple):
-    """The ops of the blocks of a slot in the order in which they run, and their sequences with their repeats."""
+    """The ops of the blocks of a slot in the order in which they run, their sequences and their repeats."""
 
     lists: list[OpList]
-    repeated: tuple[tuple[OpSequence, int], ...]
+    sequences: tuple[OpSequence, ...]
+    repeats: tuple[int, ...]
 
 
 _SLOT_OPS: ByIdentity[OpList] = ByIdentity(2**15)
@@ -185,7 +186,7 @@ def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
     """Return the ops of a slot of *blocks*; the same layers have one list."""
     ordered = blocks if action is SlotAction.FORWARD else blocks[::-1]
     lists = [_SLOT_OPS.of(block.layers, join_slot_ops, action) for block in ordered]
-    return SlotOps(lists, tuple([(ops.sequence, block.repeat) for ops, block in zip(lists, ordered, strict=True)]))
+    return SlotOps(lists, tuple([ops.sequence for ops in lists]), tuple([block.repeat for block in ordered]))
 
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
@@ -400,17 +401,15 @@ class PieceFactory:
         ops = [TimedOp("made", 0.0, NO_LANE, lanes=waits, stores=(lanes.done(stream),)) for stream in every]
         return begin, Piece.of("end", ops, lanes=lanes.count, outputs=every)
 
-    def _make_chain(self, repeated: tuple[tuple[OpSequence, int], ...]) -> Chain:
-        """Return a slot of sequences with their repeats. Collectives that outlast the last piece overlap no other: the
-        last sequence is then two pieces.
+    def _make_chain(self, sequences: tuple[OpSequence, ...], is_last_repeated: bool) -> Chain:
+        """Return a slot of *sequences*. Collectives that outlast the last piece overlap no other: a last sequence that
+        repeats is then two pieces.
         """
-        parts = [(self.make_layers(sequence, True), repeat) for sequence, repeat in repeated]
-        if parts and parts[-1][0].costs and isinstance(parts[-1][0].costs[-1], ContentionSlot):
-            piece, repeat = parts.pop()
-            parts += [(piece, repeat - 1)] if repeat > 1 else []
-            parts.append((self.make_layers(repeated[-1][0]), 1))
+        pieces = [self.make_layers(sequence, True) for sequence in sequences]
+        if pieces and pieces[-1].costs and isinstance(pieces[-1].costs[-1], ContentionSlot):
+            pieces[len(pieces) - (not is_last_repeated) :] = [self.make_layers(sequences[-1])]
         begin, end = self.make_ends(1)
-        return Chain(((begin, 1), *parts, (end, 1)))
+        return Chain((begin, *pieces, end))
 
     def _make_layers(self, sequence: OpSequence, continues: bool = False, streams: tuple[int, ...] = ()) -> Piece:
         """Return ops, each in its stream or without *streams* all in the first, after which their slot *continues*."""
@@ -432,7 +431,7 @@ class PieceFactory:
             builder.add(0, number, op)
         builder.ops.append(TimedOp("end of round", 0.0, COMPUTE, lanes=(lanes.done(0), *lanes.collectives)))
         size = {"lanes": lanes.count, "inputs": others}
-        return Chain(((Piece.of(name, builder.ops, **size, outputs=(len(builder.ops) - 1,)), 1),))
+        return Chain((Piece.of(name, builder.ops, **size, outputs=(len(builder.ops) - 1,)),))
 
     def interleave(self, streams: Sequence[OpList], seconds: Seconds, factor: float) -> tuple[OpList, Piece]:
         """Return the ops of two slots that run as a pair, in the order that ends earliest.

@@ -14,11 +14,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, IntArray, distinct, distinct_rows
-from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
+from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
-from stepcast.simulation.segments import Chain, Parts, ProgramError, Segment, TimedOp, intern_chain
+from stepcast.simulation.segments import Chain, ProgramError, Segment, TimedOp, intern_chain
 
 
 class RoundTemplate(NamedTuple):
@@ -431,7 +431,7 @@ def pipeline_program(
             op = TimedOp("message", messages.cost, lane, inputs=(0, 1))
             return Segment.of("message", (op,), lanes=len(lanes), inputs=2, outputs=(0,))
         base = segment_of(kind.stage, kind.slots) if kind.slots else EMPTY
-        return Segment("", _frame_chain(base.chain.parts, kind.frame, messages, len(lanes)), base.lists)
+        return Segment("", _frame_chain(base.chain, kind.frame, messages, len(lanes)), base.lists, base.repeats)
 
     kinds, which = template.distinct_kinds(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
     segments: dict[Segment, int] = {}
@@ -439,18 +439,9 @@ def pipeline_program(
     return Program(lanes, tuple(segments), template, numbers[which])
 
 
-_ENDS: ByIdentity[Parts] = ByIdentity(4096)
-
-
-def _frame_chain(parts: Parts, frame: wiring.CallFrame, messages: wiring.Messages, lanes: int) -> Chain:
-    """Return the chain of *parts* with its messages, which are joined to its ends alone and cached for them."""
-
-    def build(parts: Parts) -> Parts:
-        base = Segment("", Chain(parts)) if parts else None
-        return wiring.build_frame(base, frame.context.with_cost(messages.cost), messages, lanes).segment.chain.parts
-
-    if len(parts) < 2 or any(piece.shape.ports[1] for piece, _ in parts[:-1]):
-        return intern_chain(build(parts))
-    (first, _), (last, _) = ends = parts[0], parts[-1]
-    begin, end = _ENDS.get((first, last), lambda: build(ends), messages.mode, frame, messages.cost)
-    return intern_chain((begin, *parts[1:-1], end))
+@lru_cache(maxsize=8192)
+def _frame_chain(chain: Chain, frame: wiring.CallFrame, messages: wiring.Messages, lanes: int) -> Chain:
+    """Return *chain* with its messages, which are joined to its ends alone."""
+    base = Segment("", chain) if chain.pieces else None
+    framed = wiring.build_frame(base, frame.context.with_cost(messages.cost), messages, lanes)
+    return intern_chain(framed.segment.chain.pieces)

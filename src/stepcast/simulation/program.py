@@ -5,6 +5,7 @@ and one program runs with any number of price lists. This module does not know w
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise, starmap
 from itertools import chain as join
 from typing import TypeVar
@@ -250,8 +251,69 @@ def _find_levels_together(starts: IntArray, sources: IntArray) -> IntArray:
         rounds += 1
 
 
-OF_SEGMENTS = ("inputs", "outputs", "_numbered", "pieces", "ops_of", "chains", "read", "packed")
-"""The cached properties of a program that do not depend on its calls."""
+@dataclass(frozen=True, eq=False)
+class PieceSet:
+    """The different pieces of some chains, each with the list that its costs belong to. Programs that differ in how
+    often pieces repeat, or in their calls, share it.
+    """
+
+    chains: tuple[tuple[Chain, tuple[int, ...]], ...]  # with the lists of their pieces
+
+    @cached_property
+    def number_of(self) -> dict[tuple[Piece, int], int]:
+        """The number of each piece with its list."""
+        bound = [zip(chain.pieces, lists or (-1,) * len(chain.pieces), strict=True) for chain, lists in self.chains]
+        return {key: number for number, key in enumerate(dict.fromkeys(join.from_iterable(bound)))}
+
+    @cached_property
+    def pieces(self) -> list[tuple[Piece, int]]:
+        return list(self.number_of)
+
+    @cached_property
+    def numbers(self) -> list[list[int]]:
+        """The pieces of each chain by their number."""
+        bound = [zip(chain.pieces, lists or (-1,) * len(chain.pieces), strict=True) for chain, lists in self.chains]
+        return [[self.number_of[key] for key in keys] for keys in bound]
+
+    @cached_property
+    def ops_of(self) -> list[slice]:
+        """The ops of each piece among those of all pieces."""
+        ends = [0, *accumulate([piece.shape.ops for piece, _ in self.pieces])]
+        return list(starmap(slice, pairwise(ends)))
+
+    @cached_property
+    def inputs(self) -> int:
+        """The most inputs of any chain."""
+        return max([chain.inputs for chain, _ in self.chains], default=0)
+
+    @cached_property
+    def outputs(self) -> int:
+        """The most outputs of any chain."""
+        return max([chain.outputs for chain, _ in self.chains], default=0)
+
+    @cached_property
+    def read(self) -> IntArray:
+        """The lanes and registers whose times a call may need; always the first lane."""
+        return np.array(sorted({0}.union(*[chain.reads for chain, _ in self.chains])), np.int64)
+
+    @cached_property
+    def packed(self) -> tuple[IntArray, ...]:
+        """The pieces and chains as arrays for the compiled engine: the sizes of the shapes, the shapes end to end and
+        their starts, the length of each chain, its pieces, the lanes that are read, and the width of the largest
+        matrix with the most nodes of a shape.
+        """
+        every = [(piece.shape.sizes, piece.shape.packed) for piece, _ in self.pieces]
+        sizes = np.array([own for own, _ in every], np.int64).reshape(-1, 4)
+        shapes = np.concatenate([np.zeros(0, np.int64), *[packed for _, packed in every]])
+        first = np.array([0, *accumulate([len(packed) for _, packed in every])], np.int64)
+        lengths = np.array([len(numbers) for numbers in self.numbers], np.int64)
+        numbers = np.fromiter(join.from_iterable(self.numbers), np.int64)
+        width = max([touched + max(inputs, outputs) for (touched, inputs, outputs, _), _ in every], default=1)
+        nodes = max([touched + inputs + ops for (touched, inputs, _, ops), _ in every], default=1)
+        return sizes, shapes, first, lengths, numbers, self.read, np.array([width, nodes])
+
+
+_find_piece_set = lru_cache(maxsize=1024)(PieceSet)
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,34 +362,36 @@ class Program:
 
     def with_table(self, table: CallTable) -> "Program":
         """Return the same segments under other calls."""
-        program = Program(self.lanes, self.segments, table, self.segment_of)
-        program.__dict__.update({name: self.__dict__[name] for name in OF_SEGMENTS if name in self.__dict__})
-        return program
+        return Program(self.lanes, self.segments, table, self.segment_of)
 
     @cached_property
+    def piece_set(self) -> PieceSet:
+        return _find_piece_set(tuple([(segment.chain, segment.lists) for segment in self.segments]))
+
+    @property
     def inputs(self) -> int:
         """The most inputs of any segment."""
-        return max([segment.inputs for segment in self.segments], default=0)
+        return self.piece_set.inputs
 
-    @cached_property
-    def _numbered(self) -> tuple[dict[tuple[Piece, int], int], list[list[tuple[int, int]]]]:
-        """The distinct pieces, each with its list, by number, and the chains with pieces by their number."""
-        pieces: dict[tuple[Piece, int], int] = {}
-        return pieces, [
-            [(pieces.setdefault((piece, own), len(pieces)), repeat) for (piece, repeat), own in segment.bound_parts]
-            for segment in self.segments
-        ]
+    @property
+    def outputs(self) -> int:
+        """The most outputs of any segment."""
+        return self.piece_set.outputs
 
-    @cached_property
+    @property
+    def read(self) -> IntArray:
+        """The lanes and registers whose times a call may need."""
+        return self.piece_set.read
+
+    @property
     def pieces(self) -> list[tuple[Piece, int]]:
         """The distinct pieces, each with the list that its costs belong to."""
-        return list(self._numbered[0])
+        return self.piece_set.pieces
 
-    @cached_property
+    @property
     def ops_of(self) -> list[slice]:
         """The ops of each piece among those of all pieces."""
-        ends = [0, *accumulate([piece.shape.ops for piece, _ in self.pieces])]
-        return list(starmap(slice, pairwise(ends)))
+        return self.piece_set.ops_of
 
     @property
     def costs(self) -> tuple[Cost, ...]:
@@ -337,33 +401,13 @@ class Program:
     @cached_property
     def chains(self) -> list[list[tuple[int, int]]]:
         """The pieces of each segment by their number, with their repeats."""
-        return self._numbered[1]
+        pairs = zip(self.piece_set.numbers, self.segments, strict=True)
+        return [list(zip(numbers, segment.times, strict=True)) for numbers, segment in pairs]
 
     @cached_property
-    def read(self) -> IntArray:
-        """The lanes and registers whose times a call may need; always the first lane."""
-        return np.array(sorted({0}.union(*[segment.chain.reads for segment in self.segments])), np.int64)
-
-    @cached_property
-    def outputs(self) -> int:
-        """The most outputs of any segment."""
-        return max([segment.outputs for segment in self.segments], default=0)
-
-    @cached_property
-    def packed(self) -> tuple[IntArray, ...]:
-        """The pieces and chains as arrays for the compiled engine: the sizes of the shapes, the shapes end to end and
-        their starts, the length of each chain, its pieces with their repeats, the lanes that are read, and the width of
-        the largest matrix with the most nodes of a shape.
-        """
-        every = [(piece.shape.sizes, piece.shape.packed) for piece, _ in self.pieces]
-        sizes = np.array([own for own, _ in every], np.int64).reshape(-1, 4)
-        shapes = np.concatenate([np.zeros(0, np.int64), *[packed for _, packed in every]])
-        first = np.array([0, *accumulate([len(packed) for _, packed in every])], np.int64)
-        lengths = np.array([len(chain) for chain in self.chains], np.int64)
-        parts = np.fromiter(join.from_iterable(join.from_iterable(self.chains)), np.int64).reshape(-1, 2)
-        width = max([touched + max(inputs, outputs) for (touched, inputs, outputs, _), _ in every], default=1)
-        nodes = max([touched + inputs + ops for (touched, inputs, _, ops), _ in every], default=1)
-        return sizes, shapes, first, lengths, parts, self.read, np.array([width, nodes])
+    def repeats(self) -> IntArray:
+        """How often each piece of each segment runs."""
+        return np.fromiter(join.from_iterable([segment.times for segment in self.segments]), np.int64)
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""
@@ -373,12 +417,12 @@ class Program:
 
     def write_out_seconds(self, seconds: FloatArray) -> FloatArray:
         """Return *seconds* of the ops of all pieces in the order of ``written_out``."""
-        numbers = [self._numbered[0][bound] for bound in self.written_out.pieces]
+        numbers = [self.piece_set.number_of[bound] for bound in self.written_out.pieces]
         return np.concatenate([np.zeros(0), *[seconds[self.ops_of[number]] for number in numbers]])
 
     @cached_property
     def is_unfolded(self) -> bool:
-        return all(segment.unfolded_pieces == 1 for segment in self.segments)
+        return all(sum(segment.times) == 1 for segment in self.segments)
 
     @cached_property
     def written_out(self) -> "Program":
@@ -399,8 +443,9 @@ class Program:
         most = max(segment.outputs for segment in self.segments)
         places = np.zeros((len(self.segments), max(most, 1), 2), np.int64)
         for row, segment in zip(places, self.segments, strict=True):
-            if segment.outputs:
-                row[: segment.outputs] = segment.chain.output_places
+            first = [0, *accumulate(segment.times)]
+            for port, (index, output) in enumerate(segment.chain.output_places):
+                row[port] = first[index], output
         source_call, source_port = np.full((2, start[-1], self.inputs), -1, np.int64)
         rows, ports = np.nonzero(self.table.source_call >= 0)
         sources = self.table.source_call[rows, ports]
@@ -413,19 +458,19 @@ class Program:
         sources_of = (self._spread(parts, start), source_call, source_port)
         table = CallTable(start[self.table.rank_start], *sources_of, self.table.rank_names, labels, names)
         pieces = [(*self.pieces[number], name) for number, name in flat]
-        flat_segments = [Segment(name, Chain(((piece, 1),)), (own,)) for piece, own, name in pieces]
+        flat_segments = [Segment(name, Chain((piece,)), (own,)) for piece, own, name in pieces]
         return Program(self.lanes, tuple(flat_segments), table)
 
     @property
     def written_tasks(self) -> int:
         """The number of tasks of ``written_out``."""
-        ops = [sum(piece.shape.ops * repeat for piece, repeat in segment.chain.parts) for segment in self.segments]
+        ops = [sum(self.pieces[number][0].shape.ops * repeat for number, repeat in chain) for chain in self.chains]
         return int(np.array(ops, np.int64)[self.segment].sum()) if ops else 0
 
     @cached_property
     def flat_start(self) -> IntArray:
         """The first call of ``written_out`` for each call, and their number."""
-        pieces = np.array([segment.unfolded_pieces for segment in self.segments], np.int64)
+        pieces = np.array([sum(segment.times) for segment in self.segments], np.int64)
         return np.concatenate([[0], np.cumsum(pieces[self.segment])]).astype(np.int64)
 
     @cached_property

@@ -7,7 +7,7 @@ outputs are those of all. An op starts when its lane is free and everything it w
 free at 0. Pieces and chains of them are folded to matrices. This module does not know what ops do.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -192,24 +192,15 @@ class Piece:
         return cls(shape, tuple([op.name for op in ops]), costs, optimizer_ops)
 
 
-Parts: TypeAlias = tuple[tuple[Piece, int], ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Pieces that run one after the other, each with how often it repeats."""
+    """Pieces that run one after the other; segments know how often each repeats."""
 
-    parts: Parts
+    pieces: tuple[Piece, ...]
 
     def __post_init__(self) -> None:
-        for index, (piece, repeat) in enumerate(self.parts):
-            inputs, outputs = piece.shape.ports
-            if repeat < 1 or (inputs and index) or (repeat > 1 and (inputs or outputs)):
-                raise ProgramError("inputs of a chain belong to its first piece, and pieces with ports run once")
-
-    @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        return tuple([piece for piece, _ in self.parts])
+        if any(piece.shape.inputs for piece in self.pieces[1:]):
+            raise ProgramError("inputs of a chain belong to its first piece")
 
     @cached_property
     def lanes(self) -> int:
@@ -225,12 +216,8 @@ class Chain:
 
     @cached_property
     def output_places(self) -> list[tuple[int, int]]:
-        """The index of the piece of each output, repeats counted, and its port there."""
-        places, index = [], 0
-        for piece, repeat in self.parts:
-            places += [(index, port) for port in range(len(piece.shape.outputs))]
-            index += repeat
-        return places
+        """The index of the piece of each output, and its port there."""
+        return [(index, port) for index, piece in enumerate(self.pieces) for port in range(len(piece.shape.outputs))]
 
     @cached_property
     def reads(self) -> frozenset[int]:
@@ -247,24 +234,25 @@ class Chain:
 
 
 intern_chain = lru_cache(2**14)(Chain)
-"""Return one object for the same parts."""
+"""Return one object for the same pieces."""
 
 
 class Segment(NamedTuple):
-    """A chain that a program calls, and the list of ops that the costs of each of its pieces belong to: -1 where they
-    are no slots to be filled, as in all pieces where no lists are given.
+    """A chain that a program calls. For each of its pieces, the list of ops that its costs belong to, -1 where they are
+    no slots to be filled, and how often it runs, which is once if it has inputs or outputs. Nothing: all -1, all once.
     """
 
     name: str
     chain: Chain
     lists: tuple[int, ...] = ()
+    repeats: tuple[int, ...] = ()
 
     @classmethod
     def of(
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
     ) -> "Segment":
         """Build the segment of one piece."""
-        return cls(name, Chain(((Piece.of(name, ops, lanes=lanes, inputs=inputs, outputs=outputs), 1),)))
+        return cls(name, Chain((Piece.of(name, ops, lanes=lanes, inputs=inputs, outputs=outputs),)))
 
     @property
     def inputs(self) -> int:
@@ -275,19 +263,14 @@ class Segment(NamedTuple):
         return self.chain.outputs
 
     @property
-    def bound_parts(self) -> Iterator[tuple[tuple[Piece, int], int]]:
-        """Each piece and its repeats, with the list of its costs."""
-        return zip(self.chain.parts, self.lists or (-1,) * len(self.chain.parts), strict=True)
-
-    @property
-    def unfolded_pieces(self) -> int:
-        """The number of pieces, repeats counted."""
-        return sum(repeat for _, repeat in self.chain.parts)
+    def times(self) -> tuple[int, ...]:
+        """How often each piece runs."""
+        return self.repeats or (1,) * len(self.chain.pieces)
 
     @property
     def piece(self) -> Piece:
         """The only piece of a segment of one piece."""
-        ((piece, repeat),) = self.chain.parts
+        ((piece, repeat),) = zip(self.chain.pieces, self.times, strict=True)
         assert repeat == 1
         return piece
 
@@ -302,13 +285,13 @@ class Segment(NamedTuple):
     def with_outputs(self, outputs: Sequence[int]) -> "Segment":
         """Return the same ops with only these *outputs*, in this order."""
         wanted = [self.chain.output_places[output] for output in outputs]
-        if wanted != sorted(wanted) and len(self.chain.parts) > 1:
+        if wanted != sorted(wanted) and len(self.chain.pieces) > 1:
             raise ProgramError(f"segment {self.name}: outputs of several pieces come in their order")
-        parts, index = [], 0
-        for piece, repeat in self.chain.parts:
-            parts.append((_select_outputs(piece, tuple([port for place, port in wanted if place == index])), repeat))
-            index += repeat
-        return Segment(self.name, Chain(tuple(parts)))
+        pieces = [
+            _select_outputs(piece, tuple([port for place, port in wanted if place == index]))
+            for index, piece in enumerate(self.chain.pieces)
+        ]
+        return Segment(self.name, Chain(tuple(pieces)), repeats=self.repeats)
 
     def then(self, other: "Segment", bind: Mapping[int, int] | None = None) -> "Segment":
         """Join both into one: the ops of *other* are issued after these.
@@ -316,11 +299,11 @@ class Segment(NamedTuple):
         *bind* maps inputs of *other* to outputs of this segment's last piece. The other inputs of *other* come after
         the inputs of this segment, its outputs after the outputs.
         """
-        before, after = self.chain.parts, other.chain.parts
-        (one, _), (two, _) = before[-1], after[0]
+        (*before, one), (two, *after) = self.chain.pieces, other.chain.pieces
         earlier = self.outputs - len(one.shape.outputs)
         bound = tuple(sorted((port, output - earlier) for port, output in (bind or {}).items()))
-        return Segment(self.name, Chain((*before[:-1], (_join_pieces(one, two, bound), 1), *after[1:])))
+        repeats = (*self.times[:-1], 1, *other.times[1:])
+        return Segment(self.name, Chain((*before, _join_pieces(one, two, bound), *after)), repeats=repeats)
 
 
 @lru_cache(maxsize=4096)

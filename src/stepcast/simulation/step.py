@@ -19,7 +19,7 @@ from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import Round, SameCalls, pipeline_program
-from stepcast.simulation.program import Program, in_ticks
+from stepcast.simulation.program import PieceSet, Program, in_ticks
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.segments import Chain, Cost, Piece, Segment, TimedOp
 
@@ -50,28 +50,15 @@ class StepPlan:
     rounds: tuple[int, int]  # before the slots and after them
     lists: tuple[PricedList, ...]
     index: IntArray
-    contention: list[tuple[int, lowering.ContentionSlot]]  # with the list that it belongs to
+    contention: Sequence[tuple[int, lowering.ContentionSlot]]  # with the list that it belongs to
+    has_messages: bool
 
     @classmethod
     def of(
         cls, program: Program, terms: lowering.LoweringTerms, lists: tuple[PricedList, ...], rounds: tuple[int, int]
     ) -> "StepPlan":
-        starts = list(accumulate([ops.size for ops, _ in lists], initial=2))
-        index = [_index_slots(piece) for piece, _ in program.pieces]
-        sizes, sources = [len(own) for own in index], [own for _, own in program.pieces]
-        places = np.concatenate([np.zeros(0, np.int64), *index])
-        moved = places + np.repeat([starts[source] - 2 for source in sources], sizes)
-        issues = starts[-1] - 2 if terms.eager else 0
-        if issues:  # those of a list come after the works of all
-            stop = np.repeat([starts[source + 1] for source in sources], sizes)
-            moved = np.where(moved >= stop, 2 * moved - places - stop + issues + 2, moved)
-        places = np.where(places >= 2, moved, places)
-        contention: list[tuple[int, lowering.ContentionSlot]] = []
-        for (piece, own), end in zip(program.pieces, accumulate(sizes), strict=True):
-            if piece.costs and isinstance(piece.costs[-1], lowering.ContentionSlot):
-                places[end - 1] = starts[-1] + issues + len(contention)
-                contention.append((own, piece.costs[-1]))
-        return cls(program, terms.lanes, terms.alone, rounds, lists, places, contention)
+        places = _place_ops(program.piece_set, tuple([ops.size for ops, _ in lists]), terms.eager)
+        return cls(program, terms.lanes, terms.alone, rounds, lists, *places)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -94,9 +81,28 @@ class StepPlan:
         """Whether some ops take longer than their works by themselves."""
         return any(factor != 1.0 or ops.sequence.has_delays for ops, factor in self.lists)
 
-    @cached_property
-    def has_messages(self) -> bool:
-        return bool((self.index == 1).any())
+
+@lru_cache(maxsize=1024)
+def _place_ops(
+    pieces: PieceSet, sizes: tuple[int, ...], eager: bool
+) -> tuple[IntArray, list[tuple[int, lowering.ContentionSlot]], bool]:
+    """Return the index of a plan whose lists have *sizes*, its contention, and whether it has messages."""
+    starts = list(accumulate(sizes, initial=2))
+    index = [_index_slots(piece) for piece, _ in pieces.pieces]
+    counts, sources = [len(own) for own in index], [own for _, own in pieces.pieces]
+    places = np.concatenate([np.zeros(0, np.int64), *index])
+    moved = places + np.repeat([starts[source] - 2 for source in sources], counts)
+    issues = starts[-1] - 2 if eager else 0
+    if issues:  # those of a list come after the works of all
+        stop = np.repeat([starts[source + 1] for source in sources], counts)
+        moved = np.where(moved >= stop, 2 * moved - places - stop + issues + 2, moved)
+    places = np.where(places >= 2, moved, places)
+    contention: list[tuple[int, lowering.ContentionSlot]] = []
+    for (piece, own), end in zip(pieces.pieces, accumulate(counts), strict=True):
+        if piece.costs and isinstance(piece.costs[-1], lowering.ContentionSlot):
+            places[end - 1] = starts[-1] + issues + len(contention)
+            contention.append((own, piece.costs[-1]))
+    return places, contention, bool((places == 1).any())
 
 
 @lru_cache(maxsize=4096)
@@ -313,17 +319,18 @@ class _PlanBuilder:
         key = (factor, *found, *map(id, own))
         if key not in self.segments:
             if len(slots) == 1:
-                every, repeated = own[0].slots[found[0]]
-                chain = self.factory.make_chain(repeated)
+                every, sequences, repeats = own[0].slots[found[0]]
+                chain = self.factory.make_chain(sequences, repeats[-1:] > (1,))
             else:
                 pairs = zip(own, slots, strict=True)
                 ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
                 joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
                 begin, end = self.factory.make_ends(len(slots))
-                chain, every = Chain(((begin, 1), (piece, 1), (end, 1))), [joined]
+                chain, every, repeats = Chain((begin, piece, end)), [joined], (1,)
             numbers = [self.lists.setdefault((ops, factor), len(self.lists)) for ops in every]
-            last = numbers[-1:] if len(chain.parts) > 2 + len(numbers) else []
-            self.segments[key] = Segment("", chain, (-1, *numbers, *last, -1))
+            if len(chain.pieces) > 2 + len(numbers):  # the last of them is another piece
+                numbers, repeats = [*numbers, numbers[-1]], (*repeats[:-1], repeats[-1] - 1, 1)
+            self.segments[key] = Segment("", chain, (-1, *numbers, -1), (1, *repeats, 1))
         return self.segments[key]
 
 
