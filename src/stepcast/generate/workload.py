@@ -72,7 +72,6 @@ class StageMaker:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self.unit_maker = _find_unit_maker(model, layer_view(strategy), framework)
-        self._offloaded: dict[tuple[LayerParts, bool, bool], Unit] = {}
         self._blocks = model.blocks
         self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
 
@@ -145,7 +144,10 @@ class StageMaker:
         blocks = self._blocks[piece.layers.start : piece.layers.stop]
         for start, stop in pairwise(sorted({0, recomputed, on_host, quantised, len(blocks)})):
             for block, run in groupby(blocks[start:stop]):  # most layers are like the one before
-                unit = self._block_unit(block, start < recomputed, start < on_host, start >= quantised)
+                unit = self.unit_maker.make_block(block, start < recomputed, start >= quantised)
+                if start < on_host:
+                    saved = count_saved(self.model, self.strategy, block, self.framework)
+                    unit = replace(unit, leaving=round(saved.after(start < recomputed)))
                 units += [unit] * len(list(run))
         frozen = self._frozen_layers(piece) + piece.embedding if self.strategy.trained_layers else 0
         passive = {id(unit): _forward_only(unit) for unit in units[:frozen]}
@@ -156,16 +158,6 @@ class StageMaker:
             if self.strategy.further_tokens:
                 units += [self._next_token_unit()] * self.strategy.further_tokens
         return units
-
-    def _block_unit(self, block: LayerParts, recomputed: bool, on_host: bool, wide: bool) -> Unit:
-        """Return a layer of kind *block*, its activations sent to the host or not."""
-        key, unit = (block, recomputed, wide), self.unit_maker.make_block(block, recomputed, wide)
-        if not on_host:
-            return unit
-        if key not in self._offloaded:
-            saved = count_saved(self.model, self.strategy, block, self.framework)
-            self._offloaded[key] = replace(unit, leaving=round(saved.after(recomputed)))
-        return self._offloaded[key]
 
     def _next_token_unit(self) -> Unit:
         """Return one MTP layer; the head's unit holds the module's weights, which all of them share."""

@@ -40,7 +40,7 @@ class Run:
         """
         entry_s = np.zeros((self.program.calls, len(self.program.lanes) + self.program.inputs))
         if self.program.calls:
-            read, lanes = self.program.read, len(self.program.lanes)
+            read, lanes = self.program.piece_set.read, len(self.program.lanes)
             entries = np.concatenate([read, np.arange(lanes, entry_s.shape[1])])
             entry_s[:, entries] = self.program.table.entries(self.left_s, len(read))
         return entry_s
@@ -158,19 +158,18 @@ PREPARING = 2**11
 
 def _fold_compiled(program: Program, seconds: FloatArray, kernel: Kernel) -> FloatArray:
     """Return what ``_fold`` does."""
-    sizes, shapes, first, lengths, numbers, read, limits = program.piece_set.packed
-    parts = np.stack([numbers, program.repeats], axis=1)
-    lanes, inputs, outputs, (width, nodes) = len(program.lanes), program.inputs, program.outputs, limits.tolist()
+    sizes, shapes, first, lengths, _, read, limits = program.piece_set.packed
+    lanes, (inputs, outputs), (width, nodes) = len(program.lanes), program.piece_set.ports, limits.tolist()
     counts, columns = (len(sizes), len(lengths), lanes, inputs, outputs, len(read), width, nodes), len(read) + inputs
     size = (len(sizes) + 3) * width * width + nodes * width + (lanes + inputs + width) * columns
     maps = np.full((len(lengths), len(read) + outputs, columns), -np.inf)
-    kernel(*counts, sizes, shapes, first, lengths, parts, read, seconds, np.full(size, -np.inf), maps)
+    kernel(*counts, sizes, shapes, first, lengths, program.parts, read, seconds, np.full(size, -np.inf), maps)
     return maps.transpose(1, 2, 0)
 
 
 def _fold(program: Program, seconds: FloatArray) -> FloatArray:
     """Return rows x columns x chains: the matrix of every chain."""
-    lanes, read, ports = len(program.lanes), tuple(program.read.tolist()), (program.inputs, program.outputs)
+    lanes, read, ports = len(program.lanes), tuple(program.piece_set.read.tolist()), program.piece_set.ports
     durations_s = tuple(seconds.tolist())
     pieces = [(piece.shape, durations_s[ops]) for (piece, _), ops in zip(program.pieces, program.ops_of, strict=True)]
     chains = [tuple([(*pieces[number], repeat) for number, repeat in chain]) for chain in program.chains]

@@ -262,8 +262,12 @@ class PieceSet:
     @cached_property
     def number_of(self) -> dict[tuple[Piece, int], int]:
         """The number of each piece with its list."""
-        bound = [zip(chain.pieces, lists or (-1,) * len(chain.pieces), strict=True) for chain, lists in self.chains]
-        return {key: number for number, key in enumerate(dict.fromkeys(join.from_iterable(bound)))}
+        return {key: number for number, key in enumerate(dict.fromkeys(join.from_iterable(self._bound)))}
+
+    @cached_property
+    def _bound(self) -> list[list[tuple[Piece, int]]]:
+        """The pieces of each chain with their lists."""
+        return [list(zip(own.pieces, lists or (-1,) * len(own.pieces), strict=True)) for own, lists in self.chains]
 
     @cached_property
     def pieces(self) -> list[tuple[Piece, int]]:
@@ -272,8 +276,7 @@ class PieceSet:
     @cached_property
     def numbers(self) -> list[list[int]]:
         """The pieces of each chain by their number."""
-        bound = [zip(chain.pieces, lists or (-1,) * len(chain.pieces), strict=True) for chain, lists in self.chains]
-        return [[self.number_of[key] for key in keys] for keys in bound]
+        return [[self.number_of[key] for key in keys] for keys in self._bound]
 
     @cached_property
     def ops_of(self) -> list[slice]:
@@ -282,14 +285,10 @@ class PieceSet:
         return list(starmap(slice, pairwise(ends)))
 
     @cached_property
-    def inputs(self) -> int:
-        """The most inputs of any chain."""
-        return max([chain.inputs for chain, _ in self.chains], default=0)
-
-    @cached_property
-    def outputs(self) -> int:
-        """The most outputs of any chain."""
-        return max([chain.outputs for chain, _ in self.chains], default=0)
+    def ports(self) -> tuple[int, int]:
+        """The most inputs and the most outputs of any chain."""
+        inputs, outputs = zip((0, 0), *[(chain.inputs, chain.outputs) for chain, _ in self.chains], strict=True)
+        return max(inputs), max(outputs)
 
     @cached_property
     def read(self) -> IntArray:
@@ -360,10 +359,6 @@ class Program:
         """The names of the segments of the call table."""
         return self.table.segment_names or tuple([segment.name for segment in self.segments])
 
-    def with_table(self, table: CallTable) -> "Program":
-        """Return the same segments under other calls."""
-        return Program(self.lanes, self.segments, table, self.segment_of)
-
     @cached_property
     def piece_set(self) -> PieceSet:
         return _find_piece_set(tuple([(segment.chain, segment.lists) for segment in self.segments]))
@@ -371,17 +366,7 @@ class Program:
     @property
     def inputs(self) -> int:
         """The most inputs of any segment."""
-        return self.piece_set.inputs
-
-    @property
-    def outputs(self) -> int:
-        """The most outputs of any segment."""
-        return self.piece_set.outputs
-
-    @property
-    def read(self) -> IntArray:
-        """The lanes and registers whose times a call may need."""
-        return self.piece_set.read
+        return self.piece_set.ports[0]
 
     @property
     def pieces(self) -> list[tuple[Piece, int]]:
@@ -405,9 +390,10 @@ class Program:
         return [list(zip(numbers, segment.times, strict=True)) for numbers, segment in pairs]
 
     @cached_property
-    def repeats(self) -> IntArray:
-        """How often each piece of each segment runs."""
-        return np.fromiter(join.from_iterable([segment.times for segment in self.segments]), np.int64)
+    def parts(self) -> IntArray:
+        """The pieces of all segments by their number, with their repeats."""
+        repeats = list(join.from_iterable([segment.times for segment in self.segments]))
+        return np.stack([self.piece_set.packed[4], np.array(repeats, np.int64)], axis=1)
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""

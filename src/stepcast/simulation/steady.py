@@ -136,7 +136,7 @@ def _slack_s(end_s: float) -> float:
 def pair_programs(short: Program, schedules: ShortSchedules) -> ProgramPair | None:
     """Return the pair for the program of the short schedule; None where the longer one calls other segments."""
     table = reschedule(short.table, schedules.longer)
-    return None if table is None else ProgramPair(short, short.with_table(table), schedules.periods)
+    return None if table is None else ProgramPair(short, replace(short, table=table), schedules.periods)
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,13 +53,6 @@ class StepPlan:
     contention: Sequence[tuple[int, lowering.ContentionSlot]]  # with the list that it belongs to
     has_messages: bool
 
-    @classmethod
-    def of(
-        cls, program: Program, terms: lowering.LoweringTerms, lists: tuple[PricedList, ...], rounds: tuple[int, int]
-    ) -> "StepPlan":
-        places = _place_ops(program.piece_set, tuple([ops.size for ops, _ in lists]), terms.eager)
-        return cls(program, terms.lanes, terms.alone, rounds, lists, *places)
-
     @cached_property
     def starts(self) -> list[int]:
         """The first work of each list, and the end of all."""
@@ -290,8 +283,8 @@ class _PlanBuilder:
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
-        rounds = _RoundSegments(self.once_factory, self.once, self.turns, self.lists)
-        before, after = rounds.list_before(), rounds.list_after()
+        maker = _RoundSegments(self.once_factory, self.once, self.turns, self.lists)
+        before, after = maker.list_before(), maker.list_after()
         if self.terms.eager and self.prices.ahead:
             # What begins before the step: the host, and whatever it would wait for.
             assert self.lanes.host_lane is not None
@@ -306,7 +299,9 @@ class _PlanBuilder:
         program = pipeline_program(
             self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, same_calls
         )
-        return StepPlan.of(program, self.terms, tuple(self.lists), (len(before), len(after)))
+        places = _place_ops(program.piece_set, tuple([ops.size for ops, _ in self.lists]), self.terms.eager)
+        rounds = len(before), len(after)
+        return StepPlan(program, self.lanes, self.terms.alone, rounds, tuple(self.lists), *places)
 
     def _chunk(self, stage: int, slot: SlotKind) -> Chunk:
         return self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]]
@@ -320,7 +315,7 @@ class _PlanBuilder:
         if key not in self.segments:
             if len(slots) == 1:
                 every, sequences, repeats = own[0].slots[found[0]]
-                chain = self.factory.make_chain(sequences, repeats[-1:] > (1,))
+                chain = self.factory.make_chain(sequences, sum(repeats[-1:]) > 1)
             else:
                 pairs = zip(own, slots, strict=True)
                 ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
@@ -388,21 +383,16 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
         last += [(layer, layer.all_ops) for layer in part.epilogue]
     after: list[list[lowering.OpList]] = [[]]
     meetings: list[Channel] = []
-    for layer, ops in last:
-        own: list[Op] = []
-        for op in ops:
-            group = group_of(op.work)
-            if group is Group.EMBEDDING and not is_end:
-                continue
-            if group in ACROSS_STAGES and isinstance(op.work, Collective):
-                after[-1] += [lowering.OpList(layer, own)] if own else []
-                after.append([])
-                own = []
-                meetings.append(group)
-            own.append(op)
-        after[-1] += [lowering.OpList(layer, own)] if own else []
-    first = lowering.OpList(lists=before) if before else NO_OPS
-    return _OnceOps(first, tuple([lowering.OpList(lists=lists) for lists in after]), tuple(meetings), factor)
+    for layer, every in last:
+        ops = every if is_end else [op for op in every if group_of(op.work) is not Group.EMBEDDING]
+        groups = [op.work.group if isinstance(op.work, Collective) else None for op in ops]
+        cuts = [place for place, group in enumerate(groups) if group in ACROSS_STAGES]
+        first, *others = [lowering.OpList(layer, ops[start:stop]) for start, stop in pairwise((0, *cuts, len(ops)))]
+        after[-1].append(first)
+        after += [[part] for part in others]
+        meetings += [groups[place] for place in cuts]  # type: ignore[misc]
+    cut = tuple([lowering.OpList(lists=lists) for lists in after])
+    return _OnceOps(lowering.OpList(lists=before), cut, tuple(meetings), factor)
 
 
 class _RoundSegments:
