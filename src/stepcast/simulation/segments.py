@@ -264,7 +264,7 @@ class Segment(NamedTuple):
 
     @property
     def times(self) -> tuple[int, ...]:
-        """How often each piece runs."""
+        """The number of runs of each piece."""
         return self.repeats or (1,) * len(self.chain.pieces)
 
     @property
