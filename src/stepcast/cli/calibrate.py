@@ -12,7 +12,7 @@ from stepcast.calibrate.megatron import calibrate_megatron
 from stepcast.cli.documents import expand
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import open_source, show_view, write_file
-from stepcast.hardware import Gpu, load_cluster, load_gpu
+from stepcast.hardware import load_cluster, load_gpu
 from stepcast.inputs.kineto.ops import read_operators
 from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
@@ -67,7 +67,11 @@ def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[F
 
 
 def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
-    gpu = _load_gpu(args, paths[0])
+    if not (args.gpu or args.cluster):
+        raise ValueError(
+            f"{paths[0]}: a Megatron trace does not name its GPU; use --gpu or --cluster, such as --cluster a800-node"
+        )
+    gpu = load_gpu(args.gpu) if args.gpu else load_cluster(args.cluster).gpu
     folders = group_by_key((os.path.dirname(path), path) for path in paths)
     reader = format_named("megatron")
     runs = {
@@ -75,16 +79,6 @@ def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple
         for folder, files in folders.items()
     }
     return calibrate_megatron(runs, gpu, args.cluster, args.model)
-
-
-def _load_gpu(args: argparse.Namespace, path: str) -> Gpu:
-    if args.gpu:
-        return load_gpu(args.gpu)
-    if args.cluster:
-        return load_cluster(args.cluster).gpu
-    raise ValueError(
-        f"{path}: a Megatron trace does not name its GPU; use --gpu or --cluster, such as --cluster a800-node"
-    )
 
 
 # ---- OptimusPrime -----------------------------------------------------------------------------------------

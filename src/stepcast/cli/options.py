@@ -32,11 +32,6 @@ def _read_size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _read_batch(text: str) -> int | str:
-    """Return a number of sequences, or the shapes of a batch as they are."""
-    return text if "x" in text or ":" in text else readers.count(1, SEQUENCES.most)(text)
-
-
 def _read_collective(text: str) -> str:
     """Read ``AllReduce``, ``all_reduce`` and ``allreduce`` as one."""
     plain = text.lower().replace("_", "-")
@@ -73,7 +68,8 @@ TYPES: Mapping[str, Callable[[str], object]] = {
 }
 # Readers of arguments that a verb reads in its own way.
 OWN_TYPES: Mapping[str, Callable[[str], object]] = {
-    "capture --batch": _read_batch,
+    # A number of sequences, or the shapes of a batch as they are.
+    "capture --batch": lambda text: text if "x" in text or ":" in text else readers.count(1, SEQUENCES.most)(text),
     "collective kind": _read_collective,
     "op --batch": TYPES["m"],
     "op --seq": TYPES["m"],

@@ -11,7 +11,6 @@ from stepcast.cli.documents import apply_edits, load_lazily, open_sources
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import page_note, print_json, print_warnings, terminal_width, write_view
 from stepcast.cli.streams import heading
-from stepcast.cost.calibration import Calibration
 from stepcast.frameworks.catalog import looks_like_framework
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.catalog import CatalogError
@@ -113,12 +112,6 @@ def facts_of(document: object) -> FactDict:
     return found
 
 
-def _calibration_facts(calibration: Calibration) -> FactDict:
-    classes = {name: asdict(correction) for name, correction in calibration.corrections.items()}
-    constants = dict(calibration.constants)
-    return {"kind": "calibration", "gpu": calibration.gpu, "classes": classes, "constants": constants}
-
-
 def _analyze_log(kind: str, analyze: str) -> Callable[[object], FactDict]:
     """Return a function that analyzes a log."""
     return lambda document: {"kind": kind, **load_lazily(analyze)(document).facts()}
@@ -139,7 +132,12 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     "Wiring": methodcaller("facts"),
     "Cluster": load_lazily("hardware.facts:cluster_facts"),
     "Profile": load_lazily("frameworks.catalog:profile_facts"),
-    "Calibration": _calibration_facts,
+    "Calibration": lambda calibration: {
+        "kind": "calibration",
+        "gpu": calibration.gpu,
+        "classes": {name: asdict(correction) for name, correction in calibration.corrections.items()},
+        "constants": dict(calibration.constants),
+    },
 }
 
 

@@ -25,7 +25,9 @@ def run(args: argparse.Namespace) -> int:
     for entry, found_at in places:
         show_status(entry.name)
         with watch_progress(ProgressBar(entry.name, " rows")):
-            found = entry.measure(*map(str, found_at), **_options(args, entry.name))
+            named = {"nccl-tests": {"cluster": args.cluster}, "transformers": {"calibration": args.calibration}}
+            options = {option: value for option, value in named.get(entry.name, {}).items() if value}
+            found = entry.measure(*map(str, found_at), **options)
         board = build_scoreboard(found)
         if args.data and board.summary is None:
             counted = "; ".join(f"{reason} ({count} rows)" for reason, count in board.skipped.items())
@@ -42,12 +44,6 @@ def run(args: argparse.Namespace) -> int:
     lines = [f"{entry.name}: not at hand ({entry.about}); give its folder with --data DIR" for entry in absent]
     show_view(args, validate_view(facts, points, {name: board.unit for name, board in boards.items()}, lines))
     return 0
-
-
-def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
-    """Return the options that apply to the set *name*."""
-    known = {"cluster": "nccl-tests", "calibration": "transformers"}
-    return {option: value for option, own in known.items() if name == own and (value := getattr(args, option))}
 
 
 def _points(columns: MeasuredColumns, most: int) -> Iterable[PointFacts]:

@@ -78,7 +78,8 @@ def watch_events(path: str, watch: StepWatch, idle_s: float | None) -> Iterator[
     """
     readers: dict[str, StepLines] = {}
     stepping: str | None = None
-    for name, line in _standard_input() if path == "-" else _follow(path, idle_s):
+    piped = (("-", line.decode(errors="replace")) for line in iter(lambda: sys.stdin.buffer.readline(LINE.most), b""))
+    for name, line in piped if path == "-" else _follow(path, idle_s):
         reader = readers.setdefault(name, StepLines())
         for event in reader.feed(line):
             if isinstance(event, LoggedTimer):
@@ -88,11 +89,6 @@ def watch_events(path: str, watch: StepWatch, idle_s: float | None) -> Iterator[
             elif stepping in (None, name):  # every rank prints the same steps
                 stepping = name
                 yield from watch.add(event, reader.total)
-
-
-def _standard_input() -> Iterator[tuple[str, str]]:
-    for line in iter(lambda: sys.stdin.buffer.readline(LINE.most), b""):
-        yield "-", line.decode(errors="replace")
 
 
 def _follow(path: str, idle_s: float | None) -> Iterator[tuple[str, str]]:

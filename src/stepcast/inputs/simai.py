@@ -110,13 +110,8 @@ def _parse_list(tokens: list[str], index: int, key: str) -> tuple[tuple[int, ...
     return tuple(parse_count(token, key, 1) for token in numbers), index + 1 + count
 
 
-KINDS = {
-    "ALLREDUCE": CollectiveKind.ALL_REDUCE,
-    "ALLGATHER": CollectiveKind.ALL_GATHER,
-    "REDUCESCATTER": CollectiveKind.REDUCE_SCATTER,
-    "ALLTOALL": CollectiveKind.ALL_TO_ALL,
-    "BROADCAST": CollectiveKind.BROADCAST,
-}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
+KINDS = {name.replace("-", "").upper(): CollectiveKind(name) for name in COLLECTIVES}
 SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
 # Group of a collective word without a suffix, per column: forward, input gradient, weight gradient.
 BARE_GROUPS = (Group.TP, Group.TP, Group.DP)

@@ -35,7 +35,9 @@ def search_facts(asked: SettledSearch, result: SearchResult, watching: Watching 
     rows = []
     for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1):
         is_equal = _is_tie(asked, result.best[0], reports[0], candidate)
-        variants = _find_variants(asked, candidate, result)
+        family = [each for each in result.simulated if each.family == candidate.family and each.rank > candidate.rank]
+        next_best = sorted(family, key=lambda each: each.rank)[:MOST_VARIANTS]
+        variants = [_candidate(asked, each) for each in next_best]
         rows.append({**_row(asked, rank, candidate, report, is_equal), "variants": variants})
     second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
     missed, binds, runner_up = result.missed, None, None
@@ -76,12 +78,6 @@ def _explain(asked: SettledSearch, best: SimulatedCandidate) -> list[FactDict]:
     place = {"model": asked.model, "cluster": asked.joined_cluster, "place": str(best.options.place)}
     run = settle(build_question(PredictQuestion, {**place, **predict_choices(*values)}))
     return explain_choices(run, asked.capacity_bytes)
-
-
-def _find_variants(asked: SettledSearch, best: SimulatedCandidate, result: SearchResult) -> list[FactDict]:
-    """Return the next best of a row's family that were simulated: the same degrees, other details."""
-    others = [each for each in result.simulated if each.family == best.family and each.rank > best.rank]
-    return [_candidate(asked, each) for each in sorted(others, key=lambda each: each.rank)[:MOST_VARIANTS]]
 
 
 def best_row(asked: SettledSearch) -> tuple[FactDict | None, SearchCounts]:

@@ -208,7 +208,8 @@ def _rows_of(file: Path, skipped: Skipped, peaks: list[scoreboard.Pair]) -> Iter
         try:
             rows = list(kind(record))
             if "peak_alloc" in record:
-                peaks.append(_peak(record))
+                (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"), row_framework(record))
+                peaks.append((float(record["peak_alloc"]), stage.allocated))
         except (ValueError, KeyError, TypeError) as error:
             skipped[f"{file.name}:{number}: {error}"] += 1
             continue
@@ -276,12 +277,6 @@ def _step(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
             yield scoreboard.ScoredRow(
                 f"{name} {phase}", measured_s, predicted[phase], {**tags, "kind": f"step {phase}"}
             )
-
-
-def _peak(record: scoreboard.Record) -> scoreboard.Pair:
-    """Return the bytes of tensors at the peak, measured and predicted."""
-    (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"), row_framework(record))
-    return float(record["peak_alloc"]), stage.allocated
 
 
 UNMODELLED = "experts in a Python loop, which waits for the GPU at each expert, are not modelled"

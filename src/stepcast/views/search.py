@@ -357,6 +357,8 @@ def alternatives_view(facts: Facts) -> ui.View:
     number, _, unit = value.partition(" ")
     row = by_name[best["name"]]
     about = (facts["model"], f"{row['gpus']:,} {row['gpu']}: {strategy_words(row)}")
+    bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, format_seconds(row["step_s"])) for row in rows]
+    most_s = max(row["step_s"] for row in rows)
     return ui.View(
         f"{best['name']}: {facts['model']}",
         ui.Headline(number, f"{unit} {words}".strip(), about),
@@ -368,7 +370,7 @@ def alternatives_view(facts: Facts) -> ui.View:
         [
             _table(rows, ui.Shown.TEXT),
             _table(rows, ui.Shown.PAGE),
-            _steps(rows),
+            ui.Bars("Step time", bars, {"compute": "step"}, most_s, shown=ui.Shown.PAGE),
             _break_even(facts),
             ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
         ],
@@ -406,12 +408,6 @@ def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     if shown is ui.Shown.PAGE or len(set(map(strategy_words, rows))) > 1:
         columns["layout"] = strategy_words
     return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))
-
-
-def _steps(rows: list[Facts]) -> ui.Bars:
-    bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, format_seconds(row["step_s"])) for row in rows]
-    most_s = max(row["step_s"] for row in rows)
-    return ui.Bars("Step time", bars, {"compute": "step"}, most_s, shown=ui.Shown.PAGE)
 
 
 def _break_even(facts: Facts) -> ui.Table | None:

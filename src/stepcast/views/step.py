@@ -48,6 +48,9 @@ def step_view(
     to the text.
     """
     lead = "Only exposed communication counts; the parts sum to the step."
+    sources = "The least certain source of each kind of cost, from measured to roofline."
+    # The head of the page states the run, unless neither a model nor a workload is named.
+    run = [] if facts.get("model") or facts.get("workload") else plain_pairs(facts["run"])
     return ui.View(
         f"{format_seconds(facts['step_s'])} per step: {subject(facts)}",
         _headline(facts),
@@ -61,7 +64,7 @@ def step_view(
             _memory(facts, explain_memory),
             _critical_path(facts),
             _jitter(facts.get("jitter")),
-            _sources(facts),
+            ui.FactList("Sources", [*run, *facts["sources"].items()], lead=sources, shown=ui.Shown.PAGE),
             ui.timeline_chart(timeline),
             _roofline(roofline) if roofline is not None else None,
         ],
@@ -331,13 +334,6 @@ def _critical_path(facts: Facts) -> ui.Table | None:
     spec = "on_the_critical_path=name count time=seconds:s share"
     columns = ui.columns(spec, share=lambda row: format_percent(row["seconds"] / facts["step_s"]))
     return ui.table_of("Critical path", facts["critical_path"], columns)
-
-
-def _sources(facts: Facts) -> ui.FactList:
-    """Return the source of each kind of cost; the run itself only where the head of the page does not state it."""
-    run = [] if facts.get("model") or facts.get("workload") else plain_pairs(facts["run"])
-    lead = "The least certain source of each kind of cost, from measured to roofline."
-    return ui.FactList("Sources", [*run, *facts["sources"].items()], lead=lead, shown=ui.Shown.PAGE)
 
 
 def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
