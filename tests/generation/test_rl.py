@@ -164,6 +164,27 @@ def test_configurations_of_rl_software_are_read(
     assert run_json(capsys, "rl", "--config", str(file), "--cluster", "dgx-h100", "--prompts", "64")["responses"] == 512
 
 
+@pytest.mark.parametrize(
+    ("options", "algorithm", "phases"),
+    [
+        ("", "ppo", {"critic values", "reference"}),
+        ("--critic_pretrain Qwen/Qwen3-0.6B --init_kl_coef 0", "ppo", {"critic values"}),
+        ("--advantage_estimator reinforce_baseline", "rloo", {"reference"}),
+        ("--advantage_estimator dr_grpo --init_kl_coef 0", "grpo", set()),
+        ("--advantage_estimator mine", "ppo", {"critic values", "reference"}),
+    ],
+)
+def test_openrlhf_has_a_critic_and_a_reference_unless_it_says_otherwise(
+    options: str, algorithm: str, phases: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{OPENRLHF} {options}")
+    facts = run_json(capsys, "rl", "--config", str(file), "--cluster", "dgx-h100")
+    assert facts["algorithm"] == algorithm
+    assert {name for name in ("critic values", "reference") if facts["phases_s"].get(name)} == phases
+    assert any("'mine' is not known" in text for text in facts["assumptions"]) == ("mine" in options)
+
+
 def test_the_batch_of_trl_follows_the_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each of 4 GPUs has 8 completions in 2 accumulated batches: 64, of 8 prompts."""
     file = tmp_path / "grpo.yaml"

@@ -116,6 +116,10 @@ def read_rl_values(values: Mapping[str, object], gpus: int | None = None) -> RlC
                 if (value := _read(found, name, names, tables["words"])) is not None:
                     choices[name] = value
             finish(found, choices)
+            for name, value in tables[tool].get("defaults", {}).items():
+                if name not in choices:
+                    choices[name] = value
+                    found.assumed.append(f"{name.replace('_', ' ')} {value}, the default of {tool}")
             unread = tuple(sorted(set(values) - found.seen))
             return RlConfig(tool, {"software": tool, **choices}, unread, tuple(found.assumed))
     raise FormatError("no configuration of NeMo RL, verl, OpenRLHF or TRL's GRPO is recognised")
@@ -138,7 +142,10 @@ def _read(values: _Values, name: str, names: str, words: Mapping[str, Mapping[st
         return None
     if name == "gen_weights":
         return "fp8" if "fp8" in str(value) else "bf16"
-    return words[name].get(str(value)) if name in words else str(value)
+    if name in words and str(value) not in words[name]:
+        values.assumed.append(f"{names.split()[0]} {str(value)[:40]!r} is not known here, and left out (--{name})")
+        return None
+    return words[name][str(value)] if name in words else str(value)
 
 
 def _finish_nemo(values: _Values, choices: dict[str, object]) -> None:
@@ -192,9 +199,9 @@ def _finish_openrlhf(values: _Values, choices: dict[str, object]) -> None:
         engines = values.number("vllm-num-engines") or 1
         rollout = int(engines * float(str(choices.get("gen_tp", 1))))
         choices |= {"mode": "async" if values.flag("async-train") else "split", "rollout_gpus": rollout}
-    if values.raw("critic-pretrain") is not None:
-        choices["critic"] = True
-    choices["reference"] = (values.number("init-kl-coef") or 0.0) > 0
+    values.raw("critic-pretrain")  # PPO has a critic, others none
+    weight = values.number("init-kl-coef")
+    choices["reference"] = weight is None or weight > 0
     if stage := values.number("zero-stage"):
         choices["sharding"] = f"zero-{stage:.0f}"
 
