@@ -122,9 +122,9 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_older_captures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Version 4 lacks what the allocator reserves."""
+    """Version 5 counts the CPU's time of transformers' modules in other units."""
     older = tmp_path / "older.json"
-    older.write_text(EXAMPLE.read_text().replace('"version":5', '"version":4', 1))
+    older.write_text(EXAMPLE.read_text().replace('"version":6', '"version":5', 1))
     assert main(["predict", "--captured", str(older), "--gpu", "h200"]) == 2
     assert "capture the program again" in capsys.readouterr().err
 

@@ -40,7 +40,8 @@ def _depthwise_s(work: Convolution, gpu: Gpu, fit: ComputeFit) -> float:
     own, rates = fit.depthwise[f"{layout}.{work.of}"], vector_rates(gpu)
     large = own.large_tap_clocks and work.taps > LARGE_WINDOW
     clocks = own.element_clocks + work.taps * (own.large_tap_clocks if large else own.tap_clocks)
-    return float(work.outputs * work.out_channels * clocks / (rates.sms * rates.clock_hz))
+    positions = work.inputs if work.of is ConvolutionPass.DATA else work.outputs
+    return float(positions * work.out_channels * clocks / (rates.sms * rates.clock_hz))
 
 
 def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> float:

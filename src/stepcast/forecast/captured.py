@@ -68,12 +68,12 @@ class Spread:
 
 def framework_of(captured: Captured) -> Framework:
     """Return the framework whose host issues what was captured."""
-    modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.CAPTURED
     kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
     # Ops whose results the program reads are marked; elsewhere the host goes on.
     return replace(
-        MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=Execution.EAGER, runs_ahead=True
-    )
+        MEGATRON_CORE, name="captured", modules=Modules.CAPTURED, kernels=kernels, execution=Execution.EAGER,
+        runs_ahead=True,
+    )  # fmt: skip
 
 
 def predict_captured(
@@ -100,8 +100,7 @@ def predict_captured(
         contention=True,
         send=Send.EAGER,
     )
-    fitted = FITTED_PACE if framework.modules is Modules.CAPTURED else 1.0
-    prediction = simulate(workload, cluster, apply_host_pace(options, calibration, fitted), compute)
+    prediction = simulate(workload, cluster, apply_host_pace(options, calibration, FITTED_PACE), compute)
     memory = stage_memory(captured, spread, begins, cluster)
     return replace(
         prediction,

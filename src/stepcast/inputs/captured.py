@@ -9,7 +9,7 @@ from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.ir.captured import Captured, CapturedMemory
 from stepcast.ir.limits import CAPTURED
 
-FORMAT, VERSION = "stepcast-captured", 5
+FORMAT, VERSION = "stepcast-captured", 6
 DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, TypeError, KeyError)
 
 

@@ -196,13 +196,16 @@ class ElementwiseKind(StrEnum):
     BATCH_NORM = "batch-norm"  # a row is a channel
     LAST_NORM = "last-norm"  # likewise with channels last: a row is a position
     IMAGE_NORM = "image-norm"  # of groups of channels of an image
+    GROUP_MOMENTS = "group-moments"  # mean and variance of each group
     POOL = "pool"
     RESIZE = "resize"
     GATHER = "gather"  # rows of a table, a thread block each
     BAG = "bag"  # sums of rows of a table
     ROW_GRADIENT = "row-gradient"  # of those rows, sorted and summed
+    ID_GRADIENT = "id-gradient"  # of few rows, one after another
     ATOMIC_SUM = "atomic-sum"  # element by element, into the places that indices name
     SORT = "sort"
+    DIGIT = "digit"  # one pass of a sort
     CHOICE = "choice"  # the largest elements of each row
     IRREGULAR = "irregular"  # element by element, from places that other numbers determine
     INNER_SOFTMAX = "inner-softmax"  # over elements that are not neighbours in memory

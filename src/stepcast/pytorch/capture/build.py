@@ -22,9 +22,7 @@ from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-# Of the host's time for a tensor that modules of transformers update, the share of one pass.
 DISPATCH = load_fit("captured")["dispatch"]
-LISTED_SHARE = DISPATCH["listed_update_s"] / load_fit("transformers")["dispatch"]["listed_update_s"]
 
 
 class HostedEvent(NamedTuple):
@@ -54,13 +52,12 @@ def build_captured(
         fusion = Fusion(trace)
         fusion.settle_memory()
         works |= dict.fromkeys(fusion.joined, ()) | fusion.works
-    library = "transformers" in dict(facts := list(facts))
-    segments = _Segments(trace, works, splits, library, compiled)
+    segments = _Segments(trace, works, splits, compiled)
     layers, parts = segments.layers(), segments.parts()
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     _pass_on_memory(parts, kept)
     updates = {number: event for number, event in enumerate(trace.events) if event.moment is Moment.OPTIMIZER}
-    update_ops = _update_ops(updates, segments.host_waits, None if library else segments.calls)
+    update_ops = _update_ops(updates, segments.host_waits, segments.calls)
     optimizer = Layer(str(Role.OPTIMIZER), update_ops, role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
@@ -154,11 +151,8 @@ def _place_events(trace: StepTrace) -> list[int]:
 class _Segments:
     """The operators and the memory of each segment."""
 
-    def __init__(
-        self, trace: StepTrace, works: dict[int, Works], splits: Splits, library: bool, compiled: bool
-    ) -> None:
+    def __init__(self, trace: StepTrace, works: dict[int, Works], splits: Splits, compiled: bool) -> None:
         self._trace, self._works, self._splits, self._compiled = trace, works, splits, compiled
-        self._library = library  # whether kernels count alike, as those of transformers do
         self.calls = count_calls(trace, works)
         self._places = _place_events(trace)
         self._count = max(self._places, default=-1) + 1
@@ -186,30 +180,40 @@ class _Segments:
         for number in numbers:
             event, works = self._trace.events[number], self._works[number]
             compiled = self._compiled and number not in self._trace.uncompiled
-            calls = self.calls[number]
-            if self._library or compiled:
-                calls = count_kernels(works) * (1.0 if self._library else CALLS["compiled"])
-            calls += 0.0 if compiled else self._trace.host_calls.get(number, 0.0)
+            calls = self.calls[number] + self._trace.host_calls.get(number, 0.0)
+            if compiled:  # the second kernel of an operator and those after it take little
+                calls = CALLS["compiled"] * (1.0 + CALLS["further"] * (len(works) - 1)) if works else 0.0
             hosted.append(HostedEvent(event.name, works, number in self.host_waits, calls))
         return name_ops(hosted, spent)
 
     def layers(self) -> list[Layer]:
-        """Return the layer of each segment; layers that run the same are one object, whatever their names."""
-        known: dict[object, Layer] = {}
-        layers, events = [], self._trace.events
+        """Return the layer of each segment; layers that run the same are one object, whatever their names.
+
+        The CPU's time for the same calls differs, by what it ran before them: each of these layers takes the mean.
+        """
+        alike: dict[tuple[tuple[int, int], tuple[Op, ...]], list[int]] = defaultdict(list)
+        segments = list[tuple[Op, ...]]()  # forward, gradients of inputs and of weights, one after another
         before = after = 0.0  # spent by the host in segments without kernels, forward and backward: the next one waits
-        for phases in self._events:
+        for place, phases in enumerate(self._events):
             forward, before = self._name_ops(phases[0], before)
             weights, after = self._name_ops(phases[2], after)
             inputs, after = self._name_ops(phases[1], after)
-            ops = forward, inputs, weights
-            if ops not in known:
-                module = self._trace.modules[events[phases[0][0]].module if phases[0] else 0]
-                # Indices into lists of modules are left open.
-                name = ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
-                known[ops] = Layer(name, forward, inputs, weights)
-            layers.append(known[ops])
-        return layers
+            segments.append((*forward, *inputs, *weights))
+            ends = len(forward), len(forward) + len(inputs)
+            alike[ends, tuple(replace(op, kernels=0) for op in segments[-1])].append(place)
+        layers: dict[int, Layer] = {}
+        for ((first, second), _), places in alike.items():
+            ops = [
+                replace(same[0], kernels=round(sum(op.kernels for op in same) / len(same), 2))
+                for same in zip(*(segments[place] for place in places), strict=True)
+            ]
+            phases = self._events[places[0]]
+            module = self._trace.modules[self._trace.events[phases[0][0]].module if phases[0] else 0]
+            # Indices into lists of modules are left open.
+            name = ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
+            layer = Layer(name, tuple(ops[:first]), tuple(ops[first:second]), tuple(ops[second:]))
+            layers |= dict.fromkeys(places, layer)
+        return [layers[place] for place in range(self._count)]
 
     def parts(self) -> list[LayerPart]:
         trace, places, shared = self._trace, self._places, self._splits.shared
@@ -337,23 +341,14 @@ def name_ops(events: Iterable[HostedEvent], spent: float = 0.0) -> tuple[tuple[O
     return tuple(ops), 0.0 if ops else spent
 
 
-def count_kernels(works: Works) -> float:
-    """Return the launches of an operator of a library: the second of its kernels and those after it take little."""
-    return 1.0 + CALLS["further"] * (len(works) - 1) if works else 0.0
-
-
-def _update_ops(events: dict[int, Event], host_waits: Container[int], calls: Sequence[float] | None) -> tuple[Op, ...]:
-    """Return the ops of the optimizer; *calls* has the CPU's time of each event.
-
-    Without it, that of a library's models, the time was fitted by the tensor, for all passes over lists together.
-    """
+def _update_ops(events: dict[int, Event], host_waits: Container[int], calls: Sequence[float]) -> tuple[Op, ...]:
+    """Return the ops of the optimizer; *calls* has the CPU's time of each event."""
     listed = {number: event for number, event in events.items() if event.name.startswith(LISTED)}
     others = (
-        HostedEvent(event.name, works := works_of(event), number in host_waits,
-                    calls[number] if calls else count_kernels(works))
+        HostedEvent(event.name, works_of(event), number in host_waits, calls[number])
         for number, event in events.items()
         if number not in listed
-    )  # fmt: skip
+    )
     ops, _ = name_ops(others)
     timed = [
         (number, max((size for size in event.options if isinstance(size, int)), default=1), work)
@@ -369,12 +364,11 @@ def _update_ops(events: dict[int, Event], host_waits: Container[int], calls: Seq
     for number, length, work in timed:
         is_listed = work.kind is ElementwiseKind.LISTED_OPTIMIZER
         tensor_s = DISPATCH["listed_update_s" if is_listed else "update_s"]
-        own, issued = work, calls[number] * DISPATCH["light_s"] / tensor_s if calls else float(length)
+        own, issued = work, calls[number] * DISPATCH["light_s"] / tensor_s
         if is_listed:
             share = length / total
             own = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
                           write_bytes=written * share)  # fmt: skip
-            issued = issued if calls else LISTED_SHARE * length
         name = f"update {len(updates) + 1}" if updates else "update"
         updates.append(Op(name, own, kernels=round(issued, 2), host_reads=number in host_waits))
     return (*ops, *updates)

@@ -5,7 +5,7 @@ writes each element that is in memory once. A view, whose result is in the stora
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -27,11 +27,11 @@ from stepcast.ir.work import (
     Matmul,
 )
 from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.host import HOST_COPY
 from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
 
 K, P = ElementwiseKind, ConvolutionPass
-KINDS = {name: K(kind) for kind, names in load_fit("captured")["kinds"].items() for name in names}
+FIT = load_fit("captured")
+KINDS = {name: K(kind) for kind, names in FIT["kinds"].items() for name in names}
 # Operators that take rows out of a table, of which they do not read the rest.
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 # Operators that write values into a tensor and leave the rest of it as it was; some add them up.
@@ -41,23 +41,25 @@ ADD_INTO = ("index_put", "_index_put_impl", "index_add", "scatter_add", "scatter
 POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 # Kinds whose gradient is a kernel of its own.
 GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT)
-# Scans of the library take several kernels, sorts more (a histogram, a scan, a pass per digit).
-KERNEL_COUNTS = {
-    "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2, "binary_cross_entropy_with_logits": 6, "smooth_l1_loss": 2,
-    "smooth_l1_loss_backward": 2,
-}  # fmt: skip
 SORT_KERNELS, SORTED_TWICE, FEW_IDS = 12, 7.0, 3072
+ID_DIGITS, GRADIENT_COLUMNS = 8, 128  # passes that sort ids of embeddings; columns of a row that a block sums
+SAMPLED = 6.0  # instructions of the gradient of an interpolation between points, over those of the points
+# Of a batch norm's statistics, the time of its second kernel for one sample: a block for each of a channel, of which a
+# GPU runs so many.
+NORM_SAMPLES, NORM_BLOCKS = 0.77, 528
 CHOICE_BYTES = 2400.0
 MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight are not summed row by row
 # Sums into places, element by element, over ``index_add``: where an index is repeated along a row, and where not.
 REPEATED_INDEX, OWN_INDEX = 0.45, 1.5
-SMOOTH_RESIZE, SMOOTH_BACKWARD, SMOOTH_POSITIONS = 1.7, 13.6, 97_000  # of an interpolation, over the nearest
+SMOOTH_RESIZE, SMOOTH_POSITIONS = 1.7, 97_000  # of an interpolation, over the nearest
+SMOOTH_BACKWARD = (13.6, 5.6)  # of its gradient: numbers of two bytes are added in pairs, those of four one by one
 LAST_RESIZE = 2.5  # instructions of images with channels last, over those of others
 SUMMED_APART = 2.0  # times as long as over neighbours takes a sum over images and positions
 WIDE_ROW = 512  # elements of a row that is a kernel's work by itself
 ELEMENTS_PER_LOAD = 8  # of two bytes
 ENTROPY_READS = 3  # of a log-softmax over rows longer than a block can hold: maximum, sum, result
 ROW_OPERAND_SHARE = 0.02  # a kernel that reads less than this share of what it writes only reads numbers of rows
+
 FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
 # Bytes at whose multiples rows have to begin for the widest loads, for narrower ones, and for any.
 LOAD_BYTES = (16, 4, 1)
@@ -178,7 +180,7 @@ def _describe_convolution(call: OperatorCall) -> Works:
     """
     is_gradient = call.name == "convolution_backward"
     out, data, weight = call.reads[:3] if is_gradient else (call.writes[0], *call.reads[:2])
-    transposed, groups = [option for option in call.options if isinstance(option, int)][-2:]
+    transformed, transposed, groups = [option for option in call.options if isinstance(option, int)]
     taps, positions = math.prod(weight.shape[2:]), math.prod(data.shape[2:])
     last = is_channels_last(data) or is_channels_last(weight)
     copied = (data,) if last and len(data.shape) == 4 and not is_channels_last(data) and data.shape[1] > 1 else ()
@@ -196,6 +198,8 @@ def _describe_convolution(call: OperatorCall) -> Works:
         Convolution(inputs, outputs, inner, outer, taps, int(groups), of, last, dtype) for of in wanted
     )
     copies = (pass_over(K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied)
+    if transformed:  # the gradient of the weight
+        works = (*works[:-1], Elementwise(K.SPECTRUM, 1, round(transformed / 8), transformed, transformed, dtype=dtype))
     works = (*copies, *swapped, *works)
     if is_gradient and any(len(tensor.shape) == 1 for tensor in call.writes):
         kind, shape = (K.COLUMN_SUM, (outputs, outer)) if is_channels_last(out) else (K.ROW_SUM, (outer, outputs))
@@ -286,23 +290,25 @@ def _describe_host_copy(call: OperatorCall) -> Works:
 
 
 def _describe_fill_and_copy(call: OperatorCall) -> Works:
-    size = bytes_of(call.reads[0])
-    return (*_describe_fill(call), pass_over(K.COPY, call.reads[0], size, size))
+    size, kind = bytes_of(call.reads[0]), K.IRREGULAR if "pool" in call.name else K.COPY
+    return (*_describe_fill(call), pass_over(kind, call.reads[0], size, size))
 
 
 def _describe_embedding_backward(call: OperatorCall) -> Works:
-    """Fill the gradient with zeros, sort the ids where they are many (aten/src/ATen/native/cuda/Embedding.cu) and sum
-    the rows of each.
+    """Fill the gradient with zeros and sum the rows of each id: one after another where ids are few, else sorted by all
+    their digits, a thread block for each id and part of a row (aten/src/ATen/native/cuda/Embedding.cu).
     """
     ids = next(tensor for tensor in call.reads if "int" in tensor.dtype)
     table, width = call.writes[0], call.writes[0].shape[-1]
-    size = ids.numel * width * DType(call.reads[0].dtype).bytes
-    if width >= WIDE_ROW or (ids.numel <= FEW_IDS and call.name == "embedding_dense_backward"):
-        return (*_describe_fill(call), pass_over(K.EMBEDDING, call.reads[0], 2 * size, size, backward=True))
+    size, dtype = ids.numel * width * DType(call.reads[0].dtype).bytes, DType(table.dtype)
+    if ids.numel <= FEW_IDS and call.name == "embedding_dense_backward":
+        return (*_describe_fill(call), Elementwise(K.ID_GRADIENT, ids.numel, width, size, size, dtype=dtype))
     entries = table.numel // width
     distinct = max(1, round(entries * -math.expm1(-ids.numel / entries)))
-    rows = Elementwise(K.ROW_GRADIENT, distinct, width, size, distinct / ids.numel * size, dtype=DType(table.dtype))
-    return (*_describe_fill(call), *_describe_sort(call._replace(reads=(ids,), writes=(ids,))), rows)
+    parts = distinct * -(-width // GRADIENT_COLUMNS)
+    rows = Elementwise(K.ROW_GRADIENT, parts, width, size, distinct / ids.numel * size, dtype=dtype)
+    digits = (pass_over(K.DIGIT, ids, bytes_of(ids), bytes_of(ids)),) * ID_DIGITS
+    return (*_describe_fill(call), *digits, *_sort_keys(ids, 1.0)[1:], rows)
 
 
 def _describe_sort(call: OperatorCall) -> Works:
@@ -345,9 +351,14 @@ def _describe_batch_norm(call: OperatorCall) -> Works:
     positions = max(1, data.numel // channels)
     last = len(data.shape) == 2 or is_channels_last(data)
     kind, rows, columns = (K.LAST_NORM, positions, channels) if last else (K.BATCH_NORM, channels, positions)
-    size, is_gradient = bytes_of(data), "backward" in call.name
+    size, dtype, is_gradient = bytes_of(data), DType(data.dtype), "backward" in call.name
+    if len(call.reads) == 1:  # PyTorch's own kernels, not cuDNN's, where there are no weights; in fp32 as in bf16
+        size, dtype = data.elements * DType.BF16.bytes, DType.BF16
+    if not last and not is_gradient and dtype is DType.BF16:
+        few = max(0.0, 1.0 - channels * data.shape[0] / NORM_BLOCKS)
+        columns = round(columns * (1.0 + few * NORM_SAMPLES / data.shape[0]))
     read = (4 if is_gradient else 2) * size
-    return (Elementwise(kind, rows, columns, read, size, is_gradient, DType(data.dtype)),)
+    return (Elementwise(kind, rows, columns, read, size, is_gradient, dtype),)
 
 
 def _describe_image_norm(call: OperatorCall) -> Works:
@@ -358,9 +369,13 @@ def _describe_image_norm(call: OperatorCall) -> Works:
               is_channels_last(tensor)]  # fmt: skip
     image, read, written = images[0], bytes_of(*call.reads), bytes_of(*call.writes)
     rows = max(1, image.shape[0] * (image.shape[1] if len(image.shape) > 2 else 1))
-    norm = Elementwise(K.IMAGE_NORM, rows, image.numel // rows, read, written, "backward" in call.name,
-                       DType(image.dtype))  # fmt: skip
-    return (*copies, norm)
+    is_gradient, dtype = "backward" in call.name, DType(image.dtype)
+    norm = Elementwise(K.IMAGE_NORM, rows, image.numel // rows, read, written, is_gradient, dtype)
+    if is_gradient:
+        return (*copies, norm)
+    # A thread block goes through each group first (aten/src/ATen/native/cuda/group_norm_kernel.cu).
+    groups = call.writes[1].numel
+    return (*copies, Elementwise(K.GROUP_MOMENTS, groups, image.numel // groups, 0.0, 0.0, dtype=dtype), norm)
 
 
 def _describe_window(call: OperatorCall) -> Works:
@@ -371,49 +386,34 @@ def _describe_window(call: OperatorCall) -> Works:
     counted = largest if is_gradient or kind is K.RESIZE else call.writes[0]
     work = pass_over(kind, counted, bytes_of(*call.reads), bytes_of(*call.writes), is_gradient)
     if "linear" in call.name or "cubic" in call.name:  # a thread takes one position of all images
-        positions = math.prod(counted.shape[2:])
-        more = SMOOTH_BACKWARD if is_gradient else SMOOTH_RESIZE * max(1.0, SMOOTH_POSITIONS / positions)
-        return (replace(work, rows=round(more * work.rows)),)
+        positions, is_wide = math.prod(counted.shape[2:]), counted.dtype == "fp32" and "cubic" not in call.name
+        more = SMOOTH_BACKWARD[is_wide] if is_gradient else SMOOTH_RESIZE * max(1.0, SMOOTH_POSITIONS / positions)
+        return (replace(work, rows=round(more * max(1.0, len(counted.shape) / 2 - 1) * work.rows)),)
     return (
         replace(work, rows=round(LAST_RESIZE * work.rows)) if kind is K.RESIZE and is_channels_last(counted) else work,
     )
 
 
-WINDOWS = (
-    *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d"),
-    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d"),
-    *("upsample_bilinear2d", "upsample_bicubic2d"),
-)
-HANDLERS: dict[str, Callable[[OperatorCall], Works]] = {
-    **dict.fromkeys(("mm", "bmm", "addmm", "_scaled_mm"), _describe_product),
-    "baddbmm": _describe_baddbmm,
-    "linear": _describe_linear,
-    "_grouped_mm": _describe_grouped_mm,
-    **dict.fromkeys(("attention", "attention_backward"), _describe_attention),
-    **dict.fromkeys(("convolution", "convolution_backward"), _describe_convolution),
-    **dict.fromkeys(
-        [f"{name}norm{end}" for name in ("rms_", "native_layer_") for end in ("", "_backward")], _describe_norm
-    ),
-    **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _describe_image_norm),
-    **dict.fromkeys(("recurrent", "recurrent_backward"), _describe_recurrent),
-    **dict.fromkeys(
-        [f"_{log}softmax{end}" for log in ("", "log_") for end in ("", "_backward_data")], _describe_softmax
-    ),
-    "nll_loss_backward": _describe_fill,
-    HOST_COPY: _describe_host_copy,
-    **dict.fromkeys(("embedding_dense_backward", "_embedding_bag_backward"), _describe_embedding_backward),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _describe_bag),
-    **dict.fromkeys(("sort", "argsort"), _describe_sort),
-    "topk": _describe_choice,
-    **dict.fromkeys(("_ctc_loss", "_ctc_loss_backward"), _describe_sequence_loss),
-    **dict.fromkeys(
-        [f"{name}batch_norm{end}" for name in ("native_", "cudnn_", "_native_") for end in ("", "_backward")]
-        + ["_native_batch_norm_legit"],
-        _describe_batch_norm,
-    ),
-    **dict.fromkeys([f"{name}{end}" for name in WINDOWS for end in ("", "_backward")], _describe_window),
-    **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd"), _describe_fill_and_copy),
-}
+def _describe_sampled(call: OperatorCall) -> Works:
+    """Interpolate between the points of a grid: each number of the result from 4 points, or 8 in three dimensions."""
+    is_gradient = "backward" in call.name
+    sampled = call.reads[0] if is_gradient else call.writes[0]
+    points = 2 ** (len(sampled.shape) - 2)
+    more = points / 4 * SAMPLED if is_gradient else points**1.2 / 4
+    work = pass_over(K.IRREGULAR, sampled, bytes_of(*call.reads), bytes_of(*call.writes))
+    return (*(_describe_fill(call) if is_gradient else ()), replace(work, rows=round(more * work.rows)))
+
+
+DESCRIBE = {
+    function.__name__.removeprefix("_describe_"): function for function in (
+        _describe_product, _describe_baddbmm, _describe_linear, _describe_grouped_mm, _describe_attention,
+        _describe_convolution, _describe_norm, _describe_image_norm, _describe_recurrent, _describe_softmax,
+        _describe_fill, _describe_host_copy, _describe_embedding_backward, _describe_bag, _describe_sort,
+        _describe_choice, _describe_sequence_loss, _describe_batch_norm, _describe_window, _describe_sampled,
+        _describe_fill_and_copy,
+    )
+}  # fmt: skip
+HANDLERS = {name: DESCRIBE[how] for how, names in FIT["operators"].items() for name in names}
 
 
 # ---- operators that move memory ------------------------------------------------------------------------------------
@@ -444,10 +444,10 @@ def _describe_stream(call: OperatorCall) -> Works:
         # Rows that a gradient adds to are found by sorting numbers and their places (aten/.../cuda/Indexing.cu).
         ids = [tensor for tensor in reads[1:] if tensor.dtype == "int64"] if call.is_backward and "put" in name else []
         return (*(_sort_keys(ids[0], SORTED_TWICE) if ids else ()), _describe_write_into(name, reads, out[0]))
-    largest = max((*reads, *call.writes), key=lambda tensor: tensor.elements)
+    largest = out[0] if name in LOOKUPS else max((*reads, *call.writes), key=lambda tensor: tensor.elements)
     read, written = bytes_of(*reads), bytes_of(*out)
     if name in LOOKUPS or name == "nll_loss_forward":
-        read = written + bytes_of(*reads[1:])
+        read = min(written, bytes_of(reads[0])) + bytes_of(*reads[1:])
     elif name == "copy" or KINDS.get(name) is K.FILL:
         read = bytes_of(*reads[1:])  # the first operand only determines the size
     kind = _kind_of_stream(name, reads, out[0])
@@ -463,14 +463,16 @@ def _describe_stream(call: OperatorCall) -> Works:
         rows, columns = (rows, columns) if kind is K.ROW_SUM else (columns, rows)
     is_gradient = call.is_backward and kind in GRADIENT_KINDS and "backward" in name
     dtype = DType((reads[-1] if kind is K.CAST and reads else largest).dtype)
-    return (Elementwise(kind, rows, columns, read, written, is_gradient, dtype),) * KERNEL_COUNTS.get(name, 1)
+    return (Elementwise(kind, rows, columns, read, written, is_gradient, dtype),) * int(FIT["kernels"].get(name, 1))
 
 
 def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor) -> ElementwiseKind:
-    if name == "gather" and 1 < out.numel == reads[-1].elements:
-        return K.IRREGULAR
-    if name in LOOKUPS and out.shape[-1:] and 1 < out.shape[-1] < WIDE_ROW:
-        return K.GATHER
+    if name in LOOKUPS and out.numel > 1 and (name != "embedding" or out.shape[-1] < WIDE_ROW):
+        # Rows of full loads are copied by a thread block each (aten/src/ATen/native/cuda/IndexKernelUtils.cu).
+        is_repeated = name == "gather" and reads[-1].elements < out.numel
+        is_row = is_repeated or (*reads[-1].shape, *reads[0].shape[1:]) == out.shape
+        row_bytes = math.prod(reads[0].shape[1:]) * DType(out.dtype).bytes
+        return K.GATHER if is_row and row_bytes % LOAD_BYTES[0] == 0 else K.IRREGULAR
     if name in ("max", "min", "argmax", "argmin") and reads and out.numel > 1:
         return K.ROW_SUM if out.numel < reads[0].numel else K.MUL
     if name in ("cat", "stack") and reads and _joins_runs(reads, out):

@@ -13,7 +13,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
-from stepcast.pytorch.capture.host import CHECKPOINT_CALLS, apply_function, count_calls, enter_checkpoint
+from stepcast.pytorch.capture.host import HOST_CALLS, apply_function, count_calls, enter_checkpoint
 from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer
@@ -84,21 +84,22 @@ def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None, b
 
 @contextlib.contextmanager
 def _answer_as_gpu() -> Iterator[list[str]]:
-    """Answer PyTorch's questions about the machine as one with a GPU does, and count what checkpoints do.
+    """Answer PyTorch's questions about the machine as one with a GPU does, and count the CPU's time of other calls.
 
     Yields a warning for each name that this release of PyTorch does not have.
     """
-    checkpoint, warnings = torch.utils.checkpoint.__name__, list[str]()
+    warnings = list[str]()
     with contextlib.ExitStack() as patches:
         function = torch.autograd.Function
         patches.enter_context(mock.patch.object(function, "apply", apply_function(function.apply.__func__)))
-        for module, name in (*GPU_ANSWERS, *((checkpoint, name) for name in CHECKPOINT_CALLS)):
+        for module, name in (*GPU_ANSWERS, *HOST_CALLS):
             owner = importlib.import_module(module)
             if hasattr(owner, name):
-                answer = GPU_ANSWERS.get((module, name)) or count_calls(getattr(owner, name), CHECKPOINT_CALLS[name])
+                place = module, name
+                answer = GPU_ANSWERS.get(place) or count_calls(getattr(owner, name), HOST_CALLS[place])
                 patches.enter_context(mock.patch.object(owner, name, answer))
                 continue
-            lacking = "the CPU's time in checkpoints" if name in CHECKPOINT_CALLS else "the kernels of a GPU"
+            lacking = "the CPU's time in checkpoints" if (module, name) in HOST_CALLS else "the kernels of a GPU"
             release = f"PyTorch {torch.__version__} has no {module}.{name}"
             warnings.append(f"{release}, by which capture knows {lacking}: the step may be predicted too short")
         yield warnings

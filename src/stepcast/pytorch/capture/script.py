@@ -485,10 +485,6 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
     batch, seq = run.tracer.batch_sizes or (1, 1)
     first = next(iter(run.tracer.roots.values()), None)
     transformers = sys.modules.get("transformers")
-    uses_transformers = transformers is not None and any(
-        type(module).__module__.startswith("transformers.") for root in run.tracer.roots.values()
-        for module in root.modules()
-    )  # fmt: skip
     optimizer = next(iter(run.optimizers.values()))
     settings = {
         "compiled": bool(machine.compiled),
@@ -511,7 +507,7 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
         machine.note(f"collectives that the script calls itself are not part of the prediction: {calls}")
     facts = {
         "torch": str(torch.__version__),
-        **({"transformers": transformers.__version__} if uses_transformers else {}),  # type: ignore[union-attr]
+        **({"transformers": transformers.__version__} if transformers is not None else {}),
         "script": " ".join(words),
         "seen gpu": machine.gpu.name,
         "model": type(first).__name__ if first is not None else "",

@@ -28,6 +28,7 @@ KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 # PyTorch's allocator on a GPU hands out blocks of a multiple of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
 BLOCK_BYTES = 512
 PARTIAL_SUMS = 132 * 64 * 64 * 4
+TRANSFORMED_SIDES = {1: 256, 2: 64}  # the longest that cuDNN transforms, by dimensions
 DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
     torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8",
@@ -404,7 +405,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             masked = args[3 if name == "attention" else 4] is not None
             options = (masked, *args[-2:])
         elif name.startswith("convolution"):
-            options = tuple(value for value in args if isinstance(value, int))
+            options = (_transform_bytes(args), *(value for value in args if isinstance(value, int)))
         elif name in RECURRENT:
             options = tuple(args[-1])
         elif "softmax" in name:
@@ -459,14 +460,31 @@ def _convolution_bytes(args: Any, written: list[Tensor]) -> tuple[int, ...]:
     is_plain = math.prod(weight.shape[2:]) == 1 and math.prod(data.shape[2:]) % 8 == 0
     if is_plain or groups == channels > 1 or any(map(is_channels_last, images)):
         return ()
-    copied = sum(tensor.nbytes for tensor in images)
+    copied, transformed = sum(tensor.nbytes for tensor in images), _transform_bytes(args)
     if len(images) == 2:
         is_copied = channels >= (8 if is_half else 32)
         return (copied + written[0].nbytes * is_half,) if is_copied else ()
     for_data, for_weight = args[-1][:2]
     padding = (round_up(channels, 8) - channels) * data.nbytes // channels
     is_copied = for_weight and (is_half or channels >= 8)
-    return (*(copied,) * for_data, *(copied - weight.nbytes + padding + PARTIAL_SUMS,) * is_copied)
+    for_sums = transformed or copied - weight.nbytes + padding + PARTIAL_SUMS
+    return (*(copied,) * for_data, *(for_sums,) * is_copied)
+
+
+def _transform_bytes(args: Any) -> int:
+    """Return the bytes of the Fourier transforms by which cuDNN computes the gradient of a weight in TF32, or 0.
+
+    It does so for windows of five and more, without strides, over short sides; each channel is transformed as a square
+    of a power of two, in complex numbers, twice (740 shapes on an H200, data/captured/transforms.csv).
+    """
+    if len(args) < 11 or args[1].dtype is not torch.float32 or args[7] or not args[-1][1]:
+        return 0
+    data, weight, taps = args[1], args[2], max(args[2].shape[2:])
+    side = 2 ** (max(data.shape[2:]) + taps - 2).bit_length()
+    is_short = side <= TRANSFORMED_SIDES.get(data.dim() - 2, 0) and {*args[4], *args[6]} == {1}
+    is_short = is_short and not is_channels_last(data)
+    is_narrow = weight.shape[0] <= 64 and weight.shape[1] >= 32
+    return weight.shape[0] * weight.shape[1] * side * (side // 2 + 1) * 16 if taps > 4 and is_short and is_narrow else 0
 
 
 def round_up(size: int, multiple: int) -> int:
