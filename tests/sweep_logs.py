@@ -5,11 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from stepcast.cost.collectives.choose import bus_factor
 from stepcast.cost.collectives.sweep import sweep_s
 from stepcast.hardware import Cluster
 from stepcast.ir.measured import CollectiveSweep, SweepRow
-from stepcast.ir.work import CollectiveKind
+from stepcast.ir.work import CollectiveKind, bus_factor
 
 PROGRAMS = {
     CollectiveKind.ALL_REDUCE: "all_reduce_perf",

@@ -12,7 +12,6 @@ from stepcast.cost.collectives.algorithms import Curve, Ramp, imbalance_of, prot
 from stepcast.cost.collectives.choose import (
     Algorithm,
     AlgorithmError,
-    bus_factor,
     candidates,
     collective_s,
     host_s,
@@ -23,7 +22,7 @@ from stepcast.cost.collectives.route import Protocol, Route, library_tuning, rou
 from stepcast.hardware import load_cluster, resolve
 from stepcast.hardware.catalog import data_names
 from stepcast.hardware.path import Place
-from stepcast.ir.work import CollectiveKind
+from stepcast.ir.work import CollectiveKind, bus_factor
 from stepcast.units import GB, GIB, MIB, US
 
 KINDS = tuple(CollectiveKind)
@@ -383,7 +382,10 @@ def test_uneven_nodes_leave_over_the_narrowest() -> None:
         (CollectiveKind.ALL_REDUCE, 1.75),
         (CollectiveKind.ALL_GATHER, 0.875),
         (CollectiveKind.ALL_TO_ALL, 0.875),
+        (CollectiveKind.GATHER, 0.875),
+        (CollectiveKind.SCATTER, 0.875),
         (CollectiveKind.BROADCAST, 1.0),
+        (CollectiveKind.REDUCE, 1.0),
     ],
 )
 def test_bus_bandwidth_factors(kind: CollectiveKind, factor: float) -> None:

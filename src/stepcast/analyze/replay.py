@@ -19,7 +19,7 @@ from stepcast.analyze.changes import assuming
 from stepcast.analyze.megatron.stragglers import find_stragglers
 from stepcast.analyze.play import measured, rank_parts
 from stepcast.analyze.recording import Meeting, Recording
-from stepcast.analyze.result import AnalysisResult, bus_factor
+from stepcast.analyze.result import AnalysisResult
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.flows import collective_flows, members_of, message_flows
 from stepcast.cost.collectives.route import route_of
@@ -31,7 +31,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import pick
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, Group, Layout, RankGrid, grid_of
-from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.ir.work import Collective, CollectiveKind, bus_factor
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.units import Dimension, parse_quantity
 

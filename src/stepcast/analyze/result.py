@@ -1,4 +1,4 @@
-"""Shared parts of all analyses: the base of their results, slow ranks, bus bandwidth and medians."""
+"""Shared parts of all analyses: the base of their results, slow ranks and medians."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,6 @@ from stepcast.ir.timeline import Timeline
 from stepcast.views.answer import Answer
 
 SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median of the others is a straggler
-RING_KINDS = ("all-gather", "reduce-scatter", "all-to-all")
 
 
 class AnalysisResult(Answer, msgspec.Struct, frozen=True, kw_only=True):
@@ -38,13 +37,6 @@ def find_slow(compute_s: Mapping[int, float]) -> list[tuple[int, float, float]]:
         if usual_s and seconds >= SLOW_FACTOR * usual_s:
             slow.append((rank, seconds / usual_s, usual_s))
     return sorted(slow, key=lambda straggler: -straggler[1])
-
-
-def bus_factor(kind: str, ranks: int) -> float:
-    """Return the share of the buffer that each link carries (nccl-tests, doc/PERFORMANCE.md)."""
-    if kind == "all-reduce":
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if kind in RING_KINDS else 1.0
 
 
 def median_of_known(values: Iterable[float | None]) -> float | None:

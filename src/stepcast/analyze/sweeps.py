@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.result import AnalysisResult
-from stepcast.cost.collectives.choose import bus_factor, price
+from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route, sweep_s
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_data
@@ -23,6 +23,7 @@ from stepcast.hardware.cluster import Fabric, FabricKind, Link
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.facts import pick
 from stepcast.ir.measured import CollectiveSweep
+from stepcast.ir.work import bus_factor
 from stepcast.units import GB, US, format_percent
 
 LATENCY_FACTOR = 1.5  # latency dominates up to this many times the time of a message of SMALLEST_BYTES

@@ -10,7 +10,6 @@ import numpy as np
 
 from stepcast.analyze.megatron.analysis import MeetingTraffic, MegatronAnalysis
 from stepcast.analyze.recording import BlockKind
-from stepcast.analyze.result import bus_factor
 from stepcast.calibrate.classes import Facts, overall_errors
 from stepcast.cost.calibration import Correction
 from stepcast.cost.collectives.sweep import reached_busbw
@@ -25,7 +24,7 @@ from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Norm, NormKind, Position, PositionKind
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
+from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul, bus_factor
 from stepcast.ir.workload import Layer, Phase, Workload
 from stepcast.models.catalog import load_model
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache, partial
 
-from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, bus_factor, price, send_receive_price
+from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price, send_receive_price
 from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
 from stepcast.cost.exchange import mean_exchange_s, multiprocessors_of
 from stepcast.cost.host import copy_price, host_of, update_price
@@ -27,6 +27,7 @@ from stepcast.ir.work import (
     Recorded,
     Transfer,
     Work,
+    bus_factor,
 )
 
 # Half width of the 90 % range of nccl-tests rows, on the cluster the constants were fitted to.

@@ -257,6 +257,25 @@ class CollectiveKind(StrEnum):
     BARRIER = "barrier"
 
 
+# Each rank keeps one share of the buffer, and the others pass a link.
+SPLIT_KINDS = (
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.GATHER,
+    CollectiveKind.SCATTER,
+)
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth: the share of the buffer that each link carries (NVIDIA/nccl-tests,
+    doc/PERFORMANCE.md; src/gather.cu and src/scatter.cu).
+    """
+    if kind == CollectiveKind.ALL_REDUCE:
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if kind in SPLIT_KINDS else 1.0
+
+
 # Of these one rank brings a share of the buffer; to all others it brings the whole.
 GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from stepcast.analyze.result import bus_factor
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
-from stepcast.ir.work import Collective, Transfer
+from stepcast.ir.work import Collective, Transfer, bus_factor
 
 TOP_WAITS = 20
 CommunicationKinds = dict[tuple[str, str, str], int]  # the members of each collective, group and list of ranks
@@ -203,4 +202,4 @@ def _busbw(work: object, ranks: int, seconds: float) -> float | None:
         return None
     if isinstance(work, Transfer):
         return work.size_bytes / seconds
-    return None if ranks < 2 else bus_factor(str(work.kind), ranks) * work.size_bytes / seconds
+    return None if ranks < 2 else bus_factor(work.kind, ranks) * work.size_bytes / seconds

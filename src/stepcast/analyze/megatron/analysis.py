@@ -12,11 +12,12 @@ from stepcast.analyze.megatron import meetings as traced
 from stepcast.analyze.megatron import stragglers as straggling
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import Meeting, Recording, TimePart
-from stepcast.analyze.result import AnalysisResult, bus_factor, list_ranks
+from stepcast.analyze.result import AnalysisResult, list_ranks
 from stepcast.ir.facts import pick
 from stepcast.ir.grouping import group_by_key, sum_by_key
 from stepcast.ir.layout import members
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.work import bus_factor
 
 SHORTEST_S = 2e-5  # traces have hundredths of a millisecond: a time of one or two of them gives no rate
 

@@ -15,7 +15,7 @@ from stepcast.cost.collectives import algorithms as curves
 from stepcast.cost.collectives.algorithms import PASSES, ROUNDS, ZERO, Curve, pair_protocols, protocols
 from stepcast.cost.collectives.route import Protocol, Route
 from stepcast.ir.dataclass import ByIdentity, dataclass
-from stepcast.ir.work import CollectiveKind
+from stepcast.ir.work import CollectiveKind, bus_factor
 
 if TYPE_CHECKING:
     from stepcast.ir.arrays import FloatArray
@@ -73,15 +73,6 @@ class CollectivePrice:
     def busbw_bytes_per_s(self) -> float:
         """The rate that the links of a ring would need; comparable between numbers of ranks."""
         return self.algbw_bytes_per_s * self.bus_factor
-
-
-def bus_factor(kind: CollectiveKind, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth (NVIDIA/nccl-tests, doc/PERFORMANCE.md)."""
-    if kind is ALL_REDUCE:
-        return 2 * (ranks - 1) / ranks
-    if kind in (CollectiveKind.BROADCAST, CollectiveKind.REDUCE, CollectiveKind.BARRIER):
-        return 1.0
-    return (ranks - 1) / ranks
 
 
 def price(
