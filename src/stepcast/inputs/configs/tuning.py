@@ -291,9 +291,11 @@ def _read_targets(keys: Keys) -> str | None:
     if kept != modules:
         why = "adapters of embeddings and of the output projection are not predicted"
         keys.report(why, "lora_targets")
-    if not modules:
-        keys.assume("adapters on all linear layers (--lora-targets)")
-    return ",".join(kept) or None
+    if modules:
+        return ",".join(kept) or None
+    usual = "" if keys.flag("unsloth") else keys.known.table.get("lora_targets", "")
+    keys.assume(f"adapters on {usual or 'all linear'} layers (--lora-targets)")
+    return usual.replace(" and ", ",") or None
 
 
 def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
