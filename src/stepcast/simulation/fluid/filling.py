@@ -417,7 +417,7 @@ def solve(net: Net, now: Live, scratch: Scratch, mark: int, touched: int, fresh:
     *mark* is higher than in every solution before.
     """
     links = now.links
-    changed = size = 0
+    changed = size = int(0)  # noqa: RUF046, UP018, see fill
     for index in range(fresh):
         changed = mark_changed(now, scratch, scratch.fresh[index], mark, changed)
     for index in range(touched):
@@ -477,8 +477,9 @@ def solve(net: Net, now: Live, scratch: Scratch, mark: int, touched: int, fresh:
 
 def fill(net: Net, now: Live, scratch: Scratch) -> None:
     """Solve the levels of all flows, all active at once."""
-    touched, flows = 0, len(net.first) - 1
+    # Plain numbers, not literals, for each of which numba would compile the functions once more.
+    touched, mark, flows = int(0), int(2), len(net.first) - 1  # noqa: RUF046, UP018
     for flow in range(flows):
         enter(net, now, scratch, flow, flow)
-        touched = collect(net, scratch, flow, 2, touched)
-    solve(net, now, scratch, 2, touched, flows, EXACT)
+        touched = collect(net, scratch, flow, mark, touched)
+    solve(net, now, scratch, mark, touched, flows, EXACT)

@@ -267,7 +267,7 @@ def advance(net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State
             next_s = state.begin_s[0]
         limit_s = next_s + MOMENT_S
         counts[SOLUTION] += 1
-        touched = retire_flows(net, now, scratch, work, state, log, limit_s, 0)
+        touched = retire_flows(net, now, scratch, work, state, log, limit_s, int(0))  # noqa: RUF046, UP018, see fill
         while counts[STARTS] > 0 and state.begin_s[0] <= limit_s:
             if state.set_left[work.kind_set[work.kind[state.begin_task[0]]]] > 0:
                 return CLASH
