@@ -14,7 +14,6 @@ from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, 
 from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import SCRIPT
 
-# Keys that hold, or name a file of, the configuration of another tool; later ones win.
 # Commands that name a tool, and what they mean beyond their options.
 LAUNCHED: Mapping[str, tuple[str, Mapping[str, str]]] = {
     r"trl\s+sft": ("trainer", {"trainer_kind": "sft"}),
@@ -26,6 +25,7 @@ LAUNCHED: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "openrlhf.cli.train_dpo": ("openrlhf", {"trainer_kind": "dpo"}),
     "openrlhf.cli.train_rm": ("openrlhf", {"trainer_kind": "reward"}),
 }
+# Keys that hold, or name a file of, the configuration of another tool; later ones win.
 INNER = {"config_file": read_accelerate, "deepspeed_config_file": read_deepspeed, "deepspeed": read_deepspeed}
 # Keys that only a tool has, the more specific tools first.
 RECOGNISED = {
