@@ -132,7 +132,7 @@ def _rl_title(step: Facts, about: Sequence[str]) -> tuple[str, ui.Headline]:
 
 
 def _shorten(layout: str) -> str:
-    """Return a layout as ``dp12 tp2 pp4 ep8``, of which two fit into a line of 100 characters."""
+    """Return a layout as ``dp12 tp2 pp4 ep8``, short enough for two in a line of 100 characters."""
     return re.sub(r" (?=\d)", "", layout).replace(",", "")
 
 

@@ -44,8 +44,8 @@ GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT
 SORT_KERNELS, SORTED_TWICE, FEW_IDS = 12, 7.0, 3072
 ID_DIGITS, GRADIENT_COLUMNS = 8, 128  # passes that sort ids of embeddings; columns of a row that a block sums
 SAMPLED = 6.0  # instructions of the gradient of an interpolation between points, over those of the points
-# Of a batch norm's statistics, the time of its second kernel for one sample: a block for each of a channel, of which a
-# GPU runs so many.
+# A batch norm runs one block for each channel of a sample. Where these are fewer than a GPU runs at once (NORM_BLOCKS),
+# its statistics take up to this share of one sample's time longer.
 NORM_SAMPLES, NORM_BLOCKS = 0.77, 528
 CHOICE_BYTES = 2400.0
 MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight are not summed row by row

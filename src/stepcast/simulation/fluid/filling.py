@@ -477,7 +477,7 @@ def solve(net: Net, now: Live, scratch: Scratch, mark: int, touched: int, fresh:
 
 def fill(net: Net, now: Live, scratch: Scratch) -> None:
     """Solve the levels of all flows, all active at once."""
-    # Plain numbers, not literals, for each of which numba would compile the functions once more.
+    # ``int`` keeps numba from taking these for literals: it would compile the functions again for each literal.
     touched, mark, flows = int(0), int(2), len(net.first) - 1  # noqa: RUF046, UP018
     for flow in range(flows):
         enter(net, now, scratch, flow, flow)
