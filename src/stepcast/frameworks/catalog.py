@@ -12,11 +12,11 @@ from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
-from stepcast.hardware.catalog import CatalogError, Description, data_names, flat, read_chained
+from stepcast.hardware.catalog import CatalogError, Description, Entry, data_names, flat, read_chained
 from stepcast.inputs.source import DATA, read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -393,7 +393,14 @@ KEYS = ("description", "extends", *(f"{table}.{key}" for table, entries in TABLE
 
 def load_profile(name_or_path: str) -> Profile:
     """Load a framework of the catalogue, by name in any letter case, or from a TOML file."""
-    return _load(name_or_path, (), "")
+    if name_or_path.endswith(".toml"):
+        return _build(Path(name_or_path).stem, _read_entries(name_or_path, (), ""), name_or_path)
+    return _load_catalogued(_find_name(name_or_path, ""))
+
+
+@lru_cache(maxsize=64)
+def _load_catalogued(name: str) -> Profile:
+    return _build(name, _read_entries(name, (), ""), f"{name}.toml")
 
 
 def load_framework(name_or_path: str = DEFAULT) -> Framework:
@@ -430,88 +437,66 @@ def looks_like_framework(text: str) -> bool:
     return any((line.startswith("extends") and "=" in line) or line in tables for line in lines)
 
 
-def _load(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
-    if not name.endswith(".toml"):
-        word = name.strip().lower().replace("_", "-").replace(" ", "-")
-        word = OTHER_NAMES.get(word, word)
-        if word not in (known := data_names("frameworks")):
-            hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
-            raise CatalogError(named_at, "", f"unknown framework {name!r}{hint}")
-        return _load_catalogued(word)
-    text, chain = read_chained(name, chain, named_at, "extends")
-    return _read_profile(Path(name).stem, text, name, chain, Path(name).parent)
-
-
 # Other names of software, and tools that run another's training loop.
 OTHER_NAMES = {other: name for name, others in read_words("choices")["framework"].items() for other in others.split()}
 
 
-@lru_cache(maxsize=64)
-def _load_catalogued(name: str) -> Profile:
-    file = DATA / "frameworks" / f"{name}.toml"
-    return _read_profile(name, file.read_text(encoding="utf-8"), f"{name}.toml", (), None)
+def _find_name(name: str, named_at: str) -> str:
+    """Return the catalogue's spelling of *name*."""
+    word = name.strip().lower().replace("_", "-").replace(" ", "-")
+    word = OTHER_NAMES.get(word, word)
+    if word not in (known := data_names("frameworks")):
+        hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
+        raise CatalogError(named_at, "", f"unknown framework {name!r}{hint}")
+    return word
 
 
-def _read_profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
+def _read_entries(name: str, chain: tuple[str, ...], named_at: str) -> dict[str, Entry]:
+    """Return the values of a profile and of those that it extends, by dotted key; its presets come after theirs."""
+    file = name
+    if name.endswith(".toml"):
+        text, chain = read_chained(name, chain, named_at, "extends")
+    else:
+        file = f"{_find_name(name, named_at)}.toml"
+        text = (DATA / "frameworks" / file).read_text(encoding="utf-8")
     described = Description.parse(text, file)
-    presets = described.table.pop("presets", [])
-    entries = flat(described.table)
-    described.check_keys(entries, KEYS)
+    presets = _read_presets(described, described.table.pop("presets", []))
+    values = flat(described.table)
+    described.check_keys(values, KEYS)
     described.check_sources((*KEYS, "presets"), "profile")
-    base = _load_base(described, entries.pop("extends", None), chain, folder)
-    description = entries.pop("description", "")
+    base = values.pop("extends", None)
+    if base is not None and not isinstance(base, str):
+        raise described.error("extends", f"{base!r} is not the name of a framework")
+    if base is not None and base.endswith(".toml"):  # a path is relative to the file that names it
+        base = str(Path(name).parent / base)
+    entries = {} if base is None else _read_entries(base, chain, described.where("extends"))
+    if presets:
+        inherited: Any = entries["presets"].value if "presets" in entries else ()
+        values["presets"] = (*inherited, *presets)
+    return entries | {key: Entry(value, described.where(key), described.source(key)) for key, value in values.items()}
+
+
+def _build(name: str, entries: dict[str, Entry], file: str) -> Profile:
+    given: FactDict = {key: entry.value for key, entry in entries.items()}
+    description, presets = str(given.pop("description", "")), given.pop("presets", ())
     values: dict[str, FactDict] = {table: {} for table in TABLES}
-    for key, value in entries.items():
+    for key, value in given.items():
         part, _, own = key.partition(".")
-        set_field, read = TABLES[part][own]
-        values[part][set_field] = _read_value(read, value, described.where(key), key)
-    keys = [*entries, *(["presets"] if presets else [])]
-    sources = {key: described.source(key) for key in keys}
+        field_name, read = TABLES[part][own]
+        values[part][field_name] = _read_value(read, value, entries[key].where, key)
+    as_trained = set()
+    for table, key in (("software", "gradient_dtype"), ("optimizer", "moment_dtype")):
+        if values[table].get(key) == AS_TRAINED:
+            as_trained.add(key)
+            del values[table][key]
     try:
-        return _build(base, name, str(description), values, sources, _read_presets(described, presets))
-    except CatalogError:
-        raise
+        optimizer, overhead = Optimizer(**values["optimizer"]), Overhead(**values["memory"])
+        framework = Framework(name, optimizer=optimizer, overhead=overhead, **values["software"])
+        defaults = Defaults(**values["defaults"])
     except ValueError as error:
         raise CatalogError(file, "", str(error)) from None
-
-
-def _load_base(described: Description, extends: object, chain: tuple[str, ...], folder: Path | None) -> Profile:
-    if extends is None:
-        return Profile(Framework(), Defaults())
-    if not isinstance(extends, str):
-        raise described.error("extends", f"{extends!r} is not the name of a framework")
-    if extends.endswith(".toml"):  # a path is relative to the file that names it
-        extends = str((folder or Path()) / extends)
-    return _load(extends, chain, described.where("extends"))
-
-
-def _build(
-    base: Profile,
-    name: str,
-    description: str,
-    values: Mapping[str, Facts],
-    sources: Mapping[str, str],
-    presets: tuple[Preset, ...],
-) -> Profile:
-    software, formats, as_trained = dict(values["software"]), dict(values["optimizer"]), set(base.as_trained)
-    for table, key in ((software, "gradient_dtype"), (formats, "moment_dtype")):
-        if key in table:
-            as_trained.discard(key)
-            if table[key] == AS_TRAINED:
-                as_trained.add(key)
-                del table[key]
-    old = base.framework
-    optimizer: Optimizer = replace(old.optimizer, **formats)
-    overhead: Overhead = replace(old.overhead, **values["memory"])
-    return Profile(
-        framework=replace(old, name=name, optimizer=optimizer, overhead=overhead, **software),
-        defaults=replace(base.defaults, **values["defaults"]),
-        description=description or base.description,
-        presets=(*base.presets, *presets),
-        as_trained=frozenset(as_trained),
-        sources={**base.sources, **sources},
-        supports={**base.supports, **values["supports"]},
-    )
+    sources = {key: entry.source for key, entry in entries.items() if key != "description"}
+    return Profile(framework, defaults, description, presets, frozenset(as_trained), sources, values["supports"])
 
 
 def _read_presets(described: Description, tables: object) -> tuple[Preset, ...]:
