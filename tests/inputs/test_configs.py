@@ -52,7 +52,7 @@ nemo/starcoder2_3b.yaml | configured | gpus=64 tp=2 seq=16384 precision=bf16 seq
 bridge/llama3_8b_override.yaml | llama-3-8b | seq=4096 global-batch=8 gradients=fp32 | optimizer.lr scheduler.lr_warmup_iters
 bridge/llama3_8b_fsdp.yaml | llama-3-8b | sharding=zero-3 gradients=fp32 | checkpoint.save
 bridge/qwen3_235b_a22b.yaml | qwen3-235b-a22b | expert-tp=1 precision=bf16 dispatcher=deepep sharding=zero-1 | train.manual_gc
-bridge/deepseek_v3.yaml | deepseek-v3 | pp=16 vpp=2 ep=64 further-tokens=1 recompute=selective:latent-up,mlp |
+bridge/deepseek_v3.yaml | deepseek-v3 | pp=16 vpp=2 ep=64 mtp-layers=1 recompute=selective:latent-up,mlp |
 bridge/llama3_70b_perf.yaml | llama-3-70b | tp=4 pp=4 vpp=5 cp=2 precision=fp8 |
 bridge/llama31_405b.yaml | llama-3.1-405b | tp=8 pp=8 vpp=8 cp=2 | checkpoint.save
 bridge/kimi_k2_l8.yaml | kimi-k2 | ep=8 recompute=full | checkpoint.save

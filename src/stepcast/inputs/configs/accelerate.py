@@ -12,18 +12,14 @@ DEEPSPEED_ONLY = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_
 # Key of accelerate that names a file of DeepSpeed, and the stage that the names of such files have.
 FILE = "deepspeed_config.deepspeed_config_file"
 STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])|([0-3])$", re.IGNORECASE)
-OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 # Values of keys that are "auto", which Hugging Face's Trainer fills in.
 TRAINER = read_words("configs")["trainer"]
 
 
 def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(flat(table), "deepspeed")
-    micro = keys.number("train_micro_batch_size_per_gpu")
-    batch = keys.number("train_batch_size")
-    rounds = keys.number("gradient_accumulation_steps")
-    tp = keys.number("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
-    pp = keys.number("pipeline.stages")
+    options, rounds = keys.options(), keys.number("gradient_accumulation_steps")
+    batch, micro, tp, pp = (int(options.get(name, 0)) for name in ("global-batch", "micro-batch", "tp", "pp"))
     gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro else None
     if rounds is None and "gradient_accumulation_steps" not in keys:
         meant = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
@@ -32,26 +28,16 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     precision, size = _deepspeed_precision(keys), "zero_optimization.reduce_bucket_size"
     bucket, width = keys.share(size), 4 if precision == "fp32" else 2  # elements of the training precision
     norm = keys.share("gradient_clipping")
-    optimizer = keys.word("optimizer.type")
-    gradients = keys.text("data_types.grad_accum_dtype")
-    options = given_options(
-        micro_batch=micro,
-        global_batch=batch,
+    options |= given_options(
         accumulation=None if batch else rounds or 1,
         gpus=gpus,
-        tp=tp,
-        pp=pp,
         precision=precision,
         sharding=f"zero-{stage}" if stage else "none",
         offload=_deepspeed_offload(keys),
         overlap=_overlap(stage, keys.flag("zero_optimization.overlap_comm")),
         bucket_mb="auto" if keys.is_unset(size) else bucket and round(bucket * width / 1e6, 3),
         clipping=keys.is_unset("gradient_clipping") if norm is None else norm > 0,
-        optimizer=OPTIMIZERS.get(optimizer),
-        gradients=gradients if gradients in ("fp32", "bf16", "fp16") else None,
     )
-    if optimizer and optimizer not in OPTIMIZERS:
-        keys.report("predicted as AdamW", "optimizer.type")
     for name, value in TRAINER.items():
         if keys.is_unset(name):
             keys.assume(f'{name} "auto": {value}')
@@ -99,7 +85,6 @@ def _deepspeed_offload(keys: Keys) -> str | None:
 SHARDINGS = read_words("configs")["accelerate_sharding"]
 # Strategies that keep gathered parameters until the backward pass.
 WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
-RESHARDS = {"true": True, "false": False, "full_shard": True, "shard_grad_op": False}
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32", "false": "fp32", "": "fp32"}
 
 
@@ -109,7 +94,8 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     inner = read_deepspeed({name.removeprefix(f"{FILE}."): value for name, value in inside.items()}) if inside else None
     keys = Keys(values, "accelerate")
     kind = keys.text("distributed_type").upper()
-    gpus, machines = keys.number("num_processes"), keys.number("num_machines") or 1
+    options, machines = keys.options(), keys.number("num_machines") or 1
+    gpus = int(options.get("gpus", 0))
     stage = _deepspeed_stage(keys) if kind == "DEEPSPEED" and inner is None else 0
     sharding = _fsdp_sharding(keys) if kind == "FSDP" else f"zero-{stage}" if stage else "none"
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
@@ -119,34 +105,25 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     shard = gpus // machines if sharding == "hybrid-fsdp" and gpus else None
     if copies > 1 and kind == "FSDP":
         sharding, shard = ("hybrid-fsdp", split) if split > 1 else ("none", None)
-    tp = keys.number("tp_config.tp_size", "parallelism_config.parallelism_config_tp_size")
     rounds = keys.number("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
     if rounds is None and inner is None:
         keys.assume("gradient accumulation of 1 step (--accumulation), accelerate's default")
-    is_compiled = keys.word("dynamo_config.dynamo_backend", "dynamo_backend") == "inductor"
-    reshard = RESHARDS.get(keys.word("fsdp_config.fsdp_reshard_after_forward"))
     if keys.word("fsdp_config.fsdp_sharding_strategy") in WITHOUT_RESHARD:
-        reshard = False
+        options["reshard"] = False
     offloads_parameters = keys.flag("fsdp_config.fsdp_offload_params")
     offloads_states = keys.word("deepspeed_config.offload_optimizer_device") in ("cpu", "nvme")
-    options = given_options(
-        gpus=gpus,
-        tp=tp,
-        cp=keys.number("parallelism_config.parallelism_config_cp_size"),
+    options |= given_options(
         accumulation=rounds or 1,
         sharding=sharding,
         shard=shard,
-        reshard=reshard,
-        recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else None,
         offload="optimizer" if offloads_parameters or offloads_states else None,
-        kernels="compiled" if is_compiled else None,
     )
     own = given_options(**_accelerate_precision(keys, kind, sharding)) if inner is None or _is_open(inner, keys) else {}
     if kind == "DEEPSPEED":  # accelerate/utils/dataclasses.py, DeepSpeedPlugin
         norm = keys.share("deepspeed_config.gradient_clipping")
         options |= given_options(overlap=_overlap(stage, None), clipping=None if norm is None else norm > 0)
     if inner is not None:  # the file says all of it
-        options = {**options, **inner.options, **given_options(gpus=gpus)}
+        options = {**options, **inner.options, **given_options(gpus=options.get("gpus"))}
         options.pop("accumulation" if "global-batch" in options else "", None)
         for text in inner.assumed:
             if not (own and "16.enabled" in text):

@@ -2,7 +2,8 @@
 
 ``data/configs/*.toml`` list the keys of each tool. A key that a reader does not use belongs to exactly one of
 three lists: it has no effect on time or memory, it is understood but not modelled, or it is not recognised.
-``[keys]`` has the spellings of each meaning.
+``[keys]`` has the spellings of each meaning. ``[options]`` has the options of ``predict`` that one key each states,
+which ``outputs/configs.py`` writes by the same table.
 """
 
 import re
@@ -109,12 +110,34 @@ def known_keys(tool: str) -> KnownKeys:
     for base in map(known_keys, table.get("extends", [])):
         no_effect |= base.no_effect
         reasons |= base.not_modelled
-        for part in {"keys", "words"} & base.table.keys():
+        for part in {"keys", "words", "options"} & base.table.keys():
             table[part] = {**base.table[part], **table.get(part, {})}
     for entry in table.get("not_modelled", []):
         reason = NotModelled(entry["why"], frozenset(entry.get("unless", "").split()), entry.get("off", False))
         reasons |= dict.fromkeys(entry["keys"].split(), reason)
     return KnownKeys(frozenset(no_effect), reasons, table)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionKey:
+    """The spellings of the key that states an option, how it is read, and our value for each of the tool's words."""
+
+    names: tuple[str, ...]
+    kind: str = "number"
+    words: Mapping[str, OptionValue] = field(default_factory=dict)
+    # The value that is predicted for words that are not listed.
+    otherwise: str = ""
+
+
+def option_keys(tool: str) -> dict[str, OptionKey]:
+    """Return the keys of ``[options]``: the spellings of a number, or a table with their kind, words and otherwise."""
+    entries: Mapping[str, Any] = known_keys(tool).table.get("options", {})
+    tables = {name: {"number": entry} if isinstance(entry, str) else dict(entry) for name, entry in entries.items()}
+    return {
+        name: OptionKey(tuple(table.pop(kind).split()), kind, **table)
+        for name, table in tables.items()
+        for kind in [next(iter(table))]
+    }
 
 
 class Keys:
@@ -123,7 +146,7 @@ class Keys:
     def __init__(self, values: Mapping[str, object], tool: str) -> None:
         check_key_count(len(values))
         self.values = dict(values)
-        self.known = known_keys(tool)
+        self.tool, self.known = tool, known_keys(tool)
         self._asked: set[str] = set()
         # Key that was read -> whether it had a value.
         self._is_set: dict[str, bool] = {}
@@ -183,6 +206,20 @@ class Keys:
         """Return whether it is switched on; None where the file leaves it out."""
         value = self.raw(*names)
         return None if value is None else is_on(value)
+
+    def options(self) -> Options:
+        """Return the options that one key each states."""
+        options: Options = {}
+        for name, key in option_keys(self.tool).items():
+            value = getattr(self, key.kind)(*key.names)
+            if key.words and value not in (None, ""):
+                text = str(value).lower()
+                if key.otherwise and text not in key.words:
+                    self.report(f"predicted as {key.otherwise}", *key.names)
+                value = key.words.get(text)
+            if value not in (None, ""):
+                options[name] = value
+        return options
 
     def is_unset(self, name: str) -> bool:
         """Return whether the file names it and leaves its value open, as ``auto`` or a variable."""

@@ -274,51 +274,39 @@ def _read_parts(keys: Keys, is_latent: bool) -> FactDict:
 
 def read_options(keys: Keys, sizes: Facts) -> Options:
     """Return the options of ``predict`` that the arguments stand for."""
-    tp, pp, cp = (keys.number(f"{axis}-parallel-size") for axis in ("tensor-model", "pipeline-model", "context"))
+    stated, precision = keys.options(), _precision(keys)
+    tp, pp, cp = (int(stated.get(axis, 1)) or 1 for axis in ("tp", "pp", "cp"))
     layers, has_experts = sizes.get("layers", 0), "moe_experts" in sizes
     dropouts = [share for share in _dropouts(keys) if share is not None]
-    is_sequence_parallel, precision = keys.flag("sequence-parallel"), _precision(keys)
+    if tp == 1:
+        stated.pop("sequence-parallel", None)
     gathers_fp8 = keys.flag("fp8-param-gather", "fp8-param")
     nodes, per_node = keys.number(*NODES), keys.number(*PER_NODE)
     # A script that names its GPUs and not its nodes runs on one.
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
-    layout = _layout_stages(keys, pp or 1)
-    chunks = len(layout) // (pp or 1) if layout else _chunks(keys, layers, pp or 1)
-    stages = layout or uneven_stages(keys, layers, pp or 1, chunks or 1)
-    return given_options(
+    layout = _layout_stages(keys, pp)
+    chunks = len(layout) // pp if layout else _chunks(keys, layers, pp)
+    stages = layout or uneven_stages(keys, layers, pp, chunks or 1)
+    return stated | given_options(
         gpus=gpus,
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        context=_context(keys, cp or 1),
-        ep=keys.number("expert-model-parallel-size", "expert-parallel-size"),
-        expert_tp=keys.number("expert-tensor-parallel-size"),
+        cp_comm=_context(keys, cp),
         vpp=chunks if (chunks or 1) > 1 or not layout else None,
         stage_layers=",".join(map(str, stages)) if stages else None,
-        seq=keys.number("seq-length", "encoder-seq-length", "sequence-length", "max-length"),
-        micro_batch=keys.number("micro-batch-size"),
-        global_batch=keys.number("global-batch-size"),
-        sequence_parallel=is_sequence_parallel if (tp or 1) > 1 else None,
         precision=precision,
         fp8_params=True if gathers_fp8 and precision in ("fp8", "mxfp8") else None,
         **_sharding(keys),
         recompute=_recompute(keys),
-        overlap=_overlap(keys, tp or 1, pp or 1),
+        overlap=_overlap(keys, tp, pp),
         gradients=_gradients(keys),
         dropout=any(dropouts) if dropouts else None,
         dispatcher=_dispatcher(keys, has_experts),
         loss=_loss(keys),
-        wide_layers=_wide_layers(keys),
-        deferred_gradients=_deferred(keys, pp or 1),
+        bf16_final_layers=_wide_layers(keys),
+        deferred_gradients=_deferred(keys, pp),
         bucket_mb=_bucket_mb(keys),
-        further_tokens=keys.number("mtp-num-layers"),
-        expert_capacity=keys.share("moe-expert-capacity-factor"),
         offload=_offload(keys),
-        clipping=False if keys.share("clip-grad") == 0 else None,
         execution=_execution(keys, has_experts),
         optimizer=_optimizer(keys),
-        flash_attention=False if keys.word("attention-backend") in ("unfused", "local") else None,
-        reshard=False if keys.flag("torch-fsdp2-no-reshard-after-forward") else None,
         lora_rank=(keys.number("lora-rank") or 8) if keys.text("train-type", "tuner-type") == "lora" else None,
     )
 

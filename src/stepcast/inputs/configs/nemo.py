@@ -36,8 +36,6 @@ def read(table: Mapping[str, object]) -> RunConfig:
         options["sharding"] = "zero-1"
     if (bucket_mb := keys.share("optim.bucket_cap_mb")) is not None:
         options["bucket-mb"] = bucket_mb
-    if keys.number("trainer.gradient_clip_val") == 0:
-        options["clipping"] = False
     if is_bridge:  # a file that overrides a recipe leaves the rest to it
         named = ("use-distributed-optimizer", "data-parallel-sharding-strategy")
         switches = ("use-megatron-fsdp", "use-torch-fsdp2", "fsdp")

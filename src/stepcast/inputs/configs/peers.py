@@ -6,7 +6,7 @@ of its own, which ``--model`` reads; Calculon's has no vocabulary, so its embedd
 
 from collections.abc import Mapping
 
-from stepcast.inputs.configs.keys import Keys, RunConfig, given_options
+from stepcast.inputs.configs.keys import Keys, Options, RunConfig, given_options
 from stepcast.inputs.source import read_words
 
 FRAMEWORK = "megatron-core"
@@ -16,13 +16,11 @@ SIMUMAX_RUN = {"world_size", "tp_size", "pp_size", "micro_batch_num"}
 SELECTED = ("attn_recompute", "mla_rms_recompute", "mlp_recompute", "mlp_rms_recompute")
 CALCULON_MODEL = {"hidden", "attn_heads", "num_blocks"}
 SIMUMAX_MODEL = {"hidden_size", "head_num", "layer_num"}
-PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
 VOCABULARY = 51_200  # Megatron's padded GPT-2 vocabulary, which the models of Calculon were trained with
 
 
 def read_calculon(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(table, "calculon")
-    recompute = keys.text("activation_recompute")
     comm, overlap = keys.text("tensor_par_comm_type"), keys.text("tensor_par_overlap")
     offloads = [name for name in ("weight", "optimizer", "activations") if keys.flag(f"{name}_offload")]
     if offloads:
@@ -30,31 +28,24 @@ def read_calculon(table: Mapping[str, object]) -> RunConfig:
     if keys.flag("training") is False:
         keys.report("predicted as training", "training")
     keys.number("data_par")  # follows from the others
-    sharded, interleaving = keys.flag("optimizer_sharding"), keys.number("pipeline_interleaving") or 1
-    options = given_options(
-        gpus=keys.number("num_procs"),
-        tp=keys.number("tensor_par"),
-        pp=keys.number("pipeline_par"),
-        vpp=interleaving if interleaving > 1 else None,
-        schedule="interleaved" if interleaving > 1 else None,
-        global_batch=keys.number("batch_size"),
-        micro_batch=keys.number("microbatch_size"),
-        precision=PRECISIONS.get(keys.text("datatype")),
-        recompute={"full": "full", "attn_only": "selective", "none": "none"}.get(recompute),
-        sharding="zero-1" if sharded else "none",
-        sequence_parallel="rs_ag" in comm,
-        overlap="gradients" if keys.flag("data_par_overlap") else "none",
-    )
+    options: Options = {"sharding": "none", "overlap": "none", "sequence-parallel": "rs_ag" in comm}
+    options |= {**keys.options(), **_interleave(keys, "pipeline_interleaving")}
     if overlap not in ("", "none"):
         keys.report("tensor-parallel communication is not overlapped", "tensor_par_overlap")
     return keys.config("calculon", FRAMEWORK, options)
 
 
+def _interleave(keys: Keys, name: str) -> Options:
+    chunks = keys.number(name) or 1
+    return {"vpp": chunks, "schedule": "interleaved"} if chunks > 1 else {}
+
+
 def read_simumax(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(table, "simumax")
-    micro, rounds, world = (keys.number(name) for name in ("micro_batch_size", "micro_batch_num", "world_size"))
+    options, rounds = keys.options(), keys.number("micro_batch_num")
+    micro, world = (int(options.get(name, 0)) for name in ("micro-batch", "gpus"))
     tp, pp, cp = (keys.number(name) or 1 for name in ("tp_size", "pp_size", "cp_size"))
-    interleaving, zero = keys.number("interleaving_size") or 1, keys.number("zero_state") or 0
+    zero = keys.number("zero_state") or 0
     granularity, layers = keys.text("recompute_granularity"), keys.number("recompute_layer_num") or 0
     recompute = "none"
     if keys.flag("enable_recompute") and layers:
@@ -64,23 +55,15 @@ def read_simumax(table: Mapping[str, object]) -> RunConfig:
     report = keys.report if recompute == "selective" else lambda _, *names: keys.report_without_effect(*names)
     report("predicted with the core attention of every layer recomputed", *filter(table.__contains__, SELECTED))
     batch = micro * rounds * world // (tp * pp * cp) if micro and rounds and world else None
-    options = given_options(
-        gpus=world,
+    options |= _interleave(keys, "interleaving_size") | given_options(
         tp=tp,
         pp=pp,
         cp=cp if cp > 1 else None,
-        ep=keys.number("ep_size"),
-        expert_tp=keys.number("etp_size"),
-        vpp=interleaving if interleaving > 1 else None,
-        schedule="interleaved" if interleaving > 1 else None,
-        seq=keys.number("seq_len"),
-        micro_batch=micro,
         global_batch=batch,
         precision="fp8" if keys.flag("fp8") else keys.text("dtype") or None,
         recompute=recompute,
         sharding=f"zero-{zero}" if zero else "none",
         sequence_parallel=keys.flag("enable_sequence_parallel") and tp > 1,
-        gradients="fp32" if keys.flag("use_fp32_accum_grad") else None,
     )
     return keys.config("simumax", FRAMEWORK, options)
 

@@ -14,13 +14,11 @@ FLAVOURS = {
 }
 FAMILIES = {"llama3": "llama-3.1-", "qwen3": "qwen3-", "llama2": "llama-2-", "qwen3_next": "qwen3-next-"}
 SCHEDULES = {name.lower(): ours for name, ours in read_words("configs")["torchtitan_schedules"].items()}
-OPTIMIZERS = ("adam", "adamw")
 CONTEXTS = {"alltoall": "p2p", "allgather": "allgather"}
 LOCAL_BATCH, SEQ_LEN = 8, 2048  # torchtitan's defaults
 # Options of weights in bf16: so are their gradients and moments.
 BF16_STATES: Mapping[str, OptionValue] = {"master_weights": False, "gradients": "bf16", "optimizer": "adamw:bf16"}
 STAGES_OF_A_RANK = 2  # of schedules with several; torchtitan/distributed/pipeline_parallel.py, pipeline_llm
-RESHARDS = {"always": True, "never": False}
 
 
 def looks_like(table: Mapping[str, object]) -> bool:
@@ -50,15 +48,13 @@ def read(table: Mapping[str, object]) -> RunConfig:
     sharding = "none" if shard == 1 and cp == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
     overlaps_tp = keys.flag(*_places("enable_async_tensor_parallel", "parallelism", "experimental")) and tp > 1
     schedule = _schedule(keys, pp)
-    optimizer, compiled = keys.word("optimizer.name"), keys.raw("compile.components")
+    compiled = keys.raw("compile.components")
     compiles_model = not isinstance(compiled, list) or "model" in compiled  # not the loss alone
-    options = given_options(
+    options = keys.options() | given_options(
         gpus=copies * shard * tp * pp * cp if shard is not None and shard > 0 else None,
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=keys.number(*_places("expert_parallel_degree")),
-        expert_tp=keys.number(*_places("expert_tensor_parallel_degree")),
         seq=seq or SEQ_LEN,
         micro_batch=micro if pp > 1 else batch,
         global_batch=global_batch if global_batch > 0 else None,
@@ -70,16 +66,11 @@ def read(table: Mapping[str, object]) -> RunConfig:
         schedule=schedule,
         vpp=STAGES_OF_A_RANK if schedule == "interleaved" else None,
         kernels="compiled" if keys.flag("compile.enable", "training.compile") and compiles_model else "plain",
-        reshard=RESHARDS.get(keys.word("parallelism.fsdp_reshard_after_forward")),
         overlap="gradients,parameters,tensor,transfers" if overlaps_tp else None,
-        context=CONTEXTS.get(_word_of(keys, "context_parallel_rotate_method", cp)),
-        offload="optimizer" if keys.flag("training.enable_cpu_offload") else None,
+        cp_comm=CONTEXTS.get(_word_of(keys, "context_parallel_rotate_method", cp)),
         **(BF16_STATES if keys.word("training.dtype") == "bfloat16" else {"optimizer": "adamw"}),
-        clipping=False if keys.share("training.max_norm") == 0 else None,
     )
     _report_loss(keys, tp)
-    if optimizer and optimizer not in OPTIMIZERS:
-        keys.report("predicted as AdamW", "optimizer.name")
     return keys.config("torchtitan", "torchtitan", options, model=_model_name(keys))
 
 
