@@ -1,23 +1,24 @@
 """Configurations of other tools for a run: Megatron-LM, NeMo and Megatron-Bridge, torchtitan, DeepSpeed, accelerate.
 
-Each writer is the inverse of its reader in ``inputs/configs``; ``questions/emitting.py`` reads every file back
-and names what the tool has no key for.
+``data/configs/TOOL.toml`` has the keys: ``[options]``, by which ``inputs/configs`` reads them too, and ``[written]``,
+the keys that state a value of a choice. What follows from several choices is written here. ``questions/emitting.py``
+reads every file back and names what the tool has no key for.
 """
 
 import json
 from collections.abc import Callable, Mapping
 
+from stepcast.inputs.configs.keys import known_keys, option_keys
 from stepcast.inputs.configs.megatron import LATENT, MODULES, POSITIONS
-from stepcast.inputs.configs.megatron import SHARDINGS as MEGATRON_SHARDINGS
 from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
 from stepcast.inputs.model_table import part_words
-from stepcast.inputs.source import read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels, LossKernel
+from stepcast.ir.facts import Facts
+from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.model import Model, pieces
-from stepcast.ir.model_parts import Activation, NormKind, QkNorm
-from stepcast.ir.strategy import ContextKind, RecomputeKind, Sharding, Strategy
+from stepcast.ir.model_parts import Activation, QkNorm
+from stepcast.ir.strategy import RecomputeKind, Sharding, Strategy
 from stepcast.outputs.plain import toml_rows
 
 Value = str | int | float | bool | None
@@ -33,6 +34,8 @@ class EmittedRun:
     framework: Framework
     gpus_per_node: int
     title: str
+    choices: Facts
+    """The choices of the run in words, by option, without those that its model or its layout has no use for."""
 
     @property
     def per_node(self) -> int:
@@ -44,26 +47,61 @@ class EmittedRun:
         return -(-self.strategy.layout.gpus // self.per_node)
 
 
+def write_choices(tool: str, choices: Facts) -> Table:
+    """Return the keys of *tool* that state *choices*, one by one."""
+    keys: Table = {}
+    for name, key in option_keys(tool).items():
+        value = choices.get(name)
+        if key.words:
+            word = next((word for word, ours in key.words.items() if ours == value), None)
+            value = {"true": True, "false": False}.get(str(word), word)
+        if value is not None:
+            keys[key.names[0]] = value
+    for name, spellings in known_keys(tool).table["written"].items():
+        keys |= spellings.get(str(choices.get(name)).partition(":")[0].lower(), {})
+    return keys
+
+
+def nest(keys: Table) -> Table:
+    """Return dotted keys as tables in tables, without those that have no value."""
+    tables: Table = {}
+    for name, value in keys.items():
+        *path, last = name.split(".")
+        table = tables
+        for part in path:
+            inner = table.setdefault(part, {})
+            assert isinstance(inner, dict)
+            table = inner
+        if value is not None:
+            table[last] = value
+    return tables
+
+
 # ---- Megatron-LM ------------------------------------------------------------------------------------------
 
 
 def megatron_arguments(run: EmittedRun) -> Table:
     """Return the arguments of Megatron-LM's training scripts; True is a flag."""
-    return {**_megatron_model(run.model), **_megatron_layout(run), **_megatron_execution(run)}
+    choices = run.choices
+    if choices["sharding"] == "fsdp" and run.strategy.layout.ep > 1:
+        choices = {**choices, "sharding": "zero-3"}  # FSDP2 has no expert parallelism
+    arguments = {**_megatron_model(run.model), **write_choices("megatron", choices), **_megatron_layout(run)}
+    return {**arguments, **_megatron_execution(run, arguments)}
 
 
 def _megatron_model(model: Model) -> Table:
+    parts = part_words(model)
     arguments: Table = {
         "num-layers": model.layers,
         "hidden-size": model.hidden,
         "ffn-hidden-size": model.ffn,
         "num-attention-heads": model.heads,
         "vocab-size": model.vocab,
+        "normalization": {"rms": "RMSNorm"}.get(parts["norm"], "LayerNorm"),
         "swiglu": model.gated and model.activation is Activation.SILU,
         "quick-geglu": model.gated and model.activation is Activation.GELU,
         "squared-relu": model.activation is Activation.SQUARED_RELU,
-        "normalization": "RMSNorm" if model.norm.kind is NormKind.RMS else "LayerNorm",
-        "position-embedding-type": {ours: theirs for theirs, ours in POSITIONS.items()}[part_words(model)["position"]],
+        "position-embedding-type": {ours: theirs for theirs, ours in POSITIONS.items()}[parts["position"]],
         "untie-embeddings-and-output-weights": not model.tied,
         "disable-bias-linear": not model.biases.mlp,
         "add-qkv-bias": model.biases.qkv and not model.biases.mlp,
@@ -101,21 +139,9 @@ def _megatron_model(model: Model) -> Table:
 def _megatron_layout(run: EmittedRun) -> Table:
     strategy, layout = run.strategy, run.strategy.layout
     arguments: Table = {
-        "tensor-model-parallel-size": layout.tp,
-        "pipeline-model-parallel-size": layout.pp,
-        "context-parallel-size": layout.cp,
-        "expert-model-parallel-size": layout.ep if run.model.experts else None,
-        "expert-tensor-parallel-size": layout.expert_tp or None,
-        "seq-length": strategy.seq,
         "max-position-embeddings": max(run.model.max_seq, strategy.seq),
-        "micro-batch-size": strategy.micro_batch,
-        "global-batch-size": strategy.global_batch,
-        "sequence-parallel": strategy.sequence_parallel,
         "make-vocab-size-divisible-by": run.model.vocab_multiple or 1,
     }
-    if layout.cp > 1:
-        kinds = {ContextKind.RING: "p2p", ContextKind.ALL_TO_ALL: "a2a", ContextKind.ALL_GATHER: "allgather"}
-        arguments["cp-comm-type"] = kinds.get(strategy.context)
     layers = tuple(len(piece.layers) for piece in pieces(run.model, strategy))
     if strategy.stage_layers or len(set(layers)) > 1:  # Megatron splits only layers that divide by itself
         # E is the embedding, L the loss.
@@ -127,71 +153,32 @@ def _megatron_layout(run: EmittedRun) -> Table:
     return arguments
 
 
-def _megatron_execution(run: EmittedRun) -> Table:
+def _megatron_execution(run: EmittedRun, stated: Table) -> Table:
+    """Return the arguments about execution that follow from several choices; *stated* are those of one each."""
     strategy, framework = run.strategy, run.framework
-    recompute, overlap, optimizer = strategy.recompute, strategy.overlap, framework.optimizer
+    recompute, overlap = strategy.recompute, strategy.overlap
     names = {ours: theirs for theirs, ours in MODULES.items()}
-    wide = framework.gradient_dtype is DType.FP32
-    precision: dict[DType, Table] = {
-        DType.FP8: {"bf16": True, "fp8-format": "hybrid"},
-        DType.MXFP8: {"bf16": True, "fp8-format": "hybrid", "fp8-recipe": "mxfp8"},
-        DType.NVFP4: {"bf16": True, "fp4-format": "e2m1"},
-        DType.FP16: {"fp16": True},
-    }
     arguments: Table = {
-        **precision.get(strategy.precision, {"bf16": True}),
-        **(sharding := _megatron_sharding(strategy)),
         "overlap-grad-reduce": overlap.gradients or overlap.parameters,
-        "overlap-param-gather": overlap.parameters and "use-distributed-optimizer" in sharding,
+        "overlap-param-gather": overlap.parameters and "use-distributed-optimizer" in stated,
         "tp-comm-overlap": overlap.tensor and strategy.sequence_parallel,
         "no-async-tensor-model-parallel-allreduce": strategy.layout.tp > 1 and not overlap.tensor_gradients,
         "no-overlap-p2p-communication": strategy.layout.pp > 1 and not overlap.transfers,
         "overlap-moe-expert-parallel-comm": overlap.experts,
-        "accumulate-allreduce-grads-in-fp32" if wide else "grad-reduce-in-bf16": True,
-        "attention-dropout": 0.1 if framework.dropout else 0.0,
-        "hidden-dropout": 0.1 if framework.dropout else 0.0,
-        "clip-grad": 1.0 if optimizer.clips else 0.0,
-        "mtp-num-layers": strategy.further_tokens or None,
     }
     if recompute.kind is RecomputeKind.SELECTIVE:
         modules = " ".join(names[module] for module in recompute.modules if module in names)
-        arguments |= {"recompute-granularity": "selective", "recompute-modules": modules or None}
-    elif recompute.kind is not RecomputeKind.NONE:
-        method = "block" if recompute.kind is RecomputeKind.BLOCK else "uniform"
-        arguments |= {"recompute-granularity": "full", "recompute-method": method}
-        arguments["recompute-num-layers"] = recompute.layers or 1
-    if run.model.experts is not None:
-        dispatcher = framework.dispatcher
-        arguments |= {"moe-token-dispatcher-type": "flex" if dispatcher.sends_once else str(dispatcher)}
-        if dispatcher is Dispatcher.HYBRIDEP:
-            arguments["moe-flex-dispatcher-backend"] = "hybridep"
-        arguments["moe-enable-deepep"] = dispatcher is Dispatcher.DEEPEP
-        arguments["moe-expert-capacity-factor"] = strategy.expert_capacity
-    if framework.loss in (LossKernel.COMPILED, LossKernel.ENGINE):
-        kind = "te" if framework.loss is LossKernel.ENGINE else "native"
-        arguments |= {"cross-entropy-loss-fusion": True, "cross-entropy-fusion-impl": kind}
+        arguments["recompute-modules"] = modules or None
+    elif recompute.kind is RecomputeKind.BLOCK:
+        arguments["recompute-num-layers"] = recompute.layers
     if framework.bucket_bytes is not None:
-        arguments["ddp-bucket-size"] = framework.bucket_bytes // (4 if wide else 2)
+        arguments["ddp-bucket-size"] = framework.bucket_bytes // (2 if "grad-reduce-in-bf16" in stated else 4)
     whole = recompute.kind in (RecomputeKind.FULL, RecomputeKind.BLOCK)  # which Megatron does not capture
     if framework.execution in (Execution.GRAPHS, Execution.PARTIAL_GRAPHS) and not whole:
         arguments["enable-cuda-graph"] = True
         full = framework.execution is Execution.GRAPHS and run.model.experts is not None
         arguments |= {"cuda-graph-scope": "full_iteration" if full else None, "no-check-for-nan-in-loss-and-grad": full}
     return arguments
-
-
-def _megatron_sharding(strategy: Strategy) -> Table:
-    """Return the flags of a sharding, with those that Megatron's checks of its arguments ask for."""
-    sharding, names = strategy.sharding, {ours: theirs for theirs, ours in MEGATRON_SHARDINGS.items()}
-    if sharding is Sharding.ZERO_1:
-        return {"use-distributed-optimizer": True}
-    if sharding is Sharding.FSDP and strategy.layout.ep == 1:
-        return {"use-torch-fsdp2": True, "no-gradient-accumulation-fusion": True, "ckpt-format": "torch_dist"}
-    if sharding is Sharding.NONE:
-        return {}
-    kind = names.get(str(sharding), "optim_grads_params")
-    fsdp: Table = {"use-distributed-optimizer": True, "use-megatron-fsdp": True, "ckpt-format": "fsdp_dtensor"}
-    return {**fsdp, "data-parallel-sharding-strategy": kind}
 
 
 def write_megatron(run: EmittedRun) -> str:
@@ -281,39 +268,20 @@ def write_torchtitan(run: EmittedRun) -> str:
     copies = layout.dp * layout.cp // (layout.shard or shards) if shards > 1 else layout.dp
     split = (layout.shard or shards) // (layout.cp if shards > 1 else 1)
     name, flavour = _titan_model(run.model.name)
-    schedules = {ours: theirs for theirs, ours in read_words("configs")["torchtitan_schedules"].items()}
-    rotation = "allgather" if strategy.context is ContextKind.ALL_GATHER else "alltoall"
-    fp8 = {DType.FP8: ["float8"], DType.MXFP8: ["mx"]}.get(strategy.precision, [])
-    tables: Table = {
-        "job": {"description": run.title},
-        "model": {"name": name, "flavor": flavour, "converters": json.dumps(fp8) if fp8 else None},
-        "optimizer": {"name": "AdamW"},
-        "training": {
-            "local_batch_size": strategy.micro_batch
-            if layout.pp == 1
-            else strategy.micro_batch * strategy.micro_batches,
-            "global_batch_size": strategy.global_batch,
-            "seq_len": strategy.seq,
-            "max_norm": 1.0 if run.framework.optimizer.clips else 0.0,
-            "enable_cpu_offload": True if strategy.offload.optimizer else None,
-        },
-        "parallelism": {
-            "data_parallel_replicate_degree": max(1, copies),
-            "data_parallel_shard_degree": max(1, split),
-            "tensor_parallel_degree": layout.tp,
-            "pipeline_parallel_degree": layout.pp,
-            "context_parallel_degree": layout.cp,
-            "expert_parallel_degree": layout.ep if run.model.experts else None,
-            "enable_async_tensor_parallel": True if strategy.overlap.tensor and layout.tp > 1 else None,
-            "pipeline_parallel_schedule": schedules.get(str(strategy.schedule), "1F1B") if layout.pp > 1 else None,
-            "pipeline_parallel_microbatch_size": strategy.micro_batch if layout.pp > 1 else None,
-            "fsdp_reshard_after_forward": {True: "always", False: "never", None: None}[strategy.reshard],
-            "context_parallel_rotate_method": rotation if layout.cp > 1 else None,
-        },
-        "activation_checkpoint": {"mode": str(strategy.recompute.kind)},
-        "compile": {"enable": run.framework.kernels is Kernels.COMPILED},
+    keys: Table = {
+        "job.description": run.title,
+        "model.name": name,
+        "model.flavor": flavour,
+        "optimizer.name": "AdamW",
+        "training.local_batch_size": strategy.micro_batch * (1 if layout.pp == 1 else strategy.micro_batches),
+        "parallelism.data_parallel_replicate_degree": max(1, copies),
+        "parallelism.data_parallel_shard_degree": max(1, split),
+        "parallelism.enable_async_tensor_parallel": True if strategy.overlap.tensor and layout.tp > 1 else None,
+        "parallelism.pipeline_parallel_microbatch_size": strategy.micro_batch if layout.pp > 1 else None,
+        **write_choices("torchtitan", run.choices),
     }
-    return "\n".join(f"[{title}]\n{toml_rows(table)}" for title, table in tables.items() if isinstance(table, dict))
+    tables = nest(keys).items()
+    return "\n".join(f"[{title}]\n{toml_rows(table)}" for title, table in tables if isinstance(table, dict))
 
 
 def _titan_model(name: str) -> tuple[str, str]:
@@ -331,33 +299,25 @@ def _titan_model(name: str) -> tuple[str, str]:
 
 # ---- DeepSpeed and accelerate -----------------------------------------------------------------------------
 
-STAGES = {Sharding.NONE: 0, Sharding.ZERO_1: 1, Sharding.ZERO_2: 2, Sharding.ZERO_3: 3}
+
+def _drop_single(choices: Facts) -> Facts:
+    """Return *choices* without degrees of 1, for which these tools have no key, or need none."""
+    return {name: value for name, value in choices.items() if value != 1 or name not in ("tp", "pp", "cp")}
 
 
 def write_deepspeed(run: EmittedRun) -> str:
     """Return DeepSpeed's JSON."""
-    strategy, layout = run.strategy, run.strategy.layout
-    if strategy.sharding not in STAGES:
+    strategy, zero = run.strategy, "zero_optimization"
+    keys = write_choices("deepspeed", _drop_single(run.choices))
+    if f"{zero}.stage" not in keys:
         raise ValueError(f"DeepSpeed has no {strategy.sharding}: predict with --sharding zero-3")
-    zero: Table = {"stage": STAGES[strategy.sharding], "overlap_comm": strategy.overlap.gradients}
+    keys |= {"gradient_accumulation_steps": strategy.micro_batches, f"{zero}.overlap_comm": strategy.overlap.gradients}
     if run.framework.bucket_bytes is not None:
-        zero["reduce_bucket_size"] = run.framework.bucket_bytes // 2
+        keys[f"{zero}.reduce_bucket_size"] = run.framework.bucket_bytes // 2
     if strategy.offload.optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": strategy.offload.optimizer}
-    table: Table = {
-        "train_micro_batch_size_per_gpu": strategy.micro_batch,
-        "gradient_accumulation_steps": strategy.micro_batches,
-        "train_batch_size": strategy.global_batch,
-        "gradient_clipping": 1.0 if run.framework.optimizer.clips else 0.0,
-        "zero_optimization": zero,
-    }
-    if strategy.precision in (DType.BF16, DType.FP16):
-        table[str(strategy.precision)] = {"enabled": True}
-    if layout.tp > 1:
-        table["tensor_parallel"] = {"autotp_size": layout.tp}
-    if layout.pp > 1:
-        table["pipeline"] = {"stages": layout.pp}
-    return json.dumps(table, indent=2) + "\n"
+        keys |= {f"{zero}.offload_optimizer.device": "cpu", f"{zero}.offload_optimizer.pin_memory": True}
+        keys[f"{zero}.offload_optimizer.ratio"] = strategy.offload.optimizer
+    return json.dumps(nest(keys), indent=2) + "\n"
 
 
 def write_accelerate(run: EmittedRun) -> str:
@@ -365,41 +325,22 @@ def write_accelerate(run: EmittedRun) -> str:
     strategy, layout = run.strategy, run.strategy.layout
     if layout.pp > 1:
         raise ValueError("accelerate has no pipelines: predict with --pp 1, or emit megatron or torchtitan")
-    is_fsdp = strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
-    stage = 0 if is_fsdp else STAGES[strategy.sharding]
-    several = "MULTI_GPU" if layout.gpus > 1 else "NO"
-    narrow = strategy.precision in (DType.BF16, DType.FP16)
+    keys = write_choices("accelerate", _drop_single(run.choices))
+    narrow, kind = strategy.precision in (DType.BF16, DType.FP16), keys["distributed_type"]
     # Mixed precision of FSDP stores fp32 weights, that of DDP is autocast; without it the model keeps its precision.
-    is_mixed = bool(stage) or not narrow or (run.framework.optimizer.master_weights if is_fsdp else strategy.autocast)
-    table: Table = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if is_fsdp else "DEEPSPEED" if stage else several,
+    mixed = {"FSDP": run.framework.optimizer.master_weights, "DEEPSPEED": True}
+    is_mixed = not narrow or mixed.get(str(kind), strategy.autocast)
+    keys |= {
+        "distributed_type": "NO" if layout.gpus == 1 and str(kind) not in mixed else kind,
         "mixed_precision": (str(strategy.precision) if narrow else "no") if is_mixed else None,
         "num_machines": run.nodes,
-        "num_processes": layout.gpus,
         "gradient_accumulation_steps": strategy.micro_batches,
+        "deepspeed_config.offload_optimizer_device": "cpu" if strategy.offload.optimizer else "none",
+        "fsdp_config.fsdp_offload_params": bool(strategy.offload.optimizer),
     }
-    if stage:
-        table["deepspeed_config"] = {
-            "zero_stage": stage,
-            "gradient_clipping": 1.0 if run.framework.optimizer.clips else 0.0,
-            "offload_optimizer_device": "cpu" if strategy.offload.optimizer else "none",
-        }
-    if is_fsdp:
-        table["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_sharding_strategy": "HYBRID_SHARD" if strategy.sharding is Sharding.HYBRID_FSDP else None,
-            "fsdp_reshard_after_forward": strategy.reshard,
-            "fsdp_activation_checkpointing": strategy.recompute.kind is RecomputeKind.FULL,
-            "fsdp_offload_params": bool(strategy.offload.optimizer),
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        }
-    if run.framework.kernels is Kernels.COMPILED:
-        table["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
-    parallel = {"tp": layout.tp, "cp": layout.cp}
-    if any(degree > 1 for degree in parallel.values()):
-        table["parallelism_config"] = {f"parallelism_config_{axis}_size": degree for axis, degree in parallel.items()}
-    return f"# {run.title}\n" + _write_yaml(table)
+    others = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED"}
+    own = {name: value for name, value in keys.items() if others.get(name.partition(".")[0], kind) == kind}
+    return f"# {run.title}\n" + _write_yaml(nest(own))
 
 
 WRITERS: Mapping[str, tuple[str, Callable[[EmittedRun], str]]] = {

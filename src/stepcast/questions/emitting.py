@@ -6,14 +6,22 @@ from stepcast.frameworks.catalog import load_profile, missing_features
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.strategy import Strategy, overlap_words
 from stepcast.outputs.configs import WRITERS, EmittedRun
 from stepcast.questions.choices import Question, read_choices, spell_option
-from stepcast.questions.question import PredictQuestion
-from stepcast.questions.runs import SET_BY_OTHERS, NoOptionError, RunFile, ask_with_file, choice_of_field, run_of_config
+from stepcast.questions.question import CHOICES, PredictQuestion
+from stepcast.questions.runs import (
+    SET_BY_OTHERS,
+    SETTERS,
+    NoOptionError,
+    RunFile,
+    ask_with_file,
+    choice_of_field,
+    run_of_config,
+)
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_seconds
 from stepcast.version import __version__
@@ -62,7 +70,8 @@ def emit_config(
     ending, write = WRITERS[tool]
     title = f"{model.name} on {strategy.layout.gpus:,} {cluster.gpu.name}: {format_seconds(step_s)} per step "
     title += f"(stepcast {__version__})"
-    emitted = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title))
+    choices = _state_choices(model, strategy, framework)
+    emitted = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title, choices))
     file = run_of_config(read_text(emitted, f"emitted{ending}"), f"emitted{ending}")
     written_for = str(file.choices["framework"])
     if not framework.name.startswith(written_for.partition("-")[0]):
@@ -96,6 +105,21 @@ def emit_config(
                 remaining[name] = value
     words = [word for name, value in remaining.items() for word in spell_option(name, value)]
     return EmittedConfig(tool, emitted, tuple(words), tuple(lost))
+
+
+def _state_choices(model: Model, strategy: Strategy, framework: Framework) -> FactDict:
+    """Return the choices of a run by option, as :class:`EmittedRun` has them."""
+    layout, unused = strategy.layout, {"ep", "dispatcher"} if model.experts is None else set()
+    unused |= {"cp_comm"} if layout.cp == 1 else set()
+    unused |= {"schedule"} if layout.pp == 1 else set()
+    choices = {**pick(layout, "gpus tp pp cp ep expert_tp"), **pick(strategy, "micro_batch global_batch seq")}
+    choices |= {"precision": str(strategy.precision), "clipping": framework.optimizer.clips}
+    for owner in (strategy, framework):
+        for name in (field.name for field in fields(owner) if field.name in SETTERS):
+            value, choice = getattr(owner, name), SETTERS[name]
+            choices[choice] = value if isinstance(value, int | float) or value is None else CHOICES[choice].write(value)
+    used = {name: value for name, value in choices.items() if name not in unused and (value or value is False)}
+    return {name.replace("_", "-"): value for name, value in used.items()}
 
 
 def _ask(file: RunFile, choices: Facts) -> SettledRun:

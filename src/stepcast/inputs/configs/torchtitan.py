@@ -29,18 +29,17 @@ def looks_like(table: Mapping[str, object]) -> bool:
 
 def read(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(flat(table), "torchtitan")
-    tp = keys.number(*_places("tensor_parallel_degree")) or 1
-    pp = keys.number(*_places("pipeline_parallel_degree"), "experimental.pipeline_parallel_degree") or 1
-    cp = keys.number(*_places("context_parallel_degree"), "experimental.context_parallel_degree") or 1
+    options = keys.options()
+    tp, pp, cp = (int(options.get(axis, 1)) or 1 for axis in ("tp", "pp", "cp"))
     copies = keys.number(*_places("data_parallel_replicate_degree")) or 1
     shard = keys.number(*_places("data_parallel_shard_degree"))
-    global_batch = keys.number("training.global_batch_size") or -1
+    global_batch = int(options.pop("global-batch", -1))
     batch = keys.number("training.local_batch_size", "training.batch_size")
     # torchtitan cuts the local batch into micro-batches for a pipeline only.
     micro = keys.number("parallelism.pipeline_parallel_microbatch_size") or 1
     if pp == 1:
         keys.report_without_effect("parallelism.pipeline_parallel_microbatch_size")
-    seq = keys.number("training.seq_len")
+    seq = options.get("seq")
     for name, value, default in (("local_batch_size", batch, LOCAL_BATCH), ("seq_len", seq, SEQ_LEN)):
         if value is None:
             keys.assume(f"no {name}: taken for {default:,}, torchtitan's default")
@@ -50,7 +49,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
     schedule = _schedule(keys, pp)
     compiled = keys.raw("compile.components")
     compiles_model = not isinstance(compiled, list) or "model" in compiled  # not the loss alone
-    options = keys.options() | given_options(
+    options |= given_options(
         gpus=copies * shard * tp * pp * cp if shard is not None and shard > 0 else None,
         tp=tp,
         pp=pp,
