@@ -573,9 +573,9 @@ def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
         ("--main-grads-dtype bf16 --use-precision-aware-optimizer", "gradients=bf16"),
         ("--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", "optimizer=adamw:fp8"),
         ("--exp-avg-dtype bf16", "optimizer=adamw:fp32 ~exp-avg-dtype"),
-        ("--context-parallel-size 2 --cp-comm-type a2a", "context=a2a"),
-        ("--context-parallel-size 2 --cp-comm-type allgather", "context=allgather"),
-        ("--context-parallel-size 4 --cp-comm-type a2a+p2p", "context=p2p ~cp-comm-type"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "cp-comm=a2a"),
+        ("--context-parallel-size 2 --cp-comm-type allgather", "cp-comm=allgather"),
+        ("--context-parallel-size 4 --cp-comm-type a2a+p2p", "cp-comm=p2p ~cp-comm-type"),
         ("--use-distributed-optimizer --num-distributed-optimizer-instances 4", "sharding=zero-1 replicate=4"),
         (
             "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
