@@ -14,6 +14,8 @@ from dataclasses import field
 from fractions import Fraction
 from functools import lru_cache
 
+import numpy as np
+
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.layout import Group
@@ -36,14 +38,7 @@ def efficiency_tables() -> Mapping[str, Mapping[str, Column]]:
 
 def relative_efficiency(column: Column, size_bytes: int) -> float:
     """Return the efficiency at *size_bytes* over that at 16 GiB: linear between rows, constant outside them."""
-    if size_bytes <= SIZES_BYTES[0]:
-        return column[0] / column[-1]
-    for row in range(1, len(SIZES_BYTES)):
-        low, high = SIZES_BYTES[row - 1], SIZES_BYTES[row]
-        if size_bytes <= high:
-            part = (size_bytes - low) / (high - low)
-            return (column[row - 1] + part * (column[row] - column[row - 1])) / column[-1]
-    return 1.0
+    return float(np.interp(size_bytes, SIZES_BYTES, column)) / column[-1]
 
 
 # Below 1 MiB a collective takes a fixed time, by ranks; other numbers of ranks cost nothing.

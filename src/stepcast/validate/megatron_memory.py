@@ -7,7 +7,7 @@ from dataclasses import replace
 from stepcast.cost.memory import memory
 from stepcast.cost.memory.stages import EXPERT_STREAMS, engine_workspace_bytes
 from stepcast.frameworks.catalog import Profile, load_profile, settle
-from stepcast.hardware import load_cluster
+from stepcast.hardware import Cluster
 from stepcast.inputs.configs import megatron
 from stepcast.inputs.configs.keys import Keys
 from stepcast.inputs.model_table import model_of
@@ -21,7 +21,7 @@ from stepcast.ir.strategy import Overlap, Recompute, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.validate.published.setup import Record, read_recompute
-from stepcast.validate.scoreboard import Measurements, ScoredRow, columns_of, compare_each, read_records
+from stepcast.validate.scoreboard import Measurements, ScoredRow, cluster_of, columns_of, compare_each, read_records
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 
@@ -192,7 +192,6 @@ class MemoryCase:
 # The megatron-memory set: bytes allocated at the peak, against those that ``memory`` predicts.
 
 FILE = "megatron_memory.csv"
-CLUSTERS = {"a100-sxm-80gb": "dgx-a100", "h100-sxm": "dgx-h100", "gb200": "gb200-nvl72"}
 # Models of the catalogue whose architecture the tests use with sizes of their own.
 LIKE = ("megatron-22b",)
 LARGE_HIDDEN = 2048
@@ -210,7 +209,7 @@ def measure_peak_memory(*folders: str) -> Measurements:
 
 
 def _row(test: MemoryCase) -> ScoredRow:
-    cluster = load_cluster(CLUSTERS[test.text("gpu")])
+    cluster = cluster_of(test.text("gpu").partition("-")[0])
     *_, last = memory(test.model, test.strategy, cluster.gpu, test.framework)
     if 0 < test.number("mem_bytes") < last.parameters + last.optimizer:
         raise ValueError("less stays allocated between steps than weights and optimizer states take: another model")
@@ -223,7 +222,7 @@ def _row(test: MemoryCase) -> ScoredRow:
         "optimizer": str(test.strategy.sharding),
         "engine": test.text("transformer_impl"),
         "size": "large" if test.model.hidden >= LARGE_HIDDEN else "small",
-        COMMAND: _command(test),
+        COMMAND: _command(test, cluster),
     }
     allocated = last.allocated
     if test.model.experts and "moe-grouped-gemm" not in test.flags and not test.cut_off:
@@ -232,15 +231,14 @@ def _row(test: MemoryCase) -> ScoredRow:
     return ScoredRow(name, float(test.text("max_mem_bytes")), allocated, tags)
 
 
-def _command(test: MemoryCase) -> str:
+def _command(test: MemoryCase, cluster: Cluster) -> str:
     """Return the command that shows the memory of each stage, or why there is none."""
-    gpu = test.text("gpu")
     try:
         model = _said_model(test.model)
-        said = predict_words(test.profile, test.model, gpu, test.strategy, test.framework)
+        said = predict_words(test.profile, test.model, test.text("gpu"), test.strategy, test.framework)
     except NoOptionError as error:
         return f"cannot be expressed: {error}"
-    words = ["stepcast", "predict", "--model", model, "--cluster", CLUSTERS[gpu], *said, "--explain-memory"]
+    words = ["stepcast", "predict", "--model", model, "--cluster", cluster.name, *said, "--explain-memory"]
     return shlex.join(words)
 
 

@@ -6,27 +6,26 @@ recipes, where they are at hand, add packing, recomputation, memory shares and t
 
 import re
 from collections import Counter
-from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 
 from stepcast.generation.placement import GenerationLayout
-from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.configs.rl import read_rl_values
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, load_profile, sync_seconds
-from stepcast.validate.scoreboard import Measurements, Record, ScoredRow, columns_of, compare_each, read_records
+from stepcast.validate.scoreboard import (
+    Measurements,
+    Record,
+    ScoredRow,
+    cluster_of,
+    columns_of,
+    compare_each,
+    read_records,
+)
 
 FILE, RECIPES = "rl_runs.csv", "nemo_rl_recipes.csv"
-CLUSTERS = {
-    "H100": "dgx-h100",
-    "GB200": "gb200-nvl72",
-    "H20": "dgx-h100 gpu=h20",
-    "H200": "hgx-h200",
-    "B200": "dgx-b200",
-}
 PROMPT = 150  # tokens of a mathematical question; rows do not state prompts
 CV = 0.8  # of response lengths before the cut
 # Responses of Qwen2.5-Math-7B and Qwen3-30B-A3B in verl's runs, which publish no lengths: assumed.
@@ -44,14 +43,6 @@ NOTES = (
     f"verl's runs on H20 publish no lengths: {UNSTATED_RESPONSE:,} tokens assumed",
     "log-probabilities of a reference model are computed unless a recipe says otherwise",
 )
-
-
-@lru_cache(maxsize=16)
-def _cluster(gpu: str) -> Cluster:
-    if gpu not in CLUSTERS:
-        raise ValueError(f"GPU {gpu!r} is not stated or not known")
-    name, *changes = CLUSTERS[gpu].split()
-    return load_cluster(name, changes)
 
 
 def read_recipes(path: Path) -> list[FactDict]:
@@ -87,7 +78,7 @@ def _model_of(recipe: str) -> str | None:
 
 def question_of(row: Record, recipe: Facts) -> RlQuestion:
     """Return the question that a row describes, with what its recipe adds."""
-    model, cluster = load_model(row["model"]), _cluster(row["gpu"])
+    model, cluster = load_model(row["model"]), cluster_of(row["gpu"])
     gpus = int(row["num_gpus"])
     most = int(row["max_seq"] or 0)
     mean = float(row["avg_seq"]) - PROMPT if row["avg_seq"] else float(UNSTATED_RESPONSE)
@@ -193,4 +184,4 @@ def _sync_alone(row: Record) -> float:
     train, rollout = int(row["gpus_train"]), int(row["gpus_rollout"])
     place = RlPlacement(RlMode.ASYNC, train, GenerationLayout(tp=1, replicas=rollout))
     bulk = "checkpoint-engine" in row["notes"]
-    return sync_seconds(load_model(row["model"]), _cluster(row["gpu"]), load_profile("verl"), place, bulk)
+    return sync_seconds(load_model(row["model"]), cluster_of(row["gpu"]), load_profile("verl"), place, bulk)

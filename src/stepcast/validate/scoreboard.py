@@ -27,8 +27,8 @@ from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import ComputeFit, compute_fit, merge_tables
 from stepcast.cost.power import Load
 from stepcast.forecast.prediction import Prediction
+from stepcast.hardware import Cluster, Gpu, load_cluster
 from stepcast.hardware.catalog import load_fit
-from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import FormatError, Source, csv_records, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
@@ -159,6 +159,16 @@ class Scoreboard:
 def load_table(name: str) -> FactDict:
     """Return a table of the package's data, such as ``rows/sets``."""
     return read_toml(DATA / f"{name}.toml")
+
+
+@lru_cache(maxsize=64)
+def cluster_of(gpu: str) -> Cluster:
+    """Return the usual cluster of a GPU that is named by one word."""
+    words = dict(load_table("rows/published")["clusters"]).get(gpu.lower())
+    if words is None:
+        raise ValueError(f"GPU {gpu!r} is not stated or not known")
+    name, *changes = words.split()
+    return load_cluster(name, changes)
 
 
 def read_records(place: str | Path, *files: str, needed: Sequence[str] = ()) -> list[dict[str, str]]:

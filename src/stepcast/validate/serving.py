@@ -18,15 +18,22 @@ from stepcast.generation import placement
 from stepcast.generation.forecast import SteadyServing, split_serving, steady_serving
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, GenerationMemory
 from stepcast.generation.steps import NO_SPECULATION, Speculation, step_times
-from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware import Cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import Measurements, Pair, Record, ScoredRow, columns_of, compare_each, read_records
+from stepcast.validate.scoreboard import (
+    Measurements,
+    Pair,
+    Record,
+    ScoredRow,
+    cluster_of,
+    columns_of,
+    compare_each,
+    read_records,
+)
 
 FILE = "serving_runs.csv.gz"
-CLUSTERS = {"h100_sxm": "dgx-h100", "h200_sxm": "hgx-h200", "b200_sxm": "dgx-b200", "b300_sxm": "dgx-b300",
-            "gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "a100_sxm": "dgx-a100"}  # fmt: skip
 FORMATS = {"": DType.BF16, "bf16": DType.BF16, "fp8": DType.FP8, "fp8_block": DType.FP8, "nvfp4": DType.NVFP4}
 SIZES = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 SHARED = ("backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_mode", "moe_quant_mode",
@@ -73,11 +80,8 @@ def layout_of(row: Record, pool: str, cluster: Cluster) -> GenerationLayout:
     return GenerationLayout(tp=tp, pp=pp, dp=dp, ep=ep if tp * dp % ep == 0 else 1)
 
 
-@lru_cache(maxsize=32)
-def _cluster(system: str) -> Cluster:
-    if system not in CLUSTERS:
-        raise ValueError(f"system {system!r} is not known")
-    return load_cluster(CLUSTERS[system])
+def _cluster(row: Record) -> Cluster:
+    return cluster_of(row["system"].removesuffix("_sxm"))
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +103,7 @@ def _formats(row: Record) -> GenerationFormats:
 
 def engine_of(row: Record) -> GenerationLayout:
     """Return the layout of the engine that decodes, as a row states it."""
-    return layout_of(row, "decode_" if row["mode"] == "disagg" else "", _cluster(row["system"]))
+    return layout_of(row, "decode_" if row["mode"] == "disagg" else "", _cluster(row))
 
 
 def plan_of(row: Record, clients: float) -> ServingPlan:
@@ -107,7 +111,7 @@ def plan_of(row: Record, clients: float) -> ServingPlan:
 
     If the stated tensor parallel ranks do not divide the heads, they are the GPUs of several engines: some prefill.
     """
-    model, cluster, layout = load_model(row["model_path"]), _cluster(row["system"]), engine_of(row)
+    model, cluster, layout = load_model(row["model_path"]), _cluster(row), engine_of(row)
     split, context = row["mode"] == "disagg", float(row["isl"]) + float(row["osl"]) / 2.0
     apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
     memory = _memory(model, layout, _formats(row), cluster, row["backend"], context)
@@ -122,7 +126,7 @@ def plan_of(row: Record, clients: float) -> ServingPlan:
 def predict_group(rows: Sequence[Record]) -> SteadyServing:
     """Return the prediction of rows that differ in their concurrency alone."""
     row = rows[0]
-    model, cluster, formats = load_model(row["model_path"]), _cluster(row["system"]), _formats(row)
+    model, cluster, formats = load_model(row["model_path"]), _cluster(row), _formats(row)
     clients = np.array([concurrency_of(each) for each in rows])
     layout, split = plan_of(row, float(clients.max()))
     engine, prompt, output = placement.load_engine(row["backend"]), float(row["isl"]), float(row["osl"])

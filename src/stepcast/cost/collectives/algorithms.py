@@ -12,7 +12,7 @@ src/include/comm.h (bytes per thread) and src/enqueue.cc (chunks).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from stepcast.cost.collectives.route import Protocol, Route
@@ -412,20 +412,3 @@ def _pair_s_per_byte(route: Route, protocol: Protocol, wire_s_per_byte: float) -
     """Return the seconds per byte of *protocol* over wires that take *wire_s_per_byte*; LL's threads limit it too."""
     slowed = wire_s_per_byte / route.tuning.share[protocol]
     return max(slowed, 1 / _ll_limit(route)) if protocol is Protocol.LL else slowed
-
-
-def imbalance_of(sent_bytes: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the mean buffer of an uneven all-to-all, and the busiest rank's load over the mean one.
-
-    ``sent_bytes[i][j]`` is what rank i sends to rank j. A rank is as busy as the larger of what it sends to
-    and what it receives from others. What it keeps (i = j) costs nothing.
-    """
-    n = len(sent_bytes)
-    if n == 0 or any(len(row) != n for row in sent_bytes) or any(x < 0 for row in sent_bytes for x in row):
-        raise ValueError("an uneven all-to-all needs a square table of sizes, none of them negative")
-    sent = [sum(row) - row[i] for i, row in enumerate(sent_bytes)]
-    received = [sum(row[i] for row in sent_bytes) - sent_bytes[i][i] for i in range(n)]
-    mean = sum(sent) / n
-    if mean == 0:
-        return 0.0, 1.0
-    return mean * n / (n - 1), max(*sent, *received) / mean

@@ -241,67 +241,33 @@ def _column_kinds() -> dict[str, type]:
 # The cluster a published run was measured on, from the words of its row.
 
 WORDS = load_table("rows/published")
-# H100 with HBM2e, 96 GB at 2.4 TB/s and 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
-HBM2E = ('gpu.memory="96 GB"', 'gpu.memory_bandwidth="2400 GB/s"')
-# A NIC on RoCE or Omni-Path whose rate is stated for the whole node.
-PER_NODE = re.compile(r"(\d+)\s*gbps.*node|node.*?(\d+)\s*gbps", re.IGNORECASE)
-COUNTED = re.compile(r"(\d+)\s*x\s*(\d+)\s*gb", re.IGNORECASE)
-PER_GPU = re.compile(r"(\d+)\s*g(?:b(?:/s|ps)?)?\b[^,]*per gpu", re.IGNORECASE)
-OMNI_PATH = re.compile(r"(\d+)\s*omni-path", re.IGNORECASE)
-JEAN_ZAY_LINKS = 4
 # Jobs on several NVL72 racks take 16 of their 18 trays, so that groups of 64 GPUs stay inside one (NVIDIA DGX Cloud
 # recipes and MLPerf's scripts: Slurm segments of 16 nodes).
 TRAYS_PER_RACK, RACK_GPUS = 16, 72
-OMNI_PATH_GBIT = 100
-HDR_GBIT = 200
 
 
 def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     """Return name and changes, as ``load_cluster`` and the command line take them."""
     word = run.gpu.lower()
-    name = next((cluster for part, cluster in WORDS["clusters"] if part in word), None)
-    if name is None:
+    usual = next((cluster for part, cluster in WORDS["clusters"] if part in word), None)
+    if usual is None:
         raise ValueError(f"GPU {run.gpu!r} is not known")
-    changes: list[str] = []
+    name, *changes = usual.split()
     if "efa" in run.network.lower():
         name = str(WORDS["efa"].get(name, name))
-    if name == "dgx-a100" and (run.gpu_memory_gb == 40 or "40gb" in word):
-        changes.append("gpu=a100-sxm-40gb")
-    if name == "mi300x-node" and word != "mi300x":
-        changes.append(f"gpu={word}")
-    if "hbm2e" in word:
-        changes += HBM2E
-    if power := re.search(r"(\d+)\s*w\b", word):
-        changes.append(f'gpu.power="{power[1]} W"')
+    memory = f" {run.gpu_memory_gb:.0f}gb" if run.gpu_memory_gb else ""
+    changes += (change for found in _find_patterns(word + memory, "gpus") for change in found)
     if name.endswith("nvl72") and run.gpus > RACK_GPUS:
         changes.append(f"network.scale_up_nodes={TRAYS_PER_RACK}")
-    nics = _nics(run.network)
-    if nics is not None:
-        changes += [f"node.nics={nics[0]}", f'node.nic.bandwidth="{nics[1]} Gb/s"']
-    if _is_omni_path(run.network):
-        changes.append("node.nic.transport=omni-path")
+    changes += next(_find_patterns(run.network, "networks"), ())
     return name, tuple(changes)
 
 
-def _nics(network: str) -> tuple[int, int] | None:
-    """Return the training NICs of a node and Gb/s of each; None where the text does not say."""
-    if match := OMNI_PATH.search(network):
-        return int(match[1]), OMNI_PATH_GBIT
-    if _is_omni_path(network):
-        return JEAN_ZAY_LINKS, OMNI_PATH_GBIT
-    if match := COUNTED.search(network):
-        return int(match[1]), int(match[2])
-    if match := PER_GPU.search(network):
-        return 8, int(match[1])
-    if match := PER_NODE.search(network):
-        total = int(match[1] or match[2])
-        count = max(1, total // HDR_GBIT)
-        return count, total // count
-    return None
-
-
-def _is_omni_path(network: str) -> bool:
-    return "omni-path" in network.lower() or "jean zay" in network.lower()
+def _find_patterns(text: str, table: str) -> Iterator[list[str]]:
+    """Yield the changes of each pattern of *table* that *text* contains."""
+    for pattern, changes in WORDS[table]:
+        if match := re.search(pattern, text, re.IGNORECASE):
+            yield [match.expand(change) for change in changes]
 
 
 # The profile that a published run's framework has, from the words of its row: data/rows/frameworks.toml.
