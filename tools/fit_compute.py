@@ -1,10 +1,9 @@
 """Fit the constants of the compute prices and write them to src/stepcast/data/fits/.
 
-    python tools/fit_compute.py --h200 src/stepcast/data/h200 --neusight FOLDER [--check]
+    python tools/fit_compute.py --h200 src/stepcast/data/h200 --neusight FOLDER
 
 FOLDER holds NeuSight's measurements, ``ops_fp32.csv.gz``; without it fp32 on ordinary cores is not fitted.
-``--check`` also cross-validates: every row is predicted by a fit that has not seen its family (shape family,
-head configuration, or GPU). Needs numpy only; takes a few minutes.
+tools/fit_folds.py cross-validates. Needs numpy only; takes a few minutes.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from fit_neusight import all_points, fit_neusight
-from fit_tables import OUT, Free, Row, column, fit_keys, folds, put, read, report, to_toml, with_values
+from fit_tables import OUT, Free, Row, column, fit_keys, put, read, report, to_toml
 from minimise import Vector
 from msgspec.structs import replace
 
@@ -77,18 +76,9 @@ def matmul_predictor(rows: list[Row], load: Load = ALONE) -> Callable[[ComputeFi
     return predict
 
 
-def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], kernels: list[Row], check: bool) -> None:
+def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], kernels: list[Row]) -> None:
     rows = [row for row in ops if row["op"] == "linear" and row["dtype"] == "bf16"]
     measured = column(rows, "ms") * 1e-3
-    if check:
-        families = column(rows, "N") * 131071 + column(rows, "K")
-        predicted = np.empty_like(measured)
-        for held in folds(families):
-            train = [row for row, out in zip(rows, held, strict=True) if not out]
-            values = fit_keys(table, TENSOR_FREE, matmul_predictor(train), measured[~held])
-            fit = with_values(table, list(values), np.array(list(values.values())))
-            predicted[held] = matmul_predictor([r for r, out in zip(rows, held, strict=True) if out])(fit)
-        report("linear bf16, cross-validated", predicted, measured)
     put(table, fit_keys(table, TENSOR_FREE, matmul_predictor(rows), measured))
     energy = table["power"]["joule_per_flop"]["hopper"]["bf16"]
     table["power"]["joule_per_flop"]["hopper"] |= {"fp16": energy, "tf32": 2 * energy, "fp8": energy / 2}
@@ -155,26 +145,11 @@ def attention_free(phase: str) -> Free:
     return free | ({"backward_call_s": (1.3e-4, 5e-5, 2.5e-4)} if phase == "backward" else {})
 
 
-def fit_attention(table: dict[str, Any], ops: list[Row], check: bool) -> None:
-    errors = []
+def fit_attention(table: dict[str, Any], ops: list[Row]) -> None:
     for phase, op in (("forward", "sdpa_fwd"), ("backward", "sdpa_bwd")):
         rows = [row for row in ops if row["op"] == op]
         measured = column(rows, "ms") * 1e-3
-        free = attention_free(phase)
-        if check:
-            families = column(rows, "heads") * 10007 + column(rows, "kv") * 101 + column(rows, "D")
-            predicted = np.empty_like(measured)
-            for held in folds(families, 99):
-                train = [row for row, out in zip(rows, held, strict=True) if not out]
-                values = fit_keys(table, free, attention_predictor(train, phase), measured[~held])
-                fit = with_values(table, list(values), np.array(list(values.values())))
-                test = [row for row, out in zip(rows, held, strict=True) if out]
-                predicted[held] = attention_predictor(test, phase)(fit)
-            report(f"attention {phase}, cross-validated", predicted, measured)
-            errors.append(np.abs(predicted / measured - 1.0))
-        put(table, fit_keys(table, free, attention_predictor(rows, phase), measured))
-    if errors:
-        print(f"attention, cross-validated: mean {np.concatenate(errors).mean():.2%}")
+        put(table, fit_keys(table, attention_free(phase), attention_predictor(rows, phase), measured))
 
 
 def attention_predictor(rows: list[Row], phase: str) -> Callable[[ComputeFit], Vector]:
@@ -286,18 +261,10 @@ def fit_late(table: dict[str, Any], rows: list[Row]) -> dict[str, float]:
     return fit_keys(table, LATE_FREE, stream_predictor(rows, lambda fit: fit), column(rows, "ms") * 1e-3)
 
 
-def fit_streams(table: dict[str, Any], ops: list[Row], check: bool) -> None:
+def fit_streams(table: dict[str, Any], ops: list[Row]) -> None:
     others = ("linear", "bmm", "sdpa_fwd", "sdpa_bwd", "grouped_linear")
     rows = [row for row in ops if row["op"] not in others]
     measured = column(rows, "ms") * 1e-3
-    if check:
-        predicted = np.empty_like(measured)
-        for held in folds(np.arange(len(rows), dtype=float), 5):
-            train = [row for row, out in zip(rows, held, strict=True) if not out]
-            values = fit_keys(table, STREAM_FREE, stream_predictor(train), measured[~held])
-            fit = with_values(table, list(values), np.array(list(values.values())))
-            predicted[held] = stream_predictor([r for r, out in zip(rows, held, strict=True) if out])(fit)
-        report("memory-bound, cross-validated", predicted, measured)
     put(table, fit_keys(table, STREAM_FREE, stream_predictor(rows), measured))
     for name, entry in table["stream"].items():
         done = shared(compute_fit(table)).streams[name]
@@ -309,16 +276,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--h200", type=Path, required=True)
     parser.add_argument("--neusight", type=Path)
-    parser.add_argument("--check", action="store_true")
     chosen = parser.parse_args()
     ops = [*read(chosen.h200 / "ops.csv"), *read(chosen.h200 / "ops_batched.csv")]
     fp8 = read(chosen.h200 / "ops_fp8_grouped.csv")
     table = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
-    fit_tensor(table, ops, fp8, read(chosen.h200 / "kernels.csv"), chosen.check)
-    fit_attention(table, ops, chosen.check)
-    fit_streams(table, [*ops, *fp8], chosen.check)
+    fit_tensor(table, ops, fp8, read(chosen.h200 / "kernels.csv"))
+    fit_attention(table, ops)
+    fit_streams(table, [*ops, *fp8])
     if chosen.neusight:
-        fit_neusight(table, all_points(chosen.neusight, chosen.h200, ops), chosen.check, OUT)
+        fit_neusight(table, all_points(chosen.neusight, chosen.h200, ops), OUT)
     OUT.mkdir(exist_ok=True)
     (OUT / "compute.toml").write_text("\n".join(to_toml(table)) + "\n", encoding="utf-8")
 

@@ -21,6 +21,7 @@ from scipy.optimize import least_squares
 import stepcast.cost.exchange as exchange
 from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import load_cluster, resolve
+from stepcast.hardware.catalog import convert_units
 from stepcast.ir.model_parts import Routing
 
 TARGET = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits" / "exchange.toml"
@@ -95,26 +96,17 @@ def read(path: Path, low: bool) -> list[dict]:
 
 
 def predict(values: dict, rows: list[dict], phase: str) -> np.ndarray:
-    names = {"_us": ("_s", 1e-6), "_ns": ("_s", 1e-9), "_gb_per_s": ("_bytes_per_s", 1e9)}
-    fields = {}
-    for key, value in values.items():
-        suffix = next((suffix for suffix in names if key.endswith(suffix)), "")
-        name, unit = names.get(suffix, ("", 1.0))
-        fields[key.removesuffix(suffix) + name] = value * unit
-    fit = exchange.ExchangeFit(**fields)
+    fit = exchange.ExchangeFit(**convert_units(values))
     exchange.exchange_fit = lambda *_: fit
     seconds = np.empty(len(rows))
     for key in {row["key"] for row in rows}:
         mine = [index for index, row in enumerate(rows) if row["key"] == key]
-        column = {name: np.array([rows[index][name] for index in mine]) for name in ("tokens", "width", "sms")}
-        copies = exchange.TokenCopies(
-            np.array([rows[index]["copies"].to_ranks for index in mine]),
-            np.array([rows[index]["copies"].to_nodes for index in mine]),
-            np.array([rows[index]["copies"].experts for index in mine]),
-        )
-        route = rows[mine[0]]["route"]
+        own = [rows[index] for index in mine]
+        tokens, width, sms = (np.array([row[name] for row in own]) for name in ("tokens", "width", "sms"))
+        copied = [(row["copies"].to_ranks, row["copies"].to_nodes, row["copies"].experts) for row in own]
+        copies = exchange.TokenCopies(*np.array(copied).T)
         seconds[mine] = exchange.exchange_s(
-            "", phase, column["tokens"], column["width"], ELEMENT_BYTES[phase], copies, route, column["sms"]
+            "", phase, tokens, width, ELEMENT_BYTES[phase], copies, own[0]["route"], sms
         )
     return seconds
 

@@ -134,13 +134,6 @@ def gpu_folds(table: dict[str, Any], points: list[Points]) -> list[Fold]:
     return found
 
 
-def inline(value: Any) -> str:
-    """A value of any depth as one line of TOML."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {inline(item)}" for key, item in value.items() if item != {}) + "}"
-    return literal(value)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--h200", type=Path, required=True)
@@ -149,20 +142,18 @@ def main() -> None:
     committed = tomllib.loads((OUT / "compute.toml").read_text(encoding="utf-8"))
     lines = ['source = "tools/fit_folds.py"', f'fit = "{fit_digest()}"']
     for fold in h200_folds(committed, chosen.h200):
-        lines += ["", "[[family]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
+        lines += ["", "[[family]]", *(f"{key} = {literal(value)}" for key, value in fold.items())]
     if chosen.neusight is None:
-        known = tomllib.loads((OUT / "folds.toml").read_text(encoding="utf-8"))["gpu"]
-        for fold in known:
-            lines += ["", "[[gpu]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
-        (OUT / "folds.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return
-    # The fit of fp32 starts where fit_compute.py starts it: no architecture has constants of its own.
-    start = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
-    matmul = {**committed["matmul"], **{name: start["matmul"][name] for name in ("simt", "simt_of")}}
-    blank = {**committed, "matmul": matmul, "memory_efficiency": start["memory_efficiency"]}
-    fp32 = [row for name in FITTED_FILES for row in read(chosen.h200 / name)]
-    for fold in gpu_folds(blank, all_points(chosen.neusight, chosen.h200, fp32)):
-        lines += ["", "[[gpu]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
+        gpus = tomllib.loads((OUT / "folds.toml").read_text(encoding="utf-8"))["gpu"]
+    else:
+        # The fit of fp32 starts where fit_compute.py starts it: no architecture has constants of its own.
+        start = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
+        matmul = {**committed["matmul"], **{name: start["matmul"][name] for name in ("simt", "simt_of")}}
+        blank = {**committed, "matmul": matmul, "memory_efficiency": start["memory_efficiency"]}
+        fp32 = [row for name in FITTED_FILES for row in read(chosen.h200 / name)]
+        gpus = gpu_folds(blank, all_points(chosen.neusight, chosen.h200, fp32))
+    for fold in gpus:
+        lines += ["", "[[gpu]]", *(f"{key} = {literal(value)}" for key, value in fold.items())]
     (OUT / "folds.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

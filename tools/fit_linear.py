@@ -10,20 +10,17 @@ mean, and the spread the one that Mamba-2's scans have.
 
 import csv
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
-from fit_mamba import refined, report
+from fit_mamba import DATA, GPU, fit_clocks, report, scan_times
+from msgspec.structs import replace
 
 from stepcast.cost.fits import ScanFit, default_fit
-from stepcast.cost.price import matrix_rates, vector_rates
-from stepcast.cost.scan import chunk_steps, scan_s
-from stepcast.hardware.catalog import load_fit, load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.cost.price import vector_rates
+from stepcast.cost.scan import chunk_steps
+from stepcast.hardware.catalog import load_fit
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 
-DATA = Path(__file__).parents[1] / "src" / "stepcast" / "data"
-GPU = load_gpu("h200")
 SOURCE = (
     "tools/fit_linear.py on src/stepcast/data/h200/linear.csv (flash-linear-attention 0.6.0, whose check for "
     "this pair of GPU and triton was switched off for the time; mamba_ssm 2.3.2, torch 2.11, triton 3.6)"
@@ -49,37 +46,27 @@ def cases(mixer: str, backward: bool) -> list[Case]:
 
 
 def times(found: Sequence[Case], fit: ScanFit) -> list[float]:
-    peak, rates = matrix_rates(GPU, DType.BF16).peak_flops, vector_rates(GPU)
-    return [float(scan_s(work, peak, rates, fit)) for work, *_ in found]
+    return scan_times([work for work, *_ in found], fit)
 
 
-def plain(found: Sequence[Case]) -> ScanFit:
-    """Without anything but moving bytes, as streaming kernels do."""
-    streaming = default_fit().stream("add").bandwidth_efficiency
-    return ScanFit(round(float(np.median([each[2] for each in found]))), streaming, 0.0, 0.0, 0.0)
+def kernels_of(found: Sequence[Case]) -> float:
+    return float(np.median([launches for *_, launches in found]))
 
 
 def fit_selective(found: Sequence[Case]) -> ScanFit:
-    bare = plain(found)
-    measured = np.array([seconds for _, seconds, _ in found])
-
-    def made(constants: Sequence[float]) -> ScanFit:
-        return ScanFit(bare.kernels, bare.bandwidth_efficiency, constants[0], constants[1], constants[2])
-
-    def error(constants: Sequence[float]) -> float:
-        return float(np.mean(np.abs(np.array(times(found, made(constants))) / measured - 1)))
-
-    return made(refined(error, (0.8, 0.3, 1e-6)))
+    works, measured, _ = zip(*found, strict=True)
+    return fit_clocks(works, measured, kernels_of(found), (0.8, 0.3, 1e-6))
 
 
 def fit_delta(found: Sequence[Case]) -> ScanFit:
-    bare, rates = plain(found), vector_rates(GPU)
+    """What is left of the times once the bytes are moved as streaming kernels do, over the chunks of a sequence."""
+    streaming, rates = default_fit().stream("add").bandwidth_efficiency, vector_rates(GPU)
+    bare = ScanFit(round(kernels_of(found)), streaming, 0.0, 0.0, 0.0)
     left = [
         float((seconds - moved) * rates.clock_hz / chunk_steps(work, rates.sms))
         for (work, seconds, _), moved in zip(found, times(found, bare), strict=True)
     ]
-    clocks = float(np.mean(left))
-    return ScanFit(bare.kernels, bare.bandwidth_efficiency, 0.0, 0.0, 0.0, clocks)
+    return replace(bare, chunk_clocks=float(np.mean(left)))
 
 
 def left_out(found: Sequence[Case]) -> list[float]:

@@ -22,7 +22,7 @@ from stepcast.cost.price import matrix_rates, vector_rates
 from stepcast.cost.scan import scan_s
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.recurrent import Scan
+from stepcast.ir.recurrent import DeltaRule, Scan, SelectiveScan
 
 SOURCE = (
     "tools/fit_mamba.py on src/stepcast/data/h200/mamba.csv "
@@ -94,23 +94,28 @@ def works_of(found: dict[Case, Times], backward: bool) -> tuple[list[Scan], list
     return works, measured
 
 
-def scan_times(works: Sequence[Scan], fit: ScanFit) -> list[float]:
+def scan_times(works: Sequence[DeltaRule | Scan | SelectiveScan], fit: ScanFit) -> list[float]:
     peak, rates = matrix_rates(GPU, DType.BF16).peak_flops, vector_rates(GPU)
     return [float(scan_s(work, peak, rates, fit)) for work in works]
 
 
-def fit_scan(found: dict[Case, Times], launches: dict[Case, Times], backward: bool) -> ScanFit:
-    works, measured = works_of(found, backward)
-    # What kernels that do nothing but stream reach of the bandwidth.
+def fit_clocks(
+    works: Sequence[DeltaRule | Scan | SelectiveScan], measured: Sequence[float], kernels: float, start: Sequence[float]
+) -> ScanFit:
+    """The clocks of inputs and states and the fixed time, from *start*; bytes move as in kernels that only stream."""
     streaming = default_fit().stream("add").bandwidth_efficiency
-    kernels = round(float(np.median([scan_sum(times, backward) for times in launches.values()])))
 
     def error(constants: Sequence[float]) -> float:
-        predicted = scan_times(works, ScanFit(kernels, streaming, *constants))
+        predicted = scan_times(works, ScanFit(round(kernels), streaming, *constants))
         return float(np.mean(np.abs(np.array(predicted) / np.array(measured) - 1)))
 
+    return ScanFit(round(kernels), streaming, *refined(error, start))
+
+
+def fit_scan(found: dict[Case, Times], launches: dict[Case, Times], backward: bool) -> ScanFit:
+    kernels = float(np.median([scan_sum(times, backward) for times in launches.values()]))
     start = (9.0, 2.0, 5e-5) if backward else (1.0, 1.0, 1e-5)
-    return ScanFit(kernels, streaming, *refined(error, start))
+    return fit_clocks(*works_of(found, backward), kernels, start)
 
 
 def left_out(found: dict[Case, Times], launches: dict[Case, Times]) -> float:

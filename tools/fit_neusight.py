@@ -1,7 +1,7 @@
 """The part of the compute fit that learns from many GPUs: fp32 on ordinary cores, from NeuSight's set.
 
 Measured fp32 times of P4, P100, T4, V100, A100 and H200 teach how the ordinary cores, the L2 cache, the
-memory and the power limit scale from one GPU to another. ``check`` leaves one GPU out at a time.
+memory and the power limit scale from one GPU to another; tools/fit_folds.py leaves one GPU out at a time.
 
 Their measuring waits for the GPU after each call, so a reported time holds what the host takes until the
 kernel starts. The shortest times of an operator on a GPU show that host; a GPU not measured gets the median.
@@ -17,7 +17,6 @@ import numpy as np
 from fit_tables import Free, to_toml
 from minimise import Vector, minimise
 
-from stepcast.cost.calibration import fit_correction
 from stepcast.cost.fits import ComputeFit, compute_fit
 from stepcast.cost.matmul import matmul_seconds
 from stepcast.hardware.catalog import load_gpu
@@ -294,44 +293,11 @@ def _fit_stream(table: dict[str, Any], points: list[Points]) -> tuple[dict[str, 
     return changed(best), float(best[0])
 
 
-def check(table: dict[str, Any], points: list[Points]) -> None:
-    """Leave one GPU out, then give back 20 of its points per operator."""
-    cells: dict[tuple[str, str], float] = {}
-    calibrated: dict[tuple[str, str], float] = {}
-    names = sorted({p.gpu.name for p in points})
-    for left_out in names:
-        rest, architecture = without(points, left_out)
-        fitted, overheads = fit_memory(table, rest)
-        fitted, more = fit_simt(fitted, rest, architecture)
-        overheads |= more
-        fit = compute_fit(fitted)
-        overheads[LONE] = (0.0, 0.0)
-        for own in (p for p in points if p.gpu.name == left_out):
-            predicted = predict(own, fit, *overheads[own.op])
-            cells[own.op, left_out] = float(np.mean(np.abs(predicted / own.seconds - 1.0)))
-            seen = np.random.default_rng(1).choice(own.seconds.size, min(20, own.seconds.size // 2), replace=False)
-            unseen = np.ones(own.seconds.size, dtype=bool)
-            unseen[seen] = False
-            correction = fit_correction(predicted[seen], own.seconds[seen])
-            error = np.abs(np.asarray(correction.applied_s(predicted[unseen])) / own.seconds[unseen] - 1.0)
-            calibrated[own.op, left_out] = float(np.mean(error))
-    print("  ", names)
-    for op in sorted({op for op, _ in cells}):
-        row = [
-            f"{cells[op, name]:6.1%}/{calibrated[op, name]:5.1%}" if (op, name) in cells else " " * 13 for name in names
-        ]
-        print(f"  {op:8s}", "  ".join(row))
-    mean, better = np.mean(list(cells.values())), np.mean(list(calibrated.values()))
-    print(f"neusight, leave one GPU out: mean over cells {mean:.2%}; with 20 points per operator {better:.2%}")
-
-
 def all_points(neusight: Path, h200: Path, ops: list[dict[str, str]]) -> list[Points]:
     return [*read_points(neusight), *read_points(h200, "one_at_a_time_fp32.csv"), h200_points(ops)]
 
 
-def fit_neusight(table: dict[str, Any], points: list[Points], checked: bool, out: Path) -> None:
-    if checked:
-        check(table, points)
+def fit_neusight(table: dict[str, Any], points: list[Points], out: Path) -> None:
     fitted, overheads = fit_memory(table, points)
     fitted, more = fit_simt(fitted, points)
     for section in ("matmul", "power", "memory_efficiency"):

@@ -125,14 +125,7 @@ def fit_group(path: Path, group: str) -> None:
     for ranks in sorted({case.route.ranks for case in cases}):
         rest, held = ([case for case in cases if (case.route.ranks == ranks) is out] for out in (False, True))
         describe(f"{ranks} GPUs left out", held, tune(fit(rest)))
-    inner = ", ".join(f"{key} = {inline(value)}" for key, value in fitted.items())
-    print(f"{architectures[0]} = {{ {inner} }}\n", flush=True)
-
-
-def inline(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {literal(item)}" for key, item in value.items()) + " }"
-    return literal(value)
+    print(f"{architectures[0]} = {literal(fitted)}\n", flush=True)
 
 
 if __name__ == "__main__":

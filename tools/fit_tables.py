@@ -27,11 +27,7 @@ def column(rows: list[Row], name: str) -> Vector:
 
 def with_values(table: dict[str, Any], keys: list[str], values: Vector) -> ComputeFit:
     changed = _copy(table)
-    for key, value in zip(keys, values, strict=True):
-        place, parts = changed, key.split(".")
-        for part in parts[:-1]:
-            place = place[part]
-        place[parts[-1]] = float(value)
+    put(changed, dict(zip(keys, map(float, values), strict=True)))
     return compute_fit(changed)
 
 
@@ -67,14 +63,6 @@ def report(name: str, predicted: Vector, measured: Vector) -> None:
     print(", ".join(parts), f"time-weighted {weighted:.2%}, worst {error.max():.0%}")
 
 
-def folds(families: Vector, count: int = 7) -> Iterator[Any]:
-    unique = np.unique(families)
-    for part in range(count):
-        chosen = np.isin(families, unique[part::count])
-        if chosen.any() and not chosen.all():
-            yield chosen
-
-
 def to_toml(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
     if prefix and plain:
@@ -87,6 +75,9 @@ def to_toml(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def literal(value: Any) -> str:
+    """Return a value of any depth as one line of TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {literal(item)}" for key, item in value.items() if item != {}) + "}"
     if isinstance(value, str):
         return '"' + value.replace('"', '\\"') + '"'
     if isinstance(value, bool):

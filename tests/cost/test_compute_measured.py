@@ -1,6 +1,6 @@
 """The price model against the measurements the project ships: it fails when accuracy gets worse.
 
-These bounds are on rows the constants were fitted to; ``tools/fit_compute.py --check`` prints the cross-validated
+These bounds are on rows the constants were fitted to; ``stepcast validate --set h200`` prints the cross-validated
 figures, which lie within a percent of them.
 """
 
