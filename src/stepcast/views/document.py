@@ -13,9 +13,10 @@ import msgspec
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
+from stepcast.views.declared import asked_pairs
 from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag, text
 from stepcast.views.text import visible
-from stepcast.views.view import Axis, Dot, asked_pairs
+from stepcast.views.view import Axis, Dot
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from stepcast.units import (
     format_seconds,
 )
 from stepcast.views import view as ui
+from stepcast.views.declared import asked_pairs
 from stepcast.views.view import NAMES
 
 LAYOUT_WORDS = ("tp", "pp", "dp", "ep", "replicas")
@@ -61,7 +62,7 @@ def generation_view(facts: Facts) -> ui.View:
         _curve(facts) if facts["curve"] else None,
         ui.FactList("Requests", [*texts, ("KV cache", facts["kv_cache"])]),
     ]
-    return ui.View(title, headline, figures, parts, facts, asked=ui.asked_pairs(facts))
+    return ui.View(title, headline, figures, parts, facts, asked=asked_pairs(facts))
 
 
 def _curve(facts: Facts) -> ui.Scatter:
@@ -123,7 +124,7 @@ def rl_view(facts: Facts) -> ui.View:
         rows = [(f"{len(unread)} of its keys", f"without effect here: {', '.join(unread[:8])}{more}")]
         parts.append(ui.plain_table(f"Configuration of {config['tool']}", ("keys", "use"), rows))
     title, headline = _rl_title(facts, about)
-    return ui.View(title, headline, figures, parts, facts, asked=ui.asked_pairs(facts))
+    return ui.View(title, headline, figures, parts, facts, asked=asked_pairs(facts))
 
 
 def _rl_title(step: Facts, about: Sequence[str]) -> tuple[str, ui.Headline]:
@@ -156,4 +157,4 @@ def rl_search_view(facts: Facts) -> ui.View:
         ui.Figure("candidates", f"{facts['considered']:,}", f"{facts['too_large']:,} do not fit"),
     ]
     title, headline = _rl_title(best, [facts["model"], f"{facts['gpus']} x {facts['gpu']}"])
-    return ui.View(title, headline, figures, [table], facts, asked=ui.asked_pairs(facts))
+    return ui.View(title, headline, figures, [table], facts, asked=asked_pairs(facts))

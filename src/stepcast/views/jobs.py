@@ -1,75 +1,47 @@
 """Views of what jobs leave behind: logs of steps and collectives, databases of kernels, straggler traces."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from stepcast.ir.facts import Facts
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.units import format_seconds
 from stepcast.views import view as ui
+from stepcast.views.declared import build_figures, build_view
 from stepcast.views.measured import bottleneck_figures
-from stepcast.views.view import NAMES
+from stepcast.views.view import NAMES, say
 
 MOST_LINES = 16
 TITLES = NAMES["job_files"]
 
 
-def _view(
-    facts: Facts, figures: Sequence[ui.Figure], parts: Sequence[ui.Part | None], timeline: Timeline | None
-) -> ui.View:
+def _view(section: str, facts: Facts, timeline: Timeline | None = None, **more: Any) -> ui.View:
     """Return the view of a file that a job left, headed by its step, its duration or how many calls it holds."""
-    title, step_s = TITLES.get(facts.get("format", ""), "log"), facts.get("step_s")
-    about = (title, str(facts.get("source", "")))
-    if step_s or "calls" not in facts:
-        words = "per step, measured" if step_s else "recorded"
-        headline = ui.Headline.of_seconds(step_s or facts.get("elapsed_s", 0.0), words, about)
-    else:
-        headline = ui.Headline(f"{facts['calls']:,}", "calls", about)
-    head = f"{title}: {headline.number} {headline.unit.split(' ')[0]}"
-    return ui.View(head, headline, figures, [*parts, ui.timeline_chart(timeline)], facts)
+    file, step_s, calls = TITLES.get(facts.get("format", ""), "log"), facts.get("step_s"), facts.get("calls")
+    recorded_s = None if step_s or calls is not None else facts.get("elapsed_s", 0.0)
+    headline = str(
+        say(
+            "[{step_s:!}{step_s} per step, measured][{recorded_s} recorded][{calls:,} calls]",
+            {"step_s": step_s, "recorded_s": recorded_s, "calls": None if step_s else calls},
+        )
+    )
+    title = f"{file}: {' '.join(headline.split(' ')[:2])}"
+    about, chart = (file, str(facts.get("source", ""))), ui.timeline_chart(timeline)
+    return build_view(section, facts, **more, job_title=title, job_headline=headline, about=about, timeline=chart)
 
 
 def step_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the steps that a training program logged."""
-    figures: list[ui.Figure] = []
-    if facts["step_s"] is not None:
-        step, p90 = format_seconds(facts["step_s"]), format_seconds(facts["p90_s"])
-        figures.append(ui.Figure("step", step, "median", line=f"{step} (median), 90 % of steps within {p90}"))
-        figures.append(ui.Figure("90 % of steps", p90, "or less", shown=ui.Shown.PAGE))
-    if facts["slow_steps"] or facts["lost_s"]:
-        count, lost = len(facts["slow_steps"]), format_seconds(facts["lost_s"])
-        line = f"{count} clearly slower than the median; steps above it cost {lost} in total"
-        figures.append(ui.Figure("slow steps", str(count), f"steps above the median cost {lost}", line=line))
-    if facts["tflops_per_gpu"] is not None:
-        figures.append(ui.Figure("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU"))
-    if facts["tokens_per_s_per_gpu"] is not None:
-        figures.append(ui.Figure("tokens", f"{facts['tokens_per_s_per_gpu']:,.0f} per second and GPU"))
-    if facts["peak_memory_bytes"] is not None:
-        figures.append(ui.Figure("peak memory", format_bytes(facts["peak_memory_bytes"])))
-    for row in facts.get("stragglers", ())[:1]:
-        note = f"on {row['node']}: {row['factor']:.2f} times as slow as the fastest"
-        figures.append(ui.Figure("straggler", f"rank {row['rank']}", note, mood=ui.Mood.BAD))
-    if facts.get("run_s"):
-        figures.append(ui.Figure("run", format_seconds(facts["run_s"])))
-    figures += [ui.Figure("steps logged", str(facts["steps"])), ui.Figure("program", str(facts["program"]))]
-    columns = ui.columns("slow_step=step took=seconds:s of_the_median=factor:x")
-    slow = ui.table_of("Slow steps", facts["slow_steps"][:MOST_LINES], columns)
-    return _view(facts, figures, [slow], timeline)
+    is_slow, stragglers = bool(facts["slow_steps"] or facts["lost_s"]), facts.get("stragglers", ())
+    straggler = stragglers[0] if stragglers else None
+    return _view("step log", facts, timeline, is_slow=is_slow, straggler=straggler, run_s=facts.get("run_s") or None)
 
 
 def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the collectives that NCCL recorded: what hangs, who came last, how fast each was."""
     unfinished, mismatched = facts["unfinished"], facts["mismatched"]
-    verdict, mood = "all ranks finished the same calls", ui.Mood.GOOD
-    if unfinished or mismatched:
-        verdict, mood = f"{len(unfinished)} unfinished and {len(mismatched)} mismatched calls", ui.Mood.BAD
-    figures = [ui.Figure("verdict", verdict, mood=mood)]
-    if late := [row for row in facts["stragglers"] if row["waited_s"] > 0][:1]:
-        waited = format_seconds(late[0]["waited_s"])
-        note = f"came last to {late[0]['last']:,} calls; the others waited {waited} for it"
-        rank = f"rank {late[0]['rank']}"
-        figures.append(ui.Figure("latest rank", rank, note, line=f"{rank} {note}"))
-    known = {"program": facts["program"], "ranks": len(facts["ranks"]), "calls": f"{facts['calls']:,}"}
-    figures += [ui.Figure(name, str(value)) for name, value in known.items()]
+    is_wrong = bool(unfinished or mismatched)
+    late = [row for row in facts["stragglers"] if row["waited_s"] > 0]
     stuck, different = [], []
     for row in unfinished:
         absent = f" for ranks {row['absent']}, which never called it" if row["absent"] else ""
@@ -77,15 +49,14 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.Vi
         stuck.append(ui.Remark(name, f": ranks {row['waiting']} wait{absent}"))
     for row in mismatched:
         different.append(ui.Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}"))
-    columns = ui.columns(
-        "collective=kind group size=size_bytes calls median=median_s:? bus_bandwidth=busbw_bytes_per_s:?"
-    )
-    parts = [
-        ui.Remarks("Unfinished calls", stuck),
-        ui.Remarks("Mismatched calls", different),
-        ui.table_of("Collectives", facts["collectives"][:MOST_LINES], columns, wide=True),
-    ]
-    return _view(facts, figures, parts, timeline)
+    more: Facts = {
+        "is_wrong": is_wrong,
+        "is_right": not is_wrong,
+        "late": late[0] if late else None,
+        "stuck": ui.Remarks("Unfinished calls", stuck),
+        "different": ui.Remarks("Mismatched calls", different),
+    }
+    return _view("collective log", facts, timeline, **more)
 
 
 STREAM_PARTS = {"compute": "computation", "exposed": "exposed communication", "copy": "copies", "idle": "GPU idle"}
@@ -94,22 +65,10 @@ STREAM_COLOURS = {"compute": "compute", "exposed": "exposed", "copy": "copy", "i
 
 def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the kernels that Nsight Systems saw, by GPU."""
-    step = facts["steps"]
-    figures = []
-    if step:
-        median = format_seconds(step["median_s"])
-        figures.append(ui.Figure("step", median, f"median of {step['count']} ranges {step['name']}"))
     named = {words: facts["operations_s"][part] for part, words in STREAM_PARTS.items()}
-    total_s = sum(named.values())
-    figures += bottleneck_figures(named, total_s, (STREAM_PARTS["compute"],), "the time of a GPU")
-    for row in facts["stragglers"]:
-        more = format_seconds(row["extra_s"])
-        note = f"computes {row['factor']:.2f}x as long as the median of the others ({more} more)"
-        rank = f"GPU {row['rank']}"
-        figures.append(ui.Figure("straggler", rank, note, line=f"{rank} {note}", mood=ui.Mood.BAD))
-    if facts["devices"] and not facts["stragglers"]:
-        figures.append(ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU"))
-    figures.append(ui.Figure("elapsed", format_seconds(facts["elapsed_s"])))
+    slow = [figure for row in facts["stragglers"] for figure in build_figures("stream straggler", row)]
+    if facts["devices"] and not slow:
+        slow = [ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU")]
     bars = []
     for row in facts["devices"]:
         amounts = {STREAM_COLOURS[part]: row[f"{part}_s"] for part in STREAM_PARTS}
@@ -119,12 +78,14 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     kinds = {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
     devices = ui.table_of("GPUs", facts["devices"], columns)
     ranges = "Span" if facts.get("format") == "otlp" else "NVTX range"
-    parts = [
-        ui.Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
-        _runs("Kernels", "kernel", facts["kernels"]),
-        _runs(f"{ranges}s", ranges.replace("Span", "span"), facts["ranges"]),
-    ]
-    return _view(facts, figures, parts, timeline)
+    more: Facts = {
+        "bottleneck": bottleneck_figures(named, sum(named.values()), (STREAM_PARTS["compute"],), "the time of a GPU"),
+        "slow": slow,
+        "bars": ui.Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
+        "kernel_runs": _runs("Kernels", "kernel", facts["kernels"]),
+        "range_runs": _runs(f"{ranges}s", ranges.replace("Span", "span"), facts["ranges"]),
+    }
+    return _view("streams", facts, timeline, **more)
 
 
 def _runs(title: str, head: str, rows: Sequence[Facts]) -> ui.Table:
@@ -134,62 +95,43 @@ def _runs(title: str, head: str, rows: Sequence[Facts]) -> ui.Table:
 
 def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a straggler trace: what slow operations cost, who is slow, and each part alone."""
-    cost_s = max(0.0, facts["undelayed_s"] - facts["ideal_s"])
-    share = format_percent(cost_s / facts["step_s"]) if facts["step_s"] else "-"
-    cost, slowdown = format_seconds(cost_s), f"{facts['slowdown']:.3f}x"
-    figures = [
-        ui.text_line("step", format_seconds(facts["step_s"])),
-        ui.Figure("slow operations cost", cost, f"{share} of the step ({slowdown})"),
-    ]
-    for kind, factor in list(facts["by_kind"].items())[:1]:
-        note = f"it alone makes the step {factor:.3f}x as long"
-        figures.append(ui.Figure("bottleneck", kind, note, line=f"{kind}: {note}"))
-    for row in facts["stragglers"][:1]:
-        rank, where = f"rank {row['rank']}", f"replica {row['dp_rank']}, stage {row['stage']}"
-        note, line = f"{where}: {row['factor']:.3f}x", f"{rank} ({where}): {row['factor']:.3f}x"
-        figures.append(ui.Figure("straggler", rank, note, line=line, mood=ui.Mood.BAD))
-    if not facts["stragglers"]:
-        figures.append(ui.Figure("straggler", "none", mood=ui.Mood.GOOD))
-    figures += [
-        ui.Figure("without CPU launch gaps", format_seconds(facts["undelayed_s"])),
-        ui.Figure("with typical operations", format_seconds(facts["ideal_s"])),
-        ui.Figure("due to the last stage", format_percent(facts["last_stage_share"])),
-        ui.Figure("due to the slowest workers", format_percent(facts["worst_workers_share"])),
-        ui.text_line("layout", f"dp {facts['dp']} x pp {facts['pp']}, {facts['steps']} steps"),
-    ]
-    columns = ui.columns("slow_rank=rank replica=dp_rank stage slowdown=factor:.3f")
     by_stage = {f"stage {stage}": value for stage, value in enumerate(facts["by_stage"])}
     by_replica = {f"replica {replica}": value for replica, value in enumerate(facts["by_dp_rank"])}
     alone = [(name, f"{value:.3f}") for name, value in {**by_stage, **by_replica, **facts["by_kind"]}.items()]
-    title = "The slowdown by each stage, replica and kind of operation"
     heads = ("with recorded times of this alone", "slowdown")
-    slow = ui.table_of("Slow ranks", facts["stragglers"][:MOST_LINES], columns)
-    parts = [slow, ui.plain_table(title, heads, alone[:40], shown=ui.Shown.DETAIL)]
-    return _view(facts, figures, parts, timeline)
+    title = "The slowdown by each stage, replica and kind of operation"
+    kind, factor = next(iter(facts["by_kind"].items()), (None, None))
+    cost_s = max(0.0, facts["undelayed_s"] - facts["ideal_s"])
+    more: Facts = {
+        "cost_s": cost_s,
+        "cost_share": cost_s / facts["step_s"] if facts["step_s"] else None,
+        "worst": {"kind": kind, "factor": factor},
+        "straggler": facts["stragglers"][0] if facts["stragglers"] else None,
+        "fine": not facts["stragglers"],
+        "alone": ui.plain_table(title, heads, alone[:40], shown=ui.Shown.DETAIL),
+    }
+    return _view("stragglers", facts, timeline, **more)
 
 
 def watch_view(facts: Facts, steps: Sequence[tuple[int, float]]) -> ui.View:
     """Return the view of a job that was watched: its alerts, and the time of each step."""
-    alerts, step_s = facts["alerts"], facts["step_s"]
-    mood = ui.Mood.BAD if facts["active"] else ui.Mood.GOOD
-    figures = [ui.Figure("verdict", ", ".join(facts["active"]) or "normal", mood=mood)]
-    if step_s is not None:
-        figures.append(ui.Figure("step", format_seconds(step_s), "median"))
-    if facts["forecast_s"]:
-        figures.append(ui.Figure("forecast", format_seconds(facts["forecast_s"])))
-    of = f" of {facts['total_steps']:,}" if facts["total_steps"] else ""
-    figures.append(ui.Figure("steps", f"{facts['steps']:,}", f"the last is {facts['last_step']}{of}"))
-    columns = ui.columns("step alert=kind what=text")
-    parts: list[ui.Part | None] = [ui.table_of("Alerts", alerts, columns, uncut=(2,))]
+    chart = None
     if len(steps) > 1:
         times_s = [seconds for _, seconds in steps]
-        wrong = {row["step"]: row["text"] for row in alerts}
+        wrong = {row["step"]: row["text"] for row in facts["alerts"]}
         dots = [ui.Dot(step, seconds, "tp", wrong[step]) for step, seconds in steps if step in wrong]
         line = ui.Line([(float(step), seconds) for step, seconds in steps], "same")
         x = ui.Axis(steps[0][0], steps[-1][0] + 1, lambda step: f"{step:,.0f}", "step")
         y = ui.Axis(0.95 * min(times_s), 1.05 * max(times_s), format_seconds, "seconds")
         label = f"{len(steps)} steps"
-        parts.append(ui.Scatter("Steps", x, y, [line, *dots], label, legend=(("tp", "alert"),), shown=ui.Shown.PAGE))
-    number, unit = format_seconds(step_s).split(" ") if step_s else ("no", "steps")
-    headline = ui.Headline(number, f"{unit} per step, measured" if step_s else unit, ("watched job",))
-    return ui.View("watched job", headline, figures, parts, facts)
+        chart = ui.Scatter("Steps", x, y, [line, *dots], label, legend=(("tp", "alert"),), shown=ui.Shown.PAGE)
+    more: Facts = {
+        "verdict": ", ".join(facts["active"]) or "normal",
+        "fine": not facts["active"],
+        "forecast_s": facts["forecast_s"] or None,
+        "total_steps": facts["total_steps"] or None,
+        "has_steps": bool(facts["step_s"]),
+        "has_none": not facts["step_s"],
+        "chart": chart,
+    }
+    return build_view("watch", facts, **more)

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.view import NAMES, micro_batches_words, plain_pairs
+from stepcast.views.declared import build_figures, build_view, plain_pairs
+from stepcast.views.view import NAMES
 
 MOST_LINES = 16
-DETAIL = {"most_lines": MOST_LINES, "sortable": True, "wide": True, "shown": ui.Shown.DETAIL}  # options of tables
 MOST_ROWS = 32
 MOST_NAMED = 4
 SMALLEST_SHARE = 5e-4
@@ -48,77 +48,44 @@ def bottleneck_figures(
 
 def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a MegatronAnalysis."""
-    step_s = facts["step_s"]
-    layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']} = {facts['gpus']} GPUs"
-    known = {name: facts["configuration"].get(name, "?") for name in ("layers", "hidden", "seq", "dtype")}
-    model = "{layers} layers, hidden {hidden}, sequence {seq}, {dtype}".format(**known)
-    about = (f"Megatron run on {facts['gpus']:,} GPUs", layout, model, _ranks_words(facts))
+    known, step_s, ep = facts["configuration"], facts["step_s"], facts["ep"]
+    named = {PART_NAMES.get(part, part): seconds for part, seconds in facts["breakdown_s"].items()}
+    only_rank = len(facts["ranks"]) == 1 and facts["gpus"] > 1
+    group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"], default=("", {}))
+    uneven = max(_uneven(facts), key=_unevenness, default=None)
+    waits_s = max(uneven["waits_caused_s"].values(), default=0.0) if uneven else 0.0
     operations_s = {**facts["operations_s"], "(between operations)": facts["gaps_s"]}
-    heads = ("operation", "mean of ranks")
-    layers = ui.columns("stage layers forward_per_layer=forward_s backward_per_layer=backward_s")
-    ran = plain_pairs(facts["configuration"])
-    return ui.View(
-        f"{format_seconds(step_s)} measured: tp {facts['tp']}, dp {facts['dp']}, pp {facts['pp']}",
-        ui.Headline.of_seconds(step_s, "per step, measured", about),
-        _megatron_figures(facts, layout),
-        [
-            _breakdown(facts["breakdown_s"], step_s),
-            _stages(facts),
-            _stragglers(facts),
-            _experts(facts),
-            ui.bars_of_times("Operations", operations_s, heads, lead="Mean of ranks.", shown=ui.Shown.DETAIL),
-            ui.ExposureBars("Exposed communication", facts["communication_s"], shown=ui.Shown.PAGE),
-            _communication(facts),
-            ui.table_of("Layers", facts["layers"], layers, most_lines=MOST_LINES, shown=ui.Shown.DETAIL),
-            _critical_path(facts),
-            ui.FactList("What ran", ran, lead="Read or solved from the traces.", shown=ui.Shown.PAGE),
-            ui.timeline_chart(timeline),
-        ],
+    heads, on_page = ("operation", "mean of ranks"), FactDict(shown=ui.Shown.PAGE)
+    detail = {"lead": "Mean of ranks.", "shown": ui.Shown.DETAIL}
+    return build_view(
+        "megatron",
         facts,
+        bottleneck=bottleneck_figures(named, step_s, [PART_NAMES[part] for part in WORK]),
+        slow=[_straggler_figure(facts)],
+        measured=" in receives, transfers included" if only_rank else ", mean of ranks",
+        worst={**worst, "group": group},
+        uneven={**uneven, "waits_s": waits_s or None} if uneven else None,
+        above=facts["imbalance"] if len(facts["stages"]) > 1 else None,
+        experts=ep if ep > 1 else None,
+        read=len(facts["ranks"]) if len(facts["ranks"]) > 1 else f"rank {facts['ranks'][0]}",
+        breakdown=_breakdown(facts["breakdown_s"], step_s),
+        stage_bars=_stages(facts),
+        stragglers=_stragglers(facts),
+        expert_loads=_experts(facts),
+        operations=ui.bars_of_times("Operations", operations_s, heads, **detail),
+        exposed=ui.ExposureBars("Exposed communication", facts["communication_s"], **on_page),
+        communication=("name", lambda row: ": ".join(dict.fromkeys((row["operation"], row["name"])))),
+        bus_bandwidth=_bus_bandwidth,
+        traffic=facts["communication"],
+        path=_critical_path(facts),
+        ran=ui.FactList("What ran", plain_pairs(known), lead="Read or solved from the traces.", **on_page),
+        timeline=ui.timeline_chart(timeline),
     )
 
 
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Breakdown:
     large = [share for share in shares_of(breakdown_s) if share.amount >= SMALLEST_SHARE * step_s]
     return ui.Breakdown(TIME_BREAKDOWN, large, step_s)
-
-
-def _ranks_words(facts: Facts) -> str:
-    ranks = facts["ranks"]
-    return f"{len(ranks)} of {facts['gpus']}" if len(ranks) > 1 else f"rank {ranks[0]} of {facts['gpus']}"
-
-
-def _megatron_figures(facts: Facts, layout: str) -> list[ui.Figure]:
-    known, step_s = facts["configuration"], facts["step_s"]
-    named = {PART_NAMES.get(part, part): seconds for part, seconds in facts["breakdown_s"].items()}
-    layers = f"{known['layers']} layers, " if "layers" in known else ""
-    hidden = f"hidden {known['hidden']}, " if "hidden" in known else ""
-    count = micro_batches_words(known["micro_batches"]) if "micro_batches" in known else "? micro-batches"
-    experts = f", experts over {facts['ep']}" if facts["ep"] > 1 else ""
-    only_rank = len(facts["ranks"]) == 1 and facts["gpus"] > 1
-    bubble_s, exposed_s = format_seconds(facts["bubble_s"]), format_seconds(facts["exposed_comm_s"])
-    share, exposed_share = map(format_percent, (facts["bubble_share"], facts["exposed_comm_s"] / (step_s or 1.0)))
-    line = f"{bubble_s} ({share}){' in receives, transfers included' if only_rank else ', mean of ranks'}"
-    figures = [
-        ui.text_line("step", format_seconds(step_s)),
-        *bottleneck_figures(named, step_s, [PART_NAMES[part] for part in WORK]),
-        _straggler_figure(facts),
-        *_expert_figures(facts),
-        ui.Figure("bubble", share, bubble_s, line=line),
-        ui.Figure("exposed communication", exposed_share, exposed_s, line=exposed_s),
-    ]
-    if facts["communication_s"]:
-        group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"])
-        exposed = f"{format_seconds(worst['exposed'])} exposed"
-        figures.append(ui.Figure("costliest communication", group, exposed, shown=ui.Shown.PAGE))
-    if len(facts["stages"]) > 1:
-        above = format_percent(facts["imbalance"])
-        line = f"busiest stage {above} above the mean"
-        figures.append(ui.Figure("stage imbalance", f"+{above}", "busiest stage above the mean", line=line))
-    seq, micro_batch, dtype = (known.get(name, "?") for name in ("seq", "micro_batch", "dtype"))
-    model = f"{layers}{hidden}sequence {seq}, {count} of {micro_batch}, {dtype}"
-    lines = {"layout": f"{layout}{experts}", "model": model, "ranks read": _ranks_words(facts)}
-    return [*figures, *(ui.text_line(name, line) for name, line in lines.items())]
 
 
 def straggler_words(facts: Facts) -> str:
@@ -145,20 +112,13 @@ def _straggler_figure(facts: Facts) -> ui.Figure:
     return ui.Figure(name, str(len(slow)), words, line=words, mood=ui.Mood.BAD)
 
 
+def _unevenness(row: Facts) -> float:
+    return float(max(row["factor"], row["exchange_factor"]))
+
+
 def _uneven(facts: Facts) -> list[Facts]:
     """Return the sets of ranks whose experts get clearly uneven numbers of tokens."""
-    return [row for row in facts["expert_imbalance"] if max(row["factor"], row["exchange_factor"]) >= UNEVEN_FACTOR]
-
-
-def _expert_figures(facts: Facts) -> list[ui.Figure]:
-    uneven = _uneven(facts)
-    if not uneven:
-        return []
-    worst = max(uneven, key=lambda row: max(row["factor"], row["exchange_factor"]))
-    waits_s = max(worst["waits_caused_s"].values(), default=0.0)
-    waited = f"; others wait up to {format_seconds(waits_s)} for it" if waits_s else ""
-    busiest = f"rank {worst['busiest_rank']} gets {worst['factor']:.2f}x the mean number of tokens"
-    return [ui.Figure("expert imbalance", f"{worst['factor']:.2f}x", busiest, line=f"{busiest}{waited}")]
+    return [row for row in facts["expert_imbalance"] if _unevenness(row) >= UNEVEN_FACTOR]
 
 
 def _experts(facts: Facts) -> ui.Remarks:
@@ -198,18 +158,6 @@ def _stages(facts: Facts) -> ui.Bars | None:
     return ui.Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
 
 
-def _communication(facts: Facts) -> ui.Table:
-    known = any(row["cluster_busbw_bytes_per_s"] is not None for row in facts["communication"])
-    columns = ui.columns(
-        "communication group size=size_bytes count=count, total=total_s transfer=transfer_s bus_bandwidth "
-        + "cluster=cluster_busbw_bytes_per_s" * known,
-        communication=("name", lambda row: ": ".join(dict.fromkeys((row["operation"], row["name"])))),
-        bus_bandwidth=_bus_bandwidth,
-    )
-    caption = "By operation; bandwidth where no computation ran at the same time"
-    return ui.table_of("Communication", facts["communication"][:MOST_ROWS], columns, caption=caption, **DETAIL)
-
-
 def _bus_bandwidth(row: Facts) -> ui.Cell:
     rate = row["busbw_bytes_per_s"]
     words = "-" if rate is None else format_rate(rate)
@@ -241,55 +189,28 @@ def _critical_path(facts: Facts) -> ui.Table | None:
 
 def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a Replay: as measured, replayed, and changed."""
-    changed = bool(facts["changes"])
-    counted = micro_batches_words(facts["micro_batches"])
-    layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']}, {counted}"
-    about = (", ".join(facts["changes"]) or "as it was measured", layout)
-    parts: list[ui.Part | None] = [_breakdown(facts["breakdown_s"], facts["step_s"])]
-    if changed:
-        parts = [_before_after(facts), _stages_before_after(facts)]
-    parts.append(ui.timeline_chart(timeline, "measured, replayed and changed, one below the other"))
-    headline = ui.Headline.of_seconds(facts["step_s"], f"per step{', if changed so' if changed else ''}", about)
-    title = f"{format_seconds(facts['step_s'])} replayed"
-    return ui.View(title, headline, _replay_figures(facts, layout), parts, facts)
+    rates, layers, is_changed = facts["sequences_per_s"], facts["layers"], bool(facts["changes"])
+    same_work, more_work = (is_changed and (facts["work_factor"] == 1) == is_same for is_same in (True, False))
+    return build_view(
+        "replay",
+        facts,
+        replayed=replayed_figures(facts),
+        changed=", ".join(facts["changes"]),
+        same_work=same_work,
+        more_work=more_work,
+        rates=rates if rates["before"] and rates["after"] else {},
+        of_each=facts["speedup_per_gpu"] if facts["speedup_per_gpu"] != facts["speedup"] else None,
+        faster=(facts["speedup"] or 0.0) >= 1,
+        layers=layers if layers["before"] != layers["after"] else {},
+        breakdown=_before_after(facts) if is_changed else _breakdown(facts["breakdown_s"], facts["step_s"]),
+        stage_pairs=_stages_before_after(facts) if is_changed else None,
+        timeline=ui.timeline_chart(timeline, "measured, replayed and changed, one below the other"),
+    )
 
 
 def replayed_figures(facts: Facts) -> list[ui.Figure]:
     """Return the measured step and the replayed one with its error."""
-    replayed, error = format_seconds(facts["replayed_step_s"]), f"{format_change(facts['error'], 2)} of the measured"
-    return [
-        ui.Figure("measured step", format_seconds(facts["measured_step_s"])),
-        ui.Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
-    ]
-
-
-def _replay_figures(facts: Facts, layout: str) -> list[ui.Figure]:
-    figures = replayed_figures(facts)
-    if not facts["changes"]:
-        return figures
-    step, change = format_seconds(facts["step_s"]), ui.signed_seconds(facts["change_s"])
-    figures.append(ui.text_line("changed", ", ".join(facts["changes"])))
-    if facts["work_factor"] == 1:
-        figures.append(ui.text_line("then", f"{step} ({facts['speedup']:.2f}x as fast, {change})"))
-    else:
-        sequences = f"for {facts['work_factor']:.3g}x the sequences"
-        figures.append(ui.text_line("then", f"{step} ({facts['step_factor']:.2f}x as long, {change}) {sequences}"))
-    if facts["speedup"] is not None:
-        rates = facts["sequences_per_s"]
-        line = f"{facts['speedup']:.2f}x"
-        if rates["before"] and rates["after"]:
-            line += f", {rates['after']:.4g} sequences/s in place of {rates['before']:.4g}"
-        if facts["speedup_per_gpu"] != facts["speedup"]:
-            line += f"; of each GPU {facts['speedup_per_gpu']:.2f}x"
-        shown = ui.Shown.PAGE if facts["work_factor"] == 1 else ui.Shown.ALWAYS
-        mood = ui.Mood.GOOD if facts["speedup"] >= 1 else ui.Mood.BAD
-        figures.append(ui.Figure("throughput", f"{facts['speedup']:.2f}x", line=line, mood=mood, shown=shown))
-    figures.append(ui.Figure("change", change, "of the step", shown=ui.Shown.PAGE))
-    layers = facts["layers"]
-    if layers["before"] != layers["after"]:
-        words = f"{layers['after']} layers in place of {layers['before']}: not the same work"
-        figures.append(ui.text_line("model", words))
-    return [*figures, ui.text_line("layout", layout)]
+    return build_figures("replayed", facts, off=format_change(facts["error"], 2))
 
 
 SIDES = ("before", "after")

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.units import format_bytes, format_percent
 from stepcast.views import view as ui
+from stepcast.views.declared import build_view
 
 MOST_LINKS = 10
 # Sharing links costs so much of a step that it is worth a look.
@@ -13,68 +14,37 @@ COSTLY = 0.01
 
 def network_view(facts: Facts) -> ui.View:
     """Return the view of a step whose communication shares links."""
-    step_s = facts["step_s"]
+    step_s, hottest = facts["step_s"], facts["hottest"]
     tiers = [tier for tier in facts["tiers"] if tier["bytes"] > 0]
-    costs = f"sharing links costs {format_percent(_sharing_cost(facts))}"
-    about = (facts.get("model") or facts.get("workload") or "", f"{facts['gpus']:,} GPUs of {facts['cluster']}")
-    use = "use of the busiest link of each tier over time"
+    sharing_cost = step_s / facts["alone_step_s"] - 1 if facts["alone_step_s"] else 0.0
+    busiest = hottest[0] if hottest else {}
     lead = "Use of the busiest link of each tier, from the start of the step to its end."
     of_tiers = [(tier["tier"], tier["busiest_over_time"]) for tier in tiers]
-    of_links = [(_link_name(tier), tier["share_over_time"]) for tier in facts["hottest"][:MOST_LINKS]]
+    of_links = [(_link_name(tier), tier["share_over_time"]) for tier in hottest[:MOST_LINKS]]
     darker = "A line for each link, the busiest first. Darker is more use; red is more than 94 %."
     on_page: Facts = {"lead": darker, "wide": True, "shown": ui.Shown.PAGE}
-    return ui.View(
-        f"{format_seconds(step_s)} per step: {costs}",
-        ui.Headline.of_seconds(step_s, "per step with shared links", about),
-        _figures(facts, costs, bool(tiers)),
-        [
-            _tiers(tiers),
-            ui.HeatMap("Tiers over time", of_tiers, step_s, use, lead=lead, wide=True),
-            ui.HeatMap("The busiest links over time", of_links, step_s, "use of each link over time", **on_page),
-            _busiest_links(facts["hottest"], step_s) if tiers else None,
-            _slowed(facts["operations"]),
-        ],
+    use = "use of the busiest link of each tier over time"
+    return build_view(
+        "network",
         facts,
-        asked=ui.asked_pairs(facts),
+        costs=f"sharing links costs {format_percent(sharing_cost)}",
+        unused=not tiers,
+        busiest={**busiest, "equal": busiest.get("alike") if busiest.get("alike", 1) > 1 else None},
+        at_capacity=_at_capacity(busiest, step_s) if busiest else None,
+        mood=ui.Mood.BAD if sharing_cost >= COSTLY else ui.Mood.NEUTRAL,
+        used_tiers=tiers,
+        tiers_over_time=ui.HeatMap("Tiers over time", of_tiers, step_s, use, lead=lead, wide=True),
+        links_over_time=ui.HeatMap(
+            "The busiest links over time", of_links, step_s, "use of each link over time", **on_page
+        ),
+        busiest_links=_busiest_links(hottest, step_s) if tiers else None,
+        slowed=_slowed(facts["operations"]),
     )
 
 
-def _sharing_cost(facts: Facts) -> float:
-    """Return the share by which shared links lengthen the step."""
-    return float(facts["step_s"] / facts["alone_step_s"] - 1) if facts["alone_step_s"] else 0.0
-
-
-def _figures(facts: Facts, costs: str, used: bool) -> list[ui.Figure]:
-    step_s, links = facts["step_s"], f"{facts['links']:,}"
-    alone, fast = format_seconds(facts["alone_step_s"]), format_seconds(facts["fast_step_s"])
-    routing = facts["routing"] if used else f"{facts['routing']}; none is used"
-    figures = [
-        ui.text_line("step", f"{format_seconds(step_s)} with shared links"),
-        ui.Figure("without sharing", alone, costs, line=f"{alone}: {costs}"),
-    ]
-    if facts["hottest"]:
-        link = facts["hottest"][0]
-        at_capacity = link["full_s"] / step_s if step_s else 0.0
-        use = f"mean use {format_percent(link['share'])}, at capacity "
-        use += f"{format_percent(at_capacity) if at_capacity else '0 %'} of the step"
-        alike = f" ({link['alike']:,} equal links)" if link["alike"] > 1 else ""
-        mood = ui.Mood.BAD if _sharing_cost(facts) >= COSTLY else ui.Mood.NEUTRAL
-        name = link["link"]
-        figures.append(ui.Figure("busiest link", name, use, line=f"{name}{alike}: {use}", mood=mood))
-    note = "times each collective by itself"
-    return [
-        *figures,
-        ui.Figure("fast engine", fast, note, line=f"{fast}: it {note}"),
-        ui.Figure("network", f"{links} links", routing),
-    ]
-
-
-def _tiers(tiers: Sequence[Facts]) -> ui.Table:
-    columns = ui.columns(
-        "tier links=links, each=capacity_bytes_per_s carried=bytes mean_use=share peak_use=busiest_share"
-    )
-    caption = "Mean use is that of all links over the step; peak use is that of the busiest link"
-    return ui.table_of("Tiers", tiers, columns, caption=caption, wide=True)
+def _at_capacity(link: Facts, step_s: float) -> str:
+    share = link["full_s"] / step_s if step_s else 0.0
+    return format_percent(share) if share else "0 %"
 
 
 def _link_name(link: Facts) -> str:
@@ -124,7 +94,7 @@ def _colour(group: str) -> str:
     return next((kind for kind in ("tp", "cp", "ep", "pp", "dp") if kind in group), "other")
 
 
-def _slowed(operations: Sequence[Facts]) -> ui.Table:
+def _slowed(operations: Sequence[Facts]) -> list[FactDict]:
     """Return each kind and group of communication, summed over stages, the most slowed first."""
     sums: dict[tuple[str, str], FactDict] = {}
     for row in operations:
@@ -136,13 +106,4 @@ def _slowed(operations: Sequence[Facts]) -> ui.Table:
         total["slowest"] = max(total["slowest"], row["slowest"])
     for total in sums.values():
         total["slowdown"] = total["took_s"] / total["alone_s"] if total["alone_s"] > 0 else 1.0
-    columns = ui.columns(
-        "communication=operation group times=runs, alone shared slowdown worst",
-        alone=("alone_s", lambda row: format_seconds(row["alone_s"] / row["runs"])),
-        shared=("took_s", lambda row: format_seconds(row["took_s"] / row["runs"])),
-        slowdown=("slowdown", lambda row: f"{row['slowdown']:.2f} x"),
-        worst=("slowest", lambda row: f"{row['slowest']:.2f} x"),
-    )
-    rows = sorted(sums.values(), key=lambda row: row["alone_s"] - row["took_s"])
-    caption = "Most time lost first; click a column header to sort"
-    return ui.table_of("Slowed down by shared links", rows, columns, caption=caption, sortable=True, wide=True)
+    return sorted(sums.values(), key=lambda row: row["alone_s"] - row["took_s"])

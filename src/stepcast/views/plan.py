@@ -7,8 +7,9 @@ from math import sqrt
 from stepcast import units
 from stepcast.ir.facts import Facts
 from stepcast.views import view as ui
+from stepcast.views.declared import asked_pairs
 from stepcast.views.step import memory_words
-from stepcast.views.view import NAMES, asked_pairs
+from stepcast.views.view import NAMES
 
 NOT_CHECKED = "not checked: --step-s gives a step without a model"
 PART_NAMES, PART_COLOURS = NAMES["plan_parts"], NAMES["plan_colours"]

@@ -19,6 +19,7 @@ from stepcast.units import (
     format_seconds,
 )
 from stepcast.views import view as ui
+from stepcast.views.declared import LAYOUT, asked_pairs
 from stepcast.views.step import PART_NAMES, step_band
 
 # Choices that a row names where they were searched.
@@ -62,7 +63,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
             ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
         ],
         facts,
-        asked=ui.asked_pairs(facts) if "command" in facts else (),
+        asked=asked_pairs(facts) if "command" in facts else (),
     )
 
 
@@ -71,7 +72,7 @@ WITHIN_ERROR = "Ranks marked = are within our error of rank 1, on as many GPUs."
 
 def strategy_words(row: Facts) -> str:
     """Return a strategy in few words: the choices that are not the default."""
-    words = [f"{name} {row[name]}" for name in ui.LAYOUT if row[name] > 1]
+    words = [f"{name} {row[name]}" for name in LAYOUT if row[name] > 1]
     if row["expert_tp"] and row["expert_tp"] != row["tp"]:
         words.append(f"expert-tp {row['expert_tp']}")
     if row["micro_batch"] > 1:
@@ -375,7 +376,7 @@ def alternatives_view(facts: Facts) -> ui.View:
             ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
         ],
         facts,
-        asked=ui.asked_pairs(facts),
+        asked=asked_pairs(facts),
     )
 
 

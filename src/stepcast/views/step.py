@@ -18,7 +18,8 @@ from stepcast.units import (
     format_short_count,
 )
 from stepcast.views import view as ui
-from stepcast.views.view import NAMES, asked_pairs, config_notes, micro_batches_words, plain_pairs
+from stepcast.views.declared import LAYOUT, asked_pairs, config_notes, micro_batches_words, plain_pairs
+from stepcast.views.view import NAMES
 
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
@@ -85,7 +86,7 @@ def subject(facts: Facts) -> str:
 
 def layout_words(run: Facts) -> str:
     """Return the degrees of parallelism above one."""
-    return " · ".join(f"{name} {run[name]}" for name in ui.LAYOUT if run.get(name, 1) not in (0, 1)) or "one GPU"
+    return " · ".join(f"{name} {run[name]}" for name in LAYOUT if run.get(name, 1) not in (0, 1)) or "one GPU"
 
 
 def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:

@@ -1,8 +1,6 @@
-"""The vocabulary of answers, which the docstring of the package lists, and the question at their head, so that a saved
-result explains itself.
-"""
+"""The vocabulary of answers, which the docstring of the package lists, and values as text."""
 
-import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from enum import Enum, auto
@@ -14,11 +12,13 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.tables import parse_tables
 from stepcast.units import (
     DAY,
+    format_amount,
     format_bytes,
     format_change,
     format_count,
     format_duration,
     format_energy,
+    format_money,
     format_percent,
     format_rate,
     format_seconds,
@@ -28,10 +28,8 @@ from stepcast.units import (
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
 
-SOURCE = Path(__file__).parents[1] / "data" / "names.toml"
-
-
-NAMES: Mapping[str, Mapping[str, str]] = parse_tables(SOURCE.read_text(encoding="utf-8"))
+DATA = Path(__file__).parents[1] / "data"
+NAMES: Mapping[str, Mapping[str, str]] = parse_tables((DATA / "names.toml").read_text(encoding="utf-8"))
 """Tables of words and colours by the keys of the JSON, in the order in which they are shown."""
 Show = Callable[[float], str]
 """A formatter of ``stepcast.units``."""
@@ -169,8 +167,9 @@ def columns(spec: str, **sources: Source) -> dict[str, Source]:
     """Return the columns of a table from words such as ``stage busy=busy_s slowdown=factor:.3f``.
 
     A word is a head and the key of its values, or both in one, and the format where their name does not decide it, of
-    Python or of FORMS; a question mark leaves cells without a value blank. A dot leads to a key within a value.
-    Underscores in heads are blanks. *sources* are those of heads that take a function.
+    Python or of FORMS; a question mark leaves cells without a value blank. A dot leads to a key within a value, /
+    divides two, and ``{factor:.2f}_x`` is a sentence. Underscores in heads are blanks. *sources* are those of heads that take a
+    function.
     """
     pairs = (word.partition("=") for word in spec.split())
     return {head.rstrip(",").replace("_", " "): sources.get(head) or key or head for head, _, key in pairs}
@@ -196,20 +195,62 @@ def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object
 
 def cell_of(row: Facts, source: Source) -> Cell:
     """Return the cell of a row: its text, and the value that it is sorted by."""
+    if isinstance(source, str) and "{" in source:
+        return Cell(say(source.replace("}_", "} "), row) or "-", find_value(row, re.split("[{:}]", source)[1]))
     if isinstance(source, str):
-        name, _, form = source.partition(":")
-        value: Any = row
-        for key in name.rstrip(",").split("."):
-            value = value[key]
+        path, _, form = source.partition(":")
+        value = find_value(row, path)
         if value is None:
             return Cell("" if form.endswith("?") else "-")
-        form = form.rstrip("?")
-        if not form:
-            return Cell(format_by_name(name, value), value)
-        return Cell(FORMS[form](value) if form in FORMS else format(value, form), value)
+        return Cell(show_value(path, form.rstrip("?"), value, row), value)
     name, show = source if isinstance(source, tuple) else ("", source)
     value = show(row)
     return value if isinstance(value, Cell) else Cell(str(value), row.get(name) if name else None)
+
+
+def find_value(facts: Facts, path: str) -> Any:
+    """Return the value at ``a.b`` of *facts*, the quotient ``a/b`` or the number ``#a`` of entries; None if unknown."""
+    first, divided, second = path.partition("/")
+    if divided:
+        over, under = find_value(facts, first), find_value(facts, second)
+        return None if over is None or under is None else over / (under or 1.0)
+    value: Any = facts
+    for key in path.strip("#,").split("."):
+        value = value[int(key)] if isinstance(value, list) else value.get(key) if isinstance(value, Mapping) else None
+    return len(value) if path.startswith("#") and value is not None else value
+
+
+def show_value(path: str, form: str, value: Any, facts: Facts) -> str:
+    """Return a value in its form, or else in the unit of its name."""
+    if form == "money":
+        return format_money(value, facts.get("currency"))
+    if not form and "/" not in path:
+        return format_by_name(path, value)
+    return FORMS[form or "%"](value) if form in ("", *FORMS) else format(value, form)
+
+
+def say(template: str, facts: Facts) -> str | None:
+    """Return a sentence with values in place of words in braces; None if one outside of brackets is unknown."""
+    pieces = re.split(r"[\[\]]", template)
+    texts: list[str | None] = [*pieces]
+    for index in (*range(0, len(pieces), 2), *range(1, len(pieces), 2)):
+        texts[index] = _fill(pieces[index], facts)
+        if texts[index] is None and not index % 2:
+            return None
+    return "".join(filter(None, texts))
+
+
+def _fill(template: str, facts: Facts) -> str | None:
+    pieces = re.split("[{}]", template)
+    for index in range(1, len(pieces), 2):
+        place, has_default, default = pieces[index].partition("?")
+        path, _, form = place.partition(":")
+        value = find_value(facts, path)
+        is_unknown = value is None or value == "" or (form == "!" and not value)
+        if is_unknown and not has_default:
+            return None
+        pieces[index] = default if is_unknown else show_value(path, form, value, facts)
+    return "".join(pieces)
 
 
 class Share(NamedTuple):
@@ -478,93 +519,13 @@ FORMS: Mapping[str, Callable[..., str]] = {
     "days": lambda days: format_duration(days * DAY),
     "mwh": format_energy,
     "yes": lambda value: "yes" if value else "no",
+    "bytes": format_bytes,
+    "rate": format_rate,
+    "short": format_short_count,
+    "amount": format_amount,
+    "%0": lambda share: format_percent(share, 0),
+    "plural": lambda count: "" if count == 1 else "s",
+    "micro-batches": lambda count: f"{count:,} micro-batch{'' if count == 1 else 'es'}",
+    "!": lambda value: "",  # known and not zero
 }
-"""Formats in columns, besides those of Python."""
-
-
-LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
-ISSUED = NAMES["execution"]
-
-
-def asked_pairs(facts: Facts) -> list[tuple[str, object]]:
-    """Return model, cluster, software, layout, batch and command, as far as the facts have them."""
-    pairs: list[tuple[str, object]] = []
-    strategy = facts.get("strategy") or {}
-    if facts.get("model"):
-        parameters = facts.get("parameters")
-        words = f": {format_short_count(parameters)} parameters" if parameters else ""
-        pairs.append(("model", f"{facts['model']}{words}"))
-    if facts.get("workload"):
-        pairs.append(("workload", facts["workload"]))
-    if facts.get("cluster"):
-        pairs.append(("cluster", _cluster(facts, strategy)))
-    if facts.get("framework"):
-        how = f": {facts['kernels']} kernels, {ISSUED[facts['execution']]}" if facts.get("execution") else ""
-        pairs.append(("framework", f"{facts['framework']}{how}"))
-    if facts.get("software"):
-        pairs.append(("software", f"{facts['software']}, {facts['mode']}"))
-    if strategy:
-        pairs.append(("layout", _layout(strategy)))
-    if strategy.get("seq"):
-        pairs.append(("batch", f"{_batch(strategy)}, micro-batches of {strategy['micro_batch']:,}"))
-    elif facts.get("seq"):
-        pairs.append(("batch", _batch(facts)))
-    if facts.get("command"):
-        pairs.append((f"stepcast {facts['version']}", facts["command"].removeprefix("stepcast ")))
-    return pairs
-
-
-def _cluster(facts: Facts, strategy: Facts) -> str:
-    if isinstance(searched := facts.get("gpus"), list):
-        return f"{facts['cluster']}: {', '.join(f'{gpus:,}' for gpus in searched)} GPUs"
-    gpus, per_node = strategy.get("gpus") or facts.get("gpus"), facts.get("gpus_per_node", math.inf)
-    if not (facts.get("gpu") and gpus):
-        return str(facts["cluster"])
-    spread = f", {per_node} a node" if gpus > per_node else ""
-    return f"{facts['cluster']}: {gpus:,} {facts['gpu']}{spread}"
-
-
-def _layout(strategy: Facts) -> str:
-    """Return the degrees above one, then how states are sharded and activations recomputed."""
-    words = ", ".join(f"{name} {strategy[name]:,}" for name in LAYOUT if strategy.get(name, 1) > 1) or "one GPU"
-    if "sharding" in strategy:
-        words += f"; {'no sharding (DDP)' if strategy['sharding'] == 'none' else strategy['sharding']}"
-    if "recompute" in strategy:
-        words += f"{',' if 'sharding' in strategy else ';'} recompute {strategy['recompute']}"
-    return words
-
-
-def _batch(strategy: Facts) -> str:
-    sequences = strategy["global_batch"]
-    words = f"{sequences:,} sequence{'' if sequences == 1 else 's'} of {strategy['seq']:,} tokens"
-    return f"{words} in {strategy['precision']}" if strategy.get("precision") else words
-
-
-MOST_SHOWN = 12  # keys without effect
-CONFIG_LISTS = NAMES["config_keys"]
-
-
-def config_notes(facts: Facts) -> list[str]:
-    """Return what became of the keys of a configuration, and the equivalent command."""
-    notes = [f"{facts['file']} ({facts['format']}): {len(facts['understood'])} keys used"]
-    for name, text in CONFIG_LISTS.items():
-        shown, count = list(facts[name]), len(facts[name])
-        if name == "ignored" and count > MOST_SHOWN:
-            shown = [*shown[:MOST_SHOWN], f"and {count - MOST_SHOWN} more (--json has them)"]
-        if shown:
-            notes.append(f"{text} ({count}): {', '.join(shown)}")
-    return [*notes, *(f"assumed: {note}" for note in facts["assumed"]), f"same as: {facts['command']}"]
-
-
-def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
-    """Return what is neither a table nor a list, by its name in words."""
-    return [
-        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
-        for name, value in facts.items()
-        if not isinstance(value, dict | list)
-    ]
-
-
-def micro_batches_words(count: int) -> str:
-    """Return a number of micro-batches in words."""
-    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+"""Formats in columns and sentences, besides those of Python and of money."""

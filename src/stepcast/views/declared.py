@@ -1,0 +1,168 @@
+"""Answers as ``data/views.txt`` declares them, and the question at their head, which explains a saved result."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from stepcast.ir.facts import FactDict, Facts
+from stepcast.views import view as ui
+from stepcast.views.view import DATA, NAMES, Figure, Mood, Shown, View, find_value, say
+
+FIGURE = re.compile(r"(> )?(.+?)(?: !(\S+))? (=|\|) (.*)")
+HEAD = re.compile("(title|headline|about): (.*)")
+PLACES = {"detail": Shown.DETAIL, "text": Shown.TEXT, "page": Shown.PAGE}
+
+
+@cache
+def _read_sections() -> Mapping[str, Sequence[str]]:
+    text = (DATA / "views.txt").read_text(encoding="utf-8").replace("\n    ", " ")
+    _, *parts = re.split(r"^\[(.+)\]\n", text, flags=re.MULTILINE)
+    return {name: lines.strip().split("\n") for name, lines in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def build_view(section: str, facts: Facts, **more: Any) -> View:
+    """Return the view that a section declares of *facts* and *more* values, figures, parts and columns."""
+    known, heads = {**facts, **more}, {"title": "", "headline": ""}
+    figures: list[Figure] = []
+    parts: list[ui.Part | None] = []
+    about = [*more.get("about", ())]
+    asked: Sequence[tuple[str, object]] = ()
+    for row in _read_sections()[section]:
+        if match := HEAD.fullmatch(row):
+            text = say(match[2], known) or ""
+            about += [text] if match[1] == "about" else []
+            heads[match[1]] = text
+        elif row.startswith("+ "):
+            parts.append(_table(row[2:], known) if "|" in row else known[row[2:]])
+        elif row == "asked":
+            asked = asked_pairs(facts)
+        else:
+            figures += _figures(row, known)
+    number, _, unit = heads["headline"].partition(" ")
+    headline = ui.Headline(number, unit, about, more.get("band"))
+    return View(heads["title"], headline, figures, parts, facts, asked=asked)
+
+
+def build_figures(section: str, facts: Facts, **more: Any) -> list[Figure]:
+    """Return the figures that a section declares of *facts* and *more* values."""
+    known = {**facts, **more}
+    return [figure for row in _read_sections()[section] for figure in _figures(row, known)]
+
+
+def _figures(row: str, facts: Facts) -> list[Figure]:
+    """Return the figure of a row, or those that it names; none where a value is unknown."""
+    if row.startswith("@"):
+        return [*facts[row[1:]]]
+    match = FIGURE.fullmatch(row)
+    assert match, f"no figure: {row!r}"
+    on_page, name, judged, kind, rest = match.groups()
+    texts: dict[str, str | None] = {"name": say(name, facts)}
+    for key, template in zip(("value", "note", "line"), re.split(r" *\| *", rest), strict=False):
+        texts[key] = say(template, {**facts, **texts} if key != "value" else facts)
+    if None in texts.values():
+        return []
+    title, value, note, line = (str(texts.get(key, "")) for key in ("name", "value", "note", "line"))
+    if kind == "=":
+        return [ui.text_line(title, value)]
+    judgement = Mood.NEUTRAL if judged is None else find_value(facts, judged)
+    mood = judgement if isinstance(judgement, Mood) else Mood.GOOD if judgement else Mood.BAD
+    return [Figure(title, value, note, line=line, mood=mood, shown=Shown.PAGE if on_page else Shown.ALWAYS)]
+
+
+def build_pairs(section: str, facts: Facts, **more: Any) -> list[tuple[str, str]]:
+    """Return the names and values that a section declares."""
+    return [(figure.name, figure.text) for figure in build_figures(section, facts, **more)]
+
+
+def _table(row: str, facts: Facts) -> ui.Table:
+    """Return the table of a row: its title, the path of its rows and how many of them, columns, options, caption."""
+    title, place, spec, words, caption = (*re.split(r" *\| *", row), "", "")[:5]
+    path, _, most = place.partition(":")
+    rows = (find_value(facts, path) or [])[: int(most) if most else None]
+    computed = {head: source for head, source in facts.items() if callable(source) or _is_source(source)}
+    options: FactDict = {"caption": caption}
+    for word in words.split():
+        name, _, value = word.partition("=")
+        if word.isdigit():
+            options["most_lines"] = int(word)
+        else:
+            options |= {"shown": PLACES[word]} if word in PLACES else {name: (int(value),) if value else True}
+    # A column whose head ends in a question mark is left out where no row has a value of it.
+    pairs = (word.partition("?=") for word in spec.split())
+    kept = [f"{head}={key}" if key else head for head, _, key in pairs if not key or _is_known(rows, key)]
+    return ui.table_of(str(say(title, facts)), rows, ui.columns(" ".join(kept), **computed), **options)
+
+
+def _is_known(rows: Sequence[Facts], key: str) -> bool:
+    return any(find_value(row, key.partition(":")[0]) is not None for row in rows)
+
+
+def _is_source(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and callable(value[1])
+
+
+# ---- the question ---------------------------------------------------------------------------------------------
+
+LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
+ISSUED = NAMES["execution"]
+
+
+def asked_pairs(facts: Facts) -> list[tuple[str, str]]:
+    """Return model, cluster, software, layout, batch and command, as far as the facts have them."""
+    strategy = facts.get("strategy") or {}
+    sequences = strategy if strategy.get("seq") else {**facts, "micro_batch": None}
+    words = {"layout": _layout(strategy) if strategy else None, "issued": ISSUED.get(facts.get("execution", ""))}
+    words["place"] = _place(facts, strategy) if facts.get("cluster") else None
+    command = str(facts.get("command") or "").removeprefix("stepcast ")
+    return build_pairs("asked", facts, **words, batch=sequences, asked=command)
+
+
+def _place(facts: Facts, strategy: Facts) -> str | None:
+    """Return the GPUs of a cluster; None where they are not known."""
+    if isinstance(searched := facts.get("gpus"), list):
+        return f"{', '.join(f'{gpus:,}' for gpus in searched)} GPUs"
+    gpus, per_node = strategy.get("gpus") or facts.get("gpus"), facts.get("gpus_per_node")
+    if not (facts.get("gpu") and gpus):
+        return None
+    return f"{gpus:,} {facts['gpu']}" + (f", {per_node} a node" if per_node and gpus > per_node else "")
+
+
+def _layout(strategy: Facts) -> str:
+    """Return the degrees above one, then how states are sharded and activations recomputed."""
+    words = ", ".join(f"{name} {strategy[name]:,}" for name in LAYOUT if strategy.get(name, 1) > 1) or "one GPU"
+    if "sharding" in strategy:
+        words += f"; {'no sharding (DDP)' if strategy['sharding'] == 'none' else strategy['sharding']}"
+    if "recompute" in strategy:
+        words += f"{',' if 'sharding' in strategy else ';'} recompute {strategy['recompute']}"
+    return words
+
+
+MOST_SHOWN = 12  # keys without effect
+CONFIG_LISTS = NAMES["config_keys"]
+
+
+def config_notes(facts: Facts) -> list[str]:
+    """Return what became of the keys of a configuration, and the equivalent command."""
+    notes = [f"{facts['file']} ({facts['format']}): {len(facts['understood'])} keys used"]
+    for name, text in CONFIG_LISTS.items():
+        shown, count = list(facts[name]), len(facts[name])
+        if name == "ignored" and count > MOST_SHOWN:
+            shown = [*shown[:MOST_SHOWN], f"and {count - MOST_SHOWN} more (--json has them)"]
+        if shown:
+            notes.append(f"{text} ({count}): {', '.join(shown)}")
+    return [*notes, *(f"assumed: {note}" for note in facts["assumed"]), f"same as: {facts['command']}"]
+
+
+def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
+    """Return what is neither a table nor a list, by its name in words."""
+    return [
+        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
+        for name, value in facts.items()
+        if not isinstance(value, dict | list)
+    ]
+
+
+def micro_batches_words(count: int) -> str:
+    """Return a number of micro-batches in words."""
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
