@@ -1,13 +1,14 @@
 """The view of a planned run: how long, how much, and where the time goes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate
 from math import sqrt
 
 from stepcast import units
 from stepcast.ir.facts import Facts
 from stepcast.views import view as ui
-from stepcast.views.declared import asked_pairs
+from stepcast.views.declared import build_view
 from stepcast.views.step import memory_words
 from stepcast.views.view import NAMES
 
@@ -18,35 +19,40 @@ POINTS = 41
 
 def plan_view(facts: Facts) -> ui.View:
     """Return the view of a Plan."""
-    days, last = facts["days"], facts["phases"][-1]
-    median = units.format_duration(days["median"] * units.DAY)
-    number, _, unit = median.partition(" ")
-    return ui.View(
-        f"{median} on {last['gpus']:,} GPUs",
-        ui.Headline(number, f"{unit}, the median of {facts['runs']:,} simulated runs", _about(facts), _band(facts)),
-        _figures(facts),
-        [
-            _split("Time breakdown (mean run)", facts["split_s"], "run", "From the first step of the run to its last."),
-            _lost(facts),
-            _progress(facts),
-            _phases(facts, ui.Shown.PAGE),
-            _phases(facts, ui.Shown.ALWAYS),
-            _choices(facts),
-        ],
-        facts,
-        asked=asked_pairs(facts),
-        warnings=list(dict.fromkeys(facts["warnings"])),
-    )
-
-
-def _about(facts: Facts) -> list[str]:
-    last = facts["phases"][-1]
-    tokens = f"{units.format_short_count(facts['tokens'])} tokens, " if facts["tokens"] else ""
-    stages = len(facts["phases"])
+    last, days, stages = facts["phases"][-1], facts["days"], len(facts["phases"])
     steps = f"in {stages} stages" if stages > 1 else f"of {units.format_seconds(last['step_s'])}"
-    words = f"{tokens}{facts['steps']:,} steps {steps} on {last['gpus']:,} GPUs"
-    until = [f"until {facts['until']}"] if facts.get("until") else []
-    return [words, f"failures: {facts['failures']}", *until]
+    words = str(ui.say("[{tokens:!}{tokens:short} tokens, ]{steps:,} steps ", facts))
+    about = [f"{words}{steps} on {last['gpus']:,} GPUs", f"failures: {facts['failures']}"]
+    ends = {name: units.format_duration(days[name] * units.DAY) for name in ("p10", "p90")}
+    view = build_view(
+        "plan",
+        facts,
+        last=last,
+        about=[*about, f"until {facts['until']}"] if facts.get("until") else about,
+        band=_band(facts),
+        spread=ends if len(set(ends.values())) > 1 else {},
+        memory=[_memory(facts)],
+        large=_large(
+            "GPU-hours", units.format_short_count(facts["gpu_hours"]), units.format_amount(facts["gpu_hours"])
+        ),
+        paid=[] if facts["cost"] is None else _large("cost", *_money(facts)),
+        energy_mwh=facts["energy_mwh"] or None,
+        interval_s=last["interval_s"] or None,
+        between_s=last["between_interruptions_s"] or None,
+        breakdown=_split(
+            "Time breakdown (mean run)", facts["split_s"], "run", "From the first step of the run to its last."
+        ),
+        lost=_lost(facts),
+        progress=_progress(facts),
+        chart=_phases(facts, ui.Shown.PAGE),
+        stages=_phases(facts, ui.Shown.ALWAYS),
+        choices=_choices(facts),
+    )
+    return replace(view, warnings=list(dict.fromkeys(facts["warnings"])))
+
+
+def _money(facts: Facts) -> list[str]:
+    return [units.format_money(facts["cost"], facts["currency"], short=short) for short in (True, False)]
 
 
 def _band(facts: Facts) -> ui.HeadlineInterval:
@@ -58,43 +64,11 @@ def _band(facts: Facts) -> ui.HeadlineInterval:
     return ui.HeadlineInterval(low, days["median"], high, *ends, words)
 
 
-def _figures(facts: Facts) -> list[ui.Figure]:
-    days, last = facts["days"], facts["phases"][-1]
-    median, low, high = (units.format_duration(days[name] * units.DAY) for name in ("median", "p10", "p90"))
-    figures = [ui.text_line("until", facts["until"])] if facts.get("until") else []
-    figures.append(ui.text_line("takes", median if low == high else f"{median}; 80 % of runs {low} to {high}"))
-    if band := facts["step_band_days"]:
-        low, high = (units.format_duration(band[name] * units.DAY) for name in ("low", "high"))
-        figures.append(ui.text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
-    hours = units.format_amount(facts["gpu_hours"])
-    figures += [_memory(facts), _large("GPU-hours", units.format_short_count(facts["gpu_hours"]), hours)]
-    if facts["cost"] is not None:
-        short, cost = (units.format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
-        figures.append(_large("cost", short, cost))
-    if facts["energy_mwh"]:
-        figures.append(ui.Figure("energy", units.format_energy(facts["energy_mwh"])))
-    if facts.get("carbon_t") is not None:
-        figures.append(ui.Figure("CO2", f"{facts['carbon_t']:,.3g} t", "of electricity"))
-    tokens = f", {units.format_short_count(facts['tokens'])} tokens" if facts["tokens"] else ""
-    figures.append(ui.text_line("steps", f"{facts['steps']:,}{tokens}"))
-    if facts["tokens"]:
-        figures.append(ui.text_line("throughput", f"{facts['tokens_per_s']:,.0f} tokens/s over the whole run"))
-    goodput = units.format_percent(facts["goodput"])
-    figures.append(ui.Figure("goodput", goodput, "of the time in steps that count", line=goodput))
-    if last["between_interruptions_s"]:
-        every = f"about one every {units.format_duration(last['between_interruptions_s'])}"
-        figures.append(ui.Figure("interruptions", f"{facts['interruptions']:,.0f}", every))
-    if last["interval_s"]:
-        size, every = units.format_bytes(facts["checkpoint_bytes"]), units.format_duration(last["interval_s"])
-        pause, safe = f"{last['checkpoint_pause_s']:.1f} s", f"{last['checkpoint_write_s']:.1f} s"
-        line = f"{size} every {every}: a pause of {pause}, safe after {safe}"
-        figures.append(ui.Figure("checkpoints", f"every {every}", f"{size}, a pause of {pause}", line=line))
-    return figures
-
-
-def _large(name: str, short: str, full: str) -> ui.Figure:
+def _large(name: str, short: str, full: str) -> list[ui.Figure]:
     """Return a figure in short with all its digits below, where it has more than six."""
-    return ui.Figure(name, full, line=full) if len(full) < len("$100,000") else ui.Figure(name, short, full, line=full)
+    if len(full) < len("$100,000"):
+        return [ui.Figure(name, full, line=full)]
+    return [ui.Figure(name, short, full, line=full)]
 
 
 def _memory(facts: Facts) -> ui.Figure:

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepcast import units
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Facts
 from stepcast.ir.tables import parse_tables
@@ -167,9 +168,9 @@ def columns(spec: str, **sources: Source) -> dict[str, Source]:
     """Return the columns of a table from words such as ``stage busy=busy_s slowdown=factor:.3f``.
 
     A word is a head and the key of its values, or both in one, and the format where their name does not decide it, of
-    Python or of FORMS; a question mark leaves cells without a value blank. A dot leads to a key within a value, /
-    divides two, and ``{factor:.2f}_x`` is a sentence. Underscores in heads are blanks. *sources* are those of heads that take a
-    function.
+    Python or of FORMS; a question mark leaves cells without a value blank. A dot leads to a key within a value, a slash
+    divides two, and ``{factor:.2f}_x`` is a sentence. Underscores in heads are blanks. *sources* are those of heads
+    that take a function.
     """
     pairs = (word.partition("=") for word in spec.split())
     return {head.rstrip(",").replace("_", " "): sources.get(head) or key or head for head, _, key in pairs}
@@ -209,10 +210,13 @@ def cell_of(row: Facts, source: Source) -> Cell:
 
 
 def find_value(facts: Facts, path: str) -> Any:
-    """Return the value at ``a.b`` of *facts*, the quotient ``a/b`` or the number ``#a`` of entries; None if unknown."""
+    """Return the value at ``a.b`` of *facts*, the quotient ``a/b`` or the number ``#a`` of entries; None if unknown.
+
+    A divisor may be a unit in capitals, as in ``size_bytes/GIB``.
+    """
     first, divided, second = path.partition("/")
     if divided:
-        over, under = find_value(facts, first), find_value(facts, second)
+        over, under = find_value(facts, first), vars(units)[second] if second.isupper() else find_value(facts, second)
         return None if over is None or under is None else over / (under or 1.0)
     value: Any = facts
     for key in path.strip("#,").split("."):
@@ -223,7 +227,7 @@ def find_value(facts: Facts, path: str) -> Any:
 def show_value(path: str, form: str, value: Any, facts: Facts) -> str:
     """Return a value in its form, or else in the unit of its name."""
     if form == "money":
-        return format_money(value, facts.get("currency"))
+        return format_money(value, find_value(facts, ".".join([*path.split(".")[:-1], "currency"])))
     if not form and "/" not in path:
         return format_by_name(path, value)
     return FORMS[form or "%"](value) if form in ("", *FORMS) else format(value, form)
