@@ -96,6 +96,8 @@ VERBS = {
     ],
     "list": ["list", "gpus"],
     "show": ["show", str(EXAMPLES / "simai-gpt-13b.txt")],
+    "show a trace": ["show", MEGATRON],
+    "show a framework": ["show", str(EXAMPLES / "frameworks" / "my-trainer.toml")],
     "show several": ["show", MEGATRON, str(EXAMPLES / "optimus-llama-1b.txt"), "dgx-h100"],
     "calibrate": ["calibrate", str(EXAMPLES / "operators-h200.csv"), "--gpu", "h200"],
 }  # fmt: skip

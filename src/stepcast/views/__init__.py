@@ -1,8 +1,9 @@
 """Answers described once, for a terminal, a page and a notebook.
 
-An answer is a ``View`` (``views/view.py``): a headline, key figures and parts. A function ``xxx_view(facts)``
-builds it from the facts of a result; ``terminal.py`` writes it as text, ``html.py`` as a self-contained page,
-``notebook.py`` as a page in a frame. The vocabulary:
+An answer is a ``View`` (``views/view.py``): a headline, key figures and parts. A section of ``data/views.txt`` declares
+what it says (``views/declared.py``); a function ``xxx_view(facts)`` adds what has to be computed from the facts of a
+result. ``terminal.py`` writes it as text, ``html.py`` as a self-contained page or one in the frame of a notebook. The
+vocabulary:
 
 ``Headline``   the number that was asked for, its interval, and what it describes
 ``Figure``     a key figure: a line of text, a card on the page

@@ -30,9 +30,9 @@ def build_view(section: str, facts: Facts, **more: Any) -> View:
     asked: Sequence[tuple[str, object]] = ()
     for row in _read_sections()[section]:
         if match := HEAD.fullmatch(row):
-            text = say(match[2], known) or ""
-            about += [text] if match[1] == "about" else []
-            heads[match[1]] = text
+            text = say(match[2], known)
+            about += [text] if match[1] == "about" and text is not None else []
+            heads[match[1]] = text or ""
         elif row.startswith("+ "):
             parts.append(_table(row[2:], known) if "|" in row else known[row[2:]])
         elif row == "asked":

@@ -52,14 +52,12 @@ def rl_view(facts: Facts) -> ui.View:
     phases = [ui.Share(COLOURS[name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0]
     total = sum(share.amount for share in phases)
     overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
+    trained = facts["training_layout"].items()
     setting = [
         ("responses", f"{facts['responses']:,}, {facts['mean_length']:,.0f} tokens with prompt on average"),
         ("response length", facts["response"]),
         ("rollout layout", layout_words(facts["rollout_layout"])),
-        (
-            "training layout",
-            ", ".join(f"{name} {value}" for name, value in facts["training_layout"].items() if value != "1"),
-        ),
+        ("training layout", ", ".join(f"{name} {degree}" for name, degree in trained if degree != "1")),
     ]
     spreads = config = None
     if facts["sensitivity_s"]:

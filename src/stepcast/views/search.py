@@ -3,6 +3,7 @@ frameworks or numbers of GPUs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from stepcast.ir.facts import Facts
@@ -19,7 +20,7 @@ from stepcast.units import (
     format_seconds,
 )
 from stepcast.views import view as ui
-from stepcast.views.declared import LAYOUT, asked_pairs
+from stepcast.views.declared import LAYOUT, asked_pairs, build_view
 from stepcast.views.step import PART_NAMES, step_band
 
 # Choices that a row names where they were searched.
@@ -36,35 +37,35 @@ MOST_DOTS = 1500
 def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
     """Return the view of a search; *simulated* are all candidates that were run: words, step_s and memory_bytes."""
     rows, counts, change, front = (facts[name] for name in ("rows", "counts", "change", "front"))
-    optimal = ui.columns("GPUs=gpus strategy step=step_s memory=memory_bytes", strategy=strategy_words)
-    batch = f"{facts['global_batch']:,} sequences of {facts['seq']:,} tokens, minimise {facts['objective']}"
-    about = [f"{facts['model']} on {facts['cluster']}", batch]
-    if rows:
-        best = rows[0]
-        title = f"{format_seconds(best['step_s'])} per step"
-        about.append(f"{best['gpus']:,} GPUs: {strategy_words(best)}")
-        band = step_band(best, best["step_s"])
-        headline = ui.Headline.of_seconds(best["step_s"], "per step, the best found", about, band)
-    else:
-        title, headline = _nothing(counts, about)
-    return ui.View(
-        f"{title}: {facts['model']} on {facts['cluster']}",
-        headline,
-        _figures(facts),
-        [
-            _ranked(facts),
-            ui.FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
-            _explained(facts),
-            _variants(rows),
-            _breakdowns(rows),
-            _trade_off(front, rows, simulated, facts["capacity_bytes"]) if rows else None,
-            ui.table_of(PARETO, front[:MOST_OF_FRONT], optimal, shown=ui.Shown.TEXT) if len(front) > 1 else None,
-            ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
-            ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
-        ],
+    best, is_complete = rows[0] if rows else None, counts["complete"]
+    nothing = None if rows else "nothing fits" if is_complete else "nothing yet"
+    # What to do where nothing fits.
+    without = {**facts, "change": change or {}} if is_complete and not rows else {}
+    view = build_view(
+        "search",
         facts,
-        asked=asked_pairs(facts) if "command" in facts else (),
+        found=f"{format_seconds(best['step_s'])} per step" if best else _describe_nothing(counts),
+        nothing=None if best else _describe_nothing(counts).capitalize(),
+        best=best,
+        strategy=strategy_words,
+        chosen=strategy_words(best) if best else None,
+        band=step_band(best, best["step_s"]) if best else None,
+        ended=end_words(counts),
+        unseen=None if is_complete else _unseen_words(facts),
+        without={**without, "found": nothing, "smallest_bytes": without.get("smallest_bytes") or None},
+        least=(change["words"] if change else "none of those tried is enough") if without else None,
+        changed=strategy_words(change) if change and without else None,
+        ranked=_ranked(facts),
+        reasons=ui.FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
+        explained=_explained(facts),
+        variants=_variants(rows),
+        breakdowns=_breakdowns(rows),
+        trade_off=_trade_off(front, rows, simulated, facts["capacity_bytes"]) if rows else None,
+        pareto=front if len(front) > 1 else None,
+        commands=ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
+        see=ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
     )
+    return replace(view, asked=asked_pairs(facts) if "command" in facts else ())
 
 
 WITHIN_ERROR = "Ranks marked = are within our error of rank 1, on as many GPUs."
@@ -107,49 +108,9 @@ def end_words(counts: Facts) -> str:
     return "" if counts["complete"] else "out of time" if counts["out_of_time"] else "interrupted"
 
 
-def _nothing(counts: Facts, about: Sequence[str]) -> tuple[str, ui.Headline]:
-    """Return why a search has no rows, and that as a headline: nothing fits, or it ended before it had one."""
-    words = "nothing fits" if counts["complete"] else f"nothing found: {end_words(counts)}"
-    first, _, rest = words.capitalize().partition(" ")
-    return words, ui.Headline(first, rest, about)
-
-
-def _figures(facts: Facts) -> list[ui.Figure]:
-    counts, rows = facts["counts"], facts["rows"]
-    figures: list[ui.Figure] = []
-    if rows:
-        best = rows[0]
-        used, free = format_bytes(best["memory_bytes"]), f"{format_bytes(best['free_bytes'])} free"
-        speed = f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"
-        figures.append(ui.Figure("memory", used, free, mood=ui.Mood.GOOD, shown=ui.Shown.PAGE))
-        figures.append(ui.Figure("MFU", format_percent(best["mfu"]), speed, shown=ui.Shown.PAGE))
-    ended = "" if counts["complete"] else f"{end_words(counts)}: not complete"
-    names = ("considered", "illegal", "too_large", "pruned", "simulated")
-    considered, illegal, too_large, pruned, simulated = (f"{counts[name]:,}" for name in names)
-    searched = f"{considered} candidates: {illegal} illegal, {too_large} do not fit, {pruned} pruned by bound"
-    figures += [
-        ui.text_line("searched", f"{searched}, {simulated} simulated"),
-        ui.Figure("candidates", considered, f"{illegal} illegal", shown=ui.Shown.PAGE),
-        ui.Figure("do not fit", too_large, shown=ui.Shown.PAGE),
-        ui.Figure("pruned by bound", pruned, shown=ui.Shown.PAGE),
-        ui.Figure("simulated", simulated, ended, shown=ui.Shown.PAGE),
-    ]
-    if not counts["complete"]:
-        figures.append(ui.text_line("incomplete", _unseen_words(facts)))
-        return figures if rows else [*figures, ui.text_line("found", "nothing yet")]
-    if rows:
-        return figures
-    figures.append(ui.text_line("found", "nothing fits"))
-    if facts["smallest_bytes"]:
-        needed, has = format_bytes(facts["smallest_bytes"]), format_bytes(facts["capacity_bytes"])
-        line = f"needs {needed} of a GPU or more, of which {has} may be used"
-        figures.append(ui.Figure("smallest", needed, f"of a GPU or more; {has} may be used", line=line))
-    change = facts["change"]
-    figures.append(ui.Figure("least change", change["words"] if change else "none of those tried is enough"))
-    if change:
-        step, words = format_seconds(change["step_s"]), strategy_words(change)
-        figures.append(ui.Figure("which takes", step, f"with {words}", line=f"{step} with {words}"))
-    return figures
+def _describe_nothing(counts: Facts) -> str:
+    """Return why a search has no rows: nothing fits, or it ended before it had one."""
+    return "nothing fits" if counts["complete"] else f"nothing found: {end_words(counts)}"
 
 
 def _unseen_words(facts: Facts) -> str:
@@ -314,7 +275,9 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
     shown = {name: count for name, count in counts.items() if name not in ("complete", "out_of_time")}
     figures = [ui.Figure(name.replace("_", " "), f"{count:,}") for name, count in shown.items()]
     if not best:
-        return ui.View(*_nothing(counts, ("search",)), figures, (), {})
+        words = _describe_nothing(counts)
+        first, _, rest = words.capitalize().partition(" ")
+        return ui.View(words, ui.Headline(first, rest, ("search",)), figures, (), {})
     step_s, ranked = best[0]["step_s"], [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
     columns = ui.columns("rank GPUs=gpus, strategy step=step_s memory=memory_bytes", strategy=strategy_words)
     table = ui.table_of(

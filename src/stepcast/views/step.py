@@ -1,24 +1,13 @@
 """The view of a simulated step: how long, where the time goes, whether it fits, and what to change."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepcast.ir.facts import ChangeFacts, Facts, OperatorFacts, RooflineFacts, read_interval
-from stepcast.units import (
-    DAY,
-    GIB,
-    TFLOPS,
-    format_amount,
-    format_bytes,
-    format_change,
-    format_duration,
-    format_money,
-    format_percent,
-    format_seconds,
-    format_short_count,
-)
+from stepcast.units import GIB, TFLOPS, format_bytes, format_change, format_percent, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.declared import LAYOUT, asked_pairs, config_notes, micro_batches_words, plain_pairs
+from stepcast.views.declared import LAYOUT, build_view, config_notes, plain_pairs
 from stepcast.views.view import NAMES
 
 if TYPE_CHECKING:
@@ -48,31 +37,42 @@ def step_view(
     *changes* are predictions with one option changed; *explain_memory* adds the memory of each stage
     to the text.
     """
+    memory, shares, run = facts["memory_bytes"], step_shares(facts), facts["run"]
+    group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"], default=("", {}))
     lead = "Only exposed communication counts; the parts sum to the step."
     sources = "The least certain source of each kind of cost, from measured to roofline."
     # The head of the page states the run, unless neither a model nor a workload is named.
-    run = [] if facts.get("model") or facts.get("workload") else plain_pairs(facts["run"])
-    return ui.View(
-        f"{format_seconds(facts['step_s'])} per step: {subject(facts)}",
-        _headline(facts),
-        _figures(facts),
-        [
-            _remedies(facts),
-            ui.Breakdown("Time breakdown (mean over stages)", step_shares(facts), facts["step_s"], lead=lead),
-            _advice(facts, changes),
-            _communication(facts),
-            _stages(facts),
-            _memory(facts, explain_memory),
-            _critical_path(facts),
-            _jitter(facts.get("jitter")),
-            ui.FactList("Sources", [*run, *facts["sources"].items()], lead=sources, shown=ui.Shown.PAGE),
-            ui.timeline_chart(timeline),
-            _roofline(roofline) if roofline is not None else None,
-        ],
+    stated = [] if facts.get("model") or facts.get("workload") else plain_pairs(run)
+    view = build_view(
+        "step",
         facts,
-        asked=asked_pairs(facts),
-        config=config_notes(facts["config"]) if facts.get("config") else (),
+        subject=subject(facts),
+        degrees=layout_words(run),
+        made_with=" · ".join(str(run[name]) for name in ("precision", "framework") if run.get(name)),
+        band=step_band(facts, facts["step_s"]),
+        fits=bool(memory) and memory["verdict"] == "fits",
+        verdict=str(memory["verdict"]).capitalize() if memory else None,
+        memory=memory_words(memory) if memory else None,
+        worst={**worst, "name": GROUP_NAMES.get(group, group)},
+        interval=read_interval(facts).words,
+        interval_source=interval_source(facts["uncertainty"]),
+        to_fit=[ui.text_line(name, words) for name, words in remedy_pairs(facts)] if memory else [],
+        largest=max(shares, key=lambda share: share.amount)._asdict(),
+        has_stages=len(facts["stages"]) > 1,
+        has_one_stage=len(facts["stages"]) == 1,
+        remedies=_remedies(facts),
+        breakdown=ui.Breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
+        advice=_advice(facts, changes),
+        communication=_communication(facts),
+        stages=_stages(facts),
+        memory_bars=_memory(facts, explain_memory),
+        critical_path=_critical_path(facts),
+        jitter=_jitter(facts.get("jitter")),
+        sources=ui.FactList("Sources", [*stated, *facts["sources"].items()], lead=sources, shown=ui.Shown.PAGE),
+        timeline=ui.timeline_chart(timeline),
+        roofline=_roofline(roofline) if roofline is not None else None,
     )
+    return replace(view, config=config_notes(facts["config"]) if facts.get("config") else ())
 
 
 def subject(facts: Facts) -> str:
@@ -94,76 +94,6 @@ def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:
     known = read_interval(facts)
     ends = format_seconds(known.low_s), format_seconds(known.high_s)
     return ui.HeadlineInterval(known.low_s, step_s, known.high_s, *ends, known.words)
-
-
-def _headline(facts: Facts) -> ui.Headline:
-    run, step_s = facts["run"], facts["step_s"]
-    batch = [f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"]
-    if "global_batch" in run:
-        batch.insert(0, f"{run['global_batch']:,} sequences of {run['seq']:,} tokens")
-    batch += [str(run[name]) for name in ("precision", "framework") if run.get(name)]
-    about = (subject(facts), layout_words(run), " · ".join(batch))
-    return ui.Headline.of_seconds(step_s, "per step", about, step_band(facts, step_s))
-
-
-def _figures(facts: Facts) -> list[ui.Figure]:
-    memory, band, step_s = facts["memory_bytes"], facts["uncertainty"], facts["step_s"] or 1.0
-    figures: list[ui.Figure] = []
-    if memory is not None:
-        used, has = format_bytes(memory["total"]), format_bytes(memory["capacity"])
-        share = format_percent(memory["total"] / memory["capacity"])
-        mood = ui.Mood.GOOD if memory["verdict"] == "fits" else ui.Mood.BAD
-        verdict = str(memory["verdict"]).capitalize()
-        figures.append(ui.Figure("memory", verdict, f"{used} of {has}, {share}", mood=mood, shown=ui.Shown.PAGE))
-    bubble = format_percent(facts["bubble_fraction"])
-    figures.append(ui.Figure("pipeline bubble", bubble, "of the step", shown=ui.Shown.PAGE))
-    if facts["communication_s"]:
-        group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"])
-        share = format_percent(worst["exposed"] / step_s)
-        name = GROUP_NAMES.get(group, group)
-        figures.append(ui.Figure("costliest communication", name, f"{share} of the step exposed", shown=ui.Shown.PAGE))
-    interval = f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"
-    figures.append(ui.text_line("step", format_seconds(facts["step_s"])))
-    figures.append(ui.text_line(read_interval(facts).words, f"{interval} ({interval_source(band)})"))
-    if memory is not None:
-        figures.append(ui.text_line("memory", memory_words(memory)))
-        figures += [ui.text_line(name, words) for name, words in remedy_pairs(facts)]
-    largest = max(step_shares(facts), key=lambda share: share.amount)
-    share = format_percent(largest.amount / step_s)
-    figures += [
-        ui.text_line("bottleneck", f"{largest.name} ({share} of the step)"),
-        ui.text_line("GPUs", f"{facts['gpus']:,}"),
-        ui.text_line("schedule", _schedule_words(facts)),
-    ]
-    if facts["tokens_per_s"] is not None:
-        flops, mfu = f"{facts['tflops_per_gpu']:,.1f} TFLOP/s per GPU", format_percent(facts["mfu"])
-        rate = facts["tokens_per_s"]
-        per_gpu = f"{rate / facts['gpus']:,.0f} per GPU"
-        figures += [
-            ui.Figure("throughput", f"{format_short_count(rate)} tokens/s", per_gpu, line=f"{rate:,.0f} tokens/s"),
-            ui.Figure("MFU", mfu, flops, shown=ui.Shown.PAGE),
-            ui.text_line("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {mfu}"),
-        ]
-    if memory is not None:
-        allocated, reserved = format_bytes(memory["allocated"]), format_bytes(memory["reserved"])
-        figures.append(ui.text_line("allocator", f"{allocated} allocated, {reserved} reserved"))
-        if host := memory.get("host"):
-            node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
-            figures.append(ui.text_line("host memory", f"{node} of {capacity} per node"))
-    if training := facts.get("training"):
-        cost = "" if training["cost"] is None else f", {format_money(training['cost'], training['currency'])}"
-        hours = f"{format_amount(training['gpu_hours'])} GPU-hours{cost}"
-        tokens = f"{format_short_count(training['tokens'])} tokens"
-        figures.append(ui.Figure(tokens, format_duration(training["days"] * DAY), hours))
-    return figures
-
-
-def _schedule_words(facts: Facts) -> str:
-    """Return the pipeline schedule and its micro-batches, or the gradient accumulation steps without a pipeline."""
-    count = facts["micro_batches"]
-    if len(facts["stages"]) == 1:
-        return f"no pipeline, {count:,} gradient accumulation step{'' if count == 1 else 's'}"
-    return f"{facts['schedule']}, {micro_batches_words(count)}"
 
 
 def _jitter(jitter: Facts | None) -> ui.Remarks | None:

@@ -1,0 +1,47 @@
+"""Sentences, figures and tables that ``data/views.txt`` declares."""
+
+import re
+
+import pytest
+
+from stepcast.views.declared import FIGURE, HEAD, _read_sections
+from stepcast.views.view import say
+from tests.shared import ROOT
+
+FACTS = {
+    "step_s": 0.5,
+    "parts": {"busy_s": 0.25},
+    "ranks": [0, 1],
+    "blank": "",
+    "zero": 0,
+    "none": None,
+    "name": "{step_s}[x]",
+    "size_bytes": 3 * 2**30,
+    "run": {"cost": 5.0, "currency": "EUR"},
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{step_s} of {#ranks} rank{#ranks:plural}", "500.00 ms of 2 ranks"),
+        ("{parts.busy_s/step_s} busy, {parts.busy_s/step_s:.2f}", "50.0 % busy, 0.50"),
+        ("{size_bytes/GIB:g} GiB", "3 GiB"),
+        ("{run.cost:money}", "5.00 EUR"),
+        ("step[ of {none}][ in {blank}][{zero:!} at all]", "step"),
+        ("{zero} {none?unknown}", "0 unknown"),
+        ("{zero:!}{step_s}", None),
+        ("{missing.key}", None),
+        ("{name}", "{step_s}[x]"),
+    ],
+)
+def test_a_sentence_has_the_values_of_its_facts(template: str, text: str | None) -> None:
+    assert say(template, FACTS) == text
+
+
+def test_every_section_can_be_read_and_is_used() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "src" / "stepcast" / "views").glob("*.py"))
+    for section, rows in _read_sections().items():
+        assert f'"{section}"' in code or section.startswith("show "), section
+        for row in rows:
+            assert row == "asked" or re.match(r"[@+]", row) or HEAD.fullmatch(row) or FIGURE.fullmatch(row), row
