@@ -88,6 +88,7 @@ MAY_OPEN_FILES = (
     "generation/lengths.py",
     "goodput/catalog.py",
     "simulation/kernels.py",
+    "views/declared.py",
     "views/document.py",
     "views/markup.py",
     "views/view.py",
