@@ -7,13 +7,14 @@ import pytest
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers import kernels
 from stepcast.ir.layers.kernels import list_kernels
+from stepcast.ir.layers.lists import list_names
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import ElementwiseKind, Matmul
 from stepcast.models.catalog import catalogue_model
 
-LISTS = {name: kernels._read_list(name) for name in kernels._split_lists()}
+LISTS = {name: kernels._read_list(name) for name in list_names(kernels.FILE)}
 SIZES = Sizes(catalogue_model("llama-3.1-8b"), Strategy(Layout(), 1, 1, 1024))
 
 

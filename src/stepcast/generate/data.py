@@ -104,8 +104,7 @@ def _count_tensors(model: Model, is_separate: bool) -> int:
     first = model.blocks[0]
     names = [weight.name for weight in block_weights(model, first.mixer, first.feed_forward)]
     joined = 0 if is_separate else sum(".key." in name or ".value." in name for name in names)
-    vectors = model.norm.elements(model.hidden) // model.hidden
-    return len(names) - joined + (vectors - 1) * sum("norm" in name for name in names)
+    return len(names) - joined + (model.norm.vectors - 1) * sum("norm" in name for name in names)
 
 
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:

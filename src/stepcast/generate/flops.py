@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from stepcast.ir.architecture import Weight, WeightPart
-from stepcast.ir.layers.ends import head_weights
 from stepcast.ir.layers.kinds import adapter_shard, mixing_flops
+from stepcast.ir.layers.weights import list_weights
 from stepcast.ir.model import Model
 
 
@@ -37,7 +37,7 @@ def model_flops(
     weights, mixing = _forward_flops(model, seq, batch, causal, further_tokens, kept_share)
     frozen = weights + mixing if reference else 0.0
     if trained_layers:
-        head = 2.0 * seq * batch * sum(_products_per_token(model, weight) for weight in head_weights(model))
+        head = 2.0 * seq * batch * sum(_products_per_token(model, weight) for weight in list_weights(model, "head"))
         backward = head + 2.0 * (weights - head + mixing) * min(1.0, trained_layers / model.layers)
         return weights + mixing + backward + frozen
     if not lora_rank:
@@ -52,7 +52,7 @@ def _forward_flops(
 ) -> tuple[float, float]:
     """Return a forward's products with weights, and those that mix tokens: attention and scans."""
     tokens = float(batch * seq)
-    head = 2.0 * tokens * sum(_products_per_token(model, weight) for weight in head_weights(model))
+    head = 2.0 * tokens * sum(_products_per_token(model, weight) for weight in list_weights(model, "head"))
     weights = head * (1 + further_tokens) + further_tokens * 4.0 * tokens * model.hidden * model.hidden
     if model.embedding_width and model.embedding_width != model.hidden:
         weights += 2.0 * tokens * model.embedding_width * model.hidden

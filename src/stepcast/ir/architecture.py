@@ -159,6 +159,26 @@ class Architecture:
         return self.kv_heads * self.head_dim
 
     @property
+    def sides(self) -> int:
+        """Matrices before an MLP's activation: gate and up, or up alone."""
+        return 2 if self.gated else 1
+
+    @property
+    def word_width(self) -> int:
+        """Width of the word embedding and of what the head multiplies."""
+        return self.embedding_width or self.hidden
+
+    @property
+    def projects_words(self) -> bool:
+        """Return True if projections lead from the word embedding to the hidden width, and back."""
+        return self.word_width != self.hidden
+
+    @property
+    def expert_width(self) -> int:
+        """Width that experts work in."""
+        return (self.experts and self.experts.latent) or self.hidden
+
+    @property
     def expert_layers(self) -> int:
         return sum(block.feed_forward is FeedForward.EXPERTS for block in self.blocks)
 
@@ -240,7 +260,8 @@ class Weight:
 
     *most_ways* bounds the tensor split: 8 Mamba groups cannot be split 16 ways, so they are repeated.
     *inputs_split*: of matrices (outputs, inputs), or stacks of them, whether ranks split the inputs or the
-    outputs; None where it is no matrix. *per_channel*: it scales single channels and multiplies no matrix.
+    outputs; None where it is no matrix. *per_channel*: it scales single channels and multiplies no matrix. *lora* and
+    *pair*: the linear layers that adapters change (``data/weights.txt``).
     """
 
     name: str
@@ -250,6 +271,8 @@ class Weight:
     most_ways: int = 0
     inputs_split: bool | None = None
     per_channel: bool = False
+    lora: tuple[str, ...] = ()
+    pair: str = ""
 
     @property
     def elements(self) -> int:
@@ -282,20 +305,6 @@ class Weight:
         unsplit = self.shape[-2] if self.inputs_split else self.shape[-1]
         other = -(-elements // unsplit)
         return (count, unsplit, other) if self.inputs_split else (count, other, unsplit)
-
-
-def linear(
-    name: str, part: WeightPart, inputs: int, outputs: int, bias: bool, split: Split = Split.NONE, by_rows: bool = False
-) -> list[Weight]:
-    """Return a matrix and, where asked, its bias, which is split only along with the columns."""
-    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, inputs_split=by_rows)]
-    if bias:
-        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split))
-    return weights
-
-
-def norm_weight(model: Architecture, name: str, width: int) -> Weight:
-    return Weight(name, WeightPart.NORM, (model.norm.elements(width),))
 
 
 def count_elements(weights: Iterable[Weight]) -> int:

@@ -9,8 +9,9 @@ from itertools import accumulate, groupby, pairwise
 from stepcast.ir.architecture import NOTHING, Architecture, Shard, Weight, WeightPart, count_elements, shard_weights
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.grouping import group_by_key
-from stepcast.ir.layers.ends import embedding_weights, final_weights, head_weights, next_token_weights
+from stepcast.ir.layers.ends import next_token_weights
 from stepcast.ir.layers.kinds import adapter_shard, block_weights
+from stepcast.ir.layers.weights import list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
@@ -43,12 +44,12 @@ class Model(Architecture):
     @property
     def embedding_parameters(self) -> int:
         """Word and position embeddings with their norm or projection."""
-        return count_elements(embedding_weights(self))
+        return count_elements(list_weights(self, "embedding"))
 
     @property
     def head_parameters(self) -> int:
         """The output projection; 0 where it is the word embedding again."""
-        return count_elements(head_weights(self)[1 if self.tied else 0 :])
+        return count_elements(list_weights(self, "head")[1 if self.tied else 0 :])
 
     @property
     def next_token_parameters(self) -> int:
@@ -92,10 +93,9 @@ def range_shard(
 ) -> Shard:
     """Return the shard of one rank of consecutive *layers*; see Model.shard_of."""
     before = _running_shards(model, tp, ep, expert_tp)
-    ends: list[Weight] = embedding_weights(model) if embedding else []
+    ends = list_weights(model, "embedding") if embedding else ()
     if head:
-        own_copy = not (model.tied and embedding)
-        ends = ends + final_weights(model) + (head_weights(model) if own_copy else head_weights(model)[1:])
+        ends += list_weights(model, "final") + list_weights(model, "head")[1 if model.tied and embedding else 0 :]
     return before[layers.stop] - before[layers.start] + shard_weights(model, ends, tp, ep, expert_tp)
 
 
@@ -272,9 +272,9 @@ def trained_matrices(model: Model, strategy: Strategy, piece: StagePiece) -> tup
     layout, piece = strategy.layout, _trained_piece(model, strategy, piece)
     weights = [weight for layer in piece.layers for weight in model.block_weights(model.blocks[layer])]
     if piece.embedding:
-        weights += embedding_weights(model)
+        weights += list_weights(model, "embedding")
     if piece.head:
-        weights += head_weights(model)[1 if model.tied and piece.embedding else 0 :]
+        weights += list_weights(model, "head")[1 if model.tied and piece.embedding else 0 :]
         if strategy.further_tokens:
             weights += next_token_weights(model) * min(strategy.further_tokens, model.next_token_layers)
     sizes = (layout.tp, layout.ep, layout.expert_tp_size, model.padded_vocab(layout.tp))

@@ -63,8 +63,10 @@ class Norm:
     def __post_init__(self) -> None:
         require(not (self.bias and self.kind is NormKind.RMS), "an RMS norm has no bias")
 
-    def elements(self, width: int) -> int:
-        return width * (2 if self.bias else 1)
+    @property
+    def vectors(self) -> int:
+        """Vectors of weights: the scale and, where there is one, the bias."""
+        return 2 if self.bias else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from stepcast.ir.layers.kind import LayerKind, SavedTensor
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
 from stepcast.ir.layers.mlp import mlp_transient
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
+from stepcast.ir.layers.weights import adapted_linears
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind
 from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
 
@@ -91,7 +92,7 @@ def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor
 
 def _transient(sizes: Sizes, kind: LayerKind, block: LayerParts) -> float:
     """Return the bytes that a half's backward needs for a moment: of 4-bit weights also the largest, dequantised."""
-    linears, stored, dequantised, weighed = kind.adapters(sizes.model), sizes.stored.bytes, 0.0, 0.0
+    linears, stored, dequantised, weighed = adapted_linears(sizes.model, kind.weights), sizes.stored.bytes, 0.0, 0.0
     if sizes.strategy.base_weights is not BaseWeights.TRAINED:
         dequantised = stored * max((float(linear.inputs * linear.outputs) for linear in linears), default=0.0)
     if sizes.strategy.dora:
@@ -109,7 +110,7 @@ def _saved_by_adapters(sizes: Sizes, kind: LayerKind) -> list[SavedTensor]:
     """
     if not (sizes.strategy.lora_rank and sizes.eager_modules):
         return []
-    linears = [linear for linear in kind.adapters(sizes.model) if sizes.count_adapted(linear.name)]
+    linears = [linear for linear in adapted_linears(sizes.model, kind.weights) if sizes.count_adapted(linear.name)]
     saved = len(linears) * sizes.strategy.lora_rank * sizes.stored.bytes
     saved += sum(linear.inputs * MASK_BYTES for linear in linears) if sizes.strategy.lora_dropout else 0.0
     if sizes.casts_adapter_inputs:

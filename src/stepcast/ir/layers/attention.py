@@ -19,13 +19,13 @@ there are any.
 
 from dataclasses import replace
 
-from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear, norm_weight
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, C, K, Ops, PhaseOps, collective, list_kernels, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present
+from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
@@ -35,44 +35,6 @@ from stepcast.ir.work import Attention
 from stepcast.ir.workload import Layer, Op, Role
 
 INDEX_BYTES = 4.0  # of the place of one chosen key
-
-
-def _weights(model: Architecture) -> list[Weight]:
-    if model.latent:
-        return _latent_weights(model)
-    part, bias = WeightPart.ATTENTION, model.biases.qkv
-    widths = {"query": model.query_width, "gate": model.query_width, "key": model.kv_width, "value": model.kv_width}
-    weights: list[Weight] = []
-    for name, width in widths.items():
-        if name != "gate" or model.attention_gate:
-            weights += linear(f"attention.{name}", part, model.hidden, width, bias, Split.TENSOR)
-    weights += _output_weights(model, model.query_width)
-    if model.qk_norm in (QkNorm.HEAD, QkNorm.WHOLE):
-        for name in ("query", "key"):
-            width = widths[name] if model.qk_norm is QkNorm.WHOLE else model.head_dim
-            weights.append(norm_weight(model, f"attention.{name}_norm", width))
-    if model.attention_sinks:
-        weights.append(Weight("attention.sinks", part, (model.heads,), Split.TENSOR))
-    return weights
-
-
-def _latent_weights(model: Architecture) -> list[Weight]:
-    latent, part, bias = present(model.latent), WeightPart.ATTENTION, model.biases.qkv
-    if latent.query_rank:
-        weights = linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
-        weights.append(norm_weight(model, "attention.query_norm", latent.query_rank))
-        weights += linear("attention.query_up", part, latent.query_rank, model.query_width, False, Split.TENSOR)
-    else:
-        weights = linear("attention.query", part, model.hidden, model.query_width, False, Split.TENSOR)
-    weights += linear("attention.kv_down", part, model.hidden, latent.kv_rank + latent.rope_dim, bias)
-    weights.append(norm_weight(model, "attention.kv_norm", latent.kv_rank))
-    up = model.heads * (latent.nope_dim + latent.value_dim)
-    weights += linear("attention.kv_up", part, latent.kv_rank, up, False, Split.TENSOR)
-    if latent.top_keys:
-        for name, (inputs, outputs) in _index_projections(model, latent).items():
-            weights += linear(f"attention.{name.replace(' ', '_')}", part, inputs, outputs, False)
-        weights.append(Weight("attention.index_norm", WeightPart.NORM, (2 * latent.index_dim,)))  # with a bias
-    return weights + _output_weights(model, model.heads * latent.value_dim)
 
 
 def _index_projections(model: Architecture, latent: Latent) -> dict[str, tuple[int, int]]:
@@ -88,27 +50,6 @@ def _attended(model: Architecture, block: LayerParts) -> LayerParts:
     """Return *block* with the keys that an indexer chooses as its window, which has as many pairs."""
     sparse = model.latent is not None and model.latent.top_keys
     return replace(block, window=model.latent.top_keys) if model.latent and sparse else block
-
-
-def _output_weights(model: Architecture, width: int) -> list[Weight]:
-    bias = model.biases.attention_output
-    return linear("attention.output", WeightPart.ATTENTION, width, model.hidden, bias, Split.TENSOR, by_rows=True)
-
-
-def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    """Return the linear layers that LoRA can adapt; queries, keys and values share their input."""
-    latent, hidden, query = model.latent, model.hidden, model.query_width
-    output = AdaptedLinear("output", "output", model.heads * model.value_dim, hidden, by_rows=True)
-    if latent is None:
-        widths = {"query": query * (2 if model.attention_gate else 1), "key": model.kv_width, "value": model.kv_width}
-        return [*(AdaptedLinear(name, "qkv", hidden, width) for name, width in widths.items()), output]
-    linears = [AdaptedLinear("query", "query", hidden, query)]
-    if latent.query_rank:
-        linears = [AdaptedLinear("query up", "query up", latent.query_rank, query)]
-        linears.append(AdaptedLinear("query down", "query down", hidden, latent.query_rank, split=False))
-    linears.append(AdaptedLinear("kv down", "kv down", hidden, latent.kv_rank + latent.rope_dim, split=False))
-    up = model.heads * (latent.nope_dim + latent.value_dim)
-    return [*linears, AdaptedLinear("kv up", "kv up", latent.kv_rank, up), output]
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -225,7 +166,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
 
 
-ATTENTION = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters)
+ATTENTION = LayerKind("attention", _mixing_flops, _operators, _saved, _transient)
 
 
 def _qkv_layer(sizes: Sizes) -> Layer:

@@ -10,12 +10,12 @@ and computes states again.
 
 from functools import partial
 
-from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present, projection_adapters
+from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -25,22 +25,6 @@ from stepcast.ir.workload import Layer, Op, Role
 
 # Kernels of flash-linear-attention's forward and backward, norms of queries and keys included.
 RULE_KERNELS, RULE_GRADIENT_KERNELS = 8, 12
-
-
-def _weights(model: Architecture) -> list[Weight]:
-    """Return a gated delta net (Yang et al. 2024); decay and its bias are one number per head of values."""
-    own, part, split = present(model.delta), WeightPart.DELTA, Split.TENSOR
-    return [
-        Weight("delta.in", part, (own.projected, model.hidden), split, inputs_split=False),
-        Weight("delta.conv", part, (own.channels, own.conv), split, per_channel=True),
-        Weight("delta.heads", part, (2, own.value_heads), split, per_channel=True),
-        Weight("delta.norm", WeightPart.NORM, (own.value_dim,)),
-        Weight("delta.out", part, (model.hidden, own.values), split, inputs_split=True),
-    ]
-
-
-def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    return projection_adapters(model, present(model.delta).projected, present(model.delta).values)
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -100,7 +84,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     )
 
 
-DELTA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters, alternates=False)
+DELTA = LayerKind("delta", _mixing_flops, _operators, _saved, _transient, alternates=False)
 
 
 def _rule_layer(sizes: Sizes, delta: Delta) -> Layer:

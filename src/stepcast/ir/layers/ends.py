@@ -8,7 +8,7 @@ run modules one after the other; Megatron-Core puts them on the last stage.
 
 from dataclasses import replace
 
-from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear, norm_weight
+from stepcast.ir.architecture import Architecture, Weight
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import norms
@@ -17,6 +17,7 @@ from stepcast.ir.layers.kernels import FP32, C, K, cast_op, collective, list_ker
 from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.weights import list_weights
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import Objective, TrainingKind
@@ -36,54 +37,18 @@ def count_visits(sizes: Sizes) -> float:
     return float(MEASURED["layer_visit"] * sizes.model.layers + MEASURED["adapter_visit"] * adapted)
 
 
-def embedding_weights(model: Architecture) -> list[Weight]:
-    """Return the word embedding first, then what runs between it and the first layer."""
-    width = model.embedding_width or model.hidden
-    words = (model.vocab, width)
-    weights = [Weight("embedding.word", WeightPart.EMBEDDING, words, Split.VOCAB, inputs_split=False)]
-    if model.position.kind is PositionKind.LEARNED:
-        positions = (model.position.count, model.hidden)
-        weights.append(Weight("embedding.position", WeightPart.POSITION, positions, inputs_split=False))
-    if width != model.hidden:
-        weights.append(Weight("embedding.project_in", WeightPart.EMBEDDING, (model.hidden, width), inputs_split=False))
-    if model.embedding_norm:
-        weights.append(norm_weight(model, "embedding.norm", model.hidden))
-    return weights
-
-
-def final_weights(model: Architecture) -> list[Weight]:
-    return [norm_weight(model, "final_norm", model.hidden)] if model.final_norm else []
-
-
-def head_weights(model: Architecture) -> list[Weight]:
-    """Return the output projection first (the word embedding again where tied), then its bias and projection."""
-    width = model.embedding_width or model.hidden
-    weights = linear("head", WeightPart.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
-    if width != model.hidden:
-        weights.append(Weight("head.project_out", WeightPart.HEAD, (width, model.hidden), inputs_split=False))
-    return weights
-
-
-def next_token_weights(model: Architecture) -> list[Weight]:
-    """Return one multi-token-prediction module (DeepSeek-V3, 2024, section 2.2), without embedding and head:
-    two norms, a projection of both inputs to the hidden width, one block, one norm before the head.
-    """
+def next_token_weights(model: Architecture) -> tuple[Weight, ...]:
+    """Return the weights of one multi-token-prediction module, its block included, if *model* has any."""
     if not model.next_token_layers:
-        return []
+        return ()
     blocks = [block_weights(model, block.mixer, block.feed_forward) for block in model.next_token_blocks]
-    return [
-        norm_weight(model, "mtp.embedding_norm", model.hidden),
-        norm_weight(model, "mtp.hidden_norm", model.hidden),
-        *linear("mtp.projection", WeightPart.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
-        *(weight for block in blocks for weight in block),
-        norm_weight(model, "mtp.final_norm", model.hidden),
-    ]
+    return (*list_weights(model, "mtp"), *(weight for block in blocks for weight in block))
 
 
 def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Look rows up where this rank holds them and sum them over tp; positions and norm where there are any."""
     model, dtype = sizes.model, sizes.stream
-    width = model.embedding_width or model.hidden
+    width = model.word_width
     forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)]
     if sizes.eager_modules:
         # A training loop that reads the loss of each micro-batch waits for it; masks and angles follow.
@@ -101,7 +66,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
             backward.append(collective("embedding tp all-gather", C.ALL_GATHER, size, Group.TP))
         else:
             forward.append(collective("embedding tp all-reduce", C.ALL_REDUCE, size, Group.TP))
-    if width != model.hidden:
+    if model.projects_words:
         project = Linear("project in", sizes.outer_tokens, width, model.hidden, sizes.dtype, adapted=False)
         forward += project.forward(sizes)
         backward += project.input_gradient(sizes)
@@ -120,11 +85,11 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
 def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Return final norm, logits and cross entropy over a vocabulary that tensor ranks share."""
     model = sizes.model
-    width = model.embedding_width or model.hidden
+    width = model.word_width
     layers = []
     if model.final_norm:
         layers.append(norms.norm_layer(sizes, Role.FINAL_NORM, build.column_waits(sizes, Role.HEAD), branches=False))
-    if width != model.hidden:
+    if model.projects_words:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(make_layer(Role.HEAD_PROJECTION, *project.phases(sizes)))
     if sizes.strategy.objective is Objective.REWARD:  # one number for each token; the last one counts

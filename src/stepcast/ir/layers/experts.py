@@ -8,7 +8,7 @@ what arrives into that order, an all-gather brings all tokens to all ranks.
 
 from dataclasses import replace
 
-from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import norms
@@ -25,8 +25,8 @@ from stepcast.ir.layers.kernels import (
     make_layer,
     stream_op,
 )
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present
-from stepcast.ir.layers.mlp import activation_ops, mlp_adapters, mlp_layers, mlp_saved, mlp_weights
+from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
+from stepcast.ir.layers.mlp import activation_ops, mlp_layers, mlp_saved
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
@@ -40,37 +40,6 @@ from stepcast.ir.workload import Layer, Op, OpPart, Role
 MEASURED = constants("experts")
 
 
-def _width(model: Architecture) -> int:
-    """Return the width that experts work in."""
-    return present(model.experts).latent or model.hidden
-
-
-def _weights(model: Architecture) -> list[Weight]:
-    experts, width = present(model.experts), _width(model)
-    weights = linear("router", WeightPart.ROUTER, model.hidden, experts.count, experts.router_bias)
-    if experts.latent:
-        weights += linear("experts.latent_down", WeightPart.MLP, model.hidden, width, False)
-        weights += linear("experts.latent_up", WeightPart.MLP, width, model.hidden, False)
-    up = (2 if model.gated else 1) * experts.ffn
-    count, part = experts.count, WeightPart.EXPERTS
-    weights.append(Weight("experts.up.weight", part, (count, up, width), Split.EXPERT, inputs_split=False))
-    weights.append(Weight("experts.down.weight", part, (count, width, experts.ffn), Split.EXPERT, inputs_split=True))
-    if model.biases.mlp:
-        weights.append(Weight("experts.up.bias", part, (count, up), Split.EXPERT))
-        weights.append(Weight("experts.down.bias", part, (count, width), Split.EXPERT_REPLICATED))
-    if experts.shared_ffn:
-        weights += mlp_weights(model, "shared_experts", WeightPart.SHARED_EXPERTS, experts.shared_ffn)
-    if experts.shared_gate:
-        weights.append(Weight("shared_experts.gate_value.weight", WeightPart.SHARED_EXPERTS, (1, model.hidden)))
-    return weights
-
-
-def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    experts = present(model.experts)
-    shared = mlp_adapters(model, experts.shared_ffn, model.hidden, "shared ") if experts.shared_ffn else []
-    return [*shared, *mlp_adapters(model, experts.ffn, _width(model), "routed ", experts.count)]
-
-
 def _saved_rows(sizes: Sizes) -> float:
     """Return the rows at the busiest expert rank."""
     return sizes.outer_share * present(sizes.model.experts).top_k * sizes.strategy.busiest_share
@@ -82,7 +51,12 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     Megatron-LM weights inside the activation; a plain loop saves each result before and after its weight.
     """
     experts, model, element = present(sizes.model.experts), sizes.model, sizes.stored.bytes
-    rows, width, ways, freed = _saved_rows(sizes), _width(model), sizes.strategy.layout.expert_tp_size, (M.EXPERTS,)
+    rows, width, ways, freed = (
+        _saved_rows(sizes),
+        model.expert_width,
+        sizes.strategy.layout.expert_tp_size,
+        (M.EXPERTS,),
+    )
     if sizes.alternates_matmuls:
         routed = experts.top_k / sizes.strategy.outer_ways * sizes.strategy.busiest_share
         widths = routed * (experts.ffn + model.hidden) + experts.shared_ffn / sizes.tp
@@ -111,7 +85,7 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
     rows = _saved_rows(sizes) * ways
     if not sizes.fused:  # one expert at a time
         rows /= experts.count
-    return rows * (experts.ffn / ways * (2 if model.gated else 1) + _width(model)) * sizes.stored.bytes
+    return rows * (experts.ffn / ways * model.sides + model.expert_width) * sizes.stored.bytes
 
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
@@ -126,7 +100,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     return norms.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
 
 
-EXPERTS = LayerKind(_weights, None, _operators, _saved, _transient, _adapters)
+EXPERTS = LayerKind("experts", None, _operators, _saved, _transient)
 
 
 def _routed_rows(sizes: Sizes) -> int:
@@ -136,7 +110,7 @@ def _routed_rows(sizes: Sizes) -> int:
 
 
 def _dispatch_bytes(sizes: Sizes) -> int:
-    return _routed_rows(sizes) * _width(sizes.model) * sizes.element
+    return _routed_rows(sizes) * sizes.model.expert_width * sizes.element
 
 
 def _router(sizes: Sizes, experts: Experts) -> Layer:
@@ -182,7 +156,7 @@ def exchange_routing(model: Architecture, strategy: Strategy, framework: Framewo
     """Return how tokens choose experts where a library sends each once to a rank; None if each expert gets a copy."""
     if model.experts is None or not framework.dispatcher.sends_once:
         return None
-    token_bytes = _width(model) * strategy.stored.bytes
+    token_bytes = model.expert_width * strategy.stored.bytes
     return replace(model.experts.routing, library=str(framework.dispatcher), token_bytes=token_bytes)
 
 
@@ -195,7 +169,7 @@ def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
         return (collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
     tokens = sizes.outer_tokens * ep
     kind = C.ALL_GATHER if gathers else C.REDUCE_SCATTER
-    exchange = collective(f"ep {kind} {name}", kind, tokens * _width(sizes.model) * sizes.element, Group.EP)
+    exchange = collective(f"ep {kind} {name}", kind, tokens * sizes.model.expert_width * sizes.element, Group.EP)
     # Probabilities of all experts and the choice among them go with the tokens (MoEAllGatherTokenDispatcher).
     choice_bytes = tokens * present(sizes.model.experts).count * int(FP32_BYTES + 1)
     return (exchange, collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP)) if gathers else (exchange,)
@@ -206,12 +180,12 @@ def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
     if ways == 1:
         return ()
     if sizes.framework.dispatcher is Dispatcher.ALL_GATHER:  # tokens before each expert takes its own
-        size = sizes.outer_tokens * sizes.strategy.layout.ep * _width(sizes.model) * sizes.element
+        size = sizes.outer_tokens * sizes.strategy.layout.ep * sizes.model.expert_width * sizes.element
     return (collective(f"{name} {kind}", kind, size * ways, Group.EXPERT_TP),)
 
 
 def _copy_rows(sizes: Sizes, name: str, passes: float = 1.0) -> Op:
-    rows, width = _routed_rows(sizes), _width(sizes.model)
+    rows, width = _routed_rows(sizes), sizes.model.expert_width
     return stream_op(name, K.COPY, rows, width, passes, passes, sizes.stored, "gradient" in name)
 
 
@@ -226,7 +200,7 @@ def _reorder(sizes: Sizes, name: str) -> Ops:
         name,
         sizes,
         _routed_rows(sizes),
-        _width(sizes.model),
+        sizes.model.expert_width,
         sizes.stored,
         passes=_permute_passes(sizes),
         compiled=sizes.framework.kernels is Kernels.COMPILED and not sizes.eager_modules,
@@ -300,13 +274,13 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     layout, model = sizes.strategy.layout, sizes.model
     ways = layout.expert_tp_size
     rows, inner = _routed_rows(sizes) * ways, experts.ffn // ways
-    groups, width = max(1, experts.count // layout.ep), _width(model)
+    groups, width = max(1, experts.count // layout.ep), model.expert_width
     # transformers' grouped products take the weights as they are: autocast leaves them in fp32.
     transformers = sizes.framework.modules is Modules.TRANSFORMERS
     dtype = sizes.strategy.weights if transformers and sizes.strategy.autocast else sizes.dtype
     separate = sizes.fused_by_hand and not sizes.framework.fused_experts
     skew = sizes.strategy.expert_blocks
-    up = Linear("up", rows, width, (2 if model.gated else 1) * inner, dtype, groups, separate, skew=skew)
+    up = Linear("up", rows, width, model.sides * inner, dtype, groups, separate, skew=skew)
     down = Linear("down", rows, inner, width, dtype, groups, separate, skew=skew)
     if sizes.framework.fused_experts:
         # Biases, activation and its gradient run at the end of the matmuls before them, which also quantise

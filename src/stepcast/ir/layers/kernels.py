@@ -1,13 +1,13 @@
 """Layers and ops as all kinds of layers build them: memory-bound kernels, casts and collectives, and the kernels that
 software runs for a part of a layer, one after another, from the lists of ``data/kernels.txt``.
 
-A heading in brackets begins a list, a line of it is a kernel::
+A heading in brackets begins a list (see ``lists``), a line of it is a kernel::
 
     NAME: KIND READS WRITES FORMAT rows=SIZE columns=SIZE kernels=COUNT part=PART FLAGS ? CONDITIONS
 
 It reads and writes so many tensors of *rows* x *columns* elements, one of each by default; all but the kind may be left
-out. Sizes are numbers and names, multiplied and added up (``2*inner``): of values that the caller states, or of fields
-of `Sizes`, the model, the strategy or the framework. A kind or a format may be such a name, too. Several reads
+out. Names in sizes are those of values that the caller states, or of fields of `Sizes`, the model, the strategy or the
+framework. A kind or a format may be such a name, too. Several reads
 (``1,1,2``) are as many kernels, numbered from the number at the end of the name. After ``bytes``, reads and writes are
 bytes of each element, a format counting as its own. A cast names ``FROM->TO`` instead (``as=FORMAT``: the format by
 which it is priced), a ``matmul`` its rows, columns and depth, *batch* times. A line ``> LIST`` adds the kernels of
@@ -15,16 +15,14 @@ another list. All conditions after a question mark must be true, those with an e
 their own they hold for the lines below, up to the next such line.
 """
 
-from collections.abc import Callable
 from functools import cache, lru_cache
-from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
+from stepcast.ir.layers.lists import FORMATS, Amount, Conditions, Find, evaluate, read_amount, read_lines
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import Strategy
@@ -86,13 +84,10 @@ def cast_op(name: str, rows: int, columns: int, before: DType, after: DType, cou
     return moved_op(name, K.CAST, rows, columns, before.bytes, after.bytes, counted_as or before)
 
 
-FILE = Path(__file__).parents[2] / "data" / "kernels.txt"
+FILE = "kernels.txt"
 FLAGS = ("backward", "bytes", "host")
 Value = float | DType | K
-Find = Callable[[str], object]
-KINDS, FORMATS = {str(kind): kind for kind in K}, {str(dtype): dtype for dtype in DType}
-Amount = float | str | tuple[tuple[float | str, ...], ...]
-"""A number, a name, or a sum of products of these."""
+KINDS = {str(kind): kind for kind in K}
 
 
 class KernelLine(NamedTuple):
@@ -108,29 +103,16 @@ class KernelLine(NamedTuple):
     kernels: Amount = 1
     part: OpPart | None = None
     flags: frozenset[str] = frozenset()
-    conditions: tuple[tuple[str, bool], ...] = ()
-
-
-@cache
-def _split_lists() -> dict[str, str]:
-    lists = f"\n{FILE.read_text(encoding='utf-8')}".split("\n[")[1:]
-    return {name: text for name, _, text in (part.partition("]") for part in lists)}
+    conditions: Conditions = ()
 
 
 @cache
 def _read_list(name: str) -> list[KernelLine]:
-    lines: list[KernelLine] = []
-    shared: list[str] = []
-    for line in _split_lists()[name].splitlines():
-        text, mark, after = (part.strip() for part in line.partition("#")[0].partition("?"))
-        if text:
-            words = (*shared, *after.split())
-            conditions = tuple((word.removeprefix("!"), not word.startswith("!")) for word in words)
-            entry = KernelLine(text[2:]) if text.startswith("> ") else _read_line(text)
-            lines.append(entry._replace(conditions=conditions))
-        elif mark:
-            shared = after.split()
-    return lines
+    entries = (
+        (KernelLine(text[2:]) if text.startswith("> ") else _read_line(text), conditions)
+        for text, conditions in read_lines(FILE, name)
+    )
+    return [entry._replace(conditions=conditions) for entry, conditions in entries]
 
 
 def _read_line(text: str) -> KernelLine:
@@ -142,29 +124,17 @@ def _read_line(text: str) -> KernelLine:
     plain = [word for word in words if word not in flags and "=" not in word]
     counted, part = options.get("as", "dtype"), OpPart(options["part"]) if "part" in options else None
     defaults = {"rows": "rows", "columns": "columns", "kernels": "1"}
-    rows, columns, kernels = (_read_amount(options.get(key, default)) for key, default in defaults.items())
+    rows, columns, kernels = (read_amount(options.get(key, default)) for key, default in defaults.items())
     sizes = rows, columns, kernels
     if kind == "matmul":
-        amounts = tuple(map(_read_amount, plain))
+        amounts = tuple(map(read_amount, plain))
         return KernelLine(name, kind, amounts, 0, FORMATS.get(counted, counted), *sizes, part)
     if plain and "->" in plain[0]:
         before, after = plain[0].split("->")
         plain, flags = [before, after, options.get("as", before)], flags | {"bytes"}
     reads, write, dtype = (*plain, *("1", "1", "dtype")[len(plain) :])
-    amounts, kernel = tuple(map(_read_amount, reads.split(","))), KINDS.get(kind, kind)
-    return KernelLine(name, kernel, amounts, _read_amount(write), FORMATS.get(dtype, dtype), *sizes, part, flags)
-
-
-def _read_amount(text: str) -> Amount:
-    terms = tuple(tuple(map(_read_factor, term.split("*"))) for term in text.split("+"))
-    return terms if len(terms) > 1 or len(terms[0]) > 1 else terms[0][0]
-
-
-def _read_factor(word: str) -> float | str:
-    """Return a number, or a name; that of a format is the bytes of its elements."""
-    if word in FORMATS:
-        return FORMATS[word].bytes
-    return word if word[0].isalpha() else float(word) if "." in word else int(word)
+    amounts, kernel = tuple(map(read_amount, reads.split(","))), KINDS.get(kind, kind)
+    return KernelLine(name, kernel, amounts, read_amount(write), FORMATS.get(dtype, dtype), *sizes, part, flags)
 
 
 def list_kernels(
@@ -219,18 +189,18 @@ def _select_lines(name: str, truths: tuple[bool, ...]) -> tuple[KernelLine, ...]
 
 def _add_kernels(ops: list[Op], line: KernelLine, find: Find, name: str) -> None:
     dtype = line.dtype if isinstance(line.dtype, DType) else find(line.dtype)
-    kernels = int(_amount(line.kernels, find))
+    kernels = int(evaluate(line.kernels, find))
     assert isinstance(dtype, DType), line
     if line.kind == "matmul":
-        m, n, k, batch = (int(_amount(size, find)) for size in (*line.reads, "batch"))
+        m, n, k, batch = (int(evaluate(size, find)) for size in (*line.reads, "batch"))
         ops.append(Op(name, Matmul(m, n, k, batch, dtype), kernels=kernels, part=line.part))
         return
     kind = line.kind if isinstance(line.kind, K) else find(line.kind)
     assert isinstance(kind, K), line
-    rows, columns, flags = int(_amount(line.rows, find)), int(_amount(line.columns, find)), line.flags
-    write, own = _amount(line.write, find), name
+    rows, columns, flags = int(evaluate(line.rows, find)), int(evaluate(line.columns, find)), line.flags
+    write, own = evaluate(line.write, find), name
     for number, amount in enumerate(line.reads):
-        read = _amount(amount, find)
+        read = evaluate(amount, find)
         if len(line.reads) > 1:
             stem, _, start = name.rpartition(" ")
             own = f"{stem} {int(start) + number}"
@@ -241,13 +211,3 @@ def _add_kernels(ops: list[Op], line: KernelLine, find: Find, name: str) -> None
             backward = "backward" in flags
             op = stream_op(own, kind, rows, columns, read, write, dtype, backward, kernels=kernels, part=line.part)
             ops.append(op)
-
-
-def _amount(amount: Amount, find: Find) -> float:
-    if isinstance(amount, tuple):
-        return sum([prod([_amount(factor, find) for factor in term]) for term in amount])
-    if not isinstance(amount, str):
-        return amount
-    value = find(amount)
-    assert isinstance(value, int | float | DType), f"{amount} is no number"
-    return value.bytes if isinstance(value, DType) else value

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from importlib import import_module
 
-from stepcast.ir.architecture import Architecture, Shard, Weight, norm_weight
+from stepcast.ir.architecture import Architecture, Shard, Weight, WeightPart
 from stepcast.ir.layers.attention import ATTENTION
 from stepcast.ir.layers.experts import EXPERTS
 from stepcast.ir.layers.kind import LayerKind
 from stepcast.ir.layers.mlp import MLP
+from stepcast.ir.layers.weights import adapted_linears, list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 
 # Mixers of some models alone: the module that declares each.
@@ -44,12 +45,11 @@ def kinds_of(mixer: Mixer, feed_forward: FeedForward) -> Iterator[LayerKind]:
 def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) -> tuple[Weight, ...]:
     """Return the tensors of one layer, norms included."""
     kinds = list(kinds_of(mixer, feed_forward))
-    weights = [weight for kind in kinds for weight in kind.weights(model)]
+    weights = [weight for kind in kinds for weight in list_weights(model, kind.weights)]
     norms = (1 if model.shared_norm else len(kinds)) if model.pre_norms else 0
-    weights += [norm_weight(model, f"norm.{index}", model.hidden) for index in range(norms)]
-    if model.post_norms:
-        weights += [norm_weight(model, f"post_norm.{index}", model.hidden) for index in range(len(kinds))]
-    return tuple(weights)
+    names = [f"norm.{index}" for index in range(norms)]
+    names += [f"post_norm.{index}" for index in range(len(kinds) if model.post_norms else 0)]
+    return (*weights, *(Weight(name, WeightPart.NORM, (model.norm.vectors * model.hidden,)) for name in names))
 
 
 def mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -78,7 +78,7 @@ def adapter_shard(
     """
     dense = experts = 0
     pairs: set[str] = set()
-    for linear in (linear for kind in kinds_of(mixer, feed_forward) for linear in kind.adapters(model)):
+    for linear in (linear for kind in kinds_of(mixer, feed_forward) for linear in adapted_linears(model, kind.weights)):
         if targets and linear.name not in targets:
             continue
         ways = (expert_tp if linear.experts else tp) if linear.split else 1
@@ -102,5 +102,5 @@ def count_adapted(model: Architecture, targets: tuple[str, ...]) -> int:
         not targets or linear.name in targets
         for block in model.blocks
         for kind in kinds_of(block.mixer, block.feed_forward)
-        for linear in kind.adapters(model)
+        for linear in adapted_linears(model, kind.weights)
     )

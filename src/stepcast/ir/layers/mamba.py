@@ -18,45 +18,19 @@ the GPU (tests/cost/test_memory_mamba.py). Megatron-LM's selective recomputation
 
 from functools import partial
 
-from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, K, list_kernels, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present, projection_adapters
+from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Hybrid, LayerParts
 from stepcast.ir.recurrent import Scan, scan_of
 from stepcast.ir.workload import Layer, Op, Role
-
-
-def _weights(model: Architecture) -> list[Weight]:
-    """Return a Mamba-2 mixer (Dao and Gu 2024, section 6): gate, input, B, C and dt from one projection.
-
-    Groups bound the split of B and C; A, D and the dt bias are one number per head.
-    """
-    hybrid, part = present(model.hybrid), WeightPart.MAMBA
-    inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
-    split, ways = Split.TENSOR, hybrid.groups
-    return [
-        Weight("mamba.in.gate_input", part, (2 * inner, model.hidden), split, inputs_split=False),
-        Weight("mamba.in.states", part, (states, model.hidden), split, ways, False),
-        Weight("mamba.in.dt", part, (hybrid.mamba_heads, model.hidden), split, inputs_split=False),
-        Weight("mamba.conv.input", part, (inner, hybrid.conv + 1), split, per_channel=True),  # kernel and bias
-        Weight("mamba.conv.states", part, (states, hybrid.conv + 1), split, ways, per_channel=True),
-        Weight("mamba.heads", part, (3, hybrid.mamba_heads), split, per_channel=True),
-        Weight("mamba.norm", WeightPart.NORM, (inner,), split),
-        Weight("mamba.out", part, (model.hidden, inner), split, inputs_split=True),
-    ]
-
-
-def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    hybrid = present(model.hybrid)
-    projected = 2 * hybrid.inner + 2 * hybrid.groups * hybrid.state + hybrid.mamba_heads
-    return projection_adapters(model, projected, hybrid.inner)
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -200,7 +174,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     )
 
 
-MAMBA = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters, alternates=False)
+MAMBA = LayerKind("mamba", _mixing_flops, _operators, _saved, _transient, alternates=False)
 
 
 def _core(own: MambaSizes) -> Layer:

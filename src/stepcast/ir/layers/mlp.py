@@ -3,13 +3,12 @@
 from dataclasses import replace
 from functools import partial
 
-from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart, linear
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, list_kernels
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor
+from stepcast.ir.layers.kind import LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
@@ -27,20 +26,6 @@ ACTIVATIONS: dict[Activation, ElementwiseKind] = {
 }
 
 
-def mlp_weights(model: Architecture, name: str, part: WeightPart, ffn: int) -> list[Weight]:
-    weights: list[Weight] = []
-    for side in ("gate", "up") if model.gated else ("up",):
-        weights += linear(f"{name}.{side}", part, model.hidden, ffn, model.biases.mlp, Split.TENSOR)
-    return weights + linear(f"{name}.down", part, ffn, model.hidden, model.biases.mlp, Split.TENSOR, by_rows=True)
-
-
-def mlp_adapters(model: Architecture, ffn: int, width: int, prefix: str = "", experts: int = 0) -> list[AdaptedLinear]:
-    """Return the linear layers that LoRA can adapt."""
-    sides = ("gate", "up") if model.gated else ("up",)
-    firsts = [AdaptedLinear(side, f"{prefix}up", width, ffn, experts=experts) for side in sides]
-    return [*firsts, AdaptedLinear("down", f"{prefix}down", ffn, width, by_rows=True, experts=experts)]
-
-
 def mlp_saved(
     sizes: Sizes, rows: float, inner: float, freed_by: tuple[M, ...], activation_freed_by: tuple[M, ...]
 ) -> list[SavedTensor]:
@@ -50,7 +35,7 @@ def mlp_saved(
     computes the activated gate again.
     """
     model, elements, element = sizes.model, rows * inner, sizes.stored.bytes
-    sides = 2 if model.gated else 1
+    sides = model.sides
     if sizes.fused_by_hand:
         input_bytes = DType.FP8.bytes if sizes.framework.fp8_activations else element
         result_bytes = sizes.matmul_bytes
@@ -72,13 +57,13 @@ def mlp_saved(
 
 
 def mlp_transient(sizes: Sizes, rows: float, inner: float) -> float:
-    return rows * inner * sizes.stored.bytes * (2 if sizes.model.gated else 1)
+    return rows * inner * sizes.stored.bytes * sizes.model.sides
 
 
 def mlp_layers(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> tuple[Layer, Layer]:
     """Return both linear layers and the activation between them; *ends*: the branch joins the stream here."""
     inner, model, bias = ffn // sizes.tp, sizes.model, sizes.model.biases.mlp
-    up = Linear("up", sizes.tokens, model.hidden, (2 if model.gated else 1) * inner, sizes.dtype, bias=bias)
+    up = Linear("up", sizes.tokens, model.hidden, model.sides * inner, sizes.dtype, bias=bias)
     down = Linear("down", sizes.tokens, inner, model.hidden, sizes.dtype, bias=bias)
     firsts: tuple[Linear, ...] = (up,)
     if sizes.separate_projections and model.gated:
@@ -88,10 +73,9 @@ def mlp_layers(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> 
 
 
 def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
-    products = 2 if sizes.model.gated else 1
     layers = mlp_layers(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True)
     waits, roles = build.column_waits(sizes, Role.MLP_UP), (Role.MLP_NORM, Role.MLP_POST_NORM)
-    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
+    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=sizes.model.sides)
 
 
 def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
@@ -102,14 +86,11 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     return mlp_saved(sizes, tokens, inner, (M.MLP,), (M.MLP,))
 
 
-MLP = LayerKind(
-    lambda model: mlp_weights(model, "mlp", WeightPart.MLP, model.ffn),
-    None,
-    _operators,
-    _saved,
-    lambda sizes, block: mlp_transient(sizes, sizes.tokens, sizes.model.ffn / sizes.tp),
-    lambda model: mlp_adapters(model, model.ffn, model.hidden),
-)
+def _transient(sizes: Sizes, block: LayerParts) -> float:
+    return mlp_transient(sizes, sizes.tokens, sizes.model.ffn / sizes.tp)
+
+
+MLP = LayerKind("mlp", None, _operators, _saved, _transient)
 
 
 def activation_ops(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> tuple[Ops, Ops]:

@@ -65,9 +65,8 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
         return (*ops, stream_op(f"{name} weight gradient", K.OTHER, 1, width, 1, 1, sizes.stream, True, kernels=3))
     if sizes.fused or not sizes.trains_norms:
         return ops
-    vectors = sizes.model.norm.elements(width) // width
     weight = stream_op(f"{name} weight gradient", K.OTHER, rows, width, 2, 0, sizes.stream, True)
-    return (*ops, weight, *build.accumulate_vectors(sizes, name, *(width,) * vectors))
+    return (*ops, weight, *build.accumulate_vectors(sizes, name, *(width,) * sizes.model.norm.vectors))
 
 
 def eager_norm(

@@ -6,12 +6,12 @@ causal_conv1d's, the scan mamba_ssm's with the gate inside, which saves its inpu
 and the states at every 2,048th token.
 """
 
-from stepcast.ir.architecture import Architecture, Weight, WeightPart
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
-from stepcast.ir.layers.kind import AdaptedLinear, LayerKind, SavedTensor, present, projection_adapters
+from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import LayerParts
@@ -20,27 +20,6 @@ from stepcast.ir.workload import Layer, Op, Role
 
 # Tokens between those whose states the selective scan saves (csrc/selective_scan/selective_scan.cpp).
 SCAN_CHUNK = 2048
-
-
-def _weights(model: Architecture) -> list[Weight]:
-    """Return a Mamba mixer of the first version (Gu and Dao 2023); A and D are numbers of channels."""
-    own, part = present(model.selective), WeightPart.MAMBA
-    weights = [
-        Weight("selective.in", part, (2 * own.inner, model.hidden), inputs_split=False),
-        Weight("selective.conv", part, (own.inner, own.conv + own.conv_bias), per_channel=True),
-        Weight("selective.steps", part, (own.steps, own.inner), inputs_split=False),
-        Weight("selective.dt", part, (own.inner, own.rank), inputs_split=False),
-        Weight("selective.channels", part, ((own.state + 2) * own.inner,)),  # A, D and the bias of dt
-        Weight("selective.out", part, (model.hidden, own.inner), inputs_split=True),
-    ]
-    return [*weights, Weight("selective.norms", WeightPart.NORM, (own.steps,))] if own.normed else weights
-
-
-def _adapters(model: Architecture) -> list[AdaptedLinear]:
-    own = present(model.selective)
-    steps = AdaptedLinear("steps", "steps", own.inner, own.steps, split=False)
-    times = AdaptedLinear("time step", "time step", own.rank, own.inner, split=False)
-    return [*projection_adapters(model, 2 * own.inner, own.inner, split=False), steps, times]
 
 
 def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
@@ -92,7 +71,7 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     )
 
 
-SELECTIVE = LayerKind(_weights, _mixing_flops, _operators, _saved, _transient, _adapters, alternates=False)
+SELECTIVE = LayerKind("selective", _mixing_flops, _operators, _saved, _transient, alternates=False)
 
 
 def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
