@@ -298,14 +298,13 @@ RECORDED = json.loads(zlib.decompress(encode_workload(example())))
         ({"layout": 3}, "Expected `object`"),
         ({"tables": RECORDED["tables"] | {"stages": [{"body": [[[0], 10**15]]}]}}, "nodes of the stages"),
         (
-            {"tables": RECORDED["tables"] | {"stages": [{"varied": [[0, [[[0], 5]]]]}]}},
+            {"tables": RECORDED["tables"] | {"stages": [{"body": [], "varied": [[0, [[[0], 5]]]]}]}},
             "differ in their number of layers",
         ),
         (
-            {"version": 2, "tables": RECORDED["tables"] | {"stages": [{"variations": [[0, 0, 0]]}]}},
-            "version 2; expected 3",
+            {"tables": RECORDED["tables"] | {"stages": [{"body": [], "varied": [[-1, []]]}]}},
+            "a micro-batch has a negative number",
         ),
-        ({"tables": RECORDED["tables"] | {"stages": [{"varied": [[-1, []]]}]}}, "a micro-batch has a negative number"),
         ({"tables": RECORDED["tables"] | {"works": [["Magic", {}]]}}, "damaged: 'Magic'"),
     ],
 )

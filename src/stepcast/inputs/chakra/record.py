@@ -6,33 +6,20 @@ nodes are for other programs; the checksum shows when one of those changed them.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from functools import cache
-from typing import Annotated, TypeVar, get_args
+from types import GenericAlias
+from typing import Annotated, Any, get_args
 
 import msgspec
 
 from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
 from stepcast.inputs.chakra.protobuf import AttributeKind, WireError, attribute, bytes_field, delimited, read_varint
 from stepcast.inputs.source import FormatError, prefix_errors
-from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
 from stepcast.ir.work import Work
-from stepcast.ir.workload import (
-    FIRST,
-    LAST,
-    UNSTATED,
-    Block,
-    Layer,
-    Manner,
-    Op,
-    OpPart,
-    Role,
-    Stage,
-    Workload,
-    count_layers,
-)
+from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Stage, Workload, count_layers
 
 SCHEMA_VERSION = "0.0.4"
 RECORD_VERSION = 3
@@ -40,109 +27,61 @@ RECORD, CHECKSUM, RANK = "stepcast.workload", "stepcast.nodes", "stepcast.rank"
 WORK_TYPES: dict[str, type[Work]] = {kind.__name__: kind for kind in get_args(Work)}
 PHASES = ("forward", "input_gradient", "weight_gradient")
 
-Built = TypeVar("Built")
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Indices = tuple[Index, ...]
-Notes = tuple[tuple[str, str], ...]
-
-
-class WorkloadOpRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An op; its work is an index into the record's table, as are all indices below."""
-
-    name: str
-    work: Index
-    blocking: bool = True
-    after: tuple[str, ...] = ()
-    kernels: float = 1
-    host_reads: bool = False
-    early: bool = False
-    part: OpPart | None = None
-
-
-class LayerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    name: str
-    forward: Indices = ()
-    input_gradient: Indices = ()
-    weight_gradient: Indices = ()
-    process_s: float = 0.0
-    notes: Notes = ()
-    captured: bool = False
-    role: Role | None = None
-
-
 Blocks = tuple[tuple[Indices, int], ...]
 """The layers of each block, and its repeats."""
+Build = Callable[..., Any]
 
 
-class StageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    body: Blocks = ()
-    prologue: Indices = ()
-    epilogue: Indices = ()
-    varied: tuple[tuple[int, Blocks], ...] = ()  # micro-batches that differ, or FIRST and LAST
-    variations: tuple[msgspec.Raw, ...] = ()  # the same in version 2, by the place of each layer
+def _record_type(described: type, changed: Mapping[str, object], **first: object) -> type[Any]:
+    """Return a struct with the fields of a dataclass, of which some are *changed*, behind those in *first*."""
+    own = ((each.name, changed.get(each.name, each.type), each.default) for each in fields(described))
+    every = [field[:2] if field[2] is MISSING else field for field in own]
+    name = f"{described.__name__}Record"
+    return msgspec.defstruct(name, [*first.items(), *every], frozen=True, omit_defaults=True)
 
 
-class WorkloadTables(msgspec.Struct, frozen=True):
-    """The distinct parts of a workload; a work is the name of its type and its fields."""
-
-    works: tuple[tuple[str, msgspec.Raw], ...]
-    ops: tuple[WorkloadOpRecord, ...]
-    layers: tuple[LayerRecord, ...]
-    stages: tuple[StageRecord, ...]
-
-
-class WorkloadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    version: int
-    tables: WorkloadTables
-    stages: Indices
-    layout: Layout
-    micro_batches: int
-    boundary_bytes: int | None = None
-    name: str = ""
-    source: str = ""
-    notes: Notes = ()
-    warnings: tuple[str, ...] = ()
-    manner: Manner = UNSTATED
-    shares: bool = False
+# Works, ops, layers and stages are named by their index in the record's tables; a work is the name of its type and its
+# fields.
+OpRecord = _record_type(Op, {"work": Index})
+LayerRecord = _record_type(Layer, dict.fromkeys(PHASES, Indices))
+RUNS = {"body": Blocks, "prologue": Indices, "epilogue": Indices, "varied": tuple[tuple[int, Blocks], ...]}
+StageRecord = _record_type(Stage, RUNS)
+TABLES: dict[str, Any] = {"works": tuple[str, msgspec.Raw], "ops": OpRecord}
+TABLES |= {"layers": LayerRecord, "stages": StageRecord}
+WorkloadTables = msgspec.defstruct(
+    "WorkloadTables", [(name, GenericAlias(tuple, (kind, ...))) for name, kind in TABLES.items()]
+)
+WorkloadRecord = _record_type(Workload, {"stages": Indices}, version=int, tables=WorkloadTables)
 
 
-def record_workload(workload: Workload) -> WorkloadRecord:
-    """Return *workload* with every distinct work, op, layer and stage once."""
-    works: dict[Work, int] = {}
-    ops: dict[WorkloadOpRecord, int] = {}
-    layers: dict[LayerRecord, int] = {}
-    stages: dict[StageRecord, int] = {}
+def record_workload(workload: Workload) -> Any:
+    """Return *workload* as a WorkloadRecord, with every distinct work, op, layer and stage once."""
+    works, ops, layers, stages = (dict[Any, int]() for _ in TABLES)
 
     def number_op(op: Op) -> int:
-        record = _copy(WorkloadOpRecord, Op, op, work=works.setdefault(op.work, len(works)))
+        record = _copy(OpRecord, Op, op, work=works.setdefault(op.work, len(works)))
         return ops.setdefault(record, len(ops))
+
+    def number_layers(run: Sequence[Layer]) -> Indices:
+        return tuple(map(number_layer, run))
 
     def number_layer(layer: Layer) -> int:
         phases = {phase: tuple(map(number_op, getattr(layer, phase))) for phase in PHASES}
         return layers.setdefault(_copy(LayerRecord, Layer, layer, **phases), len(layers))
 
-    def number_layers(run: Sequence[Layer]) -> Indices:
-        return tuple(map(number_layer, run))
-
     def number_blocks(blocks: Sequence[Block]) -> Blocks:
         return tuple((number_layers(block.layers), block.repeat) for block in blocks)
 
     def number_stage(stage: Stage) -> int:
-        record = StageRecord(
-            body=number_blocks(stage.body),
-            prologue=number_layers(stage.prologue),
-            epilogue=number_layers(stage.epilogue),
-            varied=tuple((which, number_blocks(blocks)) for which, blocks in stage.varied),
-        )
-        return stages.setdefault(record, len(stages))
+        ends = number_layers(stage.prologue), number_layers(stage.epilogue)
+        varied = tuple((which, number_blocks(blocks)) for which, blocks in stage.varied)
+        return stages.setdefault(StageRecord(number_blocks(stage.body), *ends, varied), len(stages))
 
     order = tuple(map(number_stage, workload.stages))
-    tables = WorkloadTables(
-        works=tuple((type(work).__name__, msgspec.Raw(msgspec.json.encode(work))) for work in works),
-        ops=tuple(ops),
-        layers=tuple(layers),
-        stages=tuple(stages),
-    )
+    written = tuple((type(work).__name__, msgspec.Raw(msgspec.json.encode(work))) for work in works)
+    tables = WorkloadTables(written, tuple(ops), tuple(layers), tuple(stages))
     return _copy(WorkloadRecord, Workload, workload, version=RECORD_VERSION, tables=tables, stages=order)
 
 
@@ -151,7 +90,7 @@ def encode_workload(workload: Workload) -> bytes:
     return zlib.compress(msgspec.json.encode(record_workload(replace(workload, warnings=()))), 9)
 
 
-def _copy(build: Callable[..., Built], described: type, source: object, **changed: object) -> Built:
+def _copy(build: Build, described: type, source: object, **changed: object) -> Any:
     """Build a copy of *source* with the fields of the *described* dataclass, some of them *changed*."""
     same = (field.name for field in fields(described) if field.name not in changed)
     return build(**{name: getattr(source, name) for name in same}, **changed)
@@ -170,27 +109,26 @@ def decode_workload(packed: bytes) -> Workload:
         raise ValueError(str(error)) from None
 
 
-def build_workload(record: WorkloadRecord) -> Workload:
-    """Return the workload of a record; equal layers and stages are one object: a simulation folds those."""
-    if record.version not in (2, RECORD_VERSION) or any(stage.variations for stage in record.tables.stages):
+def build_workload(record: Any) -> Workload:
+    """Return the workload of a WorkloadRecord; equal layers and stages are one object: a simulation folds those."""
+    if record.version != RECORD_VERSION:
         raise ValueError(f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again")
     MICRO_BATCHES.check(record.micro_batches)
     tables = record.tables
     with prefix_errors(f"{RECORD} is damaged", kinds=(LookupError,)):
         works = [msgspec.json.decode(values, type=WORK_TYPES[kind]) for kind, values in tables.works]
         ops = [_copy(Op, Op, op, work=works[op.work]) for op in tables.ops]
-        layers = [
-            _copy(
-                Layer, Layer, layer, **{phase: tuple(ops[index] for index in getattr(layer, phase)) for phase in PHASES}
-            )
-            for layer in tables.layers
-        ]
-        stages = [_stage(stage, layers) for stage in tables.stages]
+        phases = (
+            {phase: tuple(map(ops.__getitem__, getattr(layer, phase))) for phase in PHASES} for layer in tables.layers
+        )
+        layers = [_copy(Layer, Layer, layer, **own) for layer, own in zip(tables.layers, phases, strict=True)]
+        stages = [_build_stage(stage, layers) for stage in tables.stages]
         order = tuple(stages[index] for index in record.stages)
-    return _copy(Workload, Workload, record, stages=order)
+    workload: Workload = _copy(Workload, Workload, record, stages=order)
+    return workload
 
 
-def _stage(record: StageRecord, layers: Sequence[Layer]) -> Stage:
+def _build_stage(record: Any, layers: Sequence[Layer]) -> Stage:
     def run(indices: Indices) -> tuple[Layer, ...]:
         return tuple(layers[index] for index in indices)
 
@@ -198,12 +136,8 @@ def _stage(record: StageRecord, layers: Sequence[Layer]) -> Stage:
     def blocks(parts: Blocks) -> tuple[Block, ...]:
         return tuple(Block(run(indices), repeat) for indices, repeat in parts)
 
-    stage = Stage(
-        body=blocks(record.body),
-        prologue=run(record.prologue),
-        epilogue=run(record.epilogue),
-        varied=tuple((which, blocks(parts)) for which, parts in record.varied),
-    )
+    varied = tuple((which, blocks(parts)) for which, parts in record.varied)
+    stage = Stage(blocks(record.body), run(record.prologue), run(record.epilogue), varied)
     NODES.check(stage.body_layer_count)
     if any(which < 0 and which not in (FIRST, LAST) for which, _ in stage.varied):
         raise ValueError(f"{RECORD} is damaged: a micro-batch has a negative number")
