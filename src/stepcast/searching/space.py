@@ -15,7 +15,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layout import Layout
-from stepcast.ir.legality import RULES, check
+from stepcast.ir.legality import check, find_problems
 from stepcast.ir.limits import CANDIDATES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
@@ -377,7 +377,7 @@ def find_legal(columns: SpaceColumns, framework: Framework) -> BoolArray:
     def is_pipeline_legal(row: int) -> bool:
         try:
             strategy = pipeline_strategy(space, row)
-            return not any(rule(space.model, strategy) for rule in RULES)
+            return not any(find_problems(space.model, strategy))
         except ValueError:
             return False
 
