@@ -25,36 +25,9 @@ TFLOPS = 1e12  # FLOP per second
 DEFAULT_CURRENCY = "$"
 SMALL_AMOUNT = 1000  # smaller amounts of money and of hours are shown with two decimals
 
-SIZE_UNITS: dict[str, float] = {
-    "": 1,
-    "b": 1,
-    "kb": KB,
-    "mb": MB,
-    "gb": GB,
-    "tb": TB,
-    "k": KIB,
-    "m": MIB,
-    "g": GIB,
-    "t": TIB,
-    "kib": KIB,
-    "mib": MIB,
-    "gib": GIB,
-    "tib": TIB,
-}
-
-
-def parse_size_bytes(text: str) -> int:
-    """``1GiB``, ``64MB``, ``4096``: a size in bytes. A bare K, M, G or T is binary, as in nccl-tests."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    unit = match[2].lower() if match else ""
-    if match is None or unit not in SIZE_UNITS:
-        raise ValueError(f"{text!r} is not a size; write a number with B, kB, MB, GB, KiB, MiB or GiB")
-    size = float(match[1]) * SIZE_UNITS[unit]
-    if not math.isfinite(size):
-        raise ValueError(f"{text!r} is too large for a size")
-    return round(size)
-
-
+SIZES = {"B": 1.0, "kB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+BITS = {"Mb": MB / 8, "Gb": GB / 8, "Tb": TB / 8}
+SIZE_UNITS = {unit.lower(): size for unit, size in SIZES.items()} | {"": 1.0, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 DURATION_UNITS: dict[str, float] = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), MS),
     **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
@@ -82,6 +55,11 @@ def _number_and_unit(text: str, units: dict[str, float], what: str) -> float:
     return value
 
 
+def parse_size_bytes(text: str) -> int:
+    """``1GiB``, ``64MB``, ``4096``: a size in bytes. A bare K, M, G or T is binary, as in nccl-tests."""
+    return round(_number_and_unit(text, SIZE_UNITS, "a size; write a number with B, kB, MB, GB, KiB, MiB or GiB"))
+
+
 def parse_duration_s(text: str) -> float:
     """``90``, ``30 s``, ``10m``, ``3 h``, ``54 days``: a duration in seconds."""
     return _number_and_unit(text, DURATION_UNITS, "a duration; write a number with s, m, h or d")
@@ -101,12 +79,15 @@ def format_duration(seconds: float) -> str:
     return format_seconds(seconds)
 
 
+def _in_units(amount: float, units: dict[str, float], template: str, smaller: str) -> str:
+    """Return an amount in the largest of the *units* that it reaches, or as *smaller* says."""
+    name = next((name for name, unit in units.items() if abs(amount) >= unit), None)
+    return smaller.format(amount) if name is None else template.format(amount / units[name], name)
+
+
 def format_short_count(count: float) -> str:
     """A large number with one letter for its size: 15.6T, 8.03B."""
-    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if abs(count) >= unit:
-            return f"{count / unit:.4g}{name}"
-    return f"{count:.4g}"
+    return _in_units(count, {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}, "{:.4g}{}", "{:.4g}")
 
 
 def format_amount(amount: float) -> str:
@@ -133,37 +114,22 @@ def nearest(word: str, known: Iterable[str], most: int = 3, cutoff: float = 0.5)
 
 def format_seconds(seconds: float) -> str:
     """Three or four significant digits in the unit a person would choose."""
-    size = abs(seconds)
-    if size >= 3600:
-        hours = seconds / 3600
-        return f"{hours:.2f} h" if size < 3.6e9 else f"{hours:.3g} h"
-    if size >= 100:
-        return f"{seconds:.1f} s"
-    if size >= 1:
-        return f"{seconds:.3f} s"
-    if size >= MS:
-        return f"{seconds / MS:.2f} ms"
-    if size == 0:
-        return "0 s"
-    if size >= US:
-        return f"{seconds / US:.2f} us"
-    return f"{seconds / NS:.2f} ns"
+    if abs(seconds) >= HOUR:
+        hours = seconds / HOUR
+        return f"{hours:.2f} h" if abs(hours) < 1e6 else f"{hours:.3g} h"
+    if abs(seconds) >= 1 or not seconds:
+        return f"{seconds:.1f} s" if abs(seconds) >= 100 else f"{seconds:.3f} s" if seconds else "0 s"
+    return _in_units(seconds, {"ms": MS, "us": US}, "{:.2f} {}", f"{seconds / NS:.2f} ns")
 
 
 def format_bytes(size_bytes: float) -> str:
     """Binary units with two decimals; plain bytes below 1 KiB."""
-    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(size_bytes) >= unit:
-            return f"{size_bytes / unit:.2f} {name}"
-    return f"{size_bytes:g} B"
+    return _in_units(size_bytes, {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}, "{:.2f} {}", "{:g} B")
 
 
 def format_rate(bytes_per_s: float) -> str:
     """Bandwidth in decimal units, as vendors and nccl-tests print it."""
-    for unit, name in ((TB, "TB/s"), (GB, "GB/s"), (MB, "MB/s"), (KB, "kB/s")):
-        if abs(bytes_per_s) >= unit:
-            return f"{bytes_per_s / unit:.2f} {name}"
-    return f"{bytes_per_s:.2f} B/s"
+    return _in_units(bytes_per_s, {"TB/s": TB, "GB/s": GB, "MB/s": MB, "kB/s": KB}, "{:.2f} {}", "{:.2f} B/s")
 
 
 def format_count(count: float) -> str:
@@ -183,10 +149,6 @@ def format_percent(fraction: float, digits: int = 1) -> str:
 def format_change(fraction: float, digits: int = 1) -> str:
     """A relative difference with its sign."""
     return f"{fraction * 100:+z.{digits}f} %"
-
-
-SIZES = {"B": 1.0, "kB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
-BITS = {"Mb": MB / 8, "Gb": GB / 8, "Tb": TB / 8}
 
 
 class Dimension(Enum):
