@@ -81,7 +81,7 @@ MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
 MAY_OPEN_FILES = (
     "__init__.py",
     "hardware/catalog.py",
-    "ir/layers/kernels.py",
+    "ir/layers/lists.py",
     "ir/tables.py",
     "frameworks/catalog.py",
     "generation/placement.py",
