@@ -11,7 +11,7 @@ from stepcast.inputs.configs.megatron import parse_layout
 from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import NormKind, PositionKind
 from stepcast.ir.strategy import RecomputeModule, Sharding
-from stepcast.validate.megatron_memory import COMMAND, MemoryCase, layer_pattern, measure_peak_memory
+from stepcast.validate.megatron_memory import COMMAND, measure_peak_memory, read_case
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 
@@ -57,7 +57,7 @@ GPT = {
 
 
 def test_arguments_become_a_model_a_strategy_and_a_framework() -> None:
-    test = MemoryCase(GPT)
+    test = read_case(GPT).run
     assert test.model.position.kind is PositionKind.LEARNED
     assert test.model.norm.kind is NormKind.LAYER
     assert test.model.biases.mlp
@@ -67,17 +67,19 @@ def test_arguments_become_a_model_a_strategy_and_a_framework() -> None:
     assert test.strategy.overlap.gradients
     assert not test.framework.dropout
     assert test.framework.flash_attention
-    assert MemoryCase({**GPT, "other_flags": ""}).framework.dropout
-    assert not MemoryCase({**GPT, "attention_backend": "unfused"}).framework.flash_attention
-    assert not MemoryCase({**GPT, "transformer_impl": "local"}).framework.flash_attention
+    assert read_case({**GPT, "other_flags": ""}).run.framework.dropout
+    assert not read_case({**GPT, "attention_backend": "unfused"}).run.framework.flash_attention
+    assert not read_case({**GPT, "transformer_impl": "local"}).run.framework.flash_attention
 
 
 def test_mixtures_layouts_and_recomputed_modules_are_read() -> None:
     mixture = {"kind": "moe", "moe_experts": "8", "moe_topk": "2", "moe_ffn": "1024", "ep": "2", "etp": "1"}
     mixture |= {"moe_layer_freq": "([0]*1+[1]*11)", "recompute": "selective modules [layernorm moe_act]"}
-    test = MemoryCase({**GPT, **mixture, "pp_layout": "Et*3|(tt|)*4L"})
+    mixture |= {"other_flags": "mtp-num-layers=1"}
+    test = read_case({**GPT, **mixture, "pp_layout": "Et*3|(tt|)*4mL"}).run
+    assert (test.model.next_token_layers, test.strategy.further_tokens) == (1, 1)
     assert test.model.experts is not None
-    assert test.model.experts.pattern == (False, *[True] * 11)
+    assert test.model.experts.first_dense == 1
     assert test.strategy.recompute.modules == (RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION)
     assert test.strategy.stage_layers == (3, 2, 2, 2, 2, 0)
     assert test.strategy.layout.vpp == 3
@@ -96,14 +98,11 @@ def test_mixtures_layouts_and_recomputed_modules_are_read() -> None:
 )
 def test_what_cannot_be_predicted_is_left_out_with_its_reason(changes: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        MemoryCase({**GPT, **changes})
+        read_case({**GPT, **changes})
 
 
 def test_patterns() -> None:
-    assert layer_pattern("([0]*2+[1]*1)") == (False, False, True)
     assert parse_layout("Et*3|(tt|)*6L", 2) == (3, 2, 2, 2, 2, 2, 2, 0)
-    with pytest.raises(ValueError, match="not known"):
-        layer_pattern("[0]*x")
     with pytest.raises(ValueError, match="stages"):
         parse_layout("Et|tt|L", 2)
 

@@ -157,7 +157,17 @@ def _explain_unknown(text: str) -> str:
 # Models of a row of a table of measurements: by its name where the catalogue knows it, else by its sizes.
 
 # Columns that are fields of the Model; ``seq`` and ``window`` are treated apart.
-COLUMN_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "vocab_multiple")
+COLUMN_SIZES = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "vocab_multiple",
+    "next_token_layers",
+)
 EXPERT_SIZES = {
     "moe_experts": "count",
     "moe_topk": "top_k",

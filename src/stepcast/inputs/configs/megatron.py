@@ -169,6 +169,7 @@ def read_sizes(keys: Keys) -> FactDict:
         # Keys before a query, and its own.
         "window": int(window[1]) + 1 if window else None,
         "moe_experts": keys.number("num-experts", "num-moe-experts"),
+        "next_token_layers": keys.number("mtp-num-layers"),
     }
     if sizes["moe_experts"]:
         sizes["moe_topk"] = keys.number("moe-router-topk") or 2
