@@ -7,11 +7,15 @@ import pytest
 
 import stepcast
 from stepcast.cost.memory import memory
-from stepcast.generate.workload import generate
+from stepcast.frameworks.catalog import load_framework
+from stepcast.generate.workload import block_layers, generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
+from stepcast.ir.model_parts import FeedForward
+from stepcast.ir.saved import saved_halves
 from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul, Work
 from stepcast.ir.workload import Phase
@@ -127,3 +131,19 @@ def test_what_autocast_cannot_be() -> None:
         replace(AUTOCAST, precision=DType.FP8)
     with pytest.raises(StrategyError, match="gradients in fp32"):
         generate(LLAMA, AUTOCAST, replace(PYTORCH, gradient_dtype=DType.BF16))
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer", "products"),
+    [("llama-3.1-8b", "attention", 3), ("deepseek-v3", "attention", 2), ("mamba2-2.7b", "mamba", 1)],
+)
+def test_each_product_that_reads_a_norm_has_a_cast_of_its_own(name: str, mixer: str, products: int) -> None:
+    """Latent attention has two products after its norm, one into each low rank, and a Mamba block one."""
+    model, transformers = load_model(name), load_framework("transformers")
+    block = replace(model.blocks[-1], feed_forward=FeedForward.NONE)
+    layers = block_layers(model, AUTOCAST, transformers, block, False)
+    names = [op.name for layer in layers if layer.name == f"{mixer} norm" for op in layer.forward]
+    assert sum(name.startswith("norm cast") for name in names) == products
+    (saved,) = (half[0] for half in saved_halves(Sizes(model, AUTOCAST, transformers), block))
+    output = next(tensor for tensor in saved if tensor.name == "norm output")
+    assert output.size_bytes == products * AUTOCAST.tokens * model.hidden * DType.BF16.bytes

@@ -15,7 +15,7 @@ from stepcast.ir.layers.kind import LayerKind, SavedTensor
 from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
 from stepcast.ir.layers.mlp import mlp_transient
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
-from stepcast.ir.layers.weights import adapted_linears
+from stepcast.ir.layers.weights import adapted_linears, norm_readers
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind
 from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
 
@@ -67,26 +67,19 @@ def count_saved(
 
 def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor], float]]:
     """Return the saved tensors of mixer and feed-forward, norms included, and the transient of each."""
-    model, kinds = sizes.model, list[tuple[LayerKind, bool, tuple[str, ...], bool]]()
+    model, kinds = sizes.model, list[tuple[LayerKind, bool, bool]]()
     if block.mixer is not Mixer.NONE:
         # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
-        own_norm = block.mixer is Mixer.ATTENTION and model.latent is not None
-        names = ("query", "query down", "kv down") if model.latent else ("query", "key", "value")
-        kinds.append((MIXERS[block.mixer], own_norm, names, True))
+        kinds.append((MIXERS[block.mixer], block.mixer is Mixer.ATTENTION and model.latent is not None, True))
     if block.feed_forward is not FeedForward.NONE:
         normed = not (model.shared_norm and block.mixer is Mixer.ATTENTION)
-        own_norm, sides = block.feed_forward is FeedForward.EXPERTS, ("gate", "up") if model.gated else ("up",)
-        kinds.append((FEED_FORWARDS[block.feed_forward], own_norm, sides, normed))
+        kinds.append((FEED_FORWARDS[block.feed_forward], block.feed_forward is FeedForward.EXPERTS, normed))
     return [
         (
-            [
-                *_saved_norms(sizes, kind, own_norm, names, normed),
-                *kind.saved(sizes, block),
-                *_saved_by_adapters(sizes, kind),
-            ],
+            [*_saved_norms(sizes, kind, own_norm, normed), *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)],
             _transient(sizes, kind, block),
         )
-        for kind, own_norm, names, normed in kinds
+        for kind, own_norm, normed in kinds
     ]
 
 
@@ -120,10 +113,8 @@ def _saved_by_adapters(sizes: Sizes, kind: LayerKind) -> list[SavedTensor]:
     return [SavedTensor("adapters", sizes.tokens * saved)]
 
 
-def _saved_norms(
-    sizes: Sizes, kind: LayerKind, own_norm: bool, products: tuple[str, ...], normed: bool
-) -> list[SavedTensor]:
-    """Return the input of a norm, its output, which the *products* after it need, the input of a norm at the
+def _saved_norms(sizes: Sizes, kind: LayerKind, own_norm: bool, normed: bool) -> list[SavedTensor]:
+    """Return the input of a norm, its output, which the products after it need, the input of a norm at the
     end and dropout's mask. *own_norm*: the norm is a kernel of its own, which recomputation can run again.
     """
     model, outer = sizes.model, sizes.outer_share * sizes.model.hidden
@@ -137,7 +128,7 @@ def _saved_norms(
     tensors = []
     if normed:
         output_bytes = sizes.matmul_bytes if sizes.fused_by_hand else sizes.stored.bytes
-        copies = sizes.input_copies(*products)
+        copies = sizes.input_copies(*norm_readers(model, kind.weights))
         freed_by = (RecomputeModule.NORMS,) if own_norm else ()
         tensors.append(SavedTensor("norm output", outer * output_bytes * copies, freed_by))
         if model.pre_norms:

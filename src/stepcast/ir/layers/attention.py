@@ -28,6 +28,7 @@ from stepcast.ir.layers.kernels import FP32, C, K, Ops, PhaseOps, collective, li
 from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.weights import norm_readers
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
@@ -163,7 +164,8 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         layers.append(make_layer(Role.ATTENTION_GATE, *build.gate_ops(sizes, sizes.tokens, sizes.output_width)))
     layers.append(build.row_layer(sizes, Role.ATTENTION_OUTPUT, output))
     roles = (Role.ATTENTION_NORM, Role.ATTENTION_POST_NORM)
-    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=3)
+    products = len(norm_readers(model, "attention"))
+    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
 
 
 ATTENTION = LayerKind("attention", _mixing_flops, _operators, _saved, _transient)

@@ -160,7 +160,11 @@ def exchange_routing(model: Architecture, strategy: Strategy, framework: Framewo
     return replace(model.experts.routing, library=str(framework.dispatcher), token_bytes=token_bytes)
 
 
-def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
+def _exchange_kind(gathers: bool) -> CollectiveKind:
+    return C.ALL_GATHER if gathers else C.REDUCE_SCATTER
+
+
+def _exchange(sizes: Sizes, name: str, gathers: bool) -> Ops:
     """Return the exchange of tokens; *gathers*: tokens go to their experts, not back."""
     ep = sizes.strategy.layout.ep
     if ep == 1:
@@ -168,20 +172,21 @@ def _exchange(sizes: Sizes, name: str, gathers: bool = True) -> Ops:
     if sizes.framework.dispatcher is not Dispatcher.ALL_GATHER:
         return (collective(f"ep all-to-all {name}", CollectiveKind.ALL_TO_ALL, _dispatch_bytes(sizes), Group.EP),)
     tokens = sizes.outer_tokens * ep
-    kind = C.ALL_GATHER if gathers else C.REDUCE_SCATTER
+    kind = _exchange_kind(gathers)
     exchange = collective(f"ep {kind} {name}", kind, tokens * sizes.model.expert_width * sizes.element, Group.EP)
     # Probabilities of all experts and the choice among them go with the tokens (MoEAllGatherTokenDispatcher).
     choice_bytes = tokens * present(sizes.model.experts).count * int(FP32_BYTES + 1)
     return (exchange, collective(f"ep {kind} {name} choice", kind, choice_bytes, Group.EP)) if gathers else (exchange,)
 
 
-def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
-    ways, size = sizes.strategy.layout.expert_tp_size, _dispatch_bytes(sizes)
+def _split_experts(sizes: Sizes, name: str, gathers: bool) -> Ops:
+    """Gather the tokens of ranks that split experts, or sum and scatter their results."""
+    ways, size, kind = sizes.strategy.layout.expert_tp_size, _dispatch_bytes(sizes), _exchange_kind(gathers)
     if ways == 1:
         return ()
     if sizes.framework.dispatcher is Dispatcher.ALL_GATHER:  # tokens before each expert takes its own
         size = sizes.outer_tokens * sizes.strategy.layout.ep * sizes.model.expert_width * sizes.element
-    return (collective(f"{name} {kind}", kind, size * ways, Group.EXPERT_TP),)
+    return (collective(f"{name} expert-tp {kind}", kind, size * ways, Group.EXPERT_TP),)
 
 
 def _copy_rows(sizes: Sizes, name: str, passes: float = 1.0) -> Op:
@@ -222,49 +227,35 @@ def _sort(sizes: Sizes, experts: Experts, name: str) -> Ops:
     return (_copy_rows(sizes, name),) if several else ()
 
 
-def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
-    first = _sorts_first(sizes)
-    return make_layer(
-        Role.DISPATCH,
-        (
-            *(_reorder(sizes, "permute") if first else ()),
-            *_exchange(sizes, "dispatch"),
-            *_split_experts(sizes, "dispatch expert-tp", C.ALL_GATHER),
-            *_sort(sizes, experts, "sort"),
-        ),
-        (
-            *_sort(sizes, experts, "sort gradient"),
-            *_split_experts(sizes, "dispatch gradient expert-tp", C.REDUCE_SCATTER),
-            *_exchange(sizes, "dispatch gradient", gathers=False),
-            *(_reorder(sizes, "permute gradient") if first else ()),
-        ),
+def _send(sizes: Sizes, experts: Experts, name: str, order: str, sort: str, back: bool = False) -> Ops:
+    """Bring tokens into an order, send them to the ranks of their experts and sort them there; or results *back*."""
+    # Transformers' code weighs results where it brings them back into the order of tokens.
+    reorders = _sorts_first(sizes) and not (sizes.eager_modules and order.startswith("unpermute"))
+    steps = (
+        _reorder(sizes, order) if reorders else (),
+        _exchange(sizes, name, gathers=not back),
+        _split_experts(sizes, name, gathers=not back),
+        _sort(sizes, experts, sort),
     )
+    return tuple(op for step in (reversed(steps) if back else steps) for op in step)
+
+
+def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
+    backward = _send(sizes, experts, "dispatch gradient", "permute gradient", "sort gradient", back=True)
+    return make_layer(Role.DISPATCH, _send(sizes, experts, "dispatch", "permute", "sort"), backward)
 
 
 def _combine(sizes: Sizes, experts: Experts) -> Layer:
     """Bring results back to the tokens' own ranks, weighted by the router and summed, and add the residual."""
     outer, hidden, latent = sizes.outer_tokens, sizes.model.hidden, PhaseOps()
     if experts.latent:
-        up = Linear("latent up", outer, experts.latent, hidden, sizes.dtype, adapted=False)
-        latent = up.phases(sizes)
-    last = _sorts_first(sizes) and not sizes.eager_modules
+        latent = Linear("latent up", outer, experts.latent, hidden, sizes.dtype, adapted=False).phases(sizes)
+    residual = build.add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL)
+    backward = _send(sizes, experts, "combine gradient", "unpermute gradient", "unsort gradient")
     return make_layer(
         Role.COMBINE,
-        (
-            *_sort(sizes, experts, "unsort"),
-            *_split_experts(sizes, "combine expert-tp", C.REDUCE_SCATTER),
-            *_exchange(sizes, "combine", gathers=False),
-            *(_reorder(sizes, "unpermute") if last else ()),
-            *latent.forward,
-            build.add_op(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
-        ),
-        (
-            *latent.input_gradient,
-            *(_reorder(sizes, "unpermute gradient") if last else ()),
-            *_exchange(sizes, "combine gradient"),
-            *_split_experts(sizes, "combine gradient expert-tp", C.ALL_GATHER),
-            *_sort(sizes, experts, "unsort gradient"),
-        ),
+        (*_send(sizes, experts, "combine", "unpermute", "unsort", back=True), *latent.forward, residual),
+        latent.input_gradient + backward,
         latent.weight_gradient,
     )
 

@@ -99,3 +99,10 @@ def adapted_linears(model: Architecture, name: str) -> tuple[AdaptedLinear, ...]
             split = bool(weight.inputs_split), weight.split is not Split.NONE
             linears[key] = AdaptedLinear(*key, weight.shape[-1], outputs, *split, experts)
     return tuple(linears.values())
+
+
+def norm_readers(model: Architecture, name: str) -> tuple[str, ...]:
+    """Return the linear layers in the list *name* that read the stream as a norm leaves it."""
+    linears = adapted_linears(model, name)
+    readers = (linear.name for linear in linears if linear.inputs == model.hidden and not linear.by_rows)
+    return tuple(dict.fromkeys(readers))
