@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from stepcast.inputs.source import DATA, FormatError, Source, csv_rows, prefix_errors, read_toml, shorten
+from stepcast.inputs.source import DATA, Source, open_table, prefix_errors, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.dataclass import dataclass
 
@@ -84,18 +84,9 @@ def read_operator_table(path: str) -> OperatorTable:
 
 
 def _read_csv(path: str) -> dict[str, TextArray]:
-    rows = csv_rows(Source(path))
-    names = next(rows, [])
-    cells = []
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(names):
-            raise FormatError(f"has {len(row)} columns; expected {len(names)}", path, number)
-        cells.append(row)
-    if len(set(names)) < len(names):
-        raise FormatError(f"header repeats a name: {shorten(','.join(names))}", path, 1)
-    return {
-        name: np.array(column, dtype=np.str_) for name, column in zip(names, zip(*cells, strict=True), strict=False)
-    }
+    names, rows = open_table(Source(path))
+    columns = zip(*(cells for _, cells in rows), strict=True)
+    return {name: np.array(column, dtype=np.str_) for name, column in zip(names, columns, strict=False)}
 
 
 def _read_parquet(path: str) -> dict[str, TextArray]:

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -370,56 +371,46 @@ def shorten(text: str, limit: int = 40) -> str:
 Rows = Iterator[tuple[int, list[str]]]  # the line number and the cells of each row
 
 
-def open_table(source: Source, needed: Sequence[str], expected: str) -> tuple[list[str], Rows]:
-    """Return a table's column names and rows; FormatError where the header lacks a *needed* column or repeats one."""
+def _split_rows(source: Source) -> Rows:
+    """Yield the rows of text that is separated by tabs, if its first line has one, or commas; blank lines give none."""
     lines = source.each_line()
     header = next(lines, "")
-    separator = "\t" if "\t" in header else ","
-    names = [name.strip() for name in header.split(separator)]
-    if missing := [name for name in needed if name not in names]:
-        raise FormatError(f"header lacks {', '.join(missing)}; expected {expected}", line=1)
-    if len(names) > COLUMNS.most:
-        raise FormatError(COLUMNS.message, line=1)
-    if repeated := sorted(name for name, times in Counter(names).items() if times > 1):
-        raise FormatError(f"header repeats {', '.join(map(shorten, repeated[:5]))}", line=1)
-    return names, _split_rows(lines, separator, len(names))
-
-
-def _split_rows(lines: Iterator[str], separator: str, width: int) -> Rows:
-    """Yield the rows; blank lines count and give none."""
-    for number, line in enumerate(lines, 2):
-        if line.strip():
-            cells = line.split(separator)
-            if len(cells) != width:
-                raise FormatError(f"has {len(cells)} columns; expected {width}", line=number)
-            yield number, cells
-
-
-def csv_rows(source: Source) -> Iterator[list[str]]:
-    """Yield the cells of each row, the header's first."""
-    reader = csv.reader(f"{line}\n" for line in source.each_line())
+    reader = csv.reader(chain([header], lines), delimiter="\t" if "\t" in header else ",")
     try:
-        yield from reader
+        yield from ((reader.line_num, cells) for cells in reader if len(cells) > 1 or "".join(cells).strip())
     except csv.Error as error:
-        raise FormatError(f"{error}; expected comma-separated text", source.path, reader.line_num) from None
+        raise FormatError(f"{error}; expected separated text", source.path, reader.line_num) from None
 
 
-def csv_columns(source: Source, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the cells of the columns *names* of each row; FormatError where one is missing."""
-    rows = csv_rows(source)
-    heads = [name.strip().lstrip("\ufeff") for name in next(rows, [])]
-    if missing := [name for name in names if name not in heads]:
-        raise FormatError(f"column {missing[0]} is missing", source.path, 1)
+def open_table(source: Source, needed: Sequence[str] = (), expected: str = "") -> tuple[list[str], Rows]:
+    """Return a table's column names and rows; FormatError where the header lacks a *needed* column or repeats one."""
+    rows = _split_rows(source)
+    names = [name.strip() for name in next(rows, (1, [""]))[1]]
+    if missing := [name for name in needed if name not in names]:
+        raise FormatError(f"header lacks {', '.join(missing)}; expected {expected}", source.path, 1)
+    if len(names) > COLUMNS.most:
+        raise FormatError(COLUMNS.message, source.path, 1)
+    if repeated := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise FormatError(f"header repeats {', '.join(map(shorten, repeated[:5]))}", source.path, 1)
+
+    def complete_rows() -> Rows:
+        for line, cells in rows:
+            if len(cells) != len(names):
+                raise FormatError(f"has {len(cells)} columns; expected {len(names)}", source.path, line)
+            yield line, cells
+
+    return names, complete_rows()
+
+
+def open_columns(source: Source, names: Sequence[str], what: str) -> Rows:
+    """Yield the line and the cells of the columns *names* of each row."""
+    heads, rows = open_table(source, names, f"the columns of {what}")
     places = [heads.index(name) for name in names]
-    for line, row in enumerate(rows, 2):
-        if row and len(row) <= max(places):
-            raise FormatError(f"has {len(row)} columns; expected {len(heads)}", source.path, line)
-        if row:
-            yield line, [row[place] for place in places]
+    return ((line, [row[place] for place in places]) for line, row in rows)
 
 
 def csv_records(source: Source) -> tuple[list[str], Iterator[dict[str, str]]]:
     """Return the header's names, and each row by them; cells that are missing are empty."""
-    rows = csv_rows(source)
+    rows = (row for _, row in _split_rows(source))
     names = next(rows, [])
-    return names, (dict(zip(names, [*row, *[""] * (len(names) - len(row))], strict=False)) for row in rows if row)
+    return names, (dict(zip(names, [*row, *[""] * (len(names) - len(row))], strict=False)) for row in rows)

@@ -15,7 +15,7 @@ import msgspec
 
 from stepcast.inputs.chakra.protobuf import bytes_in, fields
 from stepcast.inputs.kineto.columns import kind_of_kernel
-from stepcast.inputs.source import FormatError, Source, csv_columns, prefix_errors
+from stepcast.inputs.source import FormatError, Source, open_columns, prefix_errors
 from stepcast.ir.facts import Facts
 from stepcast.ir.limits import GPUS, MIB, NSYS_DEVICES, NSYS_ROWS, PIPE, RESULT, TRACE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
@@ -35,7 +35,8 @@ def looks_like_rocprof(head: str) -> bool:
 def read_rocprof(source: Source) -> Timeline:
     """Return the kernels of each agent, a lane per queue."""
     builder, agents = TimelineBuilder(), dict[str, int]()
-    rows = _json_kernels(source) if source.head.lstrip()[:1] == "{" else csv_columns(source, ROCPROF[1:])
+    is_json = source.head.lstrip()[:1] == "{"
+    rows = _json_kernels(source) if is_json else open_columns(source, ROCPROF[1:], "a kernel")
     for line, (agent, queue, name, start, end) in rows:
         try:
             start_s, duration_s = int(start) * NS, (int(end) - int(start)) * NS

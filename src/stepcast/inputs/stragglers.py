@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from stepcast.inputs.source import FormatError, Source, csv_columns
+from stepcast.inputs.source import FormatError, Source, open_columns
 from stepcast.ir.measured import ReplicaOperation, WorkerSteps
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
@@ -16,7 +16,7 @@ Steps = dict[int, dict[int, dict[Key, Value]]]  # of each step, of each replica
 def read(source: Source) -> WorkerSteps:
     steps: Steps = defaultdict(lambda: defaultdict(dict))
     ranks: dict[tuple[int, int], int] = {}
-    for line, row in csv_columns(source, COLUMNS):
+    for line, row in open_columns(source, COLUMNS, "an operation"):
         dp, stage, rank, step, kind, start, duration, turn, chunk, position = row
         try:
             key = (int(stage), kind, int(turn))
