@@ -17,7 +17,7 @@ from math import ceil
 
 import numpy as np
 
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, read_words
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
@@ -51,20 +51,7 @@ BEGINNINGS = {
     "layer records": "]: total=",
     "batch lines": "| ms/batch",
 }
-SETTINGS = {"world": "World size", "gas": "GAS", "gbs": "GBS", "mbs": "MBS", "tp": "TP", "dp": "DP", "pp": "PP"}
-# Prints that are made once, by name.
-ONCE = {name: re.compile(rf"> {title}: +([0-9]{{1,9}})(?![0-9])", re.ASCII) for name, title in SETTINGS.items()} | {
-    "parameters": re.compile(r"> Total parameters in model: +([0-9]{1,3}(?:,[0-9]{3}){0,5})(?![0-9,])", re.ASCII),
-    "data_size": re.compile(r"data_size=([0-9]{1,12})", re.ASCII),
-    # Printed with --debug-batch: the samples that all ranks of the first stage took in a step.
-    "taken": re.compile(
-        r"effective_global_batch_used_by_stage0\(sum over stage0 ranks\)=([0-9]{1,12})(?![0-9])", re.ASCII
-    ),
-    "batches_per_epoch": re.compile(r"nbatches=([0-9]{1,12})", re.ASCII),
-    "model_class": re.compile(r">> model class name: (\w{1,80})", re.ASCII),
-    "elapsed_s": re.compile(r"Time elapsed: (" + NUMBER + ") sec", re.ASCII),
-    "stage_ends": re.compile(r"first metadata_range: \[([^\]]{1,100000})\]"),
-}
+ONCE = {name: re.compile(pattern, re.ASCII) for name, pattern in read_words("traces")["optimus"].items()}
 FINISHED = re.compile(r"\[rank:([0-9]{1,7}), run completed", re.ASCII)
 STAGE_END = re.compile(r"\(([0-9]{1,6}), '([A-Za-z0-9_.]{1,200})'\)")
 NO_REPORT = -1

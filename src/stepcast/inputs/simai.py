@@ -22,10 +22,8 @@ from stepcast.units import NS
 
 # The first line of a SimAI workload: policy, parallel layout and checkpoints.
 
-POLICIES = (
-    *("DATA", "MODEL", "HYBRID_TRANSFORMER", "HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_DLRM", "HYBRID_DLRM_ENHANCED"),
-    *("HYBRID_DATA_MODEL", "HYBRID_MODEL_DATA", "HYBRID_CUSTOMIZED", "MICRO", "DISTRIBUTED_INFERENCE"),
-)
+LINES = {name: tuple(words.split()) for name, words in read_words("configs")["simai_lines"].items()}
+POLICIES = LINES["policies"]
 COUNT_KEYS = read_words("configs")["simai"]
 MOST = {"pp": CHUNKS, "vpp": CHUNKS, "ga": MICRO_BATCHES}
 LIST_KEYS = ("checkpoints", "checkpoint_initiates")
@@ -117,13 +115,6 @@ SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
 BARE_GROUPS = (Group.TP, Group.TP, Group.DP)
 COLUMNS = ("forward", "input gradient", "weight gradient")
 
-# Lines that AICB writes once per step, before and after the micro-batches.
-PROLOGUE_NAMES = (
-    *("norm", "grad_norm", "layernorm", "grad_gather", "grad_param_comm", "grad_param_compute", "embedding_grads"),
-    *("moe_grad_norm1", "moe_grad_norm2"),
-)
-OPTIMIZER_NAMES = ("optimizer1", "optimizer2", "optimizer3", "optimizer4")
-EPILOGUE_NAMES = ("embedding_norm", "cross_entropy1", "cross_entropy2", "cross_entropy3", *OPTIMIZER_NAMES)
 # First line of each micro-batch.
 MICRO_BATCH_START = "embedding_layer"
 
@@ -176,7 +167,7 @@ def read(source: Source) -> Workload:
                     )
                 notes.append(("policy", tokens[12]))
             process_s = parse_amount(tokens[11], "process time", number) * NS
-            role = Role.OPTIMIZER if tokens[0] in OPTIMIZER_NAMES else None
+            role = Role.OPTIMIZER if tokens[0] in LINES["optimizer"] else None
             layer = known[line] = Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes), role=role)
         layers.append(layer)
     if len(layers) != declared:
@@ -213,9 +204,9 @@ def parse_collective(word: str, size_bytes: int, bare_group: Group) -> Collectiv
 def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: str) -> Workload:
     # Lines at both ends run once per step, the micro-batches are between.
     start, end = 0, len(layers)
-    while start < end and layers[start].name in PROLOGUE_NAMES:
+    while start < end and layers[start].name in LINES["prologue"]:
         start += 1
-    while end > start and layers[end - 1].name in EPILOGUE_NAMES:
+    while end > start and layers[end - 1].name in LINES["epilogue"] + LINES["optimizer"]:
         end -= 1
     warnings = [f"header key {key!r} is not known and was left out" for key in header.unknown_keys]
     declared = header.micro_batches or 1

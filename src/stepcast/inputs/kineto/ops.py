@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from stepcast.inputs.kineto.columns import EventRole, decode_args, dtype_named, role_of, role_of_kernel
+from stepcast.inputs.kineto.columns import WORDS, EventRole, decode_args, dtype_named, role_of, role_of_kernel
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dtype import DType
@@ -71,7 +71,7 @@ def _grouped_matmul(shapes: Shapes, dtype: DType, values: Words) -> Compute | No
 
 
 def _attention(
-    first: int, flag: int, backward: bool, heads: int, shapes: Shapes, dtype: DType, values: Words
+    first: int, flag: int, backward: int, heads: int, shapes: Shapes, dtype: DType, values: Words
 ) -> Compute | None:
     """Return attention of the query that is input *first*, key and value behind it, causal by input *flag*.
 
@@ -85,7 +85,7 @@ def _attention(
         return None
     is_causal = values[flag] in TRUE
     sizes = (query[0], query[length], key[length], query[heads], key[heads], query[3], value[3])
-    return Attention(*sizes, is_causal, backward, dtype)
+    return Attention(*sizes, is_causal, bool(backward), dtype)
 
 
 def _norm(kind: ElementwiseKind, shapes: Shapes, dtype: DType, values: Words) -> Compute | None:
@@ -95,27 +95,15 @@ def _norm(kind: ElementwiseKind, shapes: Shapes, dtype: DType, values: Words) ->
     return Elementwise(kind, rows, columns, size_bytes, size_bytes, False, dtype)
 
 
-# Operators that launch kernels themselves, with their inputs in the order of PyTorch 2.13's
-# native_functions.yaml (unchanged since 2.1). Norms' backward is two kernels of two kinds and is left out.
-OPERATORS: dict[str, Callable[[Shapes, DType, Words], Compute | None]] = {
-    "aten::mm": partial(_matmul, 0),
-    "aten::addmm": partial(_matmul, 1),
-    "aten::_addmm_activation": partial(_matmul, 1),
-    "aten::bmm": partial(_matmul, 0),
-    "aten::baddbmm": partial(_matmul, 1),
-    "aten::_scaled_mm": partial(_matmul, 0),
-    "aten::_grouped_mm": _grouped_matmul,
-    "aten::_scaled_grouped_mm": _grouped_matmul,
-    "aten::_flash_attention_forward": partial(_attention, 0, 8, False, 2),
-    "aten::_flash_attention_backward": partial(_attention, 1, 11, True, 2),
-    "aten::_efficient_attention_forward": partial(_attention, 0, 9, False, 2),
-    "aten::_efficient_attention_backward": partial(_attention, 1, 14, True, 2),
-    "aten::_cudnn_attention_forward": partial(_attention, 0, 10, False, 1),
-    "aten::_cudnn_attention_backward": partial(_attention, 1, 14, True, 1),
-    "aten::_scaled_dot_product_cudnn_attention": partial(_attention, 0, 6, False, 1),
-    "aten::_scaled_dot_product_cudnn_attention_backward": partial(_attention, 1, 14, True, 1),
-    "aten::_fused_rms_norm": partial(_norm, ElementwiseKind.RMS_NORM),
-    "aten::native_layer_norm": partial(_norm, ElementwiseKind.LAYER_NORM),
+MAKERS: dict[str, Callable[..., Compute | None]] = {
+    "matmul": _matmul,
+    "grouped-matmul": _grouped_matmul,
+    "attention": _attention,
+    **{kind: partial(_norm, kind) for kind in (ElementwiseKind.RMS_NORM, ElementwiseKind.LAYER_NORM)},
+}
+OPERATORS = {
+    name: partial(MAKERS[kind], *map(int, arguments))
+    for name, (kind, *arguments) in ((name, words.split()) for name, words in WORDS["operators"].items())
 }
 
 
@@ -248,6 +236,6 @@ def _read_work(name: str, shapes: object, types: object, values: object, *, on_t
     if dtype is DType.FP32 and on_tensor_cores:
         dtype = DType.TF32
     try:
-        return OPERATORS[name](shapes, dtype, values if isinstance(values, list) else [])  # type: ignore[arg-type]
+        return OPERATORS[name](shapes, dtype, values if isinstance(values, list) else [])
     except (IndexError, TypeError, ValueError):
         return None

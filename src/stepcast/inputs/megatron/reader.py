@@ -34,27 +34,17 @@ COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 SHAPE = re.compile(r"(?:torch\.Size\()?\[((?:[0-9]{1,15}(?:, ?[0-9]{1,15})*)?)\]\)?", re.ASCII)
 FIELD_START = re.compile(r",(?=[A-Za-z_][A-Za-z0-9_]*=)")
 
-# The peer of a transfer is so many stages up (+1) or down (-1) the pipeline.
-TRANSFERS: dict[str, tuple[Direction, int]] = {
-    "recv_forward": (Direction.RECEIVE, -1),
-    "send_forward": (Direction.SEND, 1),
-    "recv_backward": (Direction.RECEIVE, 1),
-    "send_backward": (Direction.SEND, -1),
+# The direction of a transfer, and how many stages up or down the pipeline its peer is.
+TRANSFERS = {
+    name: (Direction(way), int(stages))
+    for name, (way, stages) in ((name, words.split()) for name, words in WORDS["megatron_transfers"].items())
 }
 GROUPS = {word: Group(group) for group, words in WORDS["megatron_groups"].items() for word in words.split()}
 # The group that an operation reduces over, used where its line names none.
 REDUCTIONS = {f"{word}_allreduce": GROUPS[word] for word in ("dp", "ep", "pep", "ep_dp", "exp_dp")}
 BUCKET = "ddp_grad_comm"  # one gradient bucket, launched from within the backward pass
-KINDS: dict[str, SpanKind] = {
-    "get_batch": SpanKind.HOST,
-    "forward_step": SpanKind.COMPUTE,
-    "loss_func": SpanKind.COMPUTE,
-    "backward_step": SpanKind.COMPUTE,
-    "optimizer_step": SpanKind.COMPUTE,
-    BUCKET: SpanKind.COMMUNICATION,
-    **dict.fromkeys(TRANSFERS, SpanKind.COMMUNICATION),
-    **dict.fromkeys(REDUCTIONS, SpanKind.COMMUNICATION),
-}
+KINDS = {name: SpanKind[kind.upper()] for kind, names in WORDS["megatron_operations"].items() for name in names.split()}
+KINDS |= dict.fromkeys((*TRANSFERS, *REDUCTIONS), SpanKind.COMMUNICATION)
 
 
 def parse_ms(word: str, text: str) -> float:
