@@ -131,8 +131,12 @@ class OptionKey:
 
 def option_keys(tool: str) -> dict[str, OptionKey]:
     """Return the keys of ``[options]``: the spellings of a number, or a table with their kind, words and otherwise."""
-    entries: Mapping[str, Any] = known_keys(tool).table.get("options", {})
+    known = known_keys(tool).table
+    entries: Mapping[str, Any] = known.get("options", {})
     tables = {name: {"number": entry} if isinstance(entry, str) else dict(entry) for name, entry in entries.items()}
+    for table in tables.values():
+        if isinstance(words := table.get("words"), str):  # the name of a table
+            table["words"] = known["words"][words]
     return {
         name: OptionKey(tuple(table.pop(kind).split()), kind, **table)
         for name, table in tables.items()

@@ -1,19 +1,18 @@
 """Configurations of RL post-training: NeMo RL YAML, verl overrides and YAML, OpenRLHF arguments, TRL GRPO configs.
 
-``data/configs/rl.toml`` has a table from our choices to the keys of each tool. Keys that no choice reads are listed,
-so that nobody believes they had an effect.
+``data/configs/rl`` has a table from our choices to the keys of each tool. Keys that no choice reads are listed, so that
+nobody believes they had an effect.
 """
 
 import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
-from stepcast.inputs.configs.keys import DATA, flat, is_on
+from stepcast.inputs.configs.keys import Keys, flat, is_on, known_keys, option_keys
 from stepcast.inputs.configs.reader import parse_json, parse_yaml
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.source import FormatError, Source, read_toml
+from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import DESCRIPTION
 
@@ -22,11 +21,9 @@ PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 OVERRIDE = re.compile(r"(?:^|\s)\+{0,2}([A-Za-z_][\w.]*\.[\w.]+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
 MOST_ROUNDS = 8  # of references to references
 
-# Choices whose values are no whole numbers.
-SHARES = ("memory_share", "staleness_share")
-FLAGS = ("partial_rollout", "reference")
-TEXTS = ("model", "algorithm", "engine", "gen_weights")
 ACTOR = "actor_rollout_ref.actor"
+PROCESSES = "num_processes"
+MOST = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +36,25 @@ class RlConfig:
     assumed: tuple[str, ...] = ()
 
 
-class _Values:
-    """Dotted keys with their values, and the GPUs if others were asked for; keys that were read are remembered."""
+class _RlKeys(Keys):
+    """The keys of a tool, with references replaced; numbers that are none are refused."""
 
-    def __init__(self, values: Mapping[str, object], gpus: int | None) -> None:
-        self.values = {key: resolve(value, values) for key, value in values.items()}
-        self.gpus = gpus
-        self.seen: set[str] = set()
-        self.assumed: list[str] = []
+    def __init__(self, values: Mapping[str, object], tool: str) -> None:
+        resolved = {key: resolve(value, values) for key, value in values.items()}
+        known = {key: None if value in ("", "null", "None") else value for key, value in resolved.items()}
+        super().__init__(known, f"rl/{tool}")
 
-    def raw(self, names: str) -> object:
-        for name in names.split():
-            if name in self.values:
-                self.seen.add(name)
-                if self.values[name] not in (None, "", "null", "None"):
-                    return self.values[name]
-        return None
-
-    def flag(self, names: str) -> bool:
-        return str(self.raw(names)).lower() in ("true", "1", "yes")
-
-    def number(self, names: str) -> float | None:
-        value = self.raw(names)
-        if value is None or isinstance(value, bool):
-            return None
-        number = math.nan
-        with suppress(ValueError):
-            number = float(str(value))
-        if not math.isfinite(number):
-            raise FormatError(f"{names.split()[0]}: {str(value)[:40]!r} is no number")
+    def number(self, *names: str) -> int | None:
+        number, value = super().number(*names), self.raw(*names)
+        if not isinstance(value, bool | None) and (number is None or not 0 <= number < MOST):
+            raise FormatError(f"{names[0]}: expected a whole number, not {str(value)[:40]!r}")
         return number
+
+    def share(self, *names: str) -> float | None:
+        share, value = super().share(*names), self.raw(*names)
+        if value is not None and (share is None or not math.isfinite(share)):
+            raise FormatError(f"{names[0]}: {str(value)[:40]!r} is no number")
+        return share
 
 
 def resolve(value: object, values: Mapping[str, object]) -> object:
@@ -105,82 +91,65 @@ def read_rl_text(text: str, path: str = "", gpus: int | None = None) -> RlConfig
 
 def read_rl_values(values: Mapping[str, object], gpus: int | None = None) -> RlConfig:
     """Return the RL step of dotted keys."""
-    tables = read_toml(DATA / "rl.toml")
     for tool, finish in TOOLS.items():
-        if any(key.startswith(tuple(tables[tool]["marks"].split())) for key in values):
-            optional = tables[tool].get("optional", "").split()
+        table = known_keys(f"rl/{tool}").table
+        if any(key.startswith(tuple(table["marks"].split())) for key in values):
+            optional = table.get("optional", "").split()
             off = tuple(f"{name}." for name in optional if not is_on(values.get(f"{name}.enabled", True)))
-            found = _Values({key: value for key, value in values.items() if not key.startswith(off)}, gpus)
-            choices: dict[str, object] = {}
-            for name, names in tables[tool]["keys"].items():
-                if (value := _read(found, name, names, tables["words"])) is not None:
-                    choices[name] = value
-            finish(found, choices)
-            for name, value in tables[tool].get("defaults", {}).items():
+            keys = _RlKeys({key: value for key, value in values.items() if not key.startswith(off)}, tool)
+            if gpus:
+                keys.values[PROCESSES] = gpus
+            choices: dict[str, object] = {**keys.options()}
+            for name, key in option_keys(keys.tool).items():
+                if key.words and name not in choices and (word := keys.text(*key.names)):
+                    keys.assume(f"{key.names[0]} {word[:40]!r} is not known here, and left out (--{name})")
+            finish(keys, choices)
+            for name, value in table.get("defaults", {}).items():
                 if name not in choices:
                     choices[name] = value
-                    found.assumed.append(f"{name.replace('_', ' ')} {value}, the default of {tool}")
-            unread = tuple(sorted(set(values) - found.seen))
-            return RlConfig(tool, {"software": tool, **choices}, unread, tuple(found.assumed))
+                    keys.assume(f"{name.replace('_', ' ')} {value}, the default of {tool}")
+            config = keys.config(tool, "", {})
+            unread = tuple(sorted({*values} - {*config.understood, *config.unset}))
+            return RlConfig(tool, {"software": tool, **choices}, unread, config.assumed)
     raise FormatError("no configuration of NeMo RL, verl, OpenRLHF or TRL's GRPO is recognised")
 
 
-def _read(values: _Values, name: str, names: str, words: Mapping[str, Mapping[str, str]]) -> object:
-    if name == "recompute":
-        return None if values.raw(names) is None else "full" if values.flag(names) else "none"
-    if name in FLAGS:
-        return values.flag(names) or any(values.flag(each) for each in names.split())
-    if name not in TEXTS:
-        number = values.number(names)
-        if number is None or name in SHARES:
-            return number
-        if not (0 <= number < 10**9 and number == int(number)):
-            raise FormatError(f"{names.split()[0]}: expected a whole number, not {number:g}")
-        return int(number)
-    value = values.raw(names)
-    if value is None:
-        return None
-    if name == "gen_weights":
-        return "fp8" if "fp8" in str(value) else "bf16"
-    if name in words and str(value) not in words[name]:
-        values.assumed.append(f"{names.split()[0]} {str(value)[:40]!r} is not known here, and left out (--{name})")
-        return None
-    return words[name][str(value)] if name in words else str(value)
-
-
-def _finish_nemo(values: _Values, choices: dict[str, object]) -> None:
-    per_node, nodes = values.number("cluster.gpus_per_node"), values.number("cluster.num_nodes")
-    total = int((per_node or 8) * (nodes or 1))
+def _finish_nemo(keys: _RlKeys, choices: dict[str, object]) -> None:
+    per_node, nodes = keys.number("cluster.gpus_per_node") or 8, keys.number("cluster.num_nodes") or 1
     choices["algorithm"] = "grpo"
+    if "gen_weights" in choices:
+        choices["gen_weights"] = "fp8" if "fp8" in str(choices["gen_weights"]) else "bf16"
     if choices.get("max_response", 0) == choices.get("max_length"):  # as its examples have it: prompt and response
         choices.pop("max_response", None)
-    if values.flag("policy.dtensor_cfg.enabled"):
+    if keys.flag("policy.dtensor_cfg.enabled"):
         choices |= {"framework": "pytorch-fsdp", "sharding": "fsdp"}
-    own = values.number("policy.generation.colocated.resources.num_nodes")
-    held = values.number("policy.generation.colocated.resources.gpus_per_node") or per_node or 8
-    colocated = values.raw("policy.generation.colocated.enabled")
-    asynchronous = values.flag("grpo.async_grpo.enabled")
+    own = keys.number("policy.generation.colocated.resources.num_nodes")
+    held = keys.number("policy.generation.colocated.resources.gpus_per_node") or per_node
+    colocated = keys.raw("policy.generation.colocated.enabled")
+    asynchronous = keys.flag("grpo.async_grpo.enabled")
     if str(colocated).lower() == "false":
-        rollout = int(held * (own or 1)) if (nodes or 1) > 1 or own else int(held)
-        choices |= {"mode": "async" if asynchronous else "split", "rollout_gpus": rollout, "gpus": total - rollout}
+        rollout, mode = held * (own or 1), "async" if asynchronous else "split"
+        choices |= {"mode": mode, "rollout_gpus": rollout, "gpus": per_node * nodes - rollout}
     else:
-        choices |= {"mode": "colocated", "gpus": total}
+        choices |= {"mode": "colocated", "gpus": per_node * nodes}
     if not asynchronous:
         choices.pop("staleness", None)
-    if values.flag("policy.megatron_cfg.fp8_cfg.enabled"):
+    if keys.flag("policy.megatron_cfg.fp8_cfg.enabled"):
         choices["precision"] = "fp8"
     first, last = choices.pop("first_layers", None), choices.pop("last_layers", None)
     if first or last:
         choices["stage_ends"] = (first or 0, last or 0)
-    choices["reference"] = not values.flag("grpo.skip_reference_policy_logprobs_calculation")
+    choices["reference"] = not keys.flag("grpo.skip_reference_policy_logprobs_calculation")
 
 
-def _finish_verl(values: _Values, choices: dict[str, object]) -> None:
-    total = int((values.number("trainer.n_gpus_per_node") or 8) * (values.number("trainer.nnodes") or 1))
-    choices["gpus"] = total
-    if rollout_nodes := values.number("rollout.nnodes"):
-        per_node = values.number("rollout.n_gpus_per_node") or values.number("trainer.n_gpus_per_node") or 8
-        choices |= {"mode": "async", "rollout_gpus": int(rollout_nodes * per_node), "staleness": 1}
+def _finish_verl(keys: _RlKeys, choices: dict[str, object]) -> None:
+    per_node = keys.number("trainer.n_gpus_per_node") or 8
+    choices["gpus"] = per_node * (keys.number("trainer.nnodes") or 1)
+    if rollout_nodes := keys.number("rollout.nnodes"):
+        held = keys.number("rollout.n_gpus_per_node") or per_node
+        choices |= {"mode": "async", "rollout_gpus": rollout_nodes * held, "staleness": 1}
+    penalties = [keys.flag(name) for name in (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")]
+    choices["reference"] = any(penalties)
     share = choices.pop("staleness_share", None)
     if share and "rollout_gpus" in choices:
         choices["staleness"] = max(1, round(float(str(share)) + 0.5))
@@ -188,44 +157,43 @@ def _finish_verl(values: _Values, choices: dict[str, object]) -> None:
     if mini:
         choices["train_batch"] = int(str(mini)) * group
     choices.setdefault("recompute", "full")  # verl's default
-    strategy = str(values.raw(f"{ACTOR}.strategy") or "fsdp")
+    strategy = str(keys.raw(f"{ACTOR}.strategy") or "fsdp")
     choices["framework"] = "megatron-core" if "megatron" in strategy or "pp" in choices else "pytorch-fsdp"
 
 
-def _finish_openrlhf(values: _Values, choices: dict[str, object]) -> None:
-    gpus = (values.number("actor-num-nodes") or 1) * (values.number("actor-num-gpus-per-node") or 8)
-    choices["gpus"] = int(gpus)
-    if not values.flag("colocate-all-models"):
-        engines = values.number("vllm-num-engines") or 1
-        rollout = int(engines * float(str(choices.get("gen_tp", 1))))
-        choices |= {"mode": "async" if values.flag("async-train") else "split", "rollout_gpus": rollout}
-    values.raw("critic-pretrain")  # PPO has a critic, others none
-    weight = values.number("init-kl-coef")
+def _finish_openrlhf(keys: _RlKeys, choices: dict[str, object]) -> None:
+    choices["gpus"] = (keys.number("actor-num-nodes") or 1) * (keys.number("actor-num-gpus-per-node") or 8)
+    if not keys.flag("colocate-all-models"):
+        engines = keys.number("vllm-num-engines") or 1
+        rollout = engines * int(str(choices.get("gen_tp", 1)))
+        choices |= {"mode": "async" if keys.flag("async-train") else "split", "rollout_gpus": rollout}
+    keys.raw("critic-pretrain")  # PPO has a critic, others none
+    weight = keys.share("init-kl-coef")
     choices["reference"] = weight is None or weight > 0
-    if stage := values.number("zero-stage"):
-        choices["sharding"] = f"zero-{stage:.0f}"
+    if stage := keys.number("zero-stage"):
+        choices["sharding"] = f"zero-{stage}"
 
 
-def _finish_trl(values: _Values, choices: dict[str, object]) -> None:
-    gpus = values.gpus or int(values.number("num_processes") or 0)
-    each = values.number("per_device_train_batch_size") or 8
-    accumulated = values.number("gradient_accumulation_steps") or 1
-    choices |= {"reference": (values.number("beta") or 0.0) > 0, "algorithm": "grpo"}
+def _finish_trl(keys: _RlKeys, choices: dict[str, object]) -> None:
+    gpus = keys.number(PROCESSES)
+    each = keys.number("per_device_train_batch_size") or 8
+    accumulated = keys.number("gradient_accumulation_steps") or 1
+    choices |= {"reference": (keys.share("beta") or 0.0) > 0, "algorithm": "grpo"}
     # The defaults of GRPOConfig.
     group = int(str(choices.setdefault("group", 8)))
     choices.setdefault("max_response", 256)
-    if not values.flag("use_vllm"):
-        values.assumed.append("use_vllm is off: generation is predicted with vLLM, and takes far longer without")
-    if str(values.raw("vllm_mode")) == "server":
+    if not keys.flag("use_vllm"):
+        keys.assume("use_vllm is off: generation is predicted with vLLM, and takes far longer without")
+    if str(keys.raw("vllm_mode")) == "server":
         choices["mode"] = "split"
     if gpus:
-        choices |= {"gpus": gpus, "train_batch": int(each * accumulated * gpus)}
-        responses = values.number("generation_batch_size")
-        responses = responses or each * (values.number("steps_per_generation") or accumulated) * gpus
-        choices["prompts"] = max(int(responses // max(group, 1)), 1)
+        choices |= {"gpus": gpus, "train_batch": each * accumulated * gpus}
+        responses = keys.number("generation_batch_size")
+        responses = responses or each * (keys.number("steps_per_generation") or accumulated) * gpus
+        choices["prompts"] = max(responses // max(group, 1), 1)
 
 
-Finish = Callable[[_Values, dict[str, object]], None]
+Finish = Callable[[_RlKeys, dict[str, object]], None]
 # The choices of each tool that follow from several keys.
 TOOLS: Mapping[str, Finish] = {
     "nemo-rl": _finish_nemo,
