@@ -136,7 +136,7 @@ def option_keys(tool: str) -> dict[str, OptionKey]:
     tables = {name: {"number": entry} if isinstance(entry, str) else dict(entry) for name, entry in entries.items()}
     for table in tables.values():
         if isinstance(words := table.get("words"), str):  # the name of a table
-            table["words"] = known["words"][words]
+            table["words"] = known["words"].get(words, {})
     return {
         name: OptionKey(tuple(table.pop(kind).split()), kind, **table)
         for name, table in tables.items()
@@ -198,6 +198,11 @@ class Keys:
             return None
         return int(number) if number.is_integer() else None
 
+    def count(self, *names: str) -> int | None:
+        """Return a whole number above zero; others leave the choice to the tool."""
+        value = self.number(*names)
+        return value if value is not None and value > 0 else None
+
     def text(self, *names: str) -> str:
         value = self.raw(*names)
         return "" if value is None else str(value).strip()
@@ -205,6 +210,10 @@ class Keys:
     def word(self, *names: str) -> str:
         """Return the text in lower case."""
         return self.text(*names).lower()
+
+    def last_word(self, *names: str) -> str:
+        """Return the last part of a dotted name in lower case."""
+        return self.word(*names).rpartition(".")[2]
 
     def flag(self, *names: str) -> bool | None:
         """Return whether it is switched on; None where the file leaves it out."""
@@ -218,7 +227,7 @@ class Keys:
             value = getattr(self, key.kind)(*key.names)
             if key.words and value not in (None, ""):
                 text = str(value).lower()
-                if key.otherwise and text not in key.words:
+                if key.otherwise and text not in {*key.words, *NO}:
                     self.report(f"predicted as {key.otherwise}", *key.names)
                 value = key.words.get(text)
             if value not in (None, ""):

@@ -10,33 +10,15 @@ import re
 from collections.abc import Mapping
 
 from stepcast.inputs.configs.accelerate import DEEPSPEED, read_accelerate, read_deepspeed, stage_by_name
-from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, flat, given_options, is_on
+from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, flat, given_options, is_on, known_keys
 from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import SCRIPT
 
-# Commands that name a tool, and what they mean beyond their options.
-LAUNCHED: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    r"trl\s+sft": ("trainer", {"trainer_kind": "sft"}),
-    r"trl\s+dpo": ("trainer", {"trainer_kind": "dpo"}),
-    r"trl\s+reward": ("trainer", {"trainer_kind": "reward"}),
-    r"swift\s+(sft|pt)": ("swift", {}),
-    r"swift\s+rlhf": ("swift", {"rlhf_type": "dpo"}),
-    "openrlhf.cli.train_sft": ("openrlhf", {}),
-    "openrlhf.cli.train_dpo": ("openrlhf", {"trainer_kind": "dpo"}),
-    "openrlhf.cli.train_rm": ("openrlhf", {"trainer_kind": "reward"}),
-}
+# The more specific tools first. Each has the keys that no other has (marks), those of another tool that has some of its
+# marks as well (not_with), and the commands that name it, with the keys that they imply.
+TOOLS = ("axolotl", "llama-factory", "swift", "torchtune", "trainer", "openrlhf")
 # Keys that hold, or name a file of, the configuration of another tool; later ones win.
 INNER = {"config_file": read_accelerate, "deepspeed_config_file": read_deepspeed, "deepspeed": read_deepspeed}
-# Keys that only a tool has, the more specific tools first.
-RECOGNISED = {
-    "axolotl": {"base_model"},
-    "llama-factory": {"finetuning_type", "cutoff_len", "quantization_bit"},
-    "swift": {"train_type", "tuner_type", "rlhf_type", "quant_bits", "attn_impl"},
-    "torchtune": {"tokenizer._component_", "model._component_"},
-    "trainer": {"per_device_train_batch_size", "peft_type", "use_peft", "lora_r", "max_seq_length", "num_train_epochs"},
-}
-# Arguments of Megatron-Swift, which has some of Swift's as well.
-MEGATRON = {"micro_batch_size", "tensor_model_parallel_size", "expert_model_parallel_size"}
 COMPONENT = re.compile(r"(?:q?lora_)?([a-z]+)(\d(?:_\d(?=_))?)_([a-z]+|\d+(?:_\d+)?b)")
 FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
 # Accelerate upcasts the parameters that FSDP shards to fp32, and with them the moments (accelerator.py, prepare_model).
@@ -50,15 +32,17 @@ def find_tool(table: Mapping[str, object]) -> str:
     """Return the tool that a table of keys is for, or nothing."""
     inside = [key for key, value in table.items() if isinstance(value, Mapping) and "_component_" in value]
     names = {*table, *(f"{key}._component_" for key in inside)}
-    tool = next((tool for tool, keys in RECOGNISED.items() if keys & names), "")
-    return "" if tool == "swift" and names & MEGATRON else tool
+    tables = {tool: known_keys(tool).table for tool in TOOLS}
+    tool = next((tool for tool, known in tables.items() if names & {*known.get("marks", "").split()}), "")
+    return "" if tool and names & {*tables[tool].get("not_with", "").split()} else tool
 
 
 def read_command(text: str, table: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """Return the tool of a launch script, and its options with those that its command implies."""
-    for pattern, (tool, implied) in LAUNCHED.items():
-        if re.search(rf"\b{pattern}\b", text):
-            return tool, {**implied, **table}
+    for tool in TOOLS:
+        for pattern, implied in known_keys(tool).table.get("commands", {}).items():
+            if re.search(rf"\b{pattern}\b", text):
+                return tool, {**implied, **table}
     return find_tool(table), table
 
 
@@ -107,21 +91,6 @@ def _evaluate(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> 
         return "<expression>"
 
 
-def _count(keys: Keys, meaning: str) -> int | None:
-    """Return a whole number above zero; others leave the choice to the tool."""
-    value = keys.number(meaning)
-    return value if value is not None and value > 0 else None
-
-
-def _translate(keys: Keys, meaning: str, default: str) -> str | None:
-    """Return our word for a value; one without any is reported, with what is predicted instead."""
-    text = keys.text(meaning).rpartition(".")[2].lower()
-    words: Mapping[str, str] = keys.known.table.get("words", {}).get(meaning, {})
-    if text and text not in words and text not in ("none", "null"):
-        keys.report(f"predicted as {default}", meaning)
-    return words.get(text) or None
-
-
 def read(table: Mapping[str, object], tool: str) -> RunConfig:
     """Read the configuration of a fine-tuning *tool*."""
     inner = {name: read_inner(part) for name, read_inner in INNER.items() if isinstance(part := table.get(name), dict)}
@@ -137,28 +106,22 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     format_inside = str(sharding.pop("precision", "")).removeprefix("autocast-")
     if format_inside == "fp32" and not has_deepspeed:
         format_inside = ""  # weights stay in the format of the checkpoint
-    task = _read_task(keys)
-    accumulation, batch, norm = _count(keys, "accumulation"), _count(keys, "global_batch"), keys.share("max_norm")
-    options = given_options(
-        micro_batch=_count(keys, "micro_batch"),
+    stated = keys.options()
+    task = _read_task(keys, str(stated.pop("task", "sft")))
+    attention = _read_attention(keys, str(stated.pop("attention", "")))
+    accumulation, batch, norm = keys.count("accumulation"), keys.count("global_batch"), keys.share("max_norm")
+    options = stated | given_options(
         global_batch=batch if accumulation is None else None,
         accumulation=accumulation if batch is None or accumulation else None,
-        seq=_count(keys, "seq"),
-        gpus=_count(keys, "gpus") or (_count(keys, "gpus_per_node") or 0) * (_count(keys, "nodes") or 1) or None,
-        tp=_count(keys, "tp"),
-        cp=_count(keys, "cp"),
+        gpus=keys.count("gpus") or (keys.count("gpus_per_node") or 0) * (keys.count("nodes") or 1) or None,
         precision=_read_precision(keys, "lora-rank" in adapters, is_sharded, format_inside),
         recompute=_read_checkpointing(keys),
-        optimizer=_translate(keys, "optimizer", "AdamW"),
         clipping=None if norm is None else norm > 0,
-        kernels="compiled" if keys.flag("compile") else None,
         task=task,
         batching=_read_batching(keys),
-        samples=_count(keys, "samples"),
         epochs=keys.share("epochs") or None,
-        steps=_count(keys, "steps"),
         liger=_read_liger(keys, task or "sft"),
-        **_read_attention(keys),
+        **attention,
     )
     is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
     if sharding.get("sharding") in ("fsdp", "hybrid-fsdp") and is_upcast and not adapters:
@@ -231,7 +194,7 @@ def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
     """Return the choices of LoRA and of 4-bit weights, where adapters are trained."""
     kind = keys.text("adapter").lower() or keys.known.table.get("adapter", "")
     component = keys.text("model").rpartition(".")[2]
-    rank = _count(keys, "lora_rank")
+    rank = keys.count("lora_rank")
     is_asked = kind in ("lora", "qlora") or keys.flag("use_lora") or component.startswith(("lora_", "qlora_"))
     if kind in ("full", "freeze") or keys.flag("full") or not (is_asked or (rank and not kind)):
         if kind == "freeze":
@@ -253,7 +216,7 @@ def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
     dropout = keys.share("lora_dropout")
     if dropout is None and (dropout := usual.get("dropout")):
         keys.assume(f"LoRA dropout {dropout:g} (--lora-dropout), the tool's default")
-    bits = _count(keys, "bits")
+    bits = keys.count("bits")
     is_four = kind == "qlora" or keys.flag("load_4bit") or bits == 4 or component.startswith("qlora_")
     is_eight = keys.flag("load_8bit") or bits == 8
     if bits not in (None, 4, 8):
@@ -310,14 +273,14 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     words = " ".join(map(str, asked)) if isinstance(asked, list) else str(asked or "")
     strategy = keys.word("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy")
     version = keys.number("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
-    if words.lower() in ("", "none", "false") and not strategy and version is None and not _count(keys, "shard"):
+    if words.lower() in ("", "none", "false") and not strategy and version is None and not keys.count("shard"):
         return {}
     chosen = next((FSDP_WORDS[word] for word in FSDP_WORDS if word in f"{words.lower()} {strategy}"), "fsdp")
     offloads = keys.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", "offload")
     reshard = keys.word("fsdp_config.fsdp_reshard_after_forward", "fsdp_config.reshard_after_forward")
     if "shard_grad_op" in f"{words.lower()} {strategy}":  # gathered once for both passes
         reshard = "false"
-    copies = _count(keys, "replicate")
+    copies = keys.count("replicate")
     return given_options(
         sharding="hybrid-fsdp" if copies and copies > 1 else chosen,
         replicate=copies if copies and copies > 1 else None,
@@ -356,8 +319,7 @@ def _read_checkpointing(keys: Keys) -> str | None:
     return None if asked is None and activations is None else "full" if asked or activations else "none"
 
 
-def _read_task(keys: Keys) -> str | None:
-    task = _translate(keys, "task", "SFT")
+def _read_task(keys: Keys, task: str) -> str | None:
     if re.search("Chunk|LinearCross", keys.text("loss")):
         keys.report("logits of all tokens are predicted at once, which take more memory", "loss")
     if keys.flag("reward"):
@@ -385,8 +347,7 @@ def _read_liger(keys: Keys, task: str) -> bool | None:
     return None
 
 
-def _read_attention(keys: Keys) -> dict[str, OptionValue | None]:
-    word = _translate(keys, "attention", "PyTorch's attention")
+def _read_attention(keys: Keys, word: str) -> dict[str, OptionValue | None]:
     if keys.flag("flash"):
         word = "flash-2"
     is_eager = word == "eager" or bool(keys.flag("eager"))
