@@ -162,13 +162,17 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
     """Return the run of a configuration that was read from the file *name*."""
     choices = {"framework": config.framework, **config.options}
     stem = os.path.basename(name).partition(".")[0]
-    if model := model_words(config.sizes, [config.model, stem], int(config.options.get("seq", 0))):
+    names, seq = [config.model, stem], int(config.options.get("seq", 0))
+    if model := model_words(config.sizes, names, seq):
+        loaded = load_model(model)
+        if loaded.vocab_multiple and loaded.padded_vocab(int(config.options.get("tp", 1))) == loaded.vocab:
+            model = model_words({**config.sizes, "vocab_multiple": 0}, names, seq)
         choices, assumed = {"model": model, **choices}, list(config.assumed)
         known, _, own = model.partition(":")
         if own and known != "configured":
             assumed.append(f"the model has the sizes of {known}, but {own.replace(',', ', ')}, as the file says")
         elif own and "vocab" not in config.sizes:
-            assumed.append(f"a vocabulary of {load_model(model).vocab:,} tokens, which the file does not state")
+            assumed.append(f"a vocabulary of {loaded.vocab:,} tokens, which the file does not state")
         config = replace(config, assumed=tuple(assumed))
     return RunFile(_read_table(choices, name), name, config)
 

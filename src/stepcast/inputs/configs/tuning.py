@@ -70,6 +70,8 @@ def parse_python(text: str) -> dict[str, object]:
             table["trainer_kind"] = tasks[0]
         if "Fast" in ast.unparse(call.func):
             table["use_unsloth"] = True
+        if name == "from_pretrained" and "Model" in ast.unparse(call.func):
+            table["from_pretrained"] = True
         if name == "from_pretrained" and call.args:
             table["model_name_or_path"] = _evaluate(call.args[0], known)
         if not name.endswith("Trainer"):
@@ -114,7 +116,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
         global_batch=batch if accumulation is None else None,
         accumulation=accumulation if batch is None or accumulation else None,
         gpus=keys.count("gpus") or (keys.count("gpus_per_node") or 0) * (keys.count("nodes") or 1) or None,
-        precision=_read_precision(keys, "lora-rank" in adapters, is_sharded, format_inside),
+        precision=_read_precision(keys, adapters, is_sharded, format_inside),
         recompute=_read_checkpointing(keys),
         clipping=None if norm is None else norm > 0,
         task=task,
@@ -264,6 +266,8 @@ def _read_targets(keys: Keys) -> str | None:
 def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     """Return sharding and offload from the name of a DeepSpeed file, from a stage, or from FSDP's options."""
     if path := keys.text("deepspeed") or keys.text("stage"):
+        if own := keys.known.table.get("deepspeed_files", {}).get(path):
+            return dict(own)
         number = keys.number("stage")
         stage = stage_by_name(keys, path) if number is None else number
         is_named = "offload" in path.lower() and "no_offload" not in path.lower()
@@ -289,8 +293,11 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     )
 
 
-def _read_precision(keys: Keys, has_adapters: bool, is_sharded: bool, inside: str) -> str | None:
-    """Return the format; full training whose weights stay in fp32 casts them for each use.
+def _read_precision(keys: Keys, adapters: Options, is_sharded: bool, inside: str) -> str | None:
+    """Return the format; training whose weights stay in fp32 casts them for each use.
+
+    TRL loads a model that it is given by name in fp32, and trains in bf16, unless told otherwise (trl 1.14,
+    trainer/utils.py, create_model_from_path; trainer/model_config.py; trainer/base_config.py).
 
     *inside*: the format of an inner configuration, for what the file itself leaves open.
     """
@@ -300,13 +307,21 @@ def _read_precision(keys: Keys, has_adapters: bool, is_sharded: bool, inside: st
         return stored
     if keys.flag("tf32") and narrow is None:
         return "tf32"
+    has_adapters = "lora-rank" in adapters
+    is_named = _is_trl(keys) and not keys.flag("loaded") and not any(keys.own_names("dtype"))
+    if is_named and not (is_sharded or "base-weights" in adapters):
+        narrow = narrow or (None if keys.flag("bf16") is False else "bf16")
+        keys.assume(
+            "no dtype: TRL loads a model that it is given by name in fp32 (--precision bf16 for dtype bfloat16)"
+        )
+        return f"autocast-{narrow}" if narrow else "tf32" if keys.flag("tf32") else "fp32"
     wide = stored == "fp32" or (bool(keys.known.table.get("fp32_trained")) and not keys.flag("pure"))
     if narrow and wide and not (has_adapters or is_sharded):
         return f"autocast-{narrow}"
     if narrow and not (stored or has_adapters or is_sharded) and "dtype" in keys.known.table["keys"]:
         keys.assume(
-            f"no dtype: weights are loaded in {narrow}, as transformers 5 does; version 4, and TRL for models "
-            f"that it is given by name, take fp32 (--precision autocast-{narrow})"
+            f"no dtype: weights are loaded in {narrow}, as transformers 5 does; version 4 takes fp32 (--precision "
+            f"autocast-{narrow})"
         )
     return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow or inside or None
 
