@@ -163,7 +163,7 @@ def test_the_command_and_its_twin_agree(capsys: pytest.CaptureFixture[str]) -> N
         (("--ep", "2", "--tp", "2"), "0 experts"),
         (("--dp", "2"), "use replicas"),
         (("--requests", "5", "--concurrency", "5"), "exclude each other"),
-        (("--group", "4"), "no effect without --requests"),
+        (("--group", "4"), "use --requests as well"),
         (("--gpus", "3", "--tp", "2"), "not a multiple"),
         (("--engine", "mine"), "unknown engine"),
         (("--prompt-length", "1e9"), "prompt-length"),

@@ -53,12 +53,25 @@ BINARY = 1024
 gpu_count = count(1, GPUS.most, BINARY)
 
 
-def rate(text: str) -> float:
-    """Read a finite number above zero."""
-    value = amount(text)
-    if not value:
-        raise ValueSpellingError(f"expected a number above zero, not {text!r}")
-    return value
+def number_reader(
+    expected: str, is_right: Callable[[float], bool], parse: Callable[[str], float] = float
+) -> Callable[[str], float]:
+    """Return a reader of numbers that *is_right* accepts; *expected* describes them in errors."""
+
+    def read(text: str) -> float:
+        try:
+            value = parse(text)
+        except ValueError:
+            value = math.nan
+        if not is_right(value):
+            raise ValueSpellingError(f"expected {expected}, not {text!r}")
+        return value
+
+    return read
+
+
+amount = number_reader("a number, zero or more", lambda value: 0 <= value < math.inf)
+rate = number_reader("a number above zero", lambda value: 0 < value < math.inf)
 
 
 def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
@@ -76,16 +89,11 @@ def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
     return read
 
 
-def share(text: str) -> float:
-    """Read a share from 0 to below 1, as ``10%`` or ``0.1``."""
-    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        value = float(number) / (100 if percent else 1)
-    except ValueError:
-        raise ValueSpellingError(f"{text!r} is not a share; expected such as 10% or 0.1") from None
-    if not 0 <= value < 1:
-        raise ValueSpellingError(f"{text!r} is not a share from 0 to below 1, such as 10% or 0.1")
-    return value
+def _parse_share(text: str) -> float:
+    return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+
+
+share = number_reader("a share from 0 to below 1, such as 10% or 0.1", lambda value: 0 <= value < 1, _parse_share)
 
 
 PRICED = re.compile(r"\s*(usd|\$)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
@@ -124,17 +132,6 @@ def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), split
         )
 
 
-def amount(text: str) -> float:
-    """Read a finite number, zero or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueSpellingError(f"expected a number, zero or more, not {text!r}")
-    return value
-
-
 AUTO = "auto"
 
 
@@ -168,6 +165,8 @@ class Choice:
     write: Callable[..., str] = str
     # Several values, separated by commas, ask for one answer each.
     several: bool = False
+    # The text of an answer where the choice has its default.
+    stated: str = ""
 
     def parse(self, text: str) -> object:
         """Read the text of a value, or of several values as a tuple."""
@@ -201,7 +200,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AnyQuestion = TypeVar("AnyQuestion", bound=Question)
-ALSO = re.compile(r"also ?(\S*): (.*)")
+ALSO = re.compile(r"(?:also ?(\S*)|stated): (.*)")
+STATED = "stated"
 AS_PREDICT = "as predict"
 
 
@@ -237,9 +237,11 @@ def _read_texts() -> Mapping[tuple[str, str], FactDict]:
         for row in rows.replace("\n        ", " ").replace("\n    ", "\t").split("\n"):
             head, *lines = row.split("\t")
             name, _, metavar = head.partition(" ")
-            others = {match[1]: match[2] for line in lines if (match := ALSO.fullmatch(line))}
+            marked = [match for line in lines if (match := ALSO.fullmatch(line))]
+            others = {STATED if match[1] is None else match[1]: match[2] for match in marked}
             words = " ".join(line for line in lines if not ALSO.fullmatch(line))
-            texts = {"metavar": metavar, "help": words, "aliases": others.pop("", ""), "flags": others}
+            texts: FactDict = {"metavar": metavar, "help": words, "aliases": others.pop("", "")}
+            texts |= {STATED: others.pop(STATED, ""), "flags": others}
             found[question, name] = {key: text for key, text in texts.items() if text}
     return found
 
@@ -274,9 +276,13 @@ def replaced_names(given: Iterable[str], groups: Iterable[set[str]] = EXCLUSIVE[
     return frozenset(name for group in groups if group & names for name in group - names)
 
 
-def state_defaults(question: Question, texts: Mapping[str, str], unset: Collection[str]) -> list[str]:
-    """Return the *texts* of the choices that are *unset*, with the values and the options that change them."""
-    return [f"{texts[name].format(getattr(question, name))} ({option_of(name)})" for name in texts if name in unset]
+def state_defaults(question: Question, unset: Collection[str]) -> list[str]:
+    """Return what an answer states of the choices that are *unset*, with the options that change them."""
+    return [
+        f"{choice.stated.format(getattr(question, name))} ({option_of(name)})"
+        for name, choice in choices_of(type(question)).items()
+        if choice.stated and name in unset
+    ]
 
 
 # ---- reading ----------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Annotated
 
+from msgspec import structs
+
 from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
 from stepcast.generation.lengths import Lengths, parse_lengths
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, load_engine
@@ -12,8 +14,8 @@ from stepcast.inputs.source import prefix_errors
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import Choice, Question, count, gpu_count, read_word, share, state_defaults
-from stepcast.questions.question import WHAT
+from stepcast.questions.choices import Choice, Question, choices_of, count, gpu_count, read_word, share, state_defaults
+from stepcast.questions.question import WHAT, check_rules
 
 ENGINE_LAYOUT = "parallelism of one engine (replicas use the remaining GPUs)"
 REQUESTS = "requests"
@@ -69,21 +71,11 @@ def formats_of(weights: str, cache: str | None) -> GenerationFormats:
     return GenerationFormats(dtype, dtype, DType(cache or "bf16"), weights == "int4")
 
 
-# Choices whose defaults an answer states.
-DEFAULT_TEXTS = {
-    "engine": "engine {}",
-    "prompt_length": "prompts of {} tokens",
-    "response_length": "responses of {} tokens",
-    "concurrency": f"{CLIENTS} clients at once",
-}
-
-
 def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     """Return the forecast that *question* asks for."""
     if question.requests is not None and question.concurrency is not None:
         raise ValueError("--concurrency and --requests exclude each other: steady clients, or a batch to completion")
-    if question.group > 1 and question.requests is None:
-        raise ValueError("--group has no effect without --requests")
+    check_rules("generate", question.given, structs.asdict(question))
     model, cluster = load_nouns(question.model, question.cluster, question.set)
     one = GenerationLayout(tp=question.tp, pp=question.pp, dp=question.dp, ep=question.ep)
     gpus = question.gpus or one.engine_gpus
@@ -96,12 +88,10 @@ def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     task = GenerationTask(prompt, response, clients, question.requests, question.group)
     formats = formats_of(question.weights, question.kv_cache)
     engine = load_engine(question.engine)
-    if question.acceptance is not None and not question.speculative_tokens:
-        raise ValueError("--acceptance has no effect without --speculative-tokens")
     speculation = Speculation(question.speculative_tokens, 0.85 if question.acceptance is None else question.acceptance)
     found = forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
     given = question.given | ({"concurrency"} if question.requests is not None else set())
-    defaults = state_defaults(question, DEFAULT_TEXTS, {*DEFAULT_TEXTS} - given)
+    defaults = state_defaults(question, choices_of(GenerateQuestion).keys() - given)
     return replace(found, assumptions=(*defaults, *found.assumptions))
 
 

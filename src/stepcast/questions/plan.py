@@ -13,7 +13,7 @@ from stepcast.goodput.plan import Plan, TrainingPhase, expected_s, plan, plan_al
 from stepcast.goodput.process import Shortage
 from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import (
@@ -22,6 +22,7 @@ from stepcast.questions.choices import (
     amount,
     check_multiple,
     count,
+    number_reader,
     positive,
     rate,
     read_choices,
@@ -58,13 +59,8 @@ def _read_date(text: str) -> datetime.date:
         raise ValueSpellingError(f"expected a date, such as 2027-01-31, not {text!r}") from None
 
 
-def _read_pue(text: str) -> float:
-    value = amount(text)
-    if not 1 <= value <= 10:
-        raise ValueSpellingError(f"expected a ratio from 1 to 10, not {text!r}")
-    return value
-
-
+_read_pue = number_reader("a ratio from 1 to 10", lambda value: 1 <= value <= 10)
+_read_share = number_reader("a share from 0 to 1", lambda value: 0 <= value <= 1)
 _read_bandwidth = positive(lambda text: parse_quantity(text, Dimension.RATE))
 
 
@@ -228,9 +224,7 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
         raise ValueError(
             "--shrink needs the number of replicas of the measured run: use --dp, or --tp, --cp and --pp, as well"
         )
-    if measured and question.allow_oom:
-        raise ValueError("--allow-oom has no effect: memory is not checked with --step-s")
-    check_rules("plan", question.given, {"price": question.price})
+    check_rules("plan", question.given, pick(question, "price step_s spares"))
     if question.buy is not None and (question.price is not None or "gpu=" not in question.buy):
         raise ValueError("--buy needs the price of a GPU, as gpu=40000, and takes the place of --price")
     if question.carbon is not None:
@@ -424,13 +418,6 @@ def _read_pairs(option: str, text: str, readers: Readers, needed: bool = False) 
     return values
 
 
-def _read_share(text: str) -> float:
-    value = amount(text)
-    if value > 1:
-        raise ValueError(f"expected a share from 0 to 1, not {text!r}")
-    return value
-
-
 def _build_operation(question: PlanQuestion, step: SettledRun | None, assumptions: list[str]) -> Operation:
     failures, restart = load_failures(question.failures or (DEFAULT_FAILURES if question.mtbf is None else "none"))
     if question.failures is None and question.mtbf is None:
@@ -468,8 +455,6 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
     can_fail = failures.per_s(1, 1, 1) > 0
     if question.spares is None and can_fail:
         assumptions.append("a spare node replaces a broken one at once (--spares)")
-    if question.shrink and question.spares is None:
-        raise ValueError("--shrink has no effect: a spare node is always available; use --spares 0 or more")
     saving = _build_saving(question, step, can_fail, assumptions)
     shortage = Shortage.SHRINK if question.shrink else Shortage.WAIT
     interval_s = _read_interval_s(question, step)

@@ -32,7 +32,7 @@ from stepcast.questions.choices import (
 from stepcast.questions.choices import currency as read_currency
 from stepcast.questions.choices import price as read_price
 from stepcast.questions.generation import LENGTH_HELP, formats_of, load_nouns, read_engine, read_lengths
-from stepcast.questions.question import CHOICES, WHAT
+from stepcast.questions.question import CHOICES, WHAT, check_rules
 from stepcast.rl.step import (
     RlMode,
     RlPlacement,
@@ -72,15 +72,6 @@ DEFAULTS: Mapping[str, object] = {
     "gen_ep": 1,
     "gen_dp": 1,
     "gen_weights": "bf16",
-}
-# Those that an answer states.
-DEFAULT_TEXTS = {
-    "software": "RL software {}",
-    "algorithm": "algorithm {}",
-    "prompts": "{} prompts in a step",
-    "group": "{} responses to each prompt",
-    "prompt_length": "prompts of {} tokens",
-    "response_length": "responses of {} tokens",
 }
 
 
@@ -181,13 +172,9 @@ def read_placement(question: RlQuestion) -> RlPlacement:
     if question.gpus is None:
         raise ValueError("no GPUs given: use --gpus N, and --rollout-gpus M where others generate")
     mode = RlMode(question.mode or (RlMode.ASYNC if question.rollout_gpus else RlMode.COLOCATED))
-    if mode is RlMode.COLOCATED and question.rollout_gpus:
-        raise ValueError("--rollout-gpus has no effect with --mode colocated, where all GPUs generate")
+    check_rules("rl", question.given, {"mode": str(mode)})
     if mode is not RlMode.COLOCATED and not question.rollout_gpus:
         raise ValueError(f"--mode {mode} needs --rollout-gpus N, the GPUs that generate")
-    for name, given in (("staleness", question.staleness is not None), ("partial-rollout", question.partial_rollout)):
-        if given and mode is not RlMode.ASYNC:
-            raise ValueError(f"--{name} has no effect with --mode {mode}; it needs async")
     pool = question.rollout_gpus or question.gpus
     usual, sizes = load_profile(question.software).gen_tp, (question.gen_pp, question.gen_dp, question.gen_ep)
     one = GenerationLayout(question.gen_tp or (1 if pool % usual or max(sizes) > 1 else usual), *sizes)
@@ -224,7 +211,7 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         cost = None if question.price is None else hours * place.gpus * question.price
         run = {"steps": question.steps, "days": hours / 24.0, "gpu_hours": hours * place.gpus}
         run |= {"cost": cost, "currency": question.currency}
-    memory, defaults = training.memory, state_defaults(question, DEFAULT_TEXTS, question.unset)
+    memory, defaults = training.memory, state_defaults(question, question.unset)
     doubts = [] if memory["fits"] else ["the training step does not fit into GPU memory"]
     return {
         **pick(step, "model=model.name cluster=cluster.name gpu=cluster.gpu.name"),
@@ -377,7 +364,7 @@ def search_rl(question: RlQuestion) -> FactDict:
         **counts,
         "currency": question.currency,
         "rows": [_row(step, question) for step in shown],
-        "assumptions": [*state_defaults(question, DEFAULT_TEXTS, question.unset), *steps[0].assumptions, USED],
+        "assumptions": [*state_defaults(question, question.unset), *steps[0].assumptions, USED],
         "warnings": profile.warnings,
     }
 

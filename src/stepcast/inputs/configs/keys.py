@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts
@@ -110,7 +111,7 @@ def known_keys(tool: str) -> KnownKeys:
     for base in map(known_keys, table.get("extends", [])):
         no_effect |= base.no_effect
         reasons |= base.not_modelled
-        for part in {"keys", "words", "options"} & base.table.keys():
+        for part in {"keys", "words", "options", "acting"} & base.table.keys():
             table[part] = {**base.table[part], **table.get(part, {})}
     for entry in table.get("not_modelled", []):
         reason = NotModelled(entry["why"], frozenset(entry.get("unless", "").split()), entry.get("off", False))
@@ -256,10 +257,18 @@ class Keys:
     def assume(self, text: str) -> None:
         self._assumed.append(text)
 
+    def _report_idle(self, options: Options, sizes: Facts) -> None:
+        """Report the keys of ``[acting]`` whose condition on the options and the sizes does not hold."""
+        facts = {name.replace("-", "_"): value for name, value in {**sizes, **options}.items()}
+        for condition, names in self.known.table.get("acting", {}).items():
+            if not Expression(condition)(facts):
+                self.report_without_effect(*names.split())
+
     def config(
         self, format_name: str, framework: str, options: Options, sizes: Facts | None = None, model: str = ""
     ) -> RunConfig:
         """Return the run, with every key of the file in one list."""
+        self._report_idle(options, sizes or {})
         understood: list[str] = []
         ignored: list[str] = []
         unset: list[str] = []

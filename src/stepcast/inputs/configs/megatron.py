@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options
+from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options, known_keys
 from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import LAYERS
@@ -19,19 +19,9 @@ SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "
 DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather"}
 CONTEXTS = ("p2p", "a2a", "allgather")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
-NODES = ("nnodes", "num-nodes", "$NNODES", "$NUM_NODES", "$NODES", "$SLURM_NNODES", "$NODE_NUM")
-PER_NODE = (
-    *("nproc-per-node", "$GPUS_PER_NODE", "$NPROC_PER_NODE", "$NGPU_PER_NODE", "$NUM_GPU_PER_NODE"),
-    *("$GPU_NUM", "$SLURM_GPUS_ON_NODE"),
-)
 # Size of latent attention -> Megatron's argument and its default.
-LATENT = {
-    "mla_query_rank": ("q-lora-rank", 0),
-    "mla_kv_rank": ("kv-lora-rank", 32),
-    "mla_nope_dim": ("qk-head-dim", 128),
-    "mla_rope_dim": ("qk-pos-emb-head-dim", 64),
-    "mla_value_dim": ("v-head-dim", 128),
-}
+LATENT: Mapping[str, tuple[str, int]] = known_keys("megatron").table["latent"]
+LAUNCHERS: Mapping[str, str] = known_keys("megatron").table["launchers"]
 # Megatron's words for the parts of a model -> ours.
 NORMS = {"rmsnorm": "rms", "layernorm": "layer+bias", "layernorm1p": "layer+bias"}
 POSITIONS = {"learned_absolute": "learned", "mrope": "rotary", "rope": "rotary", "yarn": "yarn", "none": "none"}
@@ -282,7 +272,7 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
     if tp == 1:
         stated.pop("sequence-parallel", None)
     gathers_fp8 = keys.flag("fp8-param-gather", "fp8-param")
-    nodes, per_node = keys.number(*NODES), keys.number(*PER_NODE)
+    nodes, per_node = (keys.number(*LAUNCHERS[name].split()) for name in ("nodes", "gpus_per_node"))
     # A script that names its GPUs and not its nodes runs on one.
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
     layout = _layout_stages(keys, pp)
@@ -417,7 +407,6 @@ def _context(keys: Keys, cp: int) -> str | None:
     kinds = re.findall(r"[a-z0-9+]+", str(keys.raw("cp-comm-type") or "").lower())
     keys.raw("hierarchical-context-parallel-sizes")
     if cp == 1:
-        keys.report_without_effect("cp-comm-type", "hierarchical-context-parallel-sizes")
         return None
     if set(kinds) == {"a2a+p2p"}:
         why = "predicted as a ring (p2p) over all context parallel ranks"
@@ -436,7 +425,6 @@ def _sharding(keys: Keys) -> dict[str, OptionValue]:
     copies = keys.number("num-distributed-optimizer-instances") or 1
     kind = SHARDINGS.get(strategy, "fsdp" if is_fsdp else "zero-1" if is_distributed else "none")
     if copies == 1 or kind == "none":
-        keys.report_without_effect("num-distributed-optimizer-instances")
         return {"sharding": kind}
     return {"sharding": "hybrid-fsdp" if kind in ("zero-3", "fsdp") else kind, "replicate": copies}
 
@@ -505,7 +493,6 @@ def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
     keys.raw("moe-enable-deepep")
     backend = keys.word("moe-flex-dispatcher-backend")
     if not has_experts:
-        keys.report_without_effect("moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend")
         return None
     if kind == "flex":
         return "hybridep" if backend == "hybridep" else "deepep"
@@ -525,7 +512,6 @@ def _wide_layers(keys: Keys) -> int | None:
     last = keys.number("num-layers-at-end-in-bf16")
     keys.number("num-layers-at-start-in-bf16")
     if not on:
-        keys.report_without_effect("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
         return None
     keys.report("the first layers are predicted in fp8; the last are in bf16", "num-layers-at-start-in-bf16")
     return 1 if last is None else last
@@ -564,7 +550,6 @@ def _execution(keys: Keys, has_experts: bool) -> str | None:
     on = keys.flag("enable-cuda-graph", "external-cuda-graph")
     scope = keys.word("cuda-graph-scope")
     if not on and kind in ("", "none"):
-        keys.report_without_effect("cuda-graph-scope")
         return None if on is None and not kind else "eager"
     if "full_iteration" in scope or scope in ("", "full", "[]"):
         return "partial-graphs" if has_experts and "iteration" not in scope else "graphs"

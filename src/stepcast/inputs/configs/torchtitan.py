@@ -37,8 +37,6 @@ def read(table: Mapping[str, object]) -> RunConfig:
     batch = keys.number("training.local_batch_size", "training.batch_size")
     # torchtitan cuts the local batch into micro-batches for a pipeline only.
     micro = keys.number("parallelism.pipeline_parallel_microbatch_size") or 1
-    if pp == 1:
-        keys.report_without_effect("parallelism.pipeline_parallel_microbatch_size")
     seq = options.get("seq")
     for name, value, default in (("local_batch_size", batch, LOCAL_BATCH), ("seq_len", seq, SEQ_LEN)):
         if value is None:
@@ -46,7 +44,8 @@ def read(table: Mapping[str, object]) -> RunConfig:
     batch = batch or LOCAL_BATCH
     sharding = "none" if shard == 1 and cp == 1 else "hybrid-fsdp" if copies > 1 else "fsdp"
     overlaps_tp = keys.flag(*_places("enable_async_tensor_parallel", "parallelism", "experimental")) and tp > 1
-    schedule = _schedule(keys, pp)
+    schedule = _schedule(keys) if pp > 1 else None
+    rotation = keys.word(*_places("context_parallel_rotate_method", "parallelism", "experimental"))
     compiled = keys.raw("compile.components")
     compiles_model = not isinstance(compiled, list) or "model" in compiled  # not the loss alone
     options |= given_options(
@@ -66,7 +65,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         vpp=STAGES_OF_A_RANK if schedule == "interleaved" else None,
         kernels="compiled" if keys.flag("compile.enable", "training.compile") and compiles_model else "plain",
         overlap="gradients,parameters,tensor,transfers" if overlaps_tp else None,
-        cp_comm=CONTEXTS.get(_word_of(keys, "context_parallel_rotate_method", cp)),
+        cp_comm=CONTEXTS.get(rotation) if cp > 1 else None,
         **(BF16_STATES if keys.word("training.dtype") == "bfloat16" else {"optimizer": "adamw"}),
     )
     _report_loss(keys, tp)
@@ -78,22 +77,11 @@ def _places(name: str, *tables: str) -> list[str]:
     return [f"{table}.{name}" for table in tables or ("parallelism", "training")]
 
 
-def _word_of(keys: Keys, name: str, degree: int) -> str:
-    """Return the word of a key that has an effect with this degree of parallelism alone."""
-    places = _places(name, "parallelism", "experimental")
-    word = keys.word(*places)
-    if degree == 1:
-        keys.report_without_effect(*places)
-    return word if degree > 1 else ""
-
-
 def _report_loss(keys: Keys, tp: int) -> None:
     """Logits stay split over tensor parallel ranks unless that is switched off."""
     off, on = _places("disable_loss_parallel"), _places("enable_loss_parallel")
     is_gathered = keys.flag(*off) or keys.flag(*on) is False
-    if tp == 1:
-        keys.report_without_effect(*off, *on)
-    elif is_gathered:
+    if is_gathered and tp > 1:
         keys.report("the loss is predicted on logits split over tensor parallel ranks", *off, *on)
 
 
@@ -108,9 +96,7 @@ def _recompute(keys: Keys) -> str | None:
     """Return the kind of recomputation; selective by operators saves every second matmul."""
     kind = keys.word("activation_checkpoint.mode")
     option = keys.text("activation_checkpoint.selective_ac_option")
-    if kind != "selective":
-        keys.report_without_effect("activation_checkpoint.selective_ac_option")
-    elif option.isdigit():
+    if kind == "selective" and option.isdigit():
         why = f"predicted as every second matmul recomputed, not as every {option}. layer"
         keys.report(why, "activation_checkpoint.selective_ac_option")
     if kind not in ("", "none", "selective", "full"):
@@ -143,10 +129,11 @@ def _precision(keys: Keys, sharding: str, is_split: bool) -> str:
     return "fp8" if is_fp8 else "fp32" if is_wide else "bf16"
 
 
-def _schedule(keys: Keys, pp: int) -> str | None:
-    name = _word_of(keys, "pipeline_parallel_schedule", pp)
+def _schedule(keys: Keys) -> str | None:
+    places = _places("pipeline_parallel_schedule", "parallelism", "experimental")
+    name = keys.word(*places)
     if name == "interleavedzerobubble":
         keys.assume("InterleavedZeroBubble is predicted as zb-h1, with one stage for each rank")
     if name and name not in SCHEDULES:
-        keys.report("predicted as 1F1B", *_places("pipeline_parallel_schedule", "parallelism", "experimental"))
+        keys.report("predicted as 1F1B", *places)
     return SCHEDULES.get(name)
