@@ -27,6 +27,8 @@ MOST_KEYS, MOST_DEPTH = 20_000, 20
 NO = ("false", "no", "off", "none", "null", "")
 OFF = (*NO, "0", "0.0", "-1", "[]", "{}", "disabled", "default", "auto")
 
+EXPLAINED = ("not_modelled", "unknown")  # lists of keys that have a text
+
 OptionValue = str | int | float | bool
 Options = dict[str, OptionValue]
 
@@ -269,39 +271,26 @@ class Keys:
     ) -> RunConfig:
         """Return the run, with every key of the file in one list."""
         self._report_idle(options, sizes or {})
-        understood: list[str] = []
-        ignored: list[str] = []
-        unset: list[str] = []
-        reasons: dict[str, str] = {}
-        unknown: dict[str, str] = {}
-        for name, value in self.values.items():
-            listed = self.listed_as(name)
-            not_modelled = self.known.not_modelled.get(listed)
-            if name in self._reasons:
-                reasons[name] = self._reasons[name]
-            elif name in self._without_effect:
-                ignored.append(name)
-            elif name in self._is_set:
-                (understood if self._is_set[name] else unset).append(name)
-            elif not_modelled and not_modelled.concerns(value):
-                reasons[name] = not_modelled.why
-            elif listed or name in self._asked:
-                ignored.append(name)
-            else:
-                unknown[name] = self.nearest(name)
-        return RunConfig(
-            format_name,
-            framework,
-            sizes or {},
-            model,
-            options,
-            understood=tuple(understood),
-            ignored=tuple(ignored),
-            not_modelled=reasons,
-            unknown=unknown,
-            unset=tuple(unset),
-            assumed=tuple(self._assumed),
-        )
+        lists: dict[str, dict[str, str]] = {name: {} for name in ("understood", "ignored", "unset", *EXPLAINED)}
+        for name in self.values:
+            part, text = self._place(name)
+            lists[part][name] = text
+        names: FactDict = {part: found if part in EXPLAINED else tuple(found) for part, found in lists.items()}
+        return RunConfig(format_name, framework, sizes or {}, model, options, **names, assumed=tuple(self._assumed))
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """Return the list of a RunConfig that a key belongs to, and the text that it has there."""
+        listed = self.listed_as(name)
+        not_modelled = self.known.not_modelled.get(listed)
+        if name in self._reasons:
+            return "not_modelled", self._reasons[name]
+        if name in self._without_effect:
+            return "ignored", ""
+        if name in self._is_set:
+            return "understood" if self._is_set[name] else "unset", ""
+        if not_modelled and not_modelled.concerns(self.values[name]):
+            return "not_modelled", not_modelled.why
+        return ("ignored", "") if listed or name in self._asked else ("unknown", self.nearest(name))
 
     def listed_as(self, name: str) -> str:
         """Return the entry of the tool's list that *name* matches, or nothing."""

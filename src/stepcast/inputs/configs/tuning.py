@@ -296,7 +296,7 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
 def _read_precision(keys: Keys, adapters: Options, is_sharded: bool, inside: str) -> str | None:
     """Return the format; training whose weights stay in fp32 casts them for each use.
 
-    TRL loads a model that it is given by name in fp32, and trains in bf16, unless told otherwise (trl 1.14,
+    TRL loads a model that it is given by name in fp32, and trains in bf16, unless keys say otherwise (trl 1.14,
     trainer/utils.py, create_model_from_path; trainer/model_config.py; trainer/base_config.py).
 
     *inside*: the format of an inner configuration, for what the file itself leaves open.
