@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
 from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes
-from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, elementwise
+from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
 from stepcast.units import MS
 
 NEEDED = ("op", "dtype", "ms")
@@ -22,18 +22,10 @@ class UnknownOperatorError(ValueError):
 
 
 K = ElementwiseKind
-# The kernels of an operator: kind, and tensors of rows x columns read and written.
-PASSES = {
-    "add": ((K.ADD, 2, 1),),
-    "gelu": ((K.GELU, 1, 1),),
-    "dropout": ((K.DROPOUT, 1, 1),),
-    "layernorm": ((K.LAYER_NORM, 1, 1),),
-    "rmsnorm": ((K.RMS_NORM, 1, 1),),
-    "softmax": ((K.SOFTMAX, 1, 1),),
-    "embedding": ((K.EMBEDDING, 1, 1),),
-    "adamw_fused": ((K.OPTIMIZER, 4, 3),),
-    "silu_mul": ((K.SILU, 1, 1), (K.MUL, 2, 1)),
-}
+# The kernels of an operator.
+KERNELS: dict[str, tuple[K, ...]] = {kind: (kind,) for kind in (K.ADD, K.GELU, K.DROPOUT, K.SOFTMAX, K.EMBEDDING)}
+KERNELS |= {"layernorm": (K.LAYER_NORM,), "rmsnorm": (K.RMS_NORM,), "adamw_fused": (K.OPTIMIZER,)}
+KERNELS["silu_mul"] = (K.SILU, K.MUL)
 # Operators that begin with a cast to another format.
 CASTS = {"cast_fp32": DType.FP32, "quantize_fp8": DType.FP8, "cross_entropy": DType.FP32}
 
@@ -76,15 +68,15 @@ def read_works(row: Row, line: int | None = None) -> tuple[Compute, ...]:
             backward = op == "sdpa_bwd"
             batch = sizes.optional("B")
             return (Attention(batch, seq, seq, heads, kv_heads, dim, dim, True, backward, dtype),)
-    if op not in PASSES and op not in CASTS:
+    if op not in KERNELS and op not in CASTS:
         raise UnknownOperatorError(f"operator {shorten(op)} is not known")
     rows, columns = (sizes.optional("rows"), sizes["cols"]) if row.get("cols") else (1, sizes["numel"])
-    if op in PASSES:
-        return tuple(elementwise(kind, rows, columns, reads, writes, dtype) for kind, reads, writes in PASSES[op])
+    if op in KERNELS:
+        return tuple(usual_kernel(kind, rows, columns, dtype) for kind in KERNELS[op])
     converted = cast(rows, columns, dtype, CASTS[op])
     if op != "cross_entropy":
         return (converted,)
-    return converted, elementwise(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
+    return converted, usual_kernel(K.CROSS_ENTROPY, rows, columns, DType.FP32)
 
 
 class _RowSizes:

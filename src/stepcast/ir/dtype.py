@@ -31,21 +31,7 @@ class DType(StrEnum):
 
 
 SCALED = frozenset({DType.FP8, DType.MXFP8, DType.FP4, DType.NVFP4})
-# TF32 is a way to multiply: tensors in memory stay fp32.
-ELEMENT_BYTES: dict[DType, float] = {
-    DType.FP64: 8,
-    DType.FP32: 4,
-    DType.TF32: 4,
-    DType.FP16: 2,
-    DType.BF16: 2,
-    DType.FP8: 1,
-    DType.MXFP8: 1,
-    DType.FP4: 0.5,
-    DType.NVFP4: 0.5,
-    DType.INT64: 8,
-    DType.INT32: 4,
-    DType.INT16: 2,
-    DType.INT8: 1,
-    DType.BOOL: 1,
-}
+# The digits of a name are the bits of an element in memory, where TF32, a way to multiply, is fp32.
+BITS = {dtype: int("".join(filter(str.isdigit, dtype))) for dtype in DType if dtype is not DType.BOOL}
+ELEMENT_BYTES: dict[DType, float] = {dtype: bits // 8 or bits / 8 for dtype, bits in BITS.items()} | {DType.BOOL: 1}
 FP32_BYTES = ELEMENT_BYTES[DType.FP32]
