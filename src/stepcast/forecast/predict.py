@@ -80,7 +80,8 @@ def predict(
     calibration: Calibration | None = None,
 ) -> Prediction:
     """Predict one training step of *model* under *strategy*, run by *framework* on *cluster*."""
-    return _predict_all(model, cluster, [strategy], framework, options, calibration)[0]
+    with _pause_collection():
+        return _predict_all(model, cluster, [strategy], framework, options, calibration)[0]
 
 
 def _predict_all(

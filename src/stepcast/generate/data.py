@@ -5,13 +5,14 @@ or (ZeRO 1, 2) their reduce-scatter and an all-gather of the parameters, which i
 two all-gathers and a reduce-scatter for every micro-batch, half as much again. ``ir.sharding`` says when.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from stepcast.generate.update import fetch_weights, own_parameters, update_ops
-from stepcast.ir.architecture import NOTHING, Shard
+from stepcast.ir.architecture import NOTHING, Shard, WeightPart
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
@@ -21,7 +22,7 @@ from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
-from stepcast.ir.model import Matrices, Model
+from stepcast.ir.model import Matrices, Model, StagePiece, held_shard, trained_matrices, trained_shard
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import CollectiveKind, Elementwise
@@ -184,6 +185,32 @@ class StepEnd:
     norms: int  # parameters of the norms, which sequence parallelism leaves unsharded on every tensor rank
     tied_embedding: int  # rows x width of a word embedding of which another stage has a copy
     matrices: tuple[Matrices, ...] = ()  # among what is trained, where the optimizer treats them apart
+
+
+def find_step_end(sizes: Sizes, model: Model, piece: StagePiece) -> StepEnd:
+    strategy = sizes.strategy
+    full = strategy.training is TrainingKind.FULL
+    separate = model.tied and strategy.layout.pp > 1 and piece.embedding != piece.head
+    width = model.embedding_width or model.hidden
+    matrices = sizes.framework.optimizer.knows_matrices
+    return StepEnd(
+        held=held_shard(model, strategy, piece),
+        trained=trained_shard(model, strategy, piece),
+        norms=_norm_parameters(model, piece.layers.start, piece.layers.stop) if full else 0,
+        tied_embedding=sizes.vocab * width if separate and full else 0,
+        matrices=trained_matrices(model, strategy, piece) if matrices else (),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _norm_parameters(model: Model, start: int, stop: int) -> int:
+    """Return the parameters of the norms of some layers."""
+    return sum(
+        count * weight.elements
+        for block, count in Counter(model.blocks[start:stop]).items()
+        for weight in model.block_weights(block)
+        if weight.part is WeightPart.NORM
+    )
 
 
 def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Layer, ...]:

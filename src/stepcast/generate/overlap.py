@@ -1,13 +1,15 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 
 from stepcast.generate.data import (
     Buckets,
     broadcast_ops,
+    epilogue,
     fill_buckets,
+    find_step_end,
     gather_ops,
     issue_buckets,
     reduce_ops,
@@ -17,13 +19,14 @@ from stepcast.generate.update import copy_op, own_parameters, send_gradients
 from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Execution, Kernels
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layers.kernels import K, Ops
 from stepcast.ir.layers.operators import wait_for
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
+from stepcast.ir.model import Model, StagePiece
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
-from stepcast.ir.strategy import RecomputeKind
+from stepcast.ir.strategy import NO_RECOMPUTE, RecomputeKind, Strategy
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, vary_blocks
 
@@ -84,89 +87,203 @@ def _move_activations(layer: Layer, own: int, before: int, begins: bool) -> Laye
     return replace(layer, input_gradient=_prefetch(layer.input_gradient, fetched, following, begins))
 
 
-def gather_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
-    """ZeRO-3 and FSDP: gather parameters for the forward of each unit, and again for its backward where they
-    are freed in between. Overlapped, they are gathered while the unit before runs, so that only the first
-    wait is exposed.
+@dataclass(frozen=True, slots=True)
+class OncePerStep:
+    """The collectives of all parameters and gradients of a stage: those with which the first forward of a unit begins
+    or its last backward ends, by the unit's index, and what runs after all micro-batches.
     """
-    # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
-    # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
-    ahead, end = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers, len(units) - 1
-    again = sizes.plan.gathered is Gathered.EACH_PASS
-    # A recomputed layer is gathered for its second forward, as the first is.
-    late = sizes.framework.late_gathers and sizes.strategy.recompute.kind is not RecomputeKind.FULL
-    aheads = {"forward": ahead, "backward": ahead and not late}
-    requests: dict[tuple[str, Shard], Ops] = {}
 
-    def request(phase: str, index: int, first: int) -> Ops:
-        """Return a unit's gathers; the one that runs first asks for its own and for the next one's."""
-        if not 0 <= index <= end or (phase == "backward" and not units[index].has_backward):
-            return ()
-        key = (f"{phase} first" if aheads[phase] and index == first else phase, units[index].held)
-        if key not in requests:
-            requests[key] = gather_ops(sizes, key[0], Buckets(key[1]), not aheads[phase])
-        return requests[key]
-
-    def gather(index: int) -> Unit:
-        layers, copies = list(units[index].layers), _unpack_ops(sizes, units[index].held)
-        following = request("forward", index + 1, 0) if ahead else ()
-        own = request("forward", index, 0)
-        layers[0] = _begin(layers[0], Phase.FORWARD, copies, own, following, not ahead or index == 0)
-        if again and units[index].has_backward:
-            following = request("backward", index - 1, end) if aheads["backward"] else ()
-            own, begins = request("backward", index, end), not aheads["backward"] or index == end
-            layers[-1] = _begin(layers[-1], Phase.INPUT_GRADIENT, copies, own, following, begins)
-        return replace(units[index], layers=tuple(layers))
-
-    # Units between others of their kind are equal.
-    known: dict[tuple[int, ...], Unit] = {}
-    gathered = []
-    numbers = [-1, *map(id, units), -1]
-    for index in range(len(units)):
-        near = tuple(numbers[index : index + 3])
-        if near not in known:
-            known[near] = gather(index)
-        gathered.append(known[near])
-    return gathered
+    gathers: Mapping[int, Ops]
+    reductions: Mapping[int, Ops]
+    epilogue: tuple[Layer, ...]
 
 
-def reduce_units(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
-    """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
-    known: dict[int, Unit] = {}
-    for unit in units:
-        if id(unit) not in known:
-            _, ending = _reduce_layer(sizes, unit.layers[0], _unit_buckets(sizes, unit))
-            known[id(unit)] = replace(unit, layers=(ending, *unit.layers[1:]))
-    return [known[id(unit)] for unit in units]
+class DataMaker:
+    """Makes what data parallelism adds to stages, for all strategies that split, gather and reduce the same states in
+    the same way, whatever they run in a micro-batch.
+    """
 
+    def __init__(self, model: Model, view: Strategy, framework: Framework) -> None:
+        self.model, self.sizes = model, Sizes(model, view, framework)
+        self.reduce, self.gather = lru_cache(1024)(self._reduce), lru_cache(1024)(self._gather)
+        self.unpack, self.buckets_of = lru_cache(1024)(self._unpack), lru_cache(1024)(self._buckets_of)
+        self._once: dict[StagePiece, OncePerStep] = {}
 
-def _unit_buckets(sizes: Sizes, unit: Unit) -> tuple[Buckets, ...]:
-    """Return the gradients of one unit, in buckets of its own."""
-    limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece=False)
-    return tuple([buckets for _, buckets in fill_buckets(limit, (unit.trained,), tensors_of_layer(sizes))])
+    def gather_units(self, units: Sequence[Unit]) -> list[Unit]:
+        """ZeRO-3 and FSDP: gather parameters for the forward of each unit, and again for its backward where they
+        are freed in between. Overlapped, they are gathered while the unit before runs, so that only the first
+        wait is exposed.
+        """
+        sizes = self.sizes
+        # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
+        # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+        ahead, end = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers, len(units) - 1
+        again = sizes.plan.gathered is Gathered.EACH_PASS
+        # A recomputed layer is gathered for its second forward, as the first is.
+        late = sizes.framework.late_gathers and sizes.strategy.recompute.kind is not RecomputeKind.FULL
+        aheads = {"forward": ahead, "backward": ahead and not late}
 
+        def request(phase: str, index: int, first: int) -> Ops:
+            """Return a unit's gathers; the one that runs first asks for its own and for the next one's."""
+            if not 0 <= index <= end or (phase == "backward" and not units[index].has_backward):
+                return ()
+            name = f"{phase} first" if aheads[phase] and index == first else phase
+            return self.gather(name, Buckets(units[index].held), not aheads[phase])
 
-# Kernels that an eager host issues to check a bucket of gradients: its norm, whether that is NaN or infinite, and two
-# copies of the answers.
-CHECK_KERNELS = 6
-# Layers of one strategy, whose stages have most of their units in common.
-_REDUCED: ByIdentity[tuple[Ops, Layer]] = ByIdentity(512)
-_GATHERED: ByIdentity[tuple[Ops, Layer]] = ByIdentity(512)
+        def gather(index: int) -> Unit:
+            layers, copies = list(units[index].layers), self.unpack(units[index].held)
+            following = request("forward", index + 1, 0) if ahead else ()
+            own = request("forward", index, 0)
+            layers[0] = _begin(layers[0], Phase.FORWARD, copies, own, following, not ahead or index == 0)
+            if again and units[index].has_backward:
+                following = request("backward", index - 1, end) if aheads["backward"] else ()
+                own, begins = request("backward", index, end), not aheads["backward"] or index == end
+                layers[-1] = _begin(layers[-1], Phase.INPUT_GRADIENT, copies, own, following, begins)
+            return replace(units[index], layers=tuple(layers))
 
+        # Units between others of their kind are equal.
+        known: dict[tuple[int, ...], Unit] = {}
+        gathered = []
+        numbers = [-1, *map(id, units), -1]
+        for index in range(len(units)):
+            near = tuple(numbers[index : index + 3])
+            if near not in known:
+                known[near] = gather(index)
+            gathered.append(known[near])
+        return gathered
 
-def _reduce_layer(sizes: Sizes, layer: Layer, buckets: tuple[Buckets, ...]) -> tuple[Ops, Layer]:
-    """Return the ops that reduce the gradients in *buckets*, and *layer* that ends with them."""
+    def _gather(self, name: str, buckets: Buckets, blocking: bool, early: bool = False) -> Ops:
+        ops = gather_ops(self.sizes, name, buckets, blocking)
+        return _intern(tuple([replace(op, early=True) for op in ops]) if early else ops)
 
-    def make() -> tuple[Ops, Layer]:
-        blocking, ops = not sizes.strategy.overlap.gradients, list[Op]()
+    def reduce_units(self, units: Sequence[Unit]) -> list[Unit]:
+        """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
+        known: dict[int, Unit] = {}
+        for unit in units:
+            if id(unit) not in known:
+                ending = _end_backward(unit.layers[0], self.reduce(self.buckets_of(unit.trained)))
+                known[id(unit)] = replace(unit, layers=(ending, *unit.layers[1:]))
+        return [known[id(unit)] for unit in units]
+
+    def _buckets_of(self, shard: Shard) -> tuple[Buckets, ...]:
+        """Return the gradients of one unit, in buckets of its own."""
+        limit = self.sizes.framework.bucket_parameters(self.sizes.strategy, first_piece=False)
+        return tuple([buckets for _, buckets in fill_buckets(limit, (shard,), tensors_of_layer(self.sizes))])
+
+    def _reduce(self, buckets: tuple[Buckets, ...]) -> Ops:
+        """Return the ops that reduce the gradients in *buckets*."""
+        sizes, ops = self.sizes, list[Op]()
+        blocking = not sizes.strategy.overlap.gradients
         for number, issued in enumerate(issue_buckets(sizes, buckets)):
             reduced = reduce_ops(sizes, f"gradients {number}", issued, blocking)
             own = own_parameters(sizes, issued.shard) * issued.times
             packed = (*_pack_ops(sizes, issued), *_check_ops(sizes, number, issued))
             ops += [*packed, *reduced, *send_gradients(sizes, number, own, reduced, blocking)]
-        return tuple(ops), _end_backward(layer, tuple(ops))
+        return _intern(tuple(ops))
 
-    return _REDUCED.get((sizes, layer), make, buckets)
+    def _unpack(self, shard: Shard) -> Ops:
+        return _intern(_unpack_ops(self.sizes, shard))
+
+    def once_per_step(self, piece: StagePiece, units: Sequence[Unit]) -> OncePerStep:
+        """Overlap gradients of *piece* that are reduced once with the last backward, and parameters that are gathered
+        once with the first forward, bucket by bucket or unit by unit; or either with nothing.
+        """
+        if piece not in self._once:
+            plan, buckets = self.sizes.plan, self._buckets_by_unit(units, piece.embedding)
+            nothing: tuple[dict[int, Ops], Ops] = {}, ()
+            reductions, reduced = self._reduce_once(buckets) if plan.reduced is Reduced.ONCE else nothing
+            after_update = plan.gathered is Gathered.AFTER_UPDATE
+            gathers, gathered = self._gather_once(units, buckets) if after_update else nothing
+            ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
+            self._once[piece] = OncePerStep(gathers, reductions, ending)
+        return self._once[piece]
+
+    def vary(self, body: tuple[Block, ...], units: Sequence[Unit], once: OncePerStep) -> VariedBodies:
+        """Return the bodies of the micro-batches that differ from *body*."""
+        first, last, places = {}, {}, _places(units)
+        for index, ops in once.gathers.items():
+            first[places[index]] = _begin(units[index].layers[0], Phase.FORWARD, (), ops, (), True)
+        if self.sizes.plan.gathered is Gathered.ONCE:
+            for place, unit, gathered in zip(places, units, self.gather_units(units), strict=True):
+                if gathered.layers[0] != unit.layers[0]:
+                    first[place] = gathered.layers[0]
+        for index, ops in once.reductions.items():
+            last[places[index]] = _end_backward(units[index].layers[0], ops)
+        changes = ((FIRST, first), (LAST, last))
+        return tuple((which, vary_blocks(body, changed)) for which, changed in changes if changed)
+
+    def _buckets_by_unit(self, units: Sequence[Unit], first_piece: bool) -> "UnitBuckets":
+        """Return each unit's own buckets, or those that gradients fill from the last unit to the first."""
+        sizes = self.sizes
+        if sizes.plan.by_unit:
+            return {index: self.buckets_of(unit.trained) for index, unit in enumerate(units)}
+        # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
+        limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not sizes.plan.splits_gradients)
+        filled: dict[int, tuple[Buckets, ...]] = {}
+        trained = tuple([unit.trained for unit in reversed(units)])
+        other = sum([shard.unquantised for shard in trained]) if sizes.strategy.fp8_parameters else 0
+        if 0 < other < sum([shard.total for shard in trained]):
+            # Embeddings, the output projection and norms have buffers of their own, whose buckets are reduced and
+            # gathered with the last of the fp8 ones (Megatron-Core, param_and_grad_buffer.py, partition_buckets).
+            trained = tuple([Shard(shard.dense - shard.unquantised, shard.experts) for shard in trained])
+            filled[0] = (Buckets(Shard(other, 0, other)),)
+        for index, buckets in fill_buckets(limit, trained, tensors_of_layer(sizes)):
+            unit = len(units) - 1 - index
+            filled[unit] = (*filled.get(unit, ()), buckets)
+        return filled
+
+    def _reduce_once(self, buckets: "UnitBuckets") -> tuple[dict[int, Ops], Ops]:
+        """Return the reductions with which units end, or what is reduced after all of them."""
+        every = {index: self.reduce(buckets[index]) for index in sorted(buckets, reverse=True)}
+        return self._overlap(every, self.sizes.strategy.overlap.gradients)
+
+    def _gather_once(self, units: Sequence[Unit], buckets: "UnitBuckets") -> tuple[dict[int, Ops], Ops]:
+        """Return the gathers with which units begin, or what is gathered after the step.
+
+        Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
+        (Megatron-LM, --align-param-gather).
+        """
+        if self.sizes.framework.owners_broadcast:
+            return {}, broadcast_ops(self.sizes, sum((unit.trained for unit in units), start=NOTHING))
+        overlaps = self.sizes.strategy.overlap.parameters
+        every = {}
+        for index in sorted(buckets):
+            issued = enumerate(issue_buckets(self.sizes, reversed(buckets[index])))
+            parts = [self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in issued]
+            every[index] = _intern(tuple([op for ops in parts for op in ops]))
+        return self._overlap(every, overlaps)
+
+    @staticmethod
+    def _overlap(every: dict[int, Ops], overlaps: bool) -> tuple[dict[int, Ops], Ops]:
+        """Return the ops of units that overlap with them, and those that overlap with nothing."""
+        if overlaps:
+            return {index: ops for index, ops in every.items() if ops}, ()
+        return {}, tuple([op for ops in every.values() for op in ops])
+
+
+@lru_cache(maxsize=4096)
+def _intern(ops: Ops) -> Ops:
+    """Return one object for equal ops, so that layers with them are made once."""
+    return ops
+
+
+UnitBuckets = Mapping[int, tuple[Buckets, ...]]
+"""The buckets that a unit's backward completes, and with which its forward begins."""
+
+
+_make_once = lru_cache(maxsize=1024)(DataMaker)
+
+
+def find_data_maker(model: Model, strategy: Strategy, framework: Framework) -> DataMaker:
+    """Return the one for all strategies whose collectives of parameters and gradients are those of *strategy*."""
+    recompute = strategy.recompute if framework.late_gathers else NO_RECOMPUTE
+    view = replace(strategy, micro_batch=1, global_batch=strategy.layout.dp, recompute=recompute)
+    return _make_once(model, view, framework)
+
+
+# Kernels that an eager host issues to check a bucket of gradients: its norm, whether that is NaN or infinite, and two
+# copies of the answers.
+CHECK_KERNELS = 6
 
 
 def _unpack_ops(sizes: Sizes, shard: Shard) -> Ops:
@@ -205,120 +322,6 @@ def _check_ops(sizes: Sizes, number: int, buckets: Buckets) -> Ops:
     return (Op(f"gradients {number} check", norm, kernels=CHECK_KERNELS * buckets.times, host_reads=True),)
 
 
-@dataclass(frozen=True, slots=True)
-class OncePerStep:
-    """The layers of the first forward and of the last backward that differ from the usual by what overlaps with them,
-    by their place, and the collectives that overlap with nothing.
-    """
-
-    first: Mapping[int, Layer]
-    last: Mapping[int, Layer]
-    reduce: Ops
-    gather: Ops
-
-    def vary(self, body: tuple[Block, ...]) -> VariedBodies:
-        """Return the bodies of the micro-batches that differ from *body*."""
-        changes = ((FIRST, self.first), (LAST, self.last))
-        return tuple((which, vary_blocks(body, changed)) for which, changed in changes if changed)
-
-
-def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> OncePerStep:
-    """Overlap gradients that are reduced once with the last backward, and parameters that are gathered once
-    with the first forward, bucket by bucket or unit by unit; or either with nothing.
-    """
-    plan, buckets = sizes.plan, _buckets_by_unit(sizes, units, first_piece)
-    first: dict[int, Layer] = {}
-    last: dict[int, Layer] = {}
-    reduce: Ops = ()
-    gather: Ops = ()
-    if plan.reduced is Reduced.ONCE:
-        last, reduce = _reduce_once(sizes, units, buckets)
-    if plan.gathered is Gathered.AFTER_UPDATE:
-        first, gather = _gather_once(sizes, units, buckets)
-    elif plan.gathered is Gathered.ONCE:
-        first = {
-            place: gathered.layers[0]
-            for place, unit, gathered in zip(_places(units), units, gather_units(sizes, units), strict=True)
-            if gathered.layers[0] != unit.layers[0]
-        }
-    return OncePerStep(first, last, reduce, gather)
-
-
-UnitBuckets = Mapping[int, tuple[Buckets, ...]]
-"""The buckets that a unit's backward completes, and with which its forward begins."""
-
-
-def _buckets_by_unit(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> UnitBuckets:
-    """Return each unit's own buckets, or those that gradients fill from the last unit to the first."""
-    if sizes.plan.by_unit:
-        distinct = {id(unit): unit for unit in units}
-        own = {key: _unit_buckets(sizes, unit) for key, unit in distinct.items()}
-        return {index: own[id(unit)] for index, unit in enumerate(units)}
-    # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
-    limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not sizes.plan.splits_gradients)
-    filled: dict[int, tuple[Buckets, ...]] = {}
-    trained = tuple([unit.trained for unit in reversed(units)])
-    other = sum([shard.unquantised for shard in trained]) if sizes.strategy.fp8_parameters else 0
-    if 0 < other < sum([shard.total for shard in trained]):
-        # Embeddings, the output projection and norms have buffers of their own, whose buckets are reduced and
-        # gathered with the last of the fp8 ones (Megatron-Core, param_and_grad_buffer.py, partition_buckets).
-        trained = tuple([Shard(shard.dense - shard.unquantised, shard.experts) for shard in trained])
-        filled[0] = (Buckets(Shard(other, 0, other)),)
-    for index, buckets in fill_buckets(limit, trained, tensors_of_layer(sizes)):
-        unit = len(units) - 1 - index
-        filled[unit] = (*filled.get(unit, ()), buckets)
-    return filled
-
-
-def _reduce_once(sizes: Sizes, units: Sequence[Unit], buckets: UnitBuckets) -> tuple[dict[int, Layer], Ops]:
-    """Return the units that end with reductions, or what is reduced after all of them."""
-    places, overlaps = _places(units), sizes.strategy.overlap.gradients
-    known: dict[tuple[int, int], tuple[Ops, Layer]] = {}  # most units are one object, and so are their buckets
-    last: dict[int, Layer] = {}
-    exposed: Ops = ()
-    for index in sorted(buckets, reverse=True):
-        layer, own = units[index].layers[0], buckets[index]
-        key = id(layer), id(own)
-        if key not in known:
-            known[key] = _reduce_layer(sizes, layer, own)
-        ops, ending = known[key]
-        if overlaps and ops:
-            last[places[index]] = ending
-        else:
-            exposed += ops
-    return last, exposed
-
-
-def _gather_once(sizes: Sizes, units: Sequence[Unit], buckets: UnitBuckets) -> tuple[dict[int, Layer], Ops]:
-    """Return the units that begin with gathers, or what is gathered after the step.
-
-    Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
-    (Megatron-LM, --align-param-gather).
-    """
-    if sizes.framework.owners_broadcast:
-        return {}, broadcast_ops(sizes, sum((unit.trained for unit in units), start=NOTHING))
-    overlaps, places = sizes.strategy.overlap.parameters, _places(units)
-    first: dict[int, Layer] = {}
-    exposed: Ops = ()
-
-    def begin(layer: Layer, own: tuple[Buckets, ...]) -> tuple[Ops, Layer]:
-        ops = tuple(
-            replace(op, early=overlaps)
-            for number, issued in enumerate(issue_buckets(sizes, reversed(own)))
-            for op in gather_ops(sizes, f"parameters {number}", issued, blocking=not overlaps)
-        )
-        return ops, _begin(layer, Phase.FORWARD, (), ops, (), True)
-
-    for index in sorted(buckets):
-        layer, own = units[index].layers[0], buckets[index]
-        ops, beginning = _GATHERED.get((sizes, layer), partial(begin, layer, own), own)
-        if overlaps and ops:
-            first[places[index]] = beginning
-        else:
-            exposed += ops
-    return first, exposed
-
-
 # Remembered from one forecast to the next: layers that are one object are worked out once.
 LAYERS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
@@ -330,13 +333,12 @@ def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, be
         ops = _prefetch(copies + layer.ops(phase), own, following, begins)
         return replace(layer, forward=ops) if phase is Phase.FORWARD else replace(layer, input_gradient=ops)
 
-    return LAYERS.get((layer,), make, (phase, copies, own, following, begins))
+    return LAYERS.get((layer, copies, own, following), make, phase, begins)
 
 
 def _end_backward(layer: Layer, ops: Ops) -> Layer:
     """Return *layer* with *ops* at the end of its backward."""
-    key = (Phase.WEIGHT_GRADIENT, ops)
-    return LAYERS.get((layer,), lambda: replace(layer, weight_gradient=layer.weight_gradient + ops), key)
+    return LAYERS.get((layer, ops), lambda: replace(layer, weight_gradient=layer.weight_gradient + ops))
 
 
 def _places(units: Sequence[Unit]) -> list[int]:

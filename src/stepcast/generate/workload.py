@@ -1,13 +1,11 @@
 """Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
-from collections import Counter
 from functools import lru_cache
 from itertools import groupby, pairwise
 
-from stepcast.generate.data import StepEnd, epilogue
-from stepcast.generate.overlap import Unit, gather_units, offload_activations, once_per_step, reduce_units
+from stepcast.generate.overlap import Unit, find_data_maker, offload_activations
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
-from stepcast.ir.architecture import NOTHING, Shard, WeightPart
+from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
@@ -17,12 +15,12 @@ from stepcast.ir.layers.operators import rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
-from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, piece_kinds, trained_matrices, trained_shard
+from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, piece_kinds, trained_shard
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced
-from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, ScheduleKind, Strategy, TrainingKind, layer_view
+from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, ScheduleKind, Strategy, layer_view
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
 
@@ -72,6 +70,7 @@ class StageMaker:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self.unit_maker = _find_unit_maker(model, layer_view(strategy), framework)
+        self.data_maker = find_data_maker(model, strategy, framework)
         self._blocks = model.blocks
         self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
 
@@ -109,13 +108,12 @@ class StageMaker:
             units = _gather_arrivals(self.sizes, piece, units)
         plan = self.sizes.plan
         if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
-            units = gather_units(self.sizes, units)
+            units = self.data_maker.gather_units(units)
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
-            units = reduce_units(self.sizes, units)
-        once = once_per_step(self.sizes, units, first_piece=piece.embedding)
+            units = self.data_maker.reduce_units(units)
+        once = self.data_maker.once_per_step(piece, units)
         body = tuple(fold_units([unit.layers for unit in units]))
-        ending = epilogue(self.sizes, self._step_end(piece), once.reduce, once.gather)
-        return Stage(body, epilogue=ending, varied=once.vary(body))
+        return Stage(body, epilogue=once.epilogue, varied=self.data_maker.vary(body, units, once))
 
     def _reference_units(self, piece: StagePiece) -> list[Unit]:
         """Return the forward of DPO's frozen reference: the model as it was, or without its adapters."""
@@ -167,31 +165,6 @@ class StageMaker:
             for layer in block_layers(self.model, self.unit_maker.view, self.framework, block, False)
         )
         return Unit(next_token_layers(self.sizes, blocks), NOTHING, NOTHING)
-
-    def _step_end(self, piece: StagePiece) -> StepEnd:
-        model, strategy = self.model, self.strategy
-        full = strategy.training is TrainingKind.FULL
-        separate = model.tied and strategy.layout.pp > 1 and piece.embedding != piece.head
-        width = model.embedding_width or model.hidden
-        matrices = self.framework.optimizer.knows_matrices
-        return StepEnd(
-            held=held_shard(model, strategy, piece),
-            trained=trained_shard(model, strategy, piece),
-            norms=_norm_parameters(model, piece.layers.start, piece.layers.stop) if full else 0,
-            tied_embedding=self.sizes.vocab * width if separate and full else 0,
-            matrices=trained_matrices(model, strategy, piece) if matrices else (),
-        )
-
-
-@lru_cache(maxsize=1024)
-def _norm_parameters(model: Model, start: int, stop: int) -> int:
-    """Return the parameters of the norms of some layers."""
-    return sum(
-        count * weight.elements
-        for block, count in Counter(model.blocks[start:stop]).items()
-        for weight in model.block_weights(block)
-        if weight.part is WeightPart.NORM
-    )
 
 
 @lru_cache(maxsize=1024)

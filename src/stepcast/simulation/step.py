@@ -362,15 +362,15 @@ def _list_once(
     workload: Workload, schedule: Schedule, slow_stages: Mapping[int, float]
 ) -> tuple[list[_OnceOps], tuple[int, ...]]:
     """Return the ops of different stages, and the number of those of each stage."""
-    positions, chunks = (0,) * schedule.stages, 1
-    if not workload.uniform:
-        positions, chunks = find_positions(schedule), schedule.chunks
+    positions = (0,) * schedule.stages if workload.uniform else find_positions(schedule)
+    chunks = 1 if workload.uniform else schedule.chunks
     once: dict[_OnceOps, int] = {}
     turns = []
     for stage in range(schedule.stages):
         own = [workload.stages[position] for position in positions[stage * chunks : (stage + 1) * chunks]]
         key = (stage in (0, schedule.stages - 1), slow_stages.get(stage, 1.0))
-        turns.append(once.setdefault(_ONCE.get(own, partial(_list_stage_once, own, *key), *key), len(once)))
+        made_of = [layers for part in own for layers in (part.prologue, part.epilogue)]
+        turns.append(once.setdefault(_ONCE.get(made_of, partial(_list_stage_once, own, *key), *key), len(once)))
     return list(once), tuple(turns)
 
 
