@@ -2,14 +2,14 @@
 
 from dataclasses import fields, replace
 
-from stepcast.frameworks.catalog import load_profile, missing_features
+from stepcast.frameworks.catalog import FEATURES, load_profile, missing_features
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model, pieces
-from stepcast.ir.strategy import Strategy, overlap_words
+from stepcast.ir.strategy import Strategy
 from stepcast.outputs.configs import WRITERS, EmittedRun
 from stepcast.questions.choices import Question, read_choices, spell_option
 from stepcast.questions.question import CHOICES, PredictQuestion
@@ -26,7 +26,6 @@ from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_seconds
 from stepcast.version import __version__
 
-DEGREES = ("gpus", "tp", "cp", "ep", "pp", "vpp", "expert_tp", "shard")
 BATCH = ("micro_batch", "global_batch", "seq")
 
 
@@ -112,14 +111,19 @@ def _state_choices(model: Model, strategy: Strategy, framework: Framework) -> Fa
     layout, unused = strategy.layout, {"ep", "dispatcher"} if model.experts is None else set()
     unused |= {"cp_comm"} if layout.cp == 1 else set()
     unused |= {"schedule"} if layout.pp == 1 else set()
-    choices = {**pick(layout, "gpus tp pp cp ep expert_tp"), **pick(strategy, "micro_batch global_batch seq")}
-    choices |= {"precision": str(strategy.precision), "clipping": framework.optimizer.clips}
+    choices = {**_state_layout(strategy), "clipping": framework.optimizer.clips}
     for owner in (strategy, framework):
         for name in (field.name for field in fields(owner) if field.name in SETTERS):
             value, choice = getattr(owner, name), SETTERS[name]
             choices[choice] = value if isinstance(value, int | float) or value is None else CHOICES[choice].write(value)
     used = {name: value for name, value in choices.items() if name not in unused and (value or value is False)}
     return {name.replace("_", "-"): value for name, value in used.items()}
+
+
+def _state_layout(strategy: Strategy) -> FactDict:
+    """Return the degrees of parallelism, the batch and the format of a run."""
+    degrees = pick(strategy.layout, "gpus tp cp ep pp vpp expert_tp shard")
+    return {**degrees, **pick(strategy, "micro_batch global_batch seq"), "precision": str(strategy.precision)}
 
 
 def _ask(file: RunFile, choices: Facts) -> SettledRun:
@@ -129,20 +133,14 @@ def _ask(file: RunFile, choices: Facts) -> SettledRun:
 
 def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, object]]:
     """Return the choices in which *run* differs, each with its value; None where no option sets it."""
-    degrees = ((name, getattr(strategy.layout, name)) for name in DEGREES)
-    pairs: list[tuple[str, object]] = [
-        (name, degree) for name, degree in degrees if degree != getattr(run.strategy.layout, name)
-    ]
-    batch = ((name, getattr(strategy, name)) for name in BATCH)
-    pairs += [(name, value) for name, value in batch if value != getattr(run.strategy, name)]
-    if strategy.precision is not run.strategy.precision:
-        pairs.append(("precision", str(strategy.precision)))
+    own, found, overlaps = _state_layout(strategy), _state_layout(run.strategy), FEATURES["overlaps"].used
+    pairs: list[tuple[str, object]] = [(name, value) for name, value in own.items() if value != found[name]]
     for wanted, known in ((strategy, run.strategy), (framework, run.framework)):
         for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
             if getattr(wanted, name) == getattr(known, name):
                 continue
-            if name == "overlap" and _acting_overlap(strategy, run) == _acting_overlap(run.strategy, run):
-                continue
+            if name == "overlap" and overlaps(strategy, framework) == overlaps(run.strategy, run.framework):
+                continue  # in this layout
             if name == "stage_layers" and pieces(run.model, strategy) == pieces(run.model, run.strategy):
                 continue
             try:
@@ -150,13 +148,3 @@ def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> l
             except NoOptionError:
                 pairs.append((name, None))
     return pairs
-
-
-def _acting_overlap(strategy: Strategy, run: SettledRun) -> set[str]:
-    """Return the kinds of communication that overlap and exist in this layout."""
-    layout = strategy.layout
-    absent = {"tensor", "tensor-gradients"} if layout.tp == 1 else set()
-    absent |= {"transfers"} if layout.pp == 1 else set()
-    absent |= {"experts"} if run.model.experts is None else set()
-    absent |= {"gradients", "parameters"} if layout.dp * layout.cp == 1 else set()
-    return set(overlap_words(strategy.overlap)) - absent
