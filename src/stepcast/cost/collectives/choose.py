@@ -248,9 +248,8 @@ def _from_size(
 def _is_automatic(choice: AlgorithmChoice, kind: CollectiveKind, route: Route) -> bool:
     """Return whether NCCL would consider *choice*.
 
-    It has no hierarchical algorithms, keeps trees for all-reduce, where they pay between nodes only, and there
-    sends small messages up the tree, which has fewer hops than the ring. It lets the switch add from so many
-    ranks on that its own estimate of that passes the ring's.
+    It has no hierarchical algorithms and keeps trees for all-reduce, where they pay between nodes only. It lets the
+    switch add from so many ranks on that its own estimate of that passes the ring's.
     """
     reduces = kind in (ALL_REDUCE, CollectiveKind.BARRIER)
     match choice.algorithm:
@@ -260,7 +259,5 @@ def _is_automatic(choice: AlgorithmChoice, kind: CollectiveKind, route: Route) -
             return reduces and route.nodes > 1
         case Algorithm.NVLS:
             return route.ranks >= route.tuning.nvls_least_ranks
-        case Algorithm.RING:
-            return not (reduces and route.nodes > 1 and choice.protocol is Protocol.LL)
         case _:
             return True
