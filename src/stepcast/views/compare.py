@@ -6,6 +6,7 @@ from stepcast.ir.facts import FactDict, Facts, PointFacts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_bytes, format_change, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
+from stepcast.views.declared import build_view
 from stepcast.views.measured import PART_NAMES
 
 SMALLEST_SHARE = 5e-4
@@ -21,29 +22,47 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
         {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
     ]
     parts: list[FactDict] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
-    differing = ui.plain_table(
+    first_s, second_s, error = facts["step_s"], facts["measured_step_s"], facts["error"]
+    is_one_kind, differences = len(set(facts["kinds"])) == 1, facts["differences"]
+    off = None if is_one_kind else error
+    differing = [f"{row['name']} {row['predicted']} vs {row['measured']}" for row in differences]
+    largest = max(parts, key=lambda row: abs(row["difference_s"]), default={"difference_s": 0.0})
+    settings = ui.plain_table(
         "Settings that differ",
         ("Setting", *sides),
-        [(row["name"].replace("_", " "), row["predicted"], row["measured"]) for row in facts["differences"]],
+        [(row["name"].replace("_", " "), row["predicted"], row["measured"]) for row in differences],
         caption="Settings that both accounts state",
         lead="The two are different runs, so the difference between them is no error of either.",
         shown=ui.Shown.PAGE,
     )
-    return ui.View(
-        f"{format_seconds(facts['step_s'])} vs {format_seconds(facts['measured_step_s'])}",
-        _headline(facts, names),
-        _figures(facts, names),
-        [
-            _key_figures(facts),
-            _pairs("Parts of the step", "part of the step", parts, facts, names),
-            _pairs("Stages", "stage", stages, facts, names),
-            _pairs("Operations", "operation", facts["operations"], facts, names),
-            _kernels("Kernels that differ", "gpu", facts),
-            _kernels("Operators of the host that differ", "host", facts),
-            differing,
-            ui.timeline_chart(timeline, "both runs, aligned at their start"),
-        ],
+    return build_view(
+        "compare",
         facts,
+        about=(names[0], "vs", names[1]),
+        accounts=list(names),
+        side=list(sides),
+        files=[
+            ui.text_line(name, f"{side['file']} ({side['what']})")
+            for name, side in zip(sides, facts.get("sides", ()), strict=False)
+        ],
+        difference_s=first_s - second_s,
+        off=off,
+        good=off is not None and abs(off) <= GOOD_ERROR,
+        unjudged=off is None and not is_one_kind,
+        same=off is None and not is_one_kind and facts["same_run"],
+        one_kind=is_one_kind,
+        relative=f" ({format_change(first_s / second_s - 1)})" if second_s else "",
+        name_of_differing="settings that differ" if is_one_kind else "not the same run",
+        differing="; ".join(differing),
+        largest=largest if largest["difference_s"] else None,
+        key_figures=_key_figures(facts),
+        part_pairs=_pairs("Parts of the step", "part of the step", parts, facts, names),
+        stage_pairs=_pairs("Stages", "stage", stages, facts, names),
+        operation_pairs=_pairs("Operations", "operation", facts["operations"], facts, names),
+        gpu=_kernels("Kernels that differ", "gpu", facts),
+        host=_kernels("Operators of the host that differ", "host", facts),
+        settings=settings,
+        timeline=ui.timeline_chart(timeline, "both runs, aligned at their start"),
     )
 
 
@@ -65,55 +84,6 @@ def side_names(facts: FactDict) -> tuple[str, str]:
     """Return what to call the sides: predicted and measured, or first and second where both are one kind."""
     first, second = facts["kinds"]
     return (first, second) if first != second else ("first", "second")
-
-
-def _is_one_kind(facts: FactDict) -> bool:
-    return len(set(facts["kinds"])) == 1
-
-
-def _headline(facts: FactDict, names: tuple[str, str]) -> ui.Headline:
-    first_s, second_s = facts["step_s"], facts["measured_step_s"]
-    about = (names[0], "vs", names[1])
-    difference = ui.signed_seconds(first_s - second_s)
-    if not _is_one_kind(facts) and facts["error"] is not None:
-        number, unit = format_change(facts["error"]).split(" ")
-        return ui.Headline(number, f"{unit} off: {difference}", about)
-    number, _, unit = difference.partition(" ")
-    if not _is_one_kind(facts):
-        return ui.Headline(number, f"{unit} between two different runs", about)
-    share = f" ({format_change(first_s / second_s - 1)})" if second_s else ""
-    return ui.Headline(number, f"{unit}{share}: first minus second", about)
-
-
-def _figures(facts: FactDict, names: tuple[str, str]) -> list[ui.Figure]:
-    sides, one_kind = side_names(facts), _is_one_kind(facts)
-    first_s, second_s = facts["step_s"], facts["measured_step_s"]
-    figures = [
-        ui.text_line(name, f"{side['file']} ({side['what']})")
-        for name, side in zip(sides, facts.get("sides", ()), strict=False)
-    ]
-    figures += [
-        ui.Figure(f"{name} step", format_seconds(seconds), account, line=format_seconds(seconds))
-        for name, seconds, account in zip(sides, (first_s, second_s), names, strict=True)
-    ]
-    if one_kind:
-        share = f" ({format_change(first_s / second_s - 1)})" if second_s else ""
-        figures.append(ui.text_line("first - second", ui.signed_seconds(first_s - second_s) + share))
-    elif facts["error"] is not None:
-        mood = ui.Mood.GOOD if abs(facts["error"]) <= GOOD_ERROR else ui.Mood.BAD
-        error = format_change(facts["error"])
-        figures.append(ui.Figure("error", error, "of the measured step", line=error, mood=mood))
-    elif facts["same_run"]:
-        figures.append(ui.text_line("error", "-"))
-    if facts["differences"]:
-        listed = [f"{row['name']} {row['predicted']} vs {row['measured']}" for row in facts["differences"]]
-        figures.append(ui.text_line("settings that differ" if one_kind else "not the same run", "; ".join(listed)))
-    if changed := [row for row in facts["parts"] if row["difference_s"]]:
-        largest = max(changed, key=lambda row: abs(row["difference_s"]))
-        part = PART_NAMES.get(largest["name"], largest["name"])
-        difference = ui.signed_seconds(largest["difference_s"])
-        figures.append(ui.Figure("largest difference", part, difference, shown=ui.Shown.PAGE))
-    return figures
 
 
 FIGURES = ui.columns_by_key(
@@ -145,46 +115,30 @@ def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, nam
             error = "-" if row["error"] is None else format_change(row["error"])
             pairs.append(ui.ValuePair(row["name"], first_s, second_s, ui.signed_seconds(row["difference_s"]), error))
     # An error only where one can be stated.
-    differences = ("first - second", "of the second") if _is_one_kind(facts) else ("difference", "error")
+    differences = ("first - second", "of the second") if len(set(facts["kinds"])) == 1 else ("difference", "error")
     heads = (head, *side_names(facts), *differences[: 2 if facts["same_run"] else 1])
     return ui.PairTable(title, pairs, names, heads, most_bars=MOST_BARS)
 
 
 # ---- a gate: the measures against their baseline, and the trend of the step ---------------------------------
 
-MOST_LINES = 12
 MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL}
 KINDS = {"regression": "tp", "suspected": "optimizer", "improved": "dp"}
 
 
 def gate_view(facts: Facts) -> ui.View:
     """Return the view of a verdict."""
-    step_s, forecast, count = facts["step_s"], facts["forecast"], facts["baseline_runs"]
-    mood = ui.Mood.BAD if facts["failed"] else MOODS.get(facts["status"], ui.Mood.GOOD)
-    figures = [
-        ui.Figure("verdict", facts["status"], line=f"{facts['status']}: {facts['verdict']}", mood=mood),
-        ui.Figure("run", str(facts["run"]), facts["label"] or facts["name"]),
-        ui.Figure("baseline", f"{count} run{'s'[: count != 1]}", f"from run {facts['baseline_from']}"),
-    ]
-    if forecast:
-        error = f"{format_change(forecast['error'])} error"
-        figures.append(ui.Figure("forecast", format_seconds(forecast["step_s"]), error))
     rows = sorted(facts["measures"], key=lambda row: -abs(row["value"] - row["baseline"]))
-    rows.sort(key=lambda row: row["name"] != "step")
-    columns = ui.columns(
-        "measure=name run baseline change=change:+% noise=noise:% status",
+    return build_view(
+        "gate",
+        facts,
+        mood=ui.Mood.BAD if facts["failed"] else MOODS.get(facts["status"], ui.Mood.GOOD),
+        number=facts["run"],
+        called=facts["label"] or facts["name"],
+        ordered=sorted(rows, key=lambda row: row["name"] != "step"),
         run=("value", lambda row: _show(row, "value")),
         baseline=("baseline", lambda row: _show(row, "baseline")),
-    )
-    return ui.View(
-        f"{facts['status']}: {facts['name']}",
-        ui.Headline.of_seconds(step_s, "per step, measured", (facts["name"], facts["verdict"])),
-        figures,
-        [
-            ui.table_of("Measures", rows, columns, most_lines=MOST_LINES, sortable=True),
-            _trend(facts) if len(facts["trend"]) > 1 else None,
-        ],
-        facts,
+        chart=_trend(facts) if len(facts["trend"]) > 1 else None,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from stepcast.ir.facts import Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
+from stepcast.views.declared import build_view
 
 # ---- operators ----------------------------------------------------------------------------------------
 
@@ -193,19 +194,5 @@ def fit_view(facts: Facts) -> ui.View:
 def run_view(facts: Facts) -> ui.View:
     """Return the view of a workload that was executed: its measured and its predicted step."""
     ranks = facts["ranks"]
-    step, predicted = format_seconds(facts["step_s"]), format_seconds(facts["predicted_step_s"])
     ran = f"{len(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]} alone" if ranks else "none"
-    pairs = {"ran on": facts["device"], "ranks": ran, "ops": f"{facts['ops']:,}", "step": step}
-    pairs["predicted step"] = predicted
-    if facts["priced_collectives_s"]:
-        pairs["messages, estimated"] = format_seconds(facts["priced_collectives_s"])
-    if facts["mean_abs_error"] is not None:
-        pairs["mean error by kind"] = format_percent(facts["mean_abs_error"])
-    columns = ui.columns("kind_of_op=kind ops measured=measured_s predicted=predicted_s error=error:+%?")
-    return ui.View(
-        f"{step} measured, {predicted} predicted",
-        ui.Headline.of_seconds(facts["step_s"], "per step, measured", (f"{len(ranks)} ranks on {facts['device']}",)),
-        [ui.Figure(name, value) for name, value in pairs.items()],
-        [ui.table_of("Kinds of ops", facts["kinds"], columns, sortable=True, wide=True)],
-        facts,
-    )
+    return build_view("run", facts, ran=ran, estimated_s=facts["priced_collectives_s"] or None)

@@ -161,8 +161,3 @@ def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
         for name, value in facts.items()
         if not isinstance(value, dict | list)
     ]
-
-
-def micro_batches_words(count: int) -> str:
-    """Return a number of micro-batches in words."""
-    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"

@@ -136,13 +136,8 @@ def _ranked(facts: Facts) -> ui.Table | None:
     spec = "rank GPUs=gpus, " if len(facts["gpus"]) > 1 else "rank "
     spec += "strategy step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu memory=memory_bytes free=free_bytes"
     spec += " days=days:,.1f GPU-hours=gpu_hours," if rows[0]["days"] is not None else ""
-    spec += " cost" if rows[0]["cost"] is not None else ""
-    columns = ui.columns(
-        spec,
-        rank=("rank", _rank),
-        strategy=strategy_words,
-        cost=("cost", lambda row: format_money(row["cost"], row["currency"])),
-    )
+    spec += " cost=cost:money" if rows[0]["cost"] is not None else ""
+    columns = ui.columns(spec, rank=("rank", _rank), strategy=strategy_words)
     last = {name: source for name, source in columns.items() if name != "strategy"}
     last["strategy"] = columns["strategy"]
     narrow = ui.table_of("Strategies", rows, last, uncut=[len(last) - 1])
@@ -359,9 +354,8 @@ def _fit_words(row: Facts) -> str:
 def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     """Return all figures of each alternative; columns that no row fills are left out."""
     columns = ui.columns(
-        "alternative=name step=step_s time=days:days cost energy=energy_mwh:mwh goodput "
+        "alternative=name step=step_s time=days:days cost=cost:money energy=energy_mwh:mwh goodput "
         "tokens/s/GPU=tokens_per_s_per_gpu:,.0f MFU=mfu memory",
-        cost=("cost", lambda row: "-" if row["cost"] is None else format_money(row["cost"], row["currency"])),
         memory=("memory_bytes", _fit_words),
     )
     for head, key in OPTIONAL.items():

@@ -1,12 +1,14 @@
 """The view of a sweep: its progress, how models scale, which settings are fast, and its rows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from stepcast.ir.facts import Facts
-from stepcast.units import GIB, format_bytes, format_count, format_money, format_percent, format_seconds
+from stepcast.units import GIB, format_bytes, format_count, format_money, format_seconds
 from stepcast.views import view as ui
+from stepcast.views.declared import build_view
 
 Rows = Sequence[Facts]
 # Colours that differ enough; more lines than these hide each other.
@@ -17,30 +19,18 @@ MOST_MAPS = 6
 # Columns of results; all other columns are words of the point, shown as they are.
 RESULTS = ui.columns_by_key(
     "step=step_s tokens/s/GPU=tokens_per_s_per_gpu, MFU=mfu bubble=bubble:% exposed=exposed:% memory=memory_bytes "
-    "fits=fits:yes days=days:,.1f GPU-hours=gpu_hours, cost goodput state error",
-    cost=("cost", lambda row: "-" if row["cost"] is None else format_money(row["cost"], row.get("currency"))),
+    "fits=fits:yes days=days:,.1f GPU-hours=gpu_hours, cost=cost:money goodput state error"
 )
 HIDDEN_IN_TEXT = ("position", "low_s", "high_s", "gpu_hours", "found", "currency")
 # What a narrow terminal leaves out first: it follows from the rest, or matters less.
 LEFT_OUT_FIRST = ("tokens_per_s_per_gpu", "price", "mfu", "days", "memory_bytes")
 HIDDEN_ON_PAGE = ("bubble", "exposed", "fits", "error")
-COUNTS = ui.columns_by_key(
-    "folder combinations=of, points=points, answered=answered, left=left, errors=errors, out_of_time=out_of_time, "
-    "new=new, took=seconds:s rate fit=fit, shortest_step=least_step_s longest_step=most_step_s best_MFU=best_mfu "
-    "most_tokens/s/GPU=best_tokens_per_s_per_gpu, shortest_run=least_days:days written rows=rows,",
-    rate=("points_per_s", lambda facts: f"{facts['points_per_s']:,.1f} points a second"),
-)
 
 
 def counts_view(facts: Facts) -> ui.View:
     """Return the view of the counts and rates of a sweep: a figure each."""
-    known = [column for name, column in COUNTS.items() if facts.get(name) is not None]
-    figures = [ui.Figure(words, ui.cell_of(facts, source).text) for words, source in known]
-    if facts.get("least_cost") is not None:
-        figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"])))
-    figures += [ui.text_line(f"error of {row['points']:,}", row["error"]) for row in facts.get("common_errors", ())]
-    headline = ui.Headline(format_count(facts.get("points", facts.get("rows", 0))), "points", ())
-    return ui.View("sweep", headline, figures, (), facts)
+    errors = [ui.text_line(f"error of {row['points']:,}", row["error"]) for row in facts.get("common_errors", ())]
+    return build_view("sweep counts", facts, count=facts.get("points", facts.get("rows", 0)), common=errors)
 
 
 def rows_view(facts: Facts) -> ui.View:
@@ -84,55 +74,36 @@ def _words(names: Sequence[str]) -> str:
 
 def sweep_view(facts: Facts) -> ui.View:
     """Return the view of all answers of a sweep, for its page."""
-    number, unit = _best(facts)
-    about = (facts["folder"], f"varied: {_words(facts['words'])}")
-    rows, kinds = facts["rows"], facts["kinds"]
+    rows, kinds, cost = facts["rows"], facts["kinds"], facts["least_cost"]
     errors = [(f"{row['points']:,} points", row["error"]) for row in facts["common_errors"]]
-    parts: list[ui.Part | None] = [
-        *_scaling(facts["scaling"], kinds),
-        _maps(facts["heat"], kinds) if facts["heat"] else None,
-        _trade_off(rows, facts["words"], kinds),
-        _ranked(rows, facts["words"]) if rows else None,
-        ui.FactList("Errors", errors, wide=True) if errors else None,
-    ]
-    title = f"{facts['answered']:,} points: {number} {unit}"
-    return ui.View(title, ui.Headline(number, unit, about), _figures(facts), parts, facts)
+    view = build_view(
+        "sweep",
+        facts,
+        best=_best(facts),
+        varied=_words(facts["words"]),
+        left=facts["left"] or None,
+        fit="not checked" if facts["fit"] is None and rows else f"{facts['fit'] or 0:,}",
+        mood=ui.Mood.BAD if facts["errors"] else ui.Mood.NEUTRAL,
+        cost=None if cost is None else format_money(cost, facts["currency"], short=True),
+        maps=_maps(facts["heat"], kinds) if facts["heat"] else None,
+        trade_off=_trade_off(rows, facts["words"], kinds),
+        ranked=_ranked(rows, facts["words"]) if rows else None,
+        failed=ui.FactList("Errors", errors, wide=True) if errors else None,
+    )
+    return replace(view, parts=[*_scaling(facts["scaling"], kinds), *view.parts])
 
 
-def _figures(facts: Facts) -> list[ui.Figure]:
-    bad = ui.Mood.BAD if facts["errors"] else ui.Mood.NEUTRAL
-    figures = [
-        ui.Figure("points", f"{facts['points']:,}", f"{facts['left']:,} not answered yet" if facts["left"] else ""),
-        ui.Figure("fit", "not checked" if facts["fit"] is None and facts["rows"] else f"{facts['fit'] or 0:,}"),
-        ui.Figure("errors", f"{facts['errors']:,}", mood=bad),
-    ]
-    if facts["out_of_time"]:
-        figures.append(ui.Figure("out of time", f"{facts['out_of_time']:,}", "best so far", mood=ui.Mood.BAD))
-    if facts["least_days"] is not None:
-        figures.append(ui.Figure("shortest run", ui.FORMS["days"](facts["least_days"])))
-    if facts["least_cost"] is not None:
-        figures.append(ui.Figure("lowest cost", format_money(facts["least_cost"], facts["currency"], short=True)))
-    if facts["best_mfu"] is not None:
-        figures.append(ui.Figure("best MFU", format_percent(facts["best_mfu"])))
-    if facts["least_step_s"] is not None:
-        longest = f"to {format_seconds(facts['most_step_s'])}"
-        figures.append(ui.Figure("steps", format_seconds(facts["least_step_s"]), longest))
-    return figures
-
-
-def _best(facts: Facts) -> tuple[str, str]:
-    """Return the best result as a number and its unit, or why there is none."""
+def _best(facts: Facts) -> str:
+    """Return the best result, or why there is none."""
     if best := facts["best_tokens_per_s_per_gpu"]:
-        return f"{best:,.0f}", "tokens per second and GPU at best"
+        return f"{best:,.0f} tokens per second and GPU at best"
     if facts["least_days"] is not None:
-        number, _, unit = ui.FORMS["days"](facts["least_days"]).partition(" ")
-        return number, f"{unit} at best"
+        return f"{ui.FORMS['days'](facts['least_days'])} at best"
     if facts["rows"]:
-        number, _, unit = format_seconds(facts["least_step_s"]).partition(" ")
-        return number, f"{unit} per step at best"
+        return f"{format_seconds(facts['least_step_s'])} per step at best"
     if facts["out_of_time"]:
-        return "Nothing", "found before the time was over"
-    return ("Nothing", "fits") if facts["fit"] is not None else ("Nothing", "could be answered")
+        return "Nothing found before the time was over"
+    return "Nothing fits" if facts["fit"] is not None else "Nothing could be answered"
 
 
 def _kind(row: Facts, kinds: Sequence[str]) -> str:
