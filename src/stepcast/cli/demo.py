@@ -16,8 +16,8 @@ from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.ir.facts import FactDict
-from stepcast.units import format_seconds
 from stepcast.version import __version__
+from stepcast.views.declared import phrase
 from stepcast.views.document import About, Page, Section, render
 from stepcast.views.markup import join, tag
 from stepcast.views.text import bullet, table, wrap
@@ -34,6 +34,7 @@ QUESTION_OF_FORMAT = {
     "nccl-tests": ("analyze", CLUSTER),
 }
 TRACED = "megatron-rank7.txt"
+SUMMARISED = ("workload", "timeline", "run log", "sweep", "model")
 NEXT_STEPS = (
     ("which strategy is best?", "search llama-3.1-8b --cluster dgx-h100 --gpus 16 --global-batch 64"),
     ("how long and how expensive is the run?", "plan llama-3.1-8b --cluster dgx-h100 --gpus 64 --tokens 1T --tp 2"),
@@ -109,19 +110,8 @@ def _row(document: FactDict) -> tuple[str, str, str, str]:
 
 def _summarise(document: FactDict) -> str:
     """Return a few words that a person can check against the file."""
-    match document["kind"]:
-        case "workload":
-            return f"{document['lines']} lines, compute {format_seconds(document['compute_s'])}"
-        case "timeline":
-            return f"{document['spans']} spans over {format_seconds(document['span_s'])}"
-        case "run log":
-            return f"{document['layer_records']} layer times, batch {format_seconds(document['median_batch_s'])}"
-        case "sweep":
-            return f"{document['collective']}, {document['ranks']} ranks, {document['sizes']} sizes"
-        case "model":
-            return f"{document['parameters']:,} parameters"
-        case kind:
-            return str(kind)
+    kind = str(document["kind"])
+    return phrase(f"demo-{kind.replace(' ', '-')}", document) if kind in SUMMARISED else kind
 
 
 def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) -> Path:

@@ -21,8 +21,8 @@ from stepcast.cli.main import VERBS, build_parser, main
 from stepcast.cli.output import WRITTEN
 from stepcast.ir.children import Child
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.version import __version__
+from stepcast.views.declared import phrase
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -367,23 +367,14 @@ def shorten(facts: FactDict) -> FactDict:
 
 def summarise(tool: str, facts: Facts) -> str:
     """Return the answer in a sentence or two."""
-    words: list[str] = []
     if tool == "list":
-        words = [f"{len(rows)} {name}" for name, rows in facts.items() if isinstance(rows, list)]
-    elif tool == "search" and facts.get("rows"):
-        best = facts["rows"][0]
-        words = [f"rank 1: {format_seconds(best['step_s'])} per step", str(best.get("command"))]
-    elif tool == "plan" and "days" in facts:
-        words = [f"{facts['days']['median']:.1f} days", f"goodput {format_percent(facts['goodput'])}"]
-    elif "time_s" in facts:
-        words = [format_seconds(facts["time_s"]), f"bus bandwidth {format_rate(facts['busbw_bytes_per_s'])}"]
-    elif facts.get("step_s"):
-        words = [f"{format_seconds(facts['step_s'])} per step"]
-        if interval := facts.get("uncertainty"):
-            words.append(f"90 % interval {format_seconds(interval['low_s'])} to {format_seconds(interval['high_s'])}")
-        if isinstance(memory := facts.get("memory_bytes"), dict) and "total" in memory:
-            words.append(f"{format_bytes(memory['total'])} of memory: {memory.get('verdict', memory.get('fits'))}")
-        if facts.get("stragglers"):
-            words.append(f"straggler: rank {facts['stragglers'][0]['rank']}")
+        words = "; ".join(f"{len(rows)} {name}" for name, rows in facts.items() if isinstance(rows, list))
+    elif tool == "search":
+        words = phrase("agent-search", facts["rows"][0]) if facts.get("rows") else ""
+    else:
+        memory, stragglers = facts.get("memory_bytes"), facts.get("stragglers")
+        used = {"verdict": memory.get("fits"), **memory} if isinstance(memory, dict) else None
+        known: FactDict = {**facts, "memory": used, "straggler": stragglers[0] if stragglers else None}
+        words = phrase(f"agent-{'plan' if tool == 'plan' else 'time'}", known) or phrase("agent-step", known)
     warnings = [f"warning: {text}" for text in facts.get("warnings", ())[:3]]
-    return "\n".join(["; ".join(words) or "answered", *warnings])
+    return "\n".join([words or "answered", *warnings])

@@ -18,7 +18,7 @@ from stepcast.outputs.plain import table_bytes
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import read_spec
 from stepcast.sweep.store import Store, page_facts, rows_of, status_facts
-from stepcast.units import format_seconds
+from stepcast.views.declared import phrase
 from stepcast.views.sweep import counts_view, rows_view, sweep_view
 
 # Options that matter for each kind of call.
@@ -114,14 +114,9 @@ class _SweepWatch:
         if now - self.last < EVERY_S:
             return
         self.last = now
-        left = progress.points - progress.answered
-        words = f"{progress.answered:,} of {progress.points:,} points"
-        if progress.rate:
-            words += f", {progress.rate:,.1f} a second, {format_seconds(left / progress.rate)} left"
-        if progress.errors:
-            words += f", {progress.errors:,} errors"
-        if progress.best and progress.best.get("tokens_per_s_per_gpu"):
-            words += f"; best {progress.best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
+        left_s = (progress.points - progress.answered) / progress.rate if progress.rate else None
+        errors = progress.errors or None
+        words = phrase("sweep-progress", asdict(progress), errors=errors, rate=progress.rate or None, left_s=left_s)
         show_status(words)
 
 

@@ -18,7 +18,7 @@ from stepcast.inputs.step_logs import StepLines
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import LINE
 from stepcast.ir.measured import LoggedScore, LoggedTimer
-from stepcast.units import format_change, format_seconds
+from stepcast.views.declared import phrase
 from stepcast.views.jobs import watch_view
 
 POLL_S = 0.2
@@ -60,15 +60,7 @@ def read_forecast(path: str | None) -> FactDict | None:
 
 
 def _step_text(step: WatchedStep) -> str:
-    total = f"/{step.total}" if step.total else ""
-    words = [f"step {step.step}{total}", format_seconds(step.step_s)]
-    if step.change is not None:
-        words.append(f"{format_change(step.change)} against the start")
-    if step.forecast_error is not None:
-        words.append(f"forecast {format_change(step.forecast_error)}")
-    if step.finish_s is not None:
-        words.append(f"finish in {format_seconds(step.finish_s)}")
-    return "  ".join(words)
+    return phrase("watched-step", msgspec.to_builtins(step))
 
 
 def watch_events(path: str, watch: StepWatch, idle_s: float | None) -> Iterator[WatchedStep | WatchAlert]:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from stepcast.ir.facts import Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
@@ -108,60 +110,39 @@ def collective_view(facts: Facts) -> ui.View:
 # ---- fitted constants ---------------------------------------------------------------------------------
 
 
-def _errors_words(facts: Facts, left_out: str) -> str:
-    words = f"{format_percent(facts['before'])} before, {format_percent(facts['after'])} after"
-    if facts["left_out"] is not None:
-        words += f", {format_percent(facts['left_out'])} on {left_out} left out"
-    return words
-
-
-def _fit_view(
-    facts: Facts, error: float | None, pairs: Sequence[tuple[str, object]], parts: Sequence[ui.Part]
-) -> ui.View:
-    number, unit = ("-", "") if error is None else format_percent(error).split(" ")
-    about = [str(facts.get("cluster") or facts["gpu"]), str(facts.get("source", ""))]
-    headline = ui.Headline(number, f"{unit} mean error of the fit", about)
-    figures = [ui.text_line(name, str(value)) for name, value in pairs]
-    title = f"{number} {unit} mean error: {about[0]}"
-    return ui.View(title, headline, figures, parts, facts, assumptions=())  # they are figures
+def _fit_view(section: str, facts: Facts, **more: Any) -> ui.View:
+    """Return the view of a fit; what it assumes is among its figures."""
+    place = facts.get("cluster") or facts["gpu"]
+    return replace(build_view(section, facts, place=place, **more), assumptions=())
 
 
 def calibration_view(facts: Facts) -> ui.View:
     """Return the view of constants fitted to measured operators or Megatron runs."""
-    pairs: list[tuple[str, object]] = [("gpu", facts["gpu"]), ("points", facts["points"])]
-    pairs += [("assumed", text) for text in facts.get("assumptions", ())]
-    if facts["before"] is not None:
-        pairs.append(("mean error", _errors_words(facts, "points")))
-    parts: list[ui.Part] = []
-    if facts.get("constants"):
-        columns = ui.columns("constant=title value=text points known")
-        parts.append(ui.table_of("Constants", facts["constants"].values(), columns))
-    elif facts["classes"]:
-        columns = ui.columns(
-            "class=name points error_before=before:% after=after:% left_out=left_out:% factor slope least",
-            factor=lambda row: f"{row['factor']:.3f}" if row["used"] else "not used",
-            slope=lambda row: "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
-            least=lambda row: "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
-        )
-        classes = [{"name": name, **row} for name, row in facts["classes"].items()]
-        parts.append(ui.table_of("Classes", classes, columns))
-    return _fit_view(facts, facts["after"], pairs, parts)
+    columns = ui.columns(
+        "class=name points error_before=before:% after=after:% left_out=left_out:% factor slope least",
+        factor=lambda row: f"{row['factor']:.3f}" if row["used"] else "not used",
+        slope=lambda row: "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
+        least=lambda row: "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
+    )
+    classes = [] if facts.get("constants") else [{"name": name, **row} for name, row in facts["classes"].items()]
+    return _fit_view(
+        "calibration",
+        facts,
+        assumed=[ui.text_line("assumed", text) for text in facts.get("assumptions", ())],
+        fitted=list((facts.get("constants") or {}).values()),
+        by_class=ui.table_of("Classes", classes, columns),
+    )
 
 
 def collective_calibration_view(facts: Facts) -> ui.View:
     """Return the view of constants fitted to sweeps of collectives."""
-    pairs = [
-        ("cluster", facts["cluster"]),
-        ("points", f"{facts['points']} sizes of {len(facts['logs'])} log{'s'[: len(facts['logs']) != 1]}"),
-        ("mean error", _errors_words(facts, "sizes")),
-    ]
     rows = []
     for key, row in facts["constants"].items():
         error = row["standard_error"]
         spread = format_seconds(error) if row["text"].endswith(" us") else f"{error:.2g}"
         rows.append((key, row["text"], spread, row["means"]))
     heads = ("constant", "value", "standard error", "what it is")
-    return _fit_view(facts, facts["after"], pairs, [ui.plain_table("Constants", heads, rows, uncut=(0,))])
+    return _fit_view("collective calibration", facts, fitted=ui.plain_table("Constants", heads, rows, uncut=(0,)))
 
 
 def optimus_calibration_view(facts: Facts) -> ui.View:
@@ -172,14 +153,9 @@ def optimus_calibration_view(facts: Facts) -> ui.View:
         shown = format_seconds(value) if name.endswith("_s") else f"{value:.3f}"
         known = "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
         rows.append((facts["titles"][name], shown, known))
-    columns = ui.columns("run=file measured=measured_s fitted=predicted_s error=error:+%")
-    error = format_percent(facts["mean_abs_error"])
-    parts = [
-        ui.plain_table("Constants", ("constant", "value", "known"), rows),
-        ui.table_of("Runs", facts["runs"], columns),
-        ui.Remarks("Fit", [ui.Remark(f"mean absolute error of the fit {error} over {len(facts['runs'])} runs", "")]),
-    ]
-    return _fit_view(facts, facts["mean_abs_error"], (), parts)
+    words = str(ui.say("mean absolute error of the fit {mean_abs_error} over {#runs} runs", facts))
+    constants = ui.plain_table("Constants", ("constant", "value", "known"), rows)
+    return _fit_view("optimus calibration", facts, fitted=constants, fit=ui.Remarks("Fit", [ui.Remark(words, "")]))
 
 
 def fit_view(facts: Facts) -> ui.View:

@@ -21,7 +21,7 @@ def _read_sections() -> Mapping[str, Sequence[str]]:
     return {name: lines.strip().split("\n") for name, lines in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def build_view(section: str, facts: Facts, **more: Any) -> View:
+def build_view(section: str, facts: Facts, /, **more: Any) -> View:
     """Return the view that a section declares of *facts* and *more* values, figures, parts and columns."""
     known, heads = {**facts, **more}, {"title": "", "headline": ""}
     figures: list[Figure] = []
@@ -44,7 +44,7 @@ def build_view(section: str, facts: Facts, **more: Any) -> View:
     return View(heads["title"], headline, figures, parts, facts, asked=asked)
 
 
-def build_figures(section: str, facts: Facts, **more: Any) -> list[Figure]:
+def build_figures(section: str, facts: Facts, /, **more: Any) -> list[Figure]:
     """Return the figures that a section declares of *facts* and *more* values."""
     known = {**facts, **more}
     return [figure for row in _read_sections()[section] for figure in _figures(row, known)]
@@ -70,9 +70,24 @@ def _figures(row: str, facts: Facts) -> list[Figure]:
     return [Figure(title, value, note, line=line, mood=mood, shown=Shown.PAGE if on_page else Shown.ALWAYS)]
 
 
-def build_pairs(section: str, facts: Facts, **more: Any) -> list[tuple[str, str]]:
+def build_pairs(section: str, facts: Facts, /, **more: Any) -> list[tuple[str, str]]:
     """Return the names and values that a section declares."""
     return [(figure.name, figure.text) for figure in build_figures(section, facts, **more)]
+
+
+@cache
+def _read_phrases() -> Mapping[str, str]:
+    return dict(row.split(" = ", 1) for row in _read_sections()["phrases"])
+
+
+def phrase(name: str, facts: Facts, /, **more: Any) -> str:
+    """Return a sentence of the section *phrases*; nothing where one of its values is unknown."""
+    return ui.say(_read_phrases()[name], {**facts, **more}) or ""
+
+
+def phrases(names: str, facts: Facts, /, **more: Any) -> list[str]:
+    """Return those of several sentences whose values are known."""
+    return [text for name in names.split() if (text := phrase(name, facts, **more))]
 
 
 def _table(row: str, facts: Facts) -> ui.Table:

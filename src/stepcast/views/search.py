@@ -20,7 +20,7 @@ from stepcast.units import (
     format_seconds,
 )
 from stepcast.views import view as ui
-from stepcast.views.declared import LAYOUT, asked_pairs, build_view
+from stepcast.views.declared import LAYOUT, asked_pairs, build_pairs, build_view
 from stepcast.views.step import PART_NAMES, step_band
 
 # Choices that a row names where they were searched.
@@ -153,27 +153,24 @@ def _rank(row: Facts) -> str:
 
 def _reasons(facts: Facts) -> list[tuple[str, str]]:
     """Return the interval of rank 1, what limits it, and what would change it."""
-    best, binds, second = facts["rows"][0], facts["binds"], facts["runner_up"]
-    pairs = [("90 % interval", _interval_words(best))]
+    binds, second, missed = facts["binds"], facts["runner_up"], facts["missed"]
+    losses = [change for change in second["parts_s"].items() if abs(change[1]) >= 1e-6] if second else []
+    largest = sorted(losses, key=lambda change: -abs(change[1]))[:LARGEST_PARTS]
     equal = sum(row["equal"] for row in facts["rows"])
-    if equal > 1:
-        pairs.append(("equal", f"{equal} marked = are within our error of rank 1, on as many GPUs"))
-    parts = ", ".join(f"{name} {format_percent(share)}" for name, share in binds["shares"].items())
-    pairs.append(("bottleneck", f"{binds['what']}; of the step: {parts}"))
-    if missed := facts["missed"]:
-        bound, size = format_seconds(missed["bound_s"]), format_bytes(missed["memory_bytes"])
-        pairs.append(("does not fit", f"{strategy_words(missed)}: at best {bound}, with {size} or more"))
-    if second:
-        losses = [change for change in second["parts_s"].items() if abs(change[1]) >= 1e-6]
-        largest = sorted(losses, key=lambda change: -abs(change[1]))[:LARGEST_PARTS]
-        parts = ", ".join(f"{name} {ui.signed_seconds(seconds)}" for name, seconds in largest)
-        slower_s = second["slower_s"]
-        words = f"{format_seconds(abs(slower_s))} {'faster' if slower_s < 0 else 'slower'}"
-        pairs.append((f"rank {second['rank']}", f"{words}: {parts or 'no part differs'}"))
+    pairs = build_pairs(
+        "why rank 1 wins",
+        facts,
+        best=facts["rows"][0],
+        equal=equal if equal > 1 else None,
+        share_words=", ".join(f"{name} {format_percent(share)}" for name, share in binds["shares"].items()),
+        missed={**missed, "words": strategy_words(missed)} if missed else None,
+        slower_s=abs(second["slower_s"]) if second else None,
+        slower="faster" if second and second["slower_s"] < 0 else "slower",
+        losses=", ".join(f"{name} {ui.signed_seconds(seconds)}" for name, seconds in largest),
+    )
     for change in facts["sensitivity"]:
-        with_what = f" with {strategy_words(change)}" if change["other"] else ""
-        words = f"{change['speed']:.2f} times the tokens per second, {format_seconds(change['step_s'])}{with_what}"
-        pairs.append((change["change"], words))
+        other = strategy_words(change) if change["other"] else None
+        pairs += build_pairs("sensitivity", change, with_what=other)
     return pairs
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stepcast.ir.facts import ChangeFacts, Facts, OperatorFacts, RooflineFacts, read_interval
 from stepcast.units import GIB, TFLOPS, format_bytes, format_change, format_percent, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.declared import LAYOUT, build_view, config_notes, plain_pairs
+from stepcast.views.declared import LAYOUT, build_view, config_notes, phrase, plain_pairs
 from stepcast.views.view import NAMES
 
 if TYPE_CHECKING:
@@ -99,10 +99,9 @@ def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:
 def _jitter(jitter: Facts | None) -> ui.Remarks | None:
     if jitter is None:
         return None
-    ranks = [f"{name} {format_seconds(seconds)}" for name, seconds in jitter["percentiles_s"].items()]
+    ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in jitter["percentiles_s"].items())
     runs = f"with jitter {jitter['deviation']:g} over {jitter['runs']} runs"
-    words = f": mean {format_seconds(jitter['mean_s'])}, {', '.join(ranks)}"
-    return ui.Remarks("Jitter", [ui.Remark(runs, words)])
+    return ui.Remarks("Jitter", [ui.Remark(runs, f": mean {format_seconds(jitter['mean_s'])}, {ranks}")])
 
 
 def interval_source(band: Facts) -> str:
@@ -116,11 +115,7 @@ def interval_source(band: Facts) -> str:
 def memory_words(memory: Facts) -> str:
     """Return the memory verdict of a step: bytes used, bytes available, whether it fits, and the interval."""
     verdict = memory["verdict"] if memory["fits"] else memory["verdict"].upper()
-    words = f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}"
-    if memory["low"] == memory["high"]:
-        return words
-    ends = f"{format_bytes(memory['low'])} to {format_bytes(memory['high'])}"
-    return f"{words} ({format_percent(memory['level'], 0)} interval {ends})"
+    return phrase("memory", memory, shown=verdict, uncertain=memory["low"] != memory["high"])
 
 
 def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
@@ -168,10 +163,7 @@ def _communication(facts: Facts) -> ui.ExposureBars | None:
     if not groups:
         return None
     group, worst = max(groups.items(), key=lambda item: item[1]["exposed"])
-    lead = (
-        f"{GROUP_NAMES.get(group, group).capitalize()} costs most: {format_seconds(worst['exposed'])} "
-        f"exposed of {format_seconds(worst['total'])}."
-    )
+    lead = phrase("costliest", worst, name=GROUP_NAMES.get(group, group).capitalize())
     return ui.ExposureBars("Communication", groups, GROUP_NAMES, lead=lead)
 
 
@@ -215,19 +207,14 @@ def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
         label = f"stage {stage['stage']}" if len(stages) > 1 else "each GPU"
         share = format_percent(stage["total"] / capacity)
         bars.append(ui.Bar(label, amounts, format_bytes(stage["total"]), share))
-    lead = (
-        f"Peak memory of one GPU of each stage; the line is its capacity, {format_bytes(capacity)}: "
-        f"{format_bytes(abs(capacity - memory['total']))} {'free' if memory['fits'] else 'missing'} on stage "
-        f"{memory['stage']}."
+    lead = phrase(
+        "memory-of-stages",
+        memory,
+        lacking=str(memory["verdict"]).capitalize() if memory["verdict"] != "fits" else None,
+        left_bytes=abs(capacity - memory["total"]),
+        what="free" if memory["fits"] else "missing",
+        uncertain=memory["low"] < memory["high"],
     )
-    if memory["low"] < memory["high"]:
-        lead += (
-            f" {format_percent(memory['level'], 0)} interval {format_bytes(memory['low'])} to "
-            f"{format_bytes(memory['high'])}; PyTorch allocates {format_bytes(memory['allocated'])} and "
-            f"reserves {format_bytes(memory['reserved'])}."
-        )
-    if memory["verdict"] != "fits":
-        lead = f"{str(memory['verdict']).capitalize()}. {lead}"
     return ui.Bars(
         "Memory",
         bars,
@@ -342,10 +329,7 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
         radius = 3 + 15 * (operator["seconds"] / total_s) ** 0.5
         dots.append(ui.Dot(intensity, speed, kind, _operator_words(operator, total_s), radius))
     kinds = dict.fromkeys(operator["kind"] for operator in operators)
-    lead = (
-        f"{facts['gpu']}: {peak / TFLOPS:,.0f} TFLOP/s in {facts['dtype']} and {rate / 1e12:.2f} TB/s. "
-        "Larger dots take more of the step; left of the ridge: memory-bound; right: compute-bound."
-    )
+    lead = phrase("roofline", facts)
     roof = ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof")
     label = f"Roofline of {len(operators)} operators on {facts['gpu']}"
     legend = [OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS]
@@ -355,11 +339,7 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
 
 
 def _operator_words(operator: OperatorFacts, total_s: float) -> str:
-    share = format_percent(operator["seconds"] / total_s)
-    return (
-        f"{operator['name']}: {format_seconds(operator['seconds'])}, {share} of computing; "
-        f"{operator['flops'] / operator['seconds'] / TFLOPS:,.1f} TFLOP/s, bound by {operator['bound']}"
-    )
+    return phrase("operator", operator, total_s=total_s, rate=operator["flops"] / operator["seconds"])
 
 
 def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:

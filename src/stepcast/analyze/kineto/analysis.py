@@ -13,6 +13,7 @@ from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longe
 from stepcast.ir.facts import pick
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.declared import phrase, phrases
 
 LAUNCH_BOUND = 0.1  # share of the window from which CPU launch overhead is reported
 TOP_KERNELS = 5_000  # by name; traces with Python stacks have far more names of the host
@@ -220,32 +221,19 @@ def _advise(
     fused_s = slowest.per_step(_fusion_savings_s(lanes, slowest.rank))
     kernels_s = sum(classes_s.get(name, 0.0) for name in kernels.FUSIBLE)
     host_s, loading_s = slowest.per_step(slowest.host_idle_s), slowest.per_step(slowest.loading_s)
+    known = {"kernels_s": kernels_s, "step_s": step_s, "host_s": host_s, "loading_s": loading_s}
+    known["launches"] = slowest.launches_per_step
     entries: list[tuple[str, float, str, str | None]] = [
-        (
-            "compile the element-wise kernels (torch.compile)",
-            fused_s,
-            f"element-wise, norm and loss kernels take {format_seconds(kernels_s)}: "
-            f"{format_percent(kernels_s / step_s)}",
-            "compile=elementwise",
-        ),
-        (
-            "issue the step as CUDA graphs",
-            host_s,
-            f"the GPU had nothing queued for {format_seconds(host_s)}; {slowest.launches_per_step:,} launches per step",
-            "host=graphs",
-        ),
-        (
-            "load data ahead of the step (DataLoader workers, prefetching)",
-            loading_s,
-            f"the GPU had nothing to run for {format_seconds(loading_s)} while its host waited for the next batch",
-            None,
-        ),
+        ("compile the element-wise kernels (torch.compile)", fused_s, "fusible", "compile=elementwise"),
+        ("issue the step as CUDA graphs", host_s, "starved", "host=graphs"),
+        ("load data ahead of the step (DataLoader workers, prefetching)", loading_s, "loading", None),
     ]
+    entries = [(text, saves_s, phrase(words, known), what_if) for text, saves_s, words, what_if in entries]
     for name, group in _mean_groups(times).items():
-        words = f"{format_seconds(group['exposed'])} of {format_seconds(group['total'])} are exposed, waits included"
         # The rank that comes last waits least: what the others wait for it beyond that cannot be hidden.
         least_s = min(rank.per_step(groups[name][1]) for rank, groups in times if name in groups)
-        entries.append((f"hide the {name} communication behind computation", least_s, words, None))
+        text = f"hide the {name} communication behind computation"
+        entries.append((text, least_s, phrase("exposed", group), None))
     for cause, text, words in (
         ("compute", "repair or replace", "computing {:.2f} times as long as the median of the others"),
         ("host", "find out what delays the CPU of", "computing or idle for the CPU {:.2f} times as long as the others"),
@@ -306,36 +294,23 @@ def _doubts(
     matching: MatchedCollectives,
     steps: Mapping[int, Intervals],
 ) -> list[str]:
-    doubts = []
-    if ranks[0].rank in steps:
-        times_s = steps[ranks[0].rank].durations_s.tolist()
-        longest_s, usual_s = max(times_s), median_of_known(times_s) or 0.0
-        if longest_s > SLOW_STEP * usual_s:
-            doubts.append(
-                f"step {times_s.index(longest_s) + 1} of {len(times_s)} takes {format_seconds(longest_s)} and the "
-                f"median step {format_seconds(usual_s)}; all figures are means over the steps"
-            )
-    if not any(rank.steps for rank in ranks):
-        doubts.append("no ProfilerStep is marked: the whole trace counts as one step")
-    if len(ranks) == 1:
-        doubts.append(
-            "one rank cannot tell waiting for other ranks from transfer, nor a slow GPU from slow work; "
-            "give the traces of all ranks"
-        )
-    elif timeline.facts.get("missing_ranks"):
-        doubts.append(f"{timeline.facts['missing_ranks']} ranks are missing: their collectives are not matched")
-    if matching.unmatched and len(ranks) > 1:
-        doubts.append(f"{matching.unmatched} collectives lack a member, a group or a partner: waits not split")
-    if on_host := [rank.rank for rank in ranks if not lanes.streams(rank.rank)]:
-        doubts.append(f"no GPU work on {_named_ranks(on_host)}: operators of CPU threads count as computation")
+    times_s = steps[ranks[0].rank].durations_s.tolist() if ranks[0].rank in steps else [0.0]
+    longest_s, usual_s = max(times_s), median_of_known(times_s) or 0.0
+    on_host = [rank.rank for rank in ranks if not lanes.streams(rank.rank)]
     bound = [rank for rank in ranks if rank.rank not in on_host and rank.launch_bound_share > LAUNCH_BOUND]
-    if bound:
-        most = max(rank.launch_bound_share for rank in bound)
-        doubts.append(
-            f"launch-bound: the GPU had nothing queued for up to {format_percent(most, 0)} of the time on "
-            f"{_named_ranks([rank.rank for rank in bound])}"
-        )
-    return doubts
+    is_alone, missing = len(ranks) == 1, timeline.facts.get("missing_ranks")
+    return phrases(
+        "uneven-steps unmarked one-rank missing-ranks unmatched on-host launch-bound",
+        {"longest_s": longest_s, "usual_s": usual_s, "steps": times_s},
+        slow_step=times_s.index(longest_s) + 1 if longest_s > SLOW_STEP * usual_s else None,
+        unmarked=not any(rank.steps for rank in ranks),
+        alone=is_alone,
+        missing=missing if missing and not is_alone else None,
+        unmatched=matching.unmatched if matching.unmatched and not is_alone else None,
+        on_host=_named_ranks(on_host) if on_host else None,
+        bound=_named_ranks([rank.rank for rank in bound]) if bound else None,
+        most_share=max((rank.launch_bound_share for rank in bound), default=None),
+    )
 
 
 def _named_ranks(ranks: list[int]) -> str:

@@ -13,11 +13,12 @@ from stepcast.analyze.megatron import stragglers as straggling
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import Meeting, Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, list_ranks
-from stepcast.ir.facts import pick
+from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.grouping import group_by_key, sum_by_key
 from stepcast.ir.layout import members
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import bus_factor
+from stepcast.views.declared import phrases
 
 SHORTEST_S = 2e-5  # traces have hundredths of a millisecond: a time of one or two of them gives no rate
 
@@ -201,23 +202,11 @@ def _straggler_cost_s(recording: Recording, slow: Sequence[int]) -> float | None
 
 
 def _warnings(recording: Recording, alone: bool) -> list[str]:
-    warnings = [text for text in recording.warnings if not text.startswith("only ")]
     gpus, given = recording.layout.gpus, {record.rank for record in recording.ranks}
-    if alone:
-        warnings.append(
-            f"only rank {recording.ranks[0].rank} of {gpus} was given: one rank cannot separate a slow GPU "
-            "from slow work (no other rank runs the same operations to compare with), nor waiting from "
-            "transferring (when its peers arrived is not known: times of receives, all-reduces and the "
-            "optimizer contain both), so bubble_s is the time in receives, exposed_comm_s contains waits, "
-            "and stragglers and the critical path are not reported; give the traces of all ranks"
-        )
-    elif missing := sorted(set(range(gpus)) - given):
-        warnings.append(
-            f"{len(missing)} of {gpus} ranks are missing ({list_ranks(missing)}): communication with them keeps "
-            "its waiting time, a slow rank among them cannot be named, and the critical path may run through "
-            "them"
-        )
-    return warnings
+    missing = sorted(set(range(gpus)) - given)
+    ranks = FactDict(gpus=gpus, rank=recording.ranks[0].rank, missing=missing, listed=list_ranks(missing))
+    words = "only-rank" if alone else "some-ranks" if missing else ""
+    return [*(text for text in recording.warnings if not text.startswith("only ")), *phrases(words, ranks)]
 
 
 def _find_traffic(

@@ -16,7 +16,9 @@ from stepcast.analyze.megatron.meetings import OPTIMIZER, TraceOperation, exchan
 from stepcast.analyze.play import RankParts
 from stepcast.analyze.recording import BlockKind, Join, Local, RankRecord, Recording, TimePart
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.facts import FactDict
 from stepcast.ir.layout import Group, Layout, members
+from stepcast.views.declared import phrase
 
 COLLECTIVES_PER_LAYER = 2  # tensor-parallel collectives mark the end of a layer, two in each direction
 SLOW_FACTOR = 1.15  # ranks of a healthy run differ by a few per cent
@@ -229,8 +231,7 @@ def _evidence(
 ) -> list[str]:
     """Return sentences that say why *rank* is called slow."""
     texts = [
-        f"{name} without communication takes rank {rank} {work.own_s * 1e3:.0f} ms where other ranks "
-        f"need {work.reference_s * 1e3:.0f} ms for the same work ({work.own_s / work.reference_s:.2f}x)"
+        phrase("slow-operation", {"rank": rank, "name": name, "own_s": work.own_s, "reference_s": work.reference_s})
         for name, work in operations.items()
         if work.reference_s > SMALL_SHARE * reference_s
     ]
@@ -238,15 +239,12 @@ def _evidence(
     own_stays = _stays_s(own)
     near = [(other, seconds) for other, seconds in waits if recording.record_of(other).stage == own.stage]
     for other, seconds in (near or waits)[:2]:
-        text = f"rank {other} waits {seconds * 1e3:.0f} ms for it"
         theirs = _stays_s(recording.record_of(other))
         role = max(theirs, key=lambda role: theirs[role][0], default="")
+        times = FactDict(other=other, rank=rank, wait_s=seconds, role=role)
         if role in own_stays:
-            (own_s, _), (their_s, count) = own_stays[role], theirs[role]
-            text += (
-                f": it stays {their_s * 1e3:.0f} ms in {count} collectives ({role}), rank {rank} {own_s * 1e3:.0f} ms"
-            )
-        texts.append(text)
+            times |= {"own_s": own_stays[role][0], "their_s": theirs[role][0], "count": theirs[role][1]}
+        texts.append(phrase("waits-for-it", times))
     return texts
 
 
