@@ -76,13 +76,14 @@ def build_pairs(section: str, facts: Facts, /, **more: Any) -> list[tuple[str, s
 
 
 @cache
-def _read_phrases() -> Mapping[str, str]:
-    return dict(row.split(" = ", 1) for row in _read_sections()["phrases"])
+def read_texts(section: str) -> Mapping[str, str]:
+    """Return the texts of a section by their names."""
+    return dict(row.split(" = ", 1) for row in _read_sections()[section])
 
 
 def phrase(name: str, facts: Facts, /, **more: Any) -> str:
     """Return a sentence of the section *phrases*; nothing where one of its values is unknown."""
-    return ui.say(_read_phrases()[name], {**facts, **more}) or ""
+    return ui.say(read_texts("phrases")[name], {**facts, **more}) or ""
 
 
 def phrases(names: str, facts: Facts, /, **more: Any) -> list[str]:

@@ -4,20 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from stepcast.ir.facts import FactDict, Facts
-from stepcast.units import (
-    GB,
-    GIB,
-    HOUR,
-    TFLOPS,
-    US,
-    format_bytes,
-    format_count,
-    format_rate,
-    format_seconds,
-    format_short_count,
-)
+from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds, format_short_count
 from stepcast.views import view as ui
-from stepcast.views.declared import build_view
+from stepcast.views.declared import build_view, read_texts
 from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
 from stepcast.views.view import NAMES
 
@@ -231,10 +220,6 @@ def _peak(*names: str) -> tuple[str, Callable[[Facts], str]]:
     return "matrix_flops", peak
 
 
-def _hours(name: str) -> ui.Source:
-    return name, lambda row: f"{row[name] / HOUR:,.0f}" if row[name] else "-"
-
-
 def _parameter_words(model: Facts) -> str:
     count = model["parameters"]
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
@@ -245,51 +230,13 @@ def _short_evidence(text: str) -> str:
     return {"measured": "own", "scaled": "scaled"}[text.partition(" ")[0]] if " on " not in text else "family"
 
 
-CATALOGUES: Mapping[str, Mapping[str, ui.Source]] = {
-    "formats": ui.columns("format holds read=read:yes written=written:yes what_it_is=title"),
-    "gpus": {
-        "gpu": "name",
-        "architecture": "architecture",
-        "fp32": _peak("fp32"),
-        "bf16": _peak("bf16"),
-        "fp8": _peak("fp8"),
-        "fp4": _peak("fp4", "nvfp4"),
-        "GiB": ("memory_bytes", lambda row: f"{row['memory_bytes'] / GIB:.0f}"),
-        "TB/s": ("memory_bandwidth_bytes_per_s", lambda row: f"{row['memory_bandwidth_bytes_per_s'] / 1e12:.2f}"),
-        "SMs": "sms",
-        "W": "power_w:.0f",
-        "products": lambda row: _short_evidence(row["costs"]["training products"]),
-        "serving": lambda row: _short_evidence(row["costs"]["serving operators"]),
-    },
-    "clusters": {
-        "cluster": "name",
-        "node": lambda row: f"{row['gpus_per_node']} x {row['gpu']['name']}",
-        "fabric": "fabric.kind",
-        "GB/s": lambda row: f"{row['fabric']['bandwidth_bytes_per_s'] / GB:g}",
-        "NICs": "nics_per_node",
-        "Gb/s": lambda row: f"{row['nic']['bandwidth_bytes_per_s'] * 8 / GB:g}" if row["nic"] else "-",
-        **ui.columns("transport network"),
-    },
-    "models": ui.columns(
-        "model parameters layers hidden heads kv=kv_heads experts",
-        parameters=("parameters", _parameter_words),
-        experts=("experts", lambda row: row["experts"] or "-"),
-    ),
-    "frameworks": ui.columns(
-        "framework=name kernels=software.kernels execution=software.execution gradients=software.gradient_dtype "
-        "sharding=defaults.sharding recompute=defaults.recompute"
-    ),
-    "prices": ui.columns(
-        "gpu price_per_GPU-hour range as_of=date source",
-        range=("low", lambda row: f"${row['low']:.2f} to ${row['high']:.2f}"),
-        **{"price_per_GPU-hour": ("price", lambda row: f"${row['price']:.2f}")},
-    ),
-    "failures": ui.columns(
-        "failures hours_per_GPU per_node per_link what_it_is=description",
-        hours_per_GPU=_hours("gpu_s"),
-        per_node=_hours("node_s"),
-        per_link=_hours("link_s"),
-    ),
+COMPUTED: Mapping[str, ui.Source] = {
+    **{name: _peak(name) for name in ("fp32", "bf16", "fp8")},
+    "fp4": _peak("fp4", "nvfp4"),
+    "products": lambda row: _short_evidence(row["costs"]["training products"]),
+    "serving": lambda row: _short_evidence(row["costs"]["serving operators"]),
+    "parameters": ("parameters", _parameter_words),
+    "experts": ("experts", lambda row: row["experts"] or "-"),
 }
 
 
@@ -298,7 +245,7 @@ ON_WIDE_TERMINALS = ("products", "serving")
 
 def list_view(what: str, rows: Sequence[Facts]) -> ui.View:
     """Return the view of a catalogue: a row for each entry."""
-    columns = CATALOGUES[what]
+    columns = ui.columns(read_texts("catalogues")[what], **COMPUTED)
     short = {head: source for head, source in columns.items() if head not in ON_WIDE_TERMINALS}
     name = {"gpus": "GPUs", "failures": "failure profiles"}.get(what, what)
     title = name[:1].upper() + name[1:]

@@ -13,6 +13,7 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.tables import parse_tables
 from stepcast.units import (
     DAY,
+    GB,
     format_amount,
     format_bytes,
     format_change,
@@ -169,8 +170,8 @@ def columns(spec: str, **sources: Source) -> dict[str, Source]:
 
     A word is a head and the key of its values, or both in one, and the format where their name does not decide it, of
     Python or of FORMS; a question mark leaves cells without a value blank. A dot leads to a key within a value, a slash
-    divides two, and ``{factor:.2f}_x`` is a sentence. Underscores in heads are blanks. *sources* are those of heads
-    that take a function.
+    divides two, and ``{factor:.2f}_x`` is a sentence, which is sorted by its first value unless it begins with ~.
+    Underscores in heads and sentences are blanks. *sources* are those of heads that take a function.
     """
     pairs = (word.partition("=") for word in spec.split())
     return {head.rstrip(",").replace("_", " "): sources.get(head) or key or head for head, _, key in pairs}
@@ -194,19 +195,30 @@ def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object
     return Table(title, heads, [[Cell(str(cell)) for cell in row] for row in rows], **options)
 
 
+KEY = re.compile("[{:}]")
+
+
 def cell_of(row: Facts, source: Source) -> Cell:
     """Return the cell of a row: its text, and the value that it is sorted by."""
     if isinstance(source, str) and "{" in source:
-        return Cell(say(source.replace("}_", "} "), row) or "-", find_value(row, re.split("[{:}]", source)[1]))
+        words = re.sub(r"_(?![^{]*})", " ", source)
+        return Cell(
+            say(words.lstrip("~"), row) or "-", None if "~" in source else find_value(row, KEY.split(source)[1])
+        )
     if isinstance(source, str):
         path, _, form = source.partition(":")
         value = find_value(row, path)
         if value is None:
             return Cell("" if form.endswith("?") else "-")
-        return Cell(show_value(path, form.rstrip("?"), value, row), value)
+        over, _, under = path.partition("/")
+        return Cell(show_value(path, form.rstrip("?"), value, row), find_value(row, over) if under.isupper() else value)
     name, show = source if isinstance(source, tuple) else ("", source)
     value = show(row)
     return value if isinstance(value, Cell) else Cell(str(value), row.get(name) if name else None)
+
+
+UNITS = {"GBIT": GB / 8, **{name: vars(units)[name] for name in ("MS", "US", "HOUR", "GB", "TB", "GIB", "TFLOPS")}}
+"""Units by which sentences and columns divide values."""
 
 
 def find_value(facts: Facts, path: str) -> Any:
@@ -216,7 +228,7 @@ def find_value(facts: Facts, path: str) -> Any:
     """
     first, divided, second = path.partition("/")
     if divided:
-        over, under = find_value(facts, first), vars(units)[second] if second.isupper() else find_value(facts, second)
+        over, under = find_value(facts, first), UNITS[second] if second.isupper() else find_value(facts, second)
         return None if over is None or under is None else over / (under or 1.0)
     value: Any = facts
     for key in path.strip("#,").split("."):
