@@ -40,7 +40,8 @@ def test_a_sentence_has_the_values_of_its_facts(template: str, text: str | None)
 
 
 def test_every_section_can_be_read_and_is_used() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "src" / "stepcast" / "views").glob("*.py"))
+    folders = [ROOT / "src" / "stepcast" / name for name in ("views", "cli")]
+    code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     for section, rows in _read_sections().items():
         assert f'"{section}"' in code or section.startswith("show "), section
         for row in rows:

@@ -11,11 +11,10 @@ from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
-from stepcast.units import format_bytes, format_seconds
-from stepcast.views.terminal import render_part
-from stepcast.views.text import facts, visible
-from stepcast.views.view import columns as columns_of
-from stepcast.views.view import table_of
+from stepcast.units import format_seconds
+from stepcast.views.declared import build_view
+from stepcast.views.terminal import render_text
+from stepcast.views.text import visible
 
 LONGEST_FIRST_LINE = 4096
 FLIGHT_CALLS = "2000"  # that the flight recorder keeps
@@ -114,15 +113,8 @@ def _taken(given: str | None, folder: str, name: str) -> list[str]:
 
 
 def _show(found: FactDict) -> None:
-    columns = columns_of(
-        "rank steps step=step_s in_the_window slower=overhead:%? clock_off_by peak_memory",
-        in_the_window=lambda rank: format_seconds(rank["window_step_s"]) if rank["window_step_s"] else "",
-        clock_off_by=lambda rank: format_seconds(abs(rank["ahead_s"])),
-        peak_memory=lambda rank: format_bytes(rank["peak_bytes"]) if rank["peak_bytes"] else "",
-    )
-    ranks = found["ranks"]
-    print(facts([("folder", found["folder"]), ("ranks", len(ranks)), ("traces", len(found["traces"]))]))
-    if ranks:
-        print("\n" + render_part(table_of("rank", ranks, columns), terminal_width()))
+    view = build_view("record", found, clock_off_by=lambda rank: format_seconds(abs(rank["ahead_s"])))
+    print(render_text(view, terminal_width()))
+    if found["ranks"]:
         print(f"\n'stepcast analyze {found['folder']}' explains where the time of the window went")
     print_warnings(found["warnings"])

@@ -92,12 +92,12 @@ def phrases(names: str, facts: Facts, /, **more: Any) -> list[str]:
 
 
 def _table(row: str, facts: Facts) -> ui.Table:
-    """Return the table of a row: its title, the path of its rows and how many of them, columns, options, caption."""
-    title, place, spec, words, caption = (*re.split(r" *\| *", row), "", "")[:5]
+    """Return the table of a row: its title, the path of its rows and how many of them, columns, options and texts."""
+    title, place, spec, words, caption, lead = (*re.split(r" *\| *", row), "", "", "")[:6]
     path, _, most = place.partition(":")
     rows = (find_value(facts, path) or [])[: int(most) if most else None]
     computed = {head: source for head, source in facts.items() if callable(source) or _is_source(source)}
-    options: FactDict = {"caption": caption}
+    options: FactDict = {"caption": caption, "lead": lead}
     for word in words.split():
         name, _, value = word.partition("=")
         if word.isdigit():

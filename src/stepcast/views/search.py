@@ -57,8 +57,9 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
         changed=strategy_words(change) if change and without else None,
         ranked=_ranked(facts),
         reasons=ui.FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
-        explained=_explained(facts),
-        variants=_variants(rows),
+        change=lambda row: _slower_words(row, best),
+        variant=strategy_words,
+        variants=[{**each, "rank": row["rank"], "best": row} for row in rows for each in row["variants"]],
         breakdowns=_breakdowns(rows),
         trade_off=_trade_off(front, rows, simulated, facts["capacity_bytes"]) if rows else None,
         pareto=front if len(front) > 1 else None,
@@ -178,26 +179,10 @@ def _interval_words(row: Facts) -> str:
     return f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}"
 
 
-def _explained(facts: Facts) -> ui.Table | None:
-    """Return why the other values of each choice of rank 1 lose."""
-    best_s = facts["rows"][0]["step_s"] if facts["rows"] else 1.0
-    columns = ui.columns(
-        "choice other_value=other step=step_s change decided_by=constraint why",
-        change=lambda row: "-" if row["step_s"] is None else format_change(row["step_s"] / best_s - 1),
-    )
-    return ui.table_of("Why each choice", facts.get("explained", ()), columns, sortable=True, wide=True)
-
-
-def _variants(rows: Sequence[Facts]) -> ui.Table:
-    """Return the next best details of each ranked layout."""
-    listed = [{**each, "rank": row["rank"], "best_s": row["step_s"]} for row in rows for each in row["variants"]]
-    columns = ui.columns(
-        "rank variant step=step_s change memory=memory_bytes",
-        variant=strategy_words,
-        change=lambda row: format_change(row["step_s"] / row["best_s"] - 1),
-    )
-    lead = "Each rank is the best of its degrees of parallelism; these have the same degrees and other details."
-    return ui.table_of("Variants", listed, columns, sortable=True, wide=True, lead=lead, shown=ui.Shown.PAGE)
+def _slower_words(row: Facts, best: Facts | None) -> str:
+    """Return how much slower a row is than the best of its layout, or than rank 1."""
+    best = row.get("best", best)
+    return format_change(row["step_s"] / best["step_s"] - 1) if row["step_s"] is not None and best else "-"
 
 
 def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
@@ -310,28 +295,27 @@ def alternatives_view(facts: Facts) -> ui.View:
         best = min(rows, key=lambda row: (row["fits"] is False, row["step_s"]))
         value, fits = format_seconds(best["step_s"]), best["fits"] is not False
         words = f"per step with {best['name']}: {'the only answer that fits' if fits else 'none of them fits'}"
-    number, _, unit = value.partition(" ")
     row = by_name[best["name"]]
-    about = (facts["model"], f"{row['gpus']:,} {row['gpu']}: {strategy_words(row)}")
     bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, format_seconds(row["step_s"])) for row in rows]
-    most_s = max(row["step_s"] for row in rows)
-    return ui.View(
-        f"{best['name']}: {facts['model']}",
-        ui.Headline(number, f"{unit} {words}".strip(), about),
-        [
-            ui.text_line("answer", f"{best['name']}: {value}, {words.partition(': ')[2]}"),
-            *(_winner_figure(winner, by_name) for winner in facts["winners"]),
-            *(ui.Figure(name, "no answer", why, mood=ui.Mood.BAD) for name, why in facts["failed"].items()),
-        ],
-        [
-            _table(rows, ui.Shown.TEXT),
-            _table(rows, ui.Shown.PAGE),
-            ui.Bars("Step time", bars, {"compute": "step"}, most_s, shown=ui.Shown.PAGE),
-            _break_even(facts),
-            ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
-        ],
+    most_s, currency = max(row["step_s"] for row in rows), rows[0]["currency"]
+    return build_view(
+        "alternatives",
         facts,
-        asked=asked_pairs(facts),
+        best=best,
+        value=value,
+        words=words,
+        answer=words.partition(": ")[2],
+        about=(facts["model"], f"{row['gpus']:,} {row['gpu']}: {strategy_words(row)}"),
+        winning=[_winner_figure(winner, by_name) for winner in facts["winners"]],
+        unanswered=[ui.Figure(name, "no answer", why, mood=ui.Mood.BAD) for name, why in facts["failed"].items()],
+        in_text=_table(rows, ui.Shown.TEXT),
+        on_page=_table(rows, ui.Shown.PAGE),
+        bars=ui.Bars("Step time", bars, {"compute": "step"}, most_s, shown=ui.Shown.PAGE),
+        commands=ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
+        **{
+            "price_per_GPU-hour": lambda row: format_money(row["price"], currency),
+            "break-even_price": lambda row: format_money(row["break_even_price"], currency),
+        },
     )
 
 
@@ -363,17 +347,3 @@ def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     if shown is ui.Shown.PAGE or len(set(map(strategy_words, rows))) > 1:
         columns["layout"] = strategy_words
     return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))
-
-
-def _break_even(facts: Facts) -> ui.Table | None:
-    if not facts["break_even"]:
-        return None
-    currency = facts["rows"][0]["currency"]
-    columns: dict[str, ui.Source] = {
-        "alternative": "name",
-        "price per GPU-hour": lambda row: format_money(row["price"], currency),
-        "break-even price": lambda row: format_money(row["break_even_price"], currency),
-        "against": "against",
-    }
-    lead = "At its break-even price an alternative costs as much as the cheapest one."
-    return ui.table_of("Break-even prices", facts["break_even"], columns, lead=lead)
