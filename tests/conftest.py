@@ -10,6 +10,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "repeat",
+    max_examples=50,
     derandomize=True,
     database=None,
     deadline=None,
@@ -112,14 +114,20 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the places in MARKED, and property tests as slow: each runs many examples."""
+    markers = cache(_markers)
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("slow")
-        if item.path.is_relative_to(TESTS):
-            path = item.path.relative_to(TESTS)
-            for place in (path, *path.parents):
-                if marker := MARKERS.get(place.as_posix()):
-                    item.add_marker(marker)
+        for marker in markers(item.path):
+            item.add_marker(marker)
+
+
+def _markers(path: Path) -> list[str]:
+    """Return the markers of a file and of the folders that it lies in."""
+    if not path.is_relative_to(TESTS):
+        return []
+    inside = path.relative_to(TESTS)
+    return [MARKERS[place.as_posix()] for place in (inside, *inside.parents) if place.as_posix() in MARKERS]
 
 
 @pytest.fixture(scope="session", autouse=True)

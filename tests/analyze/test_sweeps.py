@@ -213,7 +213,7 @@ def test_a_size_that_no_memory_holds_is_one_line(
         assert error.count("\n") == 1
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(mutations(log_of(load_cluster("dgx-h100"), 16, 2, sizes=MIDDLING).encode()))
 def test_damaged_logs_give_an_answer_or_one_line(data: bytes) -> None:
     with contextlib.suppress(ValueError):

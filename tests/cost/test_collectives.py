@@ -84,7 +84,7 @@ def least_sent(kind: CollectiveKind, parts: int) -> float:
     return 0.0 if kind is CollectiveKind.BARRIER else (parts - 1) / parts
 
 
-@settings(max_examples=300)
+@settings(max_examples=50)
 @given(st.sampled_from(KINDS), SIZES, routes())
 def test_no_algorithm_beats_the_wires(kind: CollectiveKind, size: float, route: Route) -> None:
     """Time is at least the bytes that must pass a rank's ports, and those that must pass a node's NICs."""
@@ -100,7 +100,7 @@ def test_no_algorithm_beats_the_wires(kind: CollectiveKind, size: float, route: 
         assert seconds >= floor * (1 - 1e-9)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.sampled_from(data_names("clusters")), st.sampled_from(KINDS), st.integers(2, 288), SIZES)
 def test_no_cluster_passes_its_line_rates(name: str, kind: CollectiveKind, ranks: int, size: float) -> None:
     """Whatever was fitted: a GPU's port and a node's NICs carry what must pass them, at most at their line rate."""
@@ -118,7 +118,7 @@ def test_no_cluster_passes_its_line_rates(name: str, kind: CollectiveKind, ranks
         assert seconds >= least_sent(kind, route.nodes) * per_node / nics
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.sampled_from(KINDS), SIZES, routes())
 def test_latency_is_the_floor(kind: CollectiveKind, size: float, route: Route) -> None:
     """A message crosses the network at least once when nodes differ, and a kernel must start."""
@@ -131,7 +131,7 @@ def test_latency_is_the_floor(kind: CollectiveKind, size: float, route: Route) -
         assert seconds >= hop_s
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.sampled_from(KINDS), SIZES, st.floats(1, 1000), routes())
 def test_more_bytes_never_take_less(kind: CollectiveKind, size: float, factor: float, route: Route) -> None:
     for algorithm in all_algorithms(kind, route):
@@ -139,7 +139,7 @@ def test_more_bytes_never_take_less(kind: CollectiveKind, size: float, factor: f
         assert price(kind, size * factor, route, algorithm).seconds >= small * (1 - 1e-12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.sampled_from(KINDS), SIZES, st.floats(0.01, 1), routes())
 def test_less_bandwidth_is_never_faster(kind: CollectiveKind, size: float, factor: float, route: Route) -> None:
     slower = [
@@ -156,7 +156,7 @@ def test_less_bandwidth_is_never_faster(kind: CollectiveKind, size: float, facto
         assert all(price(kind, size, worse, algorithm).seconds >= seconds * (1 - 1e-12) for worse in slower)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.sampled_from(KINDS), SIZES, routes())
 def test_choice_is_the_least(kind: CollectiveKind, size: float, route: Route) -> None:
     assume(route.ranks > 1)
@@ -177,7 +177,7 @@ def test_one_rank_costs_nothing(kind: CollectiveKind, size: float) -> None:
     assert send_receive_price(size, route).seconds == 0
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.sampled_from(KINDS), st.lists(SIZES, min_size=1, max_size=20), routes())
 def test_arrays_agree_with_numbers(kind: CollectiveKind, sizes: list[float], route: Route) -> None:
     singly = [price(kind, size, route).seconds for size in sizes]

@@ -88,10 +88,10 @@ def test_published_runs_with_room_to_spare_fit() -> None:
 
 @needs_data("optimus-sweep")
 def test_stages_of_the_optimus_sweep() -> None:
-    """Every fourth run, with and without tensor parallelism; 'stepcast validate' shows all of them."""
-    logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))[::4]], print)
+    """Every eighth run, with and without tensor parallelism; 'stepcast validate' shows all of them."""
+    logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))[::8]], print)
     found = read_stage_peaks(logs)
-    assert len(found) >= 12
+    assert len(found) >= 6
     errors = [abs(predicted / measured - 1) for measured, predicted in found]
     assert max(errors) <= 0.10
     assert mean(errors) < 0.03

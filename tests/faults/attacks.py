@@ -10,7 +10,8 @@ import sqlite3
 import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 PREDICT = ("predict", "--cluster", "dgx-h100", "--gpus", "8", "--config")
@@ -58,25 +59,29 @@ def pickles() -> Iterator[tuple[str, bytes]]:
     yield "times beyond a float", pickle.dumps({"entries": [{"duration_ms": 10**400}]}, 2)
 
 
-def databases() -> Iterator[tuple[str, bytes]]:
+def databases() -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Exports of Nsight Systems whose tables compute, or stand for, far more than they hold."""
     plain = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER"
     # Generated columns are added last, as each row that is inserted would compute them.
-    yield "generated names", _database(
+    yield "generated names", partial(
+        _database,
         f"CREATE TABLE {KERNELS} ({plain})", 20_000,
         after=f"ALTER TABLE {KERNELS} ADD COLUMN demangledName TEXT AS (hex(zeroblob(100000 + start)))",
     )  # fmt: skip
-    yield "generated starts", _database(
+    yield "generated starts", partial(
+        _database,
         f"CREATE TABLE {KERNELS} (begin INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER)", 20_000, "begin",
         after=f"ALTER TABLE {KERNELS} ADD COLUMN start TEXT AS (printf('%100000d', begin))",
     )  # fmt: skip
-    yield "30,000 devices", _database(f"CREATE TABLE {KERNELS} ({plain})", 30_000, devices=30_000)
-    yield "a device beyond 32 bits", _database(f"CREATE TABLE {KERNELS} ({plain})", 3, devices=2**40)
-    yield "a default of 200 kB in every row", _database(
+    yield "30,000 devices", partial(_database, f"CREATE TABLE {KERNELS} ({plain})", 30_000, devices=30_000)
+    yield "a device beyond 32 bits", partial(_database, f"CREATE TABLE {KERNELS} ({plain})", 3, devices=2**40)
+    yield "a default of 200 kB in every row", partial(
+        _database,
         f"CREATE TABLE {KERNELS} ({plain}); ", 30_000,
         after=f"ALTER TABLE {KERNELS} ADD COLUMN demangledName TEXT DEFAULT '{'x' * 200_000}'",
     )  # fmt: skip
-    yield "a view of itself often", _database(
+    yield "a view of itself often", partial(
+        _database,
         "CREATE TABLE k (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER)", 100, table="k",
         after=f"CREATE VIEW {KERNELS} AS SELECT a.* FROM k a, k b, k c, k d, k e",
     )  # fmt: skip
@@ -126,8 +131,8 @@ def others() -> Iterator[tuple[str, str, bytes, tuple[str, ...]]]:
     yield "a shape of huge lengths as JSON", "fr.json", shape, ("show", "fr.json")
 
 
-def attacks() -> Iterator[tuple[str, str, bytes, tuple[str, ...]]]:
-    """Yield each attack: its name, the name and the bytes of its file, and the command that reads it."""
+def attacks() -> Iterator[tuple[str, str, bytes | Callable[[], bytes], tuple[str, ...]]]:
+    """Yield each attack: its name, the name and the bytes of its file (or what makes them), and its command."""
     for name, data in pickles():
         yield f"pickle: {name}", "fr.pickle", data, ("show", "--format", "flight-recorder", "fr.pickle")
     for name, data in databases():
@@ -152,5 +157,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for number, (_name, file, data, words) in enumerate(attacks()):
         (folder / str(number)).mkdir(parents=True, exist_ok=True)
-        (folder / str(number) / file).write_bytes(data)
+        (folder / str(number) / file).write_bytes(data() if callable(data) else data)
         sys.stdout.write(f"{folder}/{number}: stepcast {' '.join(words)}\n")

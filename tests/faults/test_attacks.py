@@ -17,7 +17,7 @@ MOST_BYTES, MOST_CPU_S = 10**9, 5.0
 def test_an_attack_is_refused_in_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file, data, words = ATTACKS[name]
-    Path(file).write_bytes(data)
+    Path(file).write_bytes(data() if callable(data) else data)
     outcome = run_command(words, most_bytes=MOST_BYTES, seconds=MOST_CPU_S)
     assert not outcome.fault, outcome.err[:500]
     assert outcome.status == 2, outcome.out[:500]

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
@@ -129,24 +130,27 @@ def chains() -> Iterator[tuple[str, Bomb]]:
     profiles = _chain("extends", 500) | {"f499.toml": 'extends = "megatron-core"\n'}
     yield "framework bases, no cycle", (profiles, _predict(framework="f0.toml"))
     for option in ("cluster", "framework", "model", "calibration"):
-        for name, text in tomls():
+        for name, text in tomls().items():
             yield f"{option} {name}", ({"x.toml": text}, _predict(**{option: "x.toml"}))
-    for name, text in tomls():
+    for name, text in tomls().items():
         yield f"show {name}", ({"x.toml": text + "\n[software]\n"}, ("show", "x.toml"))
 
 
-def tomls() -> Iterator[tuple[str, str]]:
-    yield "nested arrays", "a=" + "[" * 400_000
-    yield "nested tables", "a=" + "{a=" * 200_000
-    yield "dotted key", "a." * 400_000 + "a=1"
-    yield "dotted header", "[" + "a." * 400_000 + "a]"
-    yield "quoted dotted key", '"a" . ' * 150_000 + "a=1"
-    yield "many keys", "\n".join(f"k{i}=1" for i in range(90_000))
-    yield "many tables", "\n".join(f"[t{i}]\na=1" for i in range(60_000))
-    yield "many sources", "[sources]\n" + "\n".join(f"k{i}='x'" for i in range(60_000))
-    yield "digits", "layers = " + "9" * 900_000
-    yield "long key", "x" * 900_000 + " = 1"
-    yield "many presets", "[[presets]]\n" * 70_000
+@cache
+def tomls() -> dict[str, str]:
+    return {
+        "nested arrays": "a=" + "[" * 400_000,
+        "nested tables": "a=" + "{a=" * 200_000,
+        "dotted key": "a." * 400_000 + "a=1",
+        "dotted header": "[" + "a." * 400_000 + "a]",
+        "quoted dotted key": '"a" . ' * 150_000 + "a=1",
+        "many keys": "\n".join(f"k{i}=1" for i in range(90_000)),
+        "many tables": "\n".join(f"[t{i}]\na=1" for i in range(60_000)),
+        "many sources": "[sources]\n" + "\n".join(f"k{i}='x'" for i in range(60_000)),
+        "digits": "layers = " + "9" * 900_000,
+        "long key": "x" * 900_000 + " = 1",
+        "many presets": "[[presets]]\n" * 70_000,
+    }
 
 
 def simais() -> Iterator[tuple[str, Bomb]]:

@@ -34,9 +34,9 @@ NASTY = (
 )
 TOKEN = re.compile(rb"[A-Za-z0-9_.+-]+")
 
-# Some hundred cases of each reader, the same ones every time; ``make fuzz`` draws a hundred thousand.
+# A hundred cases of each reader, the same ones every time; ``make fuzz`` draws a hundred thousand.
 FUZZ = settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     database=None,
     derandomize=True,

@@ -384,7 +384,7 @@ SET = list(files(replace(example(), layout=Layout(tp=2, pp=2)), "w.et"))
 RANK_FILES = [("t.0.et", FOREIGN), ("t.1.et", FOREIGN), ("groups.json", b'{"1": [0, 1]}')]
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=80)
 @given(st.data())
 def test_a_damaged_file_of_a_set_gives_a_workload_or_a_format_error(data: st.DataObject) -> None:
     given_files = data.draw(st.sampled_from([SET, RANK_FILES]))

@@ -209,7 +209,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_mutated_values(data: st.DataObject) -> None:
     config = copy.deepcopy(data.draw(st.sampled_from(list(CONFIGS.values()))))
@@ -225,7 +225,7 @@ def test_mutated_values(data: st.DataObject) -> None:
     check(as_json(config))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_mutated_bytes(data: st.DataObject) -> None:
     text = bytearray(data.draw(st.sampled_from(SEEDS)))

@@ -39,7 +39,7 @@ def assert_same(times: Times, spans: dict[Task, tuple[float, float]], tasks: lis
     np.testing.assert_allclose(times.end_s, expected[:, 1], rtol=0, atol=CLOSE * scale)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(plans)
 def test_folded_agrees_with_the_event_simulator(plan: Plan) -> None:
     run = simulate(plan.program())
@@ -48,7 +48,7 @@ def test_folded_agrees_with_the_event_simulator(plan: Plan) -> None:
     assert run.makespan_s == pytest.approx(max((end for _, end in spans.values()), default=0.0), rel=CLOSE)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans)
 def test_compiled_kernels_and_numpy_agree_bit_for_bit(plan: Plan) -> None:
     pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
@@ -67,7 +67,7 @@ def test_compiled_kernels_and_numpy_agree_bit_for_bit(plan: Plan) -> None:
     assert np.array_equal(runs[0].entry_s, runs[1].entry_s)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans)
 def test_levels_of_all_ranks_together_are_those_of_one_call_after_the_other(plan: Plan) -> None:
     table = plan.program().table
@@ -93,7 +93,7 @@ def test_a_kernel_that_another_process_compiled_is_found_later(tmp_path: Path, m
     assert kernels.find_kernel(kernels.find_levels, 2) is not None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans, st.integers(0, 2**32))
 def test_unfolded_agrees_with_the_event_simulator_under_jitter(plan: Plan, seed: int) -> None:
     tasks = task_list(plan)
@@ -102,7 +102,7 @@ def test_unfolded_agrees_with_the_event_simulator_under_jitter(plan: Plan, seed:
     assert_same(times, event_simulation(plan, dict(zip(tasks, duration_s.tolist(), strict=True))), tasks)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans, st.integers(0, 2**32))
 def test_compiled_and_python_agree_bit_for_bit(plan: Plan, seed: int) -> None:
     pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
@@ -114,7 +114,7 @@ def test_compiled_and_python_agree_bit_for_bit(plan: Plan, seed: int) -> None:
         assert compiled.end_s.tobytes() == plain.end_s.tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans)
 def test_both_engines_agree(plan: Plan) -> None:
     program = plan.program()
@@ -127,7 +127,7 @@ def test_both_engines_agree(plan: Plan) -> None:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans)
 def test_lanes_do_not_overlap_and_waits_are_kept(plan: Plan) -> None:
     times = task_times(simulate(plan.program()))
@@ -146,7 +146,7 @@ def end_of(program: Program, duration_s: FloatArray) -> FloatArray:
     return simulate_unfolded(program, duration_s, compiled=False).end_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans, st.randoms(use_true_random=False))
 def test_a_longer_task_never_ends_anything_earlier(plan: Plan, rng: random.Random) -> None:
     program = plan.program()
@@ -167,7 +167,7 @@ def test_the_same_program_gives_the_same_bits(plan: Plan) -> None:
     assert task_times(one).end_s.tobytes() == task_times(two).end_s.tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans)
 def test_the_critical_path_sums_to_the_makespan(plan: Plan) -> None:
     program = plan.program()
@@ -179,7 +179,7 @@ def test_the_critical_path_sums_to_the_makespan(plan: Plan) -> None:
             assert path.end_s[-1] == times.makespan_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans)
 def test_lane_totals_are_those_of_the_tasks(plan: Plan) -> None:
     program = plan.program()

@@ -163,7 +163,7 @@ def test_the_csv_has_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert float(row["error"]) == pytest.approx(error, abs=1e-5)
 
 
-@settings(max_examples=300)
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=12), max_size=6))
 def test_damaged_rows_are_told_or_read(tmp_path_factory: pytest.TempPathFactory, damage: dict[str, str]) -> None:
     path = write(tmp_path_factory.getbasetemp() / FILE, line(**damage))  # written anew by every example

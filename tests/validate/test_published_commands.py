@@ -14,7 +14,7 @@ from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 from tests.validate.test_published import LLAMA
 
-SAMPLED = 40
+SAMPLED = 20
 
 
 def typed_s(command: str, capsys: pytest.CaptureFixture[str]) -> float:
