@@ -135,8 +135,8 @@ def attacks() -> Iterator[tuple[str, str, bytes | Callable[[], bytes], tuple[str
     """Yield each attack: its name, the name and the bytes of its file (or what makes them), and its command."""
     for name, data in pickles():
         yield f"pickle: {name}", "fr.pickle", data, ("show", "--format", "flight-recorder", "fr.pickle")
-    for name, data in databases():
-        yield f"sqlite: {name}", "report.sqlite", data, ("analyze", "report.sqlite")
+    for name, make in databases():
+        yield f"sqlite: {name}", "report.sqlite", make, ("analyze", "report.sqlite")
     for name, data in yamls():
         yield f"yaml: {name}", "run.yaml", data, (*PREDICT, "run.yaml")
     yield from others()
