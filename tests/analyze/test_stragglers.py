@@ -88,7 +88,7 @@ def test_published_answers(name: str) -> None:
         (HEAD + "0,0,0,1,gc,0,-1,0,-1,0,-1\n", "finite"),
         (HEAD + "0,0,0,1,gc,0,1,0,-1,0,-1\n1,1,3,1,gc,0,1,0,-1,0,-1\n", "every stage"),
         (HEAD + "0,0,0,1,gc,0,1,0,-1,0,-1\n1,-1,0,1,gc,0,1,0,-1,0,-1\n", "every stage"),
-        (HEAD.replace("seq_id,", ""), "seq_id is missing"),
+        (HEAD.replace("seq_id,", ""), "header lacks seq_id"),
     ],
 )
 def test_what_is_wrong_is_told(text: str, said: str) -> None:
