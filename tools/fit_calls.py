@@ -37,11 +37,14 @@ PACE = 1.05 * 7.85 / 6.9
 HOOK_US = 1.0  # of the hook that takes the time of a case backward
 # Of several results, with a loop of their own, or whose time is not that of the operators that are traced.
 LEFT_OUT = {"four(x)", "nested(x)", "checkpointed(x)", "reentrant(x)", "hooked(x)", "lstm(seq)[0]", "gru(seq)[0]",
-            "encoder(seq)", "decoder(seq, seq)", "x.detach().cpu()", "Square.apply(x)"}  # fmt: skip
+            "encoder(seq)", "decoder(seq, seq)", "x.detach().cpu()", "Square.apply(x)",
+            "torch.autograd.grad((x * x).sum(), x)", "torch.autograd.grad((x * x).sum(), x, create_graph=True)"}  # fmt: skip
 NODE, ACCUMULATED, MODULE, WAIT = "node", "accumulated", "module", "wait"
 # Microseconds that an operator takes about: forward and backward, with a kernel and without; how strongly it does.
 ABOUT = {("forward", True): 19.0, ("forward", False): 7.0, ("backward", True): 11.0, ("backward", False): 2.5}
 ABOUT_OTHERS = {NODE: 6.0, ACCUMULATED: 5.0, MODULE: 8.0, WAIT: 15.0, "add_": 9.0}
+# No operator takes less: a kernel is launched, or Python and the dispatcher are passed at least.
+LEAST = {("forward", True): 6.0, ("forward", False): 1.0, ("backward", True): 5.0, ("backward", False): 0.5}
 STRENGTH, STRENGTHS = 0.05, {NODE: 0.3, ACCUMULATED: 0.3, "view": 0.3, "t": 0.3, "add_": 1.0}
 
 
@@ -116,8 +119,10 @@ def trace_cases(mode: str):
     hook.remove()
 
 
-def solve(rows, times, about, rounds=3000) -> dict:
-    """Return a time for each name that minimises the relative errors, close to *about* where little is known."""
+def solve(rows, times, about, least, rounds=3000) -> dict:
+    """Return a time for each name that minimises the relative errors, close to *about* where little is known, and no
+    less than *least*.
+    """
     names = sorted({name for row in rows for name in row})
     counts = np.array([[row.get(name, 0.0) for name in names] for row in rows])
     weights = 1.0 / np.maximum(times, 5.0)
@@ -125,11 +130,11 @@ def solve(rows, times, about, rounds=3000) -> dict:
     prior = np.array([about(name) for name in names])
     strength = np.array([STRENGTHS.get(name, STRENGTH) for name in names]) / np.maximum(prior, 1.0)
     square, product = left.T @ left + np.diag(strength**2), left.T @ right + strength**2 * prior
-    found = prior.copy()
+    found, lowest = prior.copy(), [least(name) for name in names]
     for _ in range(rounds):
         for place in range(len(names)):
             rest = product[place] - square[place] @ found + square[place, place] * found[place]
-            found[place] = max(0.05, rest / square[place, place])
+            found[place] = max(lowest[place], rest / square[place, place])
     errors = np.abs(counts @ found / times - 1)
     print(f"{len(times)} calls: {errors.mean():.1%} off, median {np.median(errors):.1%}")
     return dict(zip(names, found, strict=True))
@@ -168,10 +173,13 @@ def main() -> None:
     def about(phase):
         return lambda name: ABOUT_OTHERS.get(name, ABOUT[phase, launches[phase].get(name, True)])
 
-    among = solve(*zip(*rows, strict=True), about("forward"))
+    def least(phase, share=1.0):
+        return lambda name: share * LEAST[phase, launches[phase].get(name, False)]
+
+    among = solve(*zip(*rows, strict=True), about("forward"), least("forward"))
     usual = 0.42
-    repeated = solve(*zip(*alone, strict=True), lambda name: usual * among.get(name, 15.0))
-    backward = solve(*zip(*gradients, strict=True), about("backward"))
+    repeated = solve(*zip(*alone, strict=True), lambda name: usual * among.get(name, 15.0), least("forward", usual))
+    backward = solve(*zip(*gradients, strict=True), about("backward"), least("backward"))
     shares = {
         kernel: median(repeated[name] / among[name] for name in repeated if launches["forward"].get(name) is kernel)
         for kernel in (True, False)

@@ -10,18 +10,15 @@ not measured. A delta net's rule moves its bytes and then waits for its states, 
 a sequence by one kernel, as long as heads are too few to fill the GPU.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, ScanFit
-from stepcast.cost.host import HOST_PACES
 from stepcast.cost.matmul import price_matmul
 from stepcast.cost.memory_bound import price_stream
 from stepcast.cost.power import Load, launch_s
-from stepcast.cost.price import Bound, Number, Price, Rates, matrix_rates, price_kernel, scale_rates, vector_rates
+from stepcast.cost.price import Number, Price, Rates, matrix_rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
+from stepcast.ir.recurrent import FLOAT, DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.tables import constants
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 
@@ -66,19 +63,20 @@ def chunk_steps(work: Scanned, sms: Number) -> Number:
 
 
 def price_cells(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
-    """Price LSTM, GRU and RNN cells: a persistent kernel, or one product and one small kernel for each step, launched
-    by the host.
+    """Price LSTM, GRU and RNN cells: one kernel that keeps its weights on chip, or for each step a product and a small
+    kernel, which the host launches.
     """
     rates = matrix_rates(gpu, work.dtype)
-    product, gates = _cell_kernels(work)
-    kernels_s = price_matmul(product, gpu, fit, load).seconds + price_stream(gates, gpu, fit, load).seconds
-    host_s = CELLS["plain_launch_s"] if work.gates == 1 else CELLS["launch_s"][work.backward]
-    step_s: float = CELLS["persistent_step_s"] if work.is_persistent else max(kernels_s, host_s)
-    seconds = work.steps * step_s
-    price = price_kernel("stream", seconds, work.flops, work.moved_bytes, rates, gpu, fit)
-    waits = seconds > 1.01 * work.steps * kernels_s or work.is_persistent
-    low_s, high_s = min(price.low_s, seconds * HOST_PACES[0]), max(price.high_s, seconds * HOST_PACES[1])
-    return replace(price, bound=Bound.LAUNCH if waits else price.bound, low_s=low_s, high_s=high_s)
+    if work.is_persistent:
+        weights = work.gates * work.hidden * work.width
+        spills = CELLS["spilled"][work.backward] if weights * FLOAT > gpu.shared_memory_per_sm_bytes else 1.0
+        step_s, weight_s = CELLS["persistent"][work.backward]
+        step_s = (step_s + weight_s * weights * spills) * max(1.0, work.batch / CELLS["batch"])
+    else:
+        product, gates = _cell_kernels(work)
+        step_s = price_matmul(product, gpu, fit, load).seconds + price_stream(gates, gpu, fit, load).seconds
+        step_s *= CELLS["narrow" if work.dtype.bytes < FLOAT else "wide"][work.backward]
+    return price_kernel("stream", work.steps * step_s, work.flops, work.moved_bytes, rates, gpu, fit)
 
 
 def _cell_kernels(work: RecurrentCells) -> tuple[Matmul, Elementwise]:

@@ -220,9 +220,9 @@ class RecurrentCells:
     def is_persistent(self) -> bool:
         """Return True if PyTorch asks cuDNN for the one kernel that keeps its weights on chip.
 
-        Source: use_rnn_persist_small_h and get_algo in aten/src/ATen/native/cudnn/RNN.cpp.
+        Source: use_rnn_persist_small_h and get_algo in aten/src/ATen/native/cudnn/RNN.cpp; cuDNN 9.19 has none in bf16.
         """
-        if self.width != self.hidden:
+        if self.width != self.hidden or self.dtype is DType.BF16:
             return False
         limits = (384, 256) if self.gates == 1 else (192, 128)
         return self.hidden <= limits[self.backward]

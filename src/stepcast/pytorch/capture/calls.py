@@ -7,8 +7,10 @@ Microseconds of single calls are measured where many other calls run in between,
 import math
 
 from stepcast.hardware.catalog import load_fit
+from stepcast.ir.recurrent import RecurrentCells
+from stepcast.pytorch.capture.emulation import RecurrentSizes
 from stepcast.pytorch.capture.kernels import SORT_KERNELS, Works
-from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, RECURRENT, Event, Moment, StepTrace
 
 TIMES = load_fit("calls")
 STEP = TIMES["step"]
@@ -68,6 +70,11 @@ def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float)
         tensor_us = STEP["fused" if event.name.startswith("_fused") else "listed"]
         return float(STEP["list"] + length * tensor_us)
     is_gradient = event.moment is Moment.BACKWARD and not event.recomputed
+    if event.name in RECURRENT:
+        sizes = RecurrentSizes(*(option for option in event.options if isinstance(option, int)))
+        launched = sum(work.steps for work in works if isinstance(work, RecurrentCells) and not work.is_persistent)
+        call_us, layer_us, step_us = STEP[event.name]
+        return float(call_us + layer_us * sizes.layers * sizes.directions + step_us * launched + node_us * is_gradient)
     phase = BACKWARD if is_gradient else FORWARD
     name = f"{event.name} sorted" if len(works) > SORT_KERNELS else event.name
     us = recent.time_us(phase, name if name in TIMES[phase] else event.name, bool(works))

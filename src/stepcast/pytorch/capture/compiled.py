@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 K = ElementwiseKind
 # Kinds that a compiler joins: element by element, sums along rows, copies and lookups.
 FUSIBLE = frozenset((*POINTWISE, K.BROADCAST, K.STRIDED, K.JOIN, K.ROW_SUM, K.COLUMN_SUM, K.FILL, K.SOFTMAX,
-                     K.LAYER_NORM, K.RMS_NORM, K.NORM_WEIGHT, K.INNER_SOFTMAX, K.IRREGULAR, K.SWIGLU, K.DROPOUT,
+                     K.LAYER_NORM, K.RMS_NORM, K.NORM_WEIGHT, K.IRREGULAR, K.SWIGLU, K.DROPOUT,
                      K.CROSS_ENTROPY, K.OTHER))  # fmt: skip
-NEVER_FUSED = ("cumsum", "sort", "topk", "argsort", "nonzero", "histc", "_unique2", "index_put", "scatter")
+NEVER_FUSED = ("cumsum", "cumprod", "sort", "topk", "argsort", "nonzero", "histc", "_unique2", "index_put", "scatter")
 LOSSES = {"_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"}
 TINY_INPUT_SHARE = 0.1  # of what is written: a kernel that reads less is recomputed by its readers
 UNWRITTEN_WEIGHT = 2.0

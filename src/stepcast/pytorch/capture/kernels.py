@@ -11,6 +11,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
+
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import HostWay
@@ -32,6 +34,7 @@ from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, i
 K, P = ElementwiseKind, ConvolutionPass
 FIT = load_fit("captured")
 KINDS = {name: K(kind) for kind, names in FIT["kinds"].items() for name in names}
+ZEROED = frozenset(FIT["zeroed"]["names"])
 # Operators that take rows out of a table, of which they do not read the rest.
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 # Operators that write values into a tensor and leave the rest of it as it was; some add them up.
@@ -43,17 +46,22 @@ POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT)
 SORT_KERNELS, SORTED_TWICE, FEW_IDS = 12, 7.0, 3072
 ID_DIGITS, GRADIENT_COLUMNS = 8, 128  # passes that sort ids of embeddings; columns of a row that a block sums
-SAMPLED = 6.0  # instructions of the gradient of an interpolation between points, over those of the points
 # A batch norm runs one block for each channel of a sample. Where these are fewer than a GPU runs at once (NORM_BLOCKS),
 # its statistics take up to this share of one sample's time longer.
 NORM_SAMPLES, NORM_BLOCKS = 0.77, 528
 CHOICE_BYTES = 2400.0
+CELL_PARTS = 8
+VOLUME_CHANNELS = 32  # of cuDNN's kernels for volumes, which take as long for fewer
 MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight are not summed row by row
 # Sums into places, element by element, over ``index_add``: where an index is repeated along a row, and where not.
 REPEATED_INDEX, OWN_INDEX = 0.45, 1.5
-SMOOTH_RESIZE, SMOOTH_POSITIONS = 1.7, 97_000  # of an interpolation, over the nearest
-SMOOTH_BACKWARD = (13.6, 5.6)  # of its gradient: numbers of two bytes are added in pairs, those of four one by one
-LAST_RESIZE = 2.5  # instructions of images with channels last, over those of others
+# Threads of a block, and the neighbours of an element up to which several threads share its way.
+BLOCK_THREADS, HALF_BLOCK = 1024, 64
+# Threads, each with a way of its own through memory, by which an H200 reads as fast as it can; and the share of their time
+# where what they read and write is in its cache.
+WALKERS, CACHED_SHARE, CACHED_BYTES = 194_000, 0.42, 4.5e7
+NEAREST = 1  # mode of an interpolation between the points of a grid (torch/nn/functional.py, grid_sample)
+USUAL_SUM = 1.0, 1.0  # reads of the operand of a sum, over neighbours and over others
 SUMMED_APART = 2.0  # times as long as over neighbours takes a sum over images and positions
 WIDE_ROW = 512  # elements of a row that is a kernel's work by itself
 ELEMENTS_PER_LOAD = 8  # of two bytes
@@ -100,11 +108,9 @@ def _works_of_call(call: OperatorCall) -> Works:
     name = call.name
     if call.is_view or name.startswith(("empty", "new_empty")) or not any(tensor.numel for tensor in call.writes):
         return ()
-    if name in HANDLERS:
-        return HANDLERS[name](call)
-    return (
-        _describe_listed(call) if name.startswith(("_foreach_", "_fused_", "_amp_foreach")) else _describe_stream(call)
-    )
+    is_listed = name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+    works = HANDLERS.get(name, _describe_listed if is_listed else _describe_stream)(call)
+    return (*_describe_fill(call), *works) if name in ZEROED else works
 
 
 def bytes_of(*tensors: TracedTensor) -> float:
@@ -113,11 +119,12 @@ def bytes_of(*tensors: TracedTensor) -> float:
 
 
 def pass_over(
-    kind: ElementwiseKind, tensor: TracedTensor, read: float, write: float, backward: bool = False
+    kind: ElementwiseKind, tensor: TracedTensor, read: float, write: float, backward: bool = False, times: float = 1.0
 ) -> Elementwise:
-    """Return a kernel with the rows and columns of *tensor* that moves *read* and *write* bytes."""
+    """Return a kernel with *times* the rows of *tensor*, and its columns, that moves *read* and *write* bytes."""
     columns = max(1, tensor.shape[-1] if tensor.shape else 1)
-    return Elementwise(kind, max(1, tensor.numel // columns), columns, read, write, backward, DType(tensor.dtype))
+    rows = max(1, round(times * (tensor.numel // columns)))
+    return Elementwise(kind, rows, columns, read, write, backward, DType(tensor.dtype))
 
 
 # ---- products ------------------------------------------------------------------------------------------------------
@@ -188,12 +195,14 @@ def _describe_convolution(call: OperatorCall) -> Works:
     last = last or (taps == 1 and positions % ELEMENTS_PER_LOAD == 0)
     sides = [(tensor.numel // tensor.shape[1], tensor.shape[1]) for tensor in (data, out)]
     (inputs, inner), (outputs, outer) = reversed(sides) if transposed else sides
+    dtype = call.product_dtype(data)
+    if len(data.shape) == 5 and groups == 1 < data.shape[1] and (is_gradient or dtype.bytes < DType.FP32.bytes):
+        inner, outer = max(VOLUME_CHANNELS, inner), max(VOLUME_CHANNELS, outer)
     passes = [P.DATA, P.FORWARD] if transposed else [P.FORWARD, P.DATA]
     wanted = [passes[0]]
     if is_gradient:
         shapes = [tensor.shape for tensor in call.writes]
         wanted = [of for of, own in ((passes[1], data), (P.WEIGHT, weight)) if own.shape in shapes]
-    dtype = call.product_dtype(data)
     works: Works = tuple(
         Convolution(inputs, outputs, inner, outer, taps, int(groups), of, last, dtype) for of in wanted
     )
@@ -212,24 +221,27 @@ def _describe_convolution(call: OperatorCall) -> Works:
 
 def _describe_recurrent(call: OperatorCall) -> Works:
     """Describe a recurrent network of cuDNN: for each layer and direction one product with all inputs, and the
-    cells step after step; in the backward the cells, the gradient of the inputs, and those of both weights.
+    cells step after step; in the backward the cells, the gradient of the inputs, and those of both weights. Cells whose
+    steps the CPU launches are in parts, since the GPU runs the first while the CPU launches others.
     """
     dtype, data_dtype = call.product_dtype(call.reads[0]), DType(call.reads[0].dtype)
     sizes = RecurrentSizes(*(option for option in call.options if isinstance(option, int)))
     rows, wide = sizes.steps * sizes.batch, sizes.gates * sizes.hidden
     works: list[Compute] = []
+    cells = RecurrentCells(
+        sizes.steps, sizes.batch, sizes.hidden, sizes.width, sizes.gates, call.is_backward, dtype
+    )
+    parts = 1 if cells.is_persistent else min(sizes.steps, CELL_PARTS)
+    steps = [replace(cells, steps=round(sizes.steps / parts))] * parts
+    size = data_dtype.bytes
     for layer in range(sizes.layers):
         inputs = sizes.directions * sizes.width if layer else sizes.inputs
-        cells = RecurrentCells(
-            sizes.steps, sizes.batch, sizes.hidden, sizes.width, sizes.gates, call.is_backward, dtype
-        )
         if not call.is_backward:
-            works += [Matmul(rows, wide, inputs, 1, dtype), cells] * sizes.directions
+            works += [Matmul(rows, wide, inputs, 1, dtype), *steps] * sizes.directions
             continue
-        size = data_dtype.bytes
         bias = Elementwise(K.COLUMN_SUM, rows, wide, rows * wide * size, wide * size, dtype=data_dtype)
         products = [(rows, inputs, wide), (wide, inputs, rows), (wide, sizes.width, rows)]
-        works += [cells, *(Matmul(*shape, 1, dtype) for shape in products), bias] * sizes.directions
+        works += [*steps, *(Matmul(*shape, 1, dtype) for shape in products), bias] * sizes.directions
     return tuple(works)
 
 
@@ -270,15 +282,53 @@ def _is_contiguous(tensor: TracedTensor) -> bool:
     return all(stride == math.prod(size for size, _ in sizes[place + 1 :]) for place, (_, stride) in enumerate(sizes))
 
 
-def _describe_softmax(call: OperatorCall) -> Works:
-    out, is_gradient = call.writes[0], "backward" in call.name
-    axis = next((option for option in call.options if isinstance(option, int)), -1)
-    if axis not in (-1, len(out.shape) - 1):
-        return (pass_over(K.INNER_SOFTMAX, out, bytes_of(*call.reads[:2]), bytes_of(out), is_gradient),)
-    if "log" not in call.name:
+def _describe_along(call: OperatorCall) -> Works:
+    """Describe a softmax, or a sum of all elements before each one, along a dimension.
+
+    A thread block has the neighbours of a row. Along other dimensions each thread walks by itself through memory, several
+    times (aten/src/ATen/native/cuda/SoftMax.cu, ScanUtils.cuh).
+    """
+    name, out = call.name, call.writes[0]
+    axes = [option % max(1, len(out.shape)) for option in call.options if isinstance(option, int)]
+    length, inner = (out.shape[axes[0]], math.prod(out.shape[axes[0] + 1 :])) if axes and out.shape else (1, 1)
+    read, written = bytes_of(*call.reads[:2]), bytes_of(*call.writes)
+    along_rows, along_others, along_few = FIT["along"][name]
+    if inner > 1:
+        threads = out.numel // max(1, length)
+        if inner <= HALF_BLOCK and "softmax" in name:  # several threads of a block share the way
+            threads, along_others = threads * min(length, BLOCK_THREADS // inner), along_few
+        return (_walk(out, read, written, along_others, threads),)
+    if "log_softmax" in name:
+        is_gradient = "backward" in name
+        read = read if is_gradient else ENTROPY_READS * bytes_of(call.reads[0])
+        return (pass_over(K.CROSS_ENTROPY, out, read, written, is_gradient),)
+    if "softmax" in name:
         return _describe_stream(call)
-    read = bytes_of(*call.reads[:2]) if is_gradient else ENTROPY_READS * bytes_of(call.reads[0])
-    return (pass_over(K.CROSS_ENTROPY, out, read, bytes_of(out), is_gradient),)
+    work = pass_over(K.ROW_SCAN, out, read, written)
+    return (replace(work, columns=round(along_rows * work.columns)),)
+
+
+def _walk(tensor: TracedTensor, read: float, written: float, times: float, threads: int) -> Elementwise:
+    """Return a kernel whose *threads* each walk by itself through memory; few of them do not fill a GPU, and wait less
+    for numbers that are in its cache.
+    """
+    times *= max(1.0, WALKERS / max(1, threads)) * (CACHED_SHARE if read + written < CACHED_BYTES else 1.0)
+    return pass_over(K.IRREGULAR, tensor, read, written, times=times)
+
+
+def _describe_counted(call: OperatorCall) -> Works:
+    """Describe an operator by the elements of one of its tensors, for each of which it runs so many instructions."""
+    counted, *instructions = FIT["counted"][call.name]
+    tensors = {"out": call.writes[0], "in": call.reads[0]}
+    tensor = tensors.get(counted) or max((*call.reads, *call.writes), key=lambda tensor: tensor.numel)
+    times = instructions[-1 if DType(tensor.dtype).bytes < DType.FP32.bytes else 0]
+    read = bytes_of(*call.reads)
+    written = bytes_of(call.reads[0]) if call.name in ZEROED else bytes_of(*call.writes)
+    if call.name in FIT["walks"]["names"]:  # a thread takes one position of all images
+        return (_walk(tensor, read, written, times, math.prod(tensor.shape[2:])),)
+    if call.name.startswith("grid_sampler") and call.options[:1] == (NEAREST,):
+        times *= FIT["walks"]["nearest"]["backward" in call.name]
+    return (pass_over(K.IRREGULAR, tensor, read, written, times=times),)
 
 
 def _describe_fill(call: OperatorCall) -> Works:
@@ -287,11 +337,6 @@ def _describe_fill(call: OperatorCall) -> Works:
 
 def _describe_host_copy(call: OperatorCall) -> Works:
     return (HostCopy(HostWay.IN, round(bytes_of(*call.writes))),)
-
-
-def _describe_fill_and_copy(call: OperatorCall) -> Works:
-    size, kind = bytes_of(call.reads[0]), K.IRREGULAR if "pool" in call.name else K.COPY
-    return (*_describe_fill(call), pass_over(kind, call.reads[0], size, size))
 
 
 def _describe_embedding_backward(call: OperatorCall) -> Works:
@@ -378,42 +423,16 @@ def _describe_image_norm(call: OperatorCall) -> Works:
     return (*copies, Elementwise(K.GROUP_MOMENTS, groups, image.numel // groups, 0.0, 0.0, dtype=dtype), norm)
 
 
-def _describe_window(call: OperatorCall) -> Works:
-    """Pool or resize images: the time goes by elements of the result, or of the gradient's larger side."""
-    kind = K.RESIZE if call.name.startswith("upsample") else K.POOL
-    largest = max((*call.reads, *call.writes), key=lambda tensor: tensor.numel)
-    is_gradient = "backward" in call.name
-    counted = largest if is_gradient or kind is K.RESIZE else call.writes[0]
-    work = pass_over(kind, counted, bytes_of(*call.reads), bytes_of(*call.writes), is_gradient)
-    if "linear" in call.name or "cubic" in call.name:  # a thread takes one position of all images
-        positions, is_wide = math.prod(counted.shape[2:]), counted.dtype == "fp32" and "cubic" not in call.name
-        more = SMOOTH_BACKWARD[is_wide] if is_gradient else SMOOTH_RESIZE * max(1.0, SMOOTH_POSITIONS / positions)
-        return (replace(work, rows=round(more * max(1.0, len(counted.shape) / 2 - 1) * work.rows)),)
-    return (
-        replace(work, rows=round(LAST_RESIZE * work.rows)) if kind is K.RESIZE and is_channels_last(counted) else work,
-    )
-
-
-def _describe_sampled(call: OperatorCall) -> Works:
-    """Interpolate between the points of a grid: each number of the result from 4 points, or 8 in three dimensions."""
-    is_gradient = "backward" in call.name
-    sampled = call.reads[0] if is_gradient else call.writes[0]
-    points = 2 ** (len(sampled.shape) - 2)
-    more = points / 4 * SAMPLED if is_gradient else points**1.2 / 4
-    work = pass_over(K.IRREGULAR, sampled, bytes_of(*call.reads), bytes_of(*call.writes))
-    return (*(_describe_fill(call) if is_gradient else ()), replace(work, rows=round(more * work.rows)))
-
-
 DESCRIBE = {
     function.__name__.removeprefix("_describe_"): function for function in (
         _describe_product, _describe_baddbmm, _describe_linear, _describe_grouped_mm, _describe_attention,
-        _describe_convolution, _describe_norm, _describe_image_norm, _describe_recurrent, _describe_softmax,
+        _describe_convolution, _describe_norm, _describe_image_norm, _describe_recurrent, _describe_along,
         _describe_fill, _describe_host_copy, _describe_embedding_backward, _describe_bag, _describe_sort,
-        _describe_choice, _describe_sequence_loss, _describe_batch_norm, _describe_window, _describe_sampled,
-        _describe_fill_and_copy,
+        _describe_choice, _describe_sequence_loss, _describe_batch_norm,
     )
 }  # fmt: skip
 HANDLERS = {name: DESCRIBE[how] for how, names in FIT["operators"].items() for name in names}
+HANDLERS |= dict.fromkeys(FIT["counted"], _describe_counted)
 
 
 # ---- operators that move memory ------------------------------------------------------------------------------------
@@ -458,39 +477,47 @@ def _describe_stream(call: OperatorCall) -> Works:
     if kind is K.GATHER:
         rows = max(1, *(tensor.elements for tensor in reads[1:]))
         columns = max(1, out[0].numel // rows)
-    if kind in (K.ROW_SUM, K.COLUMN_SUM) and out[0].numel:
-        rows, columns = out[0].numel, max(1, largest.elements // out[0].numel)
-        rows, columns = (rows, columns) if kind is K.ROW_SUM else (columns, rows)
+    if kind is K.ROW_SUM:
+        rows, columns = out[0].numel, max(1, largest.elements // max(1, out[0].numel))
+        over_columns = call.options and len(largest.shape) - 1 not in [axis % len(largest.shape) for axis in call.options]
+        read *= FIT["sums"].get(name, USUAL_SUM)[bool(over_columns)]
+        if over_columns:
+            kind, rows, columns = K.COLUMN_SUM, columns, rows
     is_gradient = call.is_backward and kind in GRADIENT_KINDS and "backward" in name
     dtype = DType((reads[-1] if kind is K.CAST and reads else largest).dtype)
     return (Elementwise(kind, rows, columns, read, written, is_gradient, dtype),) * int(FIT["kernels"].get(name, 1))
 
 
 def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor) -> ElementwiseKind:
+    """Return the class of an operator: that of its name, or a sum or an element-wise one by PyTorch's word for it."""
     if name in LOOKUPS and out.numel > 1 and (name != "embedding" or out.shape[-1] < WIDE_ROW):
         # Rows of full loads are copied by a thread block each (aten/src/ATen/native/cuda/IndexKernelUtils.cu).
         is_repeated = name == "gather" and reads[-1].elements < out.numel
         is_row = is_repeated or (*reads[-1].shape, *reads[0].shape[1:]) == out.shape
         row_bytes = math.prod(reads[0].shape[1:]) * DType(out.dtype).bytes
         return K.GATHER if is_row and row_bytes % LOAD_BYTES[0] == 0 else K.IRREGULAR
-    if name in ("max", "min", "argmax", "argmin") and reads and out.numel > 1:
-        return K.ROW_SUM if out.numel < reads[0].numel else K.MUL
     if name in ("cat", "stack") and reads and _joins_runs(reads, out):
         return K.COPY
     if name == "embedding":
         return K.EMBEDDING
-    if name in ("sum", "mean") and reads:
-        if out.numel == 1:
-            return K.OTHER
-        keeps_columns = out.shape[-1:] == reads[0].shape[-1:] and reads[0].shape[-1:] != (1,)
-        return K.COLUMN_SUM if keeps_columns else K.ROW_SUM
-    kind = KINDS.get(name, K.OTHER)
+    is_pointwise, is_sum = _tags_of(name)
+    if is_sum and reads and (out.numel < reads[0].numel or not is_pointwise):
+        return K.ROW_SUM
+    kind = KINDS.get(name, K.MUL if is_pointwise else K.OTHER)
     if name in ("_to_copy", "copy", "clone"):
         kind = K.CAST if reads and reads[-1].dtype != out.dtype else K.COPY
     if kind in POINTWISE:
         sources = reads[1:] if name == "copy" else reads
         return kind_by_layout(kind, (*sources, out), mixed=kind is not K.CAST)
     return kind
+
+
+@lru_cache(maxsize=1024)
+def _tags_of(name: str) -> tuple[bool, bool]:
+    """Return whether PyTorch says that an operator works element by element, and that it sums or the like."""
+    packet = getattr(torch.ops.aten, name, None)
+    tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags} if packet else set()
+    return torch.Tag.pointwise in tags, name in FIT["sums"] or getattr(torch.Tag, "reduction", None) in tags
 
 
 def _joins_runs(reads: Sequence[TracedTensor], out: TracedTensor) -> bool:
