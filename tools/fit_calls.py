@@ -38,7 +38,8 @@ HOOK_US = 1.0  # of the hook that takes the time of a case backward
 # Of several results, with a loop of their own, or whose time is not that of the operators that are traced.
 LEFT_OUT = {"four(x)", "nested(x)", "checkpointed(x)", "reentrant(x)", "hooked(x)", "lstm(seq)[0]", "gru(seq)[0]",
             "encoder(seq)", "decoder(seq, seq)", "x.detach().cpu()", "Square.apply(x)",
-            "torch.autograd.grad((x * x).sum(), x)", "torch.autograd.grad((x * x).sum(), x, create_graph=True)"}  # fmt: skip
+            "torch.autograd.grad((x * x).sum(), x)",
+            "torch.autograd.grad((x * x).sum(), x, create_graph=True)"}  # fmt: skip
 NODE, ACCUMULATED, MODULE, WAIT = "node", "accumulated", "module", "wait"
 # Microseconds that an operator takes about: forward and backward, with a kernel and without; how strongly it does.
 ABOUT = {("forward", True): 19.0, ("forward", False): 7.0, ("backward", True): 11.0, ("backward", False): 2.5}

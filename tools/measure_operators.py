@@ -100,10 +100,7 @@ def time_case(case: OperatorCase, times: dict) -> None:
                 torch.cuda.synchronize()
             torch.cuda._sleep(100_000)
             began = time.perf_counter()
-            if phase == "f":
-                result = case.forward()
-            else:
-                result = torch.autograd.grad(*arguments, allow_unused=True)
+            result = case.forward() if phase == "f" else torch.autograd.grad(*arguments, allow_unused=True)
             times.setdefault((case.text, phase), []).append(1e6 * (time.perf_counter() - began))
             torch.cuda._sleep(1000)
             torch.cuda.synchronize()

@@ -197,8 +197,6 @@ class ElementwiseKind(StrEnum):
     LAST_NORM = "last-norm"  # likewise with channels last: a row is a position
     IMAGE_NORM = "image-norm"  # of groups of channels of an image
     GROUP_MOMENTS = "group-moments"  # mean and variance of each group
-    POOL = "pool"
-    RESIZE = "resize"
     GATHER = "gather"  # rows of a table, a thread block each
     BAG = "bag"  # sums of rows of a table
     ROW_GRADIENT = "row-gradient"  # of those rows, sorted and summed

@@ -57,8 +57,8 @@ MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight
 REPEATED_INDEX, OWN_INDEX = 0.45, 1.5
 # Threads of a block, and the neighbours of an element up to which several threads share its way.
 BLOCK_THREADS, HALF_BLOCK = 1024, 64
-# Threads, each with a way of its own through memory, by which an H200 reads as fast as it can; and the share of their time
-# where what they read and write is in its cache.
+# Threads, each with a way of its own through memory, by which an H200 reads as fast as it can; and the share of their
+# time where what they read and write is in its cache.
 WALKERS, CACHED_SHARE, CACHED_BYTES = 194_000, 0.42, 4.5e7
 NEAREST = 1  # mode of an interpolation between the points of a grid (torch/nn/functional.py, grid_sample)
 USUAL_SUM = 1.0, 1.0  # reads of the operand of a sum, over neighbours and over others
@@ -228,9 +228,7 @@ def _describe_recurrent(call: OperatorCall) -> Works:
     sizes = RecurrentSizes(*(option for option in call.options if isinstance(option, int)))
     rows, wide = sizes.steps * sizes.batch, sizes.gates * sizes.hidden
     works: list[Compute] = []
-    cells = RecurrentCells(
-        sizes.steps, sizes.batch, sizes.hidden, sizes.width, sizes.gates, call.is_backward, dtype
-    )
+    cells = RecurrentCells(sizes.steps, sizes.batch, sizes.hidden, sizes.width, sizes.gates, call.is_backward, dtype)
     parts = 1 if cells.is_persistent else min(sizes.steps, CELL_PARTS)
     steps = [replace(cells, steps=round(sizes.steps / parts))] * parts
     size = data_dtype.bytes
@@ -285,8 +283,8 @@ def _is_contiguous(tensor: TracedTensor) -> bool:
 def _describe_along(call: OperatorCall) -> Works:
     """Describe a softmax, or a sum of all elements before each one, along a dimension.
 
-    A thread block has the neighbours of a row. Along other dimensions each thread walks by itself through memory, several
-    times (aten/src/ATen/native/cuda/SoftMax.cu, ScanUtils.cuh).
+    A thread block has the neighbours of a row. Along other dimensions each thread walks by itself through memory,
+    several times (aten/src/ATen/native/cuda/SoftMax.cu, ScanUtils.cuh).
     """
     name, out = call.name, call.writes[0]
     axes = [option % max(1, len(out.shape)) for option in call.options if isinstance(option, int)]
@@ -479,8 +477,8 @@ def _describe_stream(call: OperatorCall) -> Works:
         columns = max(1, out[0].numel // rows)
     if kind is K.ROW_SUM:
         rows, columns = out[0].numel, max(1, largest.elements // max(1, out[0].numel))
-        over_columns = call.options and len(largest.shape) - 1 not in [axis % len(largest.shape) for axis in call.options]
-        read *= FIT["sums"].get(name, USUAL_SUM)[bool(over_columns)]
+        over_columns = bool(call.options) and not {-1, len(largest.shape) - 1} & {*call.options}
+        read *= FIT["sums"].get(name, USUAL_SUM)[over_columns]
         if over_columns:
             kind, rows, columns = K.COLUMN_SUM, columns, rows
     is_gradient = call.is_backward and kind in GRADIENT_KINDS and "backward" in name
