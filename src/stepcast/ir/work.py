@@ -197,6 +197,8 @@ class ElementwiseKind(StrEnum):
     LAST_NORM = "last-norm"  # likewise with channels last: a row is a position
     IMAGE_NORM = "image-norm"  # of groups of channels of an image
     GROUP_MOMENTS = "group-moments"  # mean and variance of each group
+    POOL = "pool"
+    RESIZE = "resize"
     GATHER = "gather"  # rows of a table, a thread block each
     BAG = "bag"  # sums of rows of a table
     ROW_GRADIENT = "row-gradient"  # of those rows, sorted and summed
@@ -206,6 +208,7 @@ class ElementwiseKind(StrEnum):
     DIGIT = "digit"  # one pass of a sort
     CHOICE = "choice"  # the largest elements of each row
     IRREGULAR = "irregular"  # element by element, from places that other numbers determine
+    INNER_SOFTMAX = "inner-softmax"  # over elements that are not neighbours in memory
     ROW_SCAN = "row-scan"  # of each element of a row all elements before it are summed
     NORM_WEIGHT = "norm-weight"  # the gradient of a norm's weight and bias, row after row
     SEQUENCE_LOSS = "sequence-loss"  # a kernel that goes through a sequence step by step (CTC); a row is a step
