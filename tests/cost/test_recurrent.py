@@ -85,17 +85,22 @@ def test_a_slower_clock_and_memory_take_longer() -> None:
         assert other.source is PriceSource.SCALED
 
 
-def test_cells_wait_for_the_host_where_their_kernels_are_short() -> None:
-    """15.5 us to launch a step of a small LSTM, 2 in the one kernel that keeps its weights on chip."""
+def test_cells_with_weights_on_chip_are_one_kernel() -> None:
+    """A step of an LSTM of 128 took 2.4 to 2.7 us in fp32, and 3.9 in bf16, for which cuDNN has no such kernel."""
 
-    def price(hidden: int, gates: int = 4, batch: int = 8, width: int | None = None) -> Price:
-        return compute_price(RecurrentCells(100, batch, hidden, width or hidden, gates), H200, default_fit())
+    def price(
+        hidden: int, gates: int = 4, batch: int = 8, width: int | None = None, dtype: DType = DType.TF32
+    ) -> Price:
+        return compute_price(
+            RecurrentCells(100, batch, hidden, width or hidden, gates, dtype=dtype), H200, default_fit()
+        )
 
-    assert price(256).seconds == pytest.approx(100 * 15.5e-6)
+    assert price(128).seconds == pytest.approx(100 * 2.7e-6, rel=0.1)
+    assert price(64).seconds < price(128).seconds / 4  # which fit into one multiprocessor
+    assert price(128, batch=2048).seconds > 20 * price(128).seconds
     assert price(256, gates=1).seconds < price(256).seconds
-    assert price(128).seconds == pytest.approx(100 * 2e-6)
-    assert price(128, width=256).seconds == pytest.approx(100 * 15.5e-6)
-    assert (price(256).bound, price(128).bound) == (Bound.LAUNCH, Bound.LAUNCH)
+    assert min(price(256).seconds, price(128, width=256).seconds) > 2 * price(128).seconds
+    assert price(128, dtype=DType.BF16).seconds > price(128).seconds
     large = price(4096, batch=4096)
     assert large.seconds > 10 * 100 * 26e-6
     assert large.bound is not Bound.LAUNCH
