@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, TypedDict
 
 from stepcast.units import format_percent
 
-Facts = Mapping[str, Any]
+Fact = Any
+"""The value of one fact: a number, a text, or facts inside facts, as JSON has them."""
+Facts = Mapping[str, Fact]
 """The facts of an answer or of one of its rows, by the names of the JSON contract."""
-FactDict = dict[str, Any]
+FactDict = dict[str, Fact]
 """Facts that are being collected."""
 
 
@@ -74,7 +76,7 @@ class IntervalFacts(NamedTuple):
         return "interval" if self.level is None else f"{format_percent(self.level, 0)} interval"
 
 
-def read_interval(facts: Mapping[str, Any]) -> IntervalFacts:
+def read_interval(facts: Facts) -> IntervalFacts:
     """Return the band of a step, wherever its facts come from: the one place that reads it."""
     band = facts.get("uncertainty") or facts
     return IntervalFacts(float(band["low_s"]), float(band["high_s"]), band.get("level"))

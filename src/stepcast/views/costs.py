@@ -3,9 +3,8 @@
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import Fact, Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
@@ -110,7 +109,7 @@ def collective_view(facts: Facts) -> ui.View:
 # ---- fitted constants ---------------------------------------------------------------------------------
 
 
-def _fit_view(section: str, facts: Facts, **more: Any) -> ui.View:
+def _fit_view(section: str, facts: Facts, **more: Fact) -> ui.View:
     """Return the view of a fit; what it assumes is among its figures."""
     place = facts.get("cluster") or facts["gpu"]
     return replace(build_view(section, facts, place=place, **more), assumptions=())

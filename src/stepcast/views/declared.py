@@ -3,9 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.facts import Fact, FactDict, Facts
 from stepcast.views import view as ui
 from stepcast.views.view import DATA, NAMES, Figure, Mood, Shown, View, find_value, say
 
@@ -21,7 +20,7 @@ def _read_sections() -> Mapping[str, Sequence[str]]:
     return {name: lines.strip().split("\n") for name, lines in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def build_view(section: str, facts: Facts, /, **more: Any) -> View:
+def build_view(section: str, facts: Facts, /, **more: Fact) -> View:
     """Return the view that a section declares of *facts* and *more* values, figures, parts and columns."""
     known, heads = {**facts, **more}, {"title": "", "headline": ""}
     figures: list[Figure] = []
@@ -44,7 +43,7 @@ def build_view(section: str, facts: Facts, /, **more: Any) -> View:
     return View(heads["title"], headline, figures, parts, facts, asked=asked)
 
 
-def build_figures(section: str, facts: Facts, /, **more: Any) -> list[Figure]:
+def build_figures(section: str, facts: Facts, /, **more: Fact) -> list[Figure]:
     """Return the figures that a section declares of *facts* and *more* values."""
     known = {**facts, **more}
     return [figure for row in _read_sections()[section] for figure in _figures(row, known)]
@@ -70,7 +69,7 @@ def _figures(row: str, facts: Facts) -> list[Figure]:
     return [Figure(title, value, note, line=line, mood=mood, shown=Shown.PAGE if on_page else Shown.ALWAYS)]
 
 
-def build_pairs(section: str, facts: Facts, /, **more: Any) -> list[tuple[str, str]]:
+def build_pairs(section: str, facts: Facts, /, **more: Fact) -> list[tuple[str, str]]:
     """Return the names and values that a section declares."""
     return [(figure.name, figure.text) for figure in build_figures(section, facts, **more)]
 
@@ -81,12 +80,12 @@ def read_texts(section: str) -> Mapping[str, str]:
     return dict(row.split(" = ", 1) for row in _read_sections()[section])
 
 
-def phrase(name: str, facts: Facts, /, **more: Any) -> str:
+def phrase(name: str, facts: Facts, /, **more: Fact) -> str:
     """Return a sentence of the section *phrases*; nothing where one of its values is unknown."""
     return ui.say(read_texts("phrases")[name], {**facts, **more}) or ""
 
 
-def phrases(names: str, facts: Facts, /, **more: Any) -> list[str]:
+def phrases(names: str, facts: Facts, /, **more: Fact) -> list[str]:
     """Return those of several sentences whose values are known."""
     return [text for name in names.split() if (text := phrase(name, facts, **more))]
 

@@ -1,9 +1,8 @@
 """Views of what jobs leave behind: logs of steps and collectives, databases of kernels, straggler traces."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import Fact, Facts
 from stepcast.ir.timeline import Timeline
 from stepcast.units import format_seconds
 from stepcast.views import view as ui
@@ -15,7 +14,7 @@ MOST_LINES = 16
 TITLES = NAMES["job_files"]
 
 
-def _view(section: str, facts: Facts, timeline: Timeline | None = None, **more: Any) -> ui.View:
+def _view(section: str, facts: Facts, timeline: Timeline | None = None, **more: Fact) -> ui.View:
     """Return the view of a file that a job left, headed by its step, its duration or how many calls it holds."""
     file, step_s, calls = TITLES.get(facts.get("format", ""), "log"), facts.get("step_s"), facts.get("calls")
     recorded_s = None if step_s or calls is not None else facts.get("elapsed_s", 0.0)

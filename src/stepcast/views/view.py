@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepcast import units
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import Fact, Facts
 from stepcast.ir.tables import parse_tables
 from stepcast.units import (
     DAY,
@@ -184,13 +184,13 @@ def columns_by_key(spec: str, **sources: Source) -> dict[str, tuple[str, Source]
     return {key.partition(":")[0].rstrip(","): column for key, column in zip(keys, named, strict=True)}
 
 
-def table_of(title: str, rows: Iterable[Facts], columns: Mapping[str, Source], **options: Any) -> Table:
+def table_of(title: str, rows: Iterable[Facts], columns: Mapping[str, Source], **options: Fact) -> Table:
     """Return the table of *rows* with the heads and sources of *columns*."""
     cells = [[cell_of(row, source) for source in columns.values()] for row in rows]
     return Table(title, list(columns), cells, **options)
 
 
-def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]], **options: Any) -> Table:
+def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]], **options: Fact) -> Table:
     """Return the table of rows whose cells are text already."""
     return Table(title, heads, [[Cell(str(cell)) for cell in row] for row in rows], **options)
 
@@ -221,7 +221,7 @@ UNITS = {"GBIT": GB / 8, **{name: vars(units)[name] for name in ("MS", "US", "HO
 """Units by which sentences and columns divide values."""
 
 
-def find_value(facts: Facts, path: str) -> Any:
+def find_value(facts: Facts, path: str) -> Fact:
     """Return the value at ``a.b`` of *facts*, the quotient ``a/b`` or the number ``#a`` of entries; None if unknown.
 
     A divisor may be a unit in capitals, as in ``size_bytes/GIB``.
@@ -230,13 +230,13 @@ def find_value(facts: Facts, path: str) -> Any:
     if divided:
         over, under = find_value(facts, first), UNITS[second] if second.isupper() else find_value(facts, second)
         return None if over is None or under is None else over / (under or 1.0)
-    value: Any = facts
+    value: Fact = facts
     for key in path.strip("#,").split("."):
         value = value[int(key)] if isinstance(value, list) else value.get(key) if isinstance(value, Mapping) else None
     return len(value) if path.startswith("#") and value is not None else value
 
 
-def show_value(path: str, form: str, value: Any, facts: Facts) -> str:
+def show_value(path: str, form: str, value: Fact, facts: Facts) -> str:
     """Return a value in its form, or else in the unit of its name."""
     if form == "money":
         return format_money(value, find_value(facts, ".".join([*path.split(".")[:-1], "currency"])))
@@ -319,7 +319,7 @@ class Bars(Part):
     commands: Sequence[str] = ()  # of the bars, folded below them on a page
 
 
-def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str], **options: Any) -> Bars | None:
+def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str], **options: Fact) -> Bars | None:
     """Return one bar per name, longest first, with its share of the sum; None without any."""
     if not times_s:
         return None

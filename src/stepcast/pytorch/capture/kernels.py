@@ -28,8 +28,9 @@ from stepcast.ir.work import (
     HostCopy,
     Matmul,
 )
+from stepcast.pytorch.capture.alignment import LOAD_BYTES, express_alignment
 from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
+from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last
 
 K, P = ElementwiseKind, ConvolutionPass
 FIT = load_fit("captured")
@@ -69,10 +70,6 @@ ENTROPY_READS = 3  # of a log-softmax over rows longer than a block can hold: ma
 ROW_OPERAND_SHARE = 0.02  # a kernel that reads less than this share of what it writes only reads numbers of rows
 
 FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
-# Bytes at whose multiples rows have to begin for the widest loads, for narrower ones, and for any.
-LOAD_BYTES = (16, 4, 1)
-# The most by which sizes may grow to express an alignment: a product of few columns would become other work.
-MOST_GROWTH = 0.01
 
 
 class OperatorCall(NamedTuple):
@@ -585,36 +582,3 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         expected *= size
     return True
-
-
-def express_alignment(work: Matmul, tensors: Sequence[TracedTensor]) -> Matmul:
-    """Return *work* with sizes that express how well the rows of its operands and its result are aligned.
-
-    The sizes n and k determine that for operands stored row by row. Where an operand is transposed or a slice,
-    another size determines it (the gradient of a weight of odd width): then n or k is changed by a few elements, if
-    that adds next to no work.
-    """
-    size_bytes = work.dtype.bytes
-    actual = max(_widest_load(_row_pitch(tensor) * size_bytes) for tensor in tensors)
-    expressed = max(_widest_load(size * size_bytes) for size in (work.n, work.k))
-    elements = max(1, round(LOAD_BYTES[actual] / size_bytes))
-    if actual == expressed:
-        return work
-    if actual > expressed:
-        changed = replace(work, n=work.n + elements) if work.n > work.k else replace(work, k=work.k + elements)
-    else:
-        changed = replace(work, n=round_up(work.n, elements), k=round_up(work.k, elements))
-    return changed if changed.flops <= (1 + MOST_GROWTH) * work.flops else work
-
-
-def _widest_load(row_bytes: float) -> int:
-    """Return the index of the widest load that fits rows of this many bytes."""
-    return next(index for index, load in enumerate(LOAD_BYTES) if row_bytes % load == 0 or load == 1)
-
-
-def _row_pitch(tensor: TracedTensor) -> int:
-    """Return the elements from one row to the next, or between columns where these are contiguous."""
-    (rows, columns), (row_stride, column_stride) = tensor.shape[-2:], tensor.stride[-2:]
-    if row_stride == 1 and rows > 1:
-        return column_stride if columns > 1 else 0
-    return row_stride if rows > 1 else 0

@@ -408,8 +408,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = (_transform_bytes(args), *(value for value in args if isinstance(value, int)))
         elif name in RECURRENT:
             options = tuple(args[-1])
-        else:
-            options = _list_integers(args)
+        else:  # the first list of integers, such as dimensions, or else those that are by themselves
+            lists = (value for value in args if isinstance(value, list | tuple) and value and type(value[0]) is int)
+            options = tuple(next(lists, [value for value in args if type(value) is int]))
         if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
             options = (TF32, *options)
         if calls := take_spent():
@@ -423,12 +424,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
     def _describe(self, tensor: Tensor, is_read: bool = False) -> TracedTensor:
         dtype = DTYPES.get(tensor.dtype, "fp32")
         return TracedTensor(tuple(tensor.shape), tensor.stride(), dtype, self._number_storage(tensor, is_read))
-
-
-def _list_integers(args: Any) -> tuple[int, ...]:
-    """Return the first list of integers among *args*, such as dimensions, or else those that are by themselves."""
-    lists = (value for value in args if isinstance(value, list | tuple) and value and type(value[0]) is int)
-    return tuple(next(lists, [value for value in args if type(value) is int]))
 
 
 def _is_meta(tensor: Tensor) -> bool:
