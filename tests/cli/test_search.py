@@ -256,7 +256,7 @@ def test_the_answer_says_what_would_change_it(capsys: pytest.CaptureFixture[str]
     assert all(each["speed"] > 0.9 for each in found["sensitivity"])
 
 
-@pytest.mark.parametrize("objective", ["step", "throughput", "cost", "energy"])
+@pytest.mark.parametrize("objective", ["step", "energy"])
 def test_numbers_of_gpus_are_not_compared_with_each_other(capsys: pytest.CaptureFixture[str], objective: str) -> None:
     """Twice the GPUs are neither a tie of rank 1 nor the effect of a faster network."""
     asked = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8,16", "--global-batch", "64")

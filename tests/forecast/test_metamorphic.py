@@ -24,7 +24,7 @@ from stepcast.ir.work import Collective
 from tests.executed import hardware_flops
 from tests.forecast.strategies import CLUSTERS, Case, cases
 
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 ROUNDING = 1 + 1e-9
 
 

@@ -16,7 +16,7 @@ from tests.fuzz.targets import Target, seed_files, targets
 from tests.fuzz.worker import run_bounded, run_command
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.*"))
-ROUND, COMMANDS = 50, 40
+ROUND, COMMANDS = 30, 25
 SEED = 1
 
 
