@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _markers(path: Path) -> list[str]:
-    """Return the markers of a file and of the folders that it lies in."""
+    """Return the markers of a file and of its parent folders."""
     if not path.is_relative_to(TESTS):
         return []
     inside = path.relative_to(TESTS)

@@ -59,7 +59,7 @@ def fit_selective(found: Sequence[Case]) -> ScanFit:
 
 
 def fit_delta(found: Sequence[Case]) -> ScanFit:
-    """What is left of the times once the bytes are moved as streaming kernels do, over the chunks of a sequence."""
+    """Fit the clocks of a chunk to the time that remains when the time of moving the bytes is subtracted."""
     streaming, rates = default_fit().stream("add").bandwidth_efficiency, vector_rates(GPU)
     bare = ScanFit(round(kernels_of(found)), streaming, 0.0, 0.0, 0.0)
     left = [

@@ -35,7 +35,7 @@ Build = Callable[..., Any]
 
 
 def _record_type(described: type, changed: Mapping[str, object], **first: object) -> type[Any]:
-    """Return a struct with the fields of a dataclass, of which some are *changed*, behind those in *first*."""
+    """Return a struct type with the fields *first*, then those of a dataclass; *changed* replaces the types of some."""
     own = ((each.name, changed.get(each.name, each.type), each.default) for each in fields(described))
     every = [field[:2] if field[2] is MISSING else field for field in own]
     name = f"{described.__name__}Record"

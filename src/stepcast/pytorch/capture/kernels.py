@@ -312,7 +312,7 @@ def _walk(tensor: TracedTensor, read: float, written: float, times: float, threa
 
 
 def _describe_counted(call: OperatorCall) -> Works:
-    """Describe an operator by the elements of one of its tensors, for each of which it runs so many instructions."""
+    """Describe an operator that runs a measured number of instructions for each element of one of its tensors."""
     counted, *instructions = FIT["counted"][call.name]
     tensors = {"out": call.writes[0], "in": call.reads[0]}
     tensor = tensors.get(counted) or max((*call.reads, *call.writes), key=lambda tensor: tensor.numel)
