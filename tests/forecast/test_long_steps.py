@@ -7,11 +7,11 @@ import pytest
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import PreparedStep
 from stepcast.hardware import load_cluster
+from stepcast.ir.dataclass import replace
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import Overlap, ScheduleKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
-from stepcast.simulation import steady
 from stepcast.simulation.steady import PERIODS
 
 MODEL = load_model("llama-3.2-1b").with_layers(8)
@@ -47,15 +47,15 @@ def test_a_long_step_is_as_if_written_out(
     schedule: ScheduleKind, sharding: Sharding, transfers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = strategy(schedule, 2048, sharding, transfers)
-    monkeypatch.setattr(steady, "LONG", 64)
     short = predict(MODEL, CLUSTER, chosen)
-    assert short.steady is not None
+    step, run = short.source.reported
     with monkeypatch.context() as patch:
         patch.setattr(PreparedStep, "steady", None)
+        patch.setattr(PreparedStep, "reported", property(lambda source: (source.step, source.run)))
         whole = predict(MODEL, CLUSTER, chosen)
         _ = whole.report
-    assert short.steady.short[0].schedule.micro_batches < 1024
-    assert short.step_s == whole.step_s
+    assert step.schedule.micro_batches < 1024
+    assert short.step_s == run.makespan_s == whole.step_s
     assert short.run.makespan_s == whole.step_s
     one, two = short.report, whole.report
     assert one.breakdown_s == pytest.approx(two.breakdown_s, rel=1e-9, abs=1e-9)
@@ -69,6 +69,20 @@ def test_a_million_micro_batches_are_as_many_times_what_each_adds() -> None:
     steps_s = [predict(MODEL, CLUSTER, strategy(ScheduleKind.ONE_F_ONE_B, 10**6 + n)).step_s for n in (0, 1, 2)]
     assert steps_s[2] - steps_s[1] == pytest.approx(steps_s[1] - steps_s[0], rel=1e-4)
     assert steps_s[0] == pytest.approx(10**6 * (steps_s[1] - steps_s[0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("micro_batches", [8192, 131_072])
+def test_many_micro_batches_of_a_deep_pipeline_have_an_answer(micro_batches: int) -> None:
+    """A step of hours: sums of its ticks are rounded."""
+    layout = Layout(tp=8, pp=64)
+    chosen = Strategy(layout, 1, micro_batches, 8192, sequence_parallel=True)
+    prediction = predict(load_model("llama-3.1-70b"), CLUSTER, chosen)
+    assert prediction.step_s > 128
+    one = predict(load_model("llama-3.1-70b"), CLUSTER, replace(chosen, global_batch=micro_batches + 1)).step_s
+    slowest_s = max(stage.busy_s + stage.exposed_s for stage in prediction.report.stages)
+    assert slowest_s < prediction.step_s < 1.02 * slowest_s
+    assert one - prediction.step_s == pytest.approx(slowest_s / micro_batches, rel=0.01)
+    assert sum(prediction.report.breakdown_s.values()) == pytest.approx(prediction.step_s, rel=1e-12)
 
 
 def test_what_turns_around_in_the_middle_says_how_many_are_too_many() -> None:

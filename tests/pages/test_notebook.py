@@ -57,7 +57,7 @@ def test_a_prediction_travels(prediction: stepcast.Prediction) -> None:
 def test_a_prediction_of_very_many_micro_batches_travels_without_its_tasks() -> None:
     strategy = stepcast.Strategy(stepcast.Layout(dp=1, pp=8), micro_batch=1, global_batch=20_000, seq=128)
     long = stepcast.predict(stepcast.load_model("llama-3.2-1b"), stepcast.load_cluster("dgx-h100"), strategy)
-    assert long.steady
+    assert long.source.steady
     there = pickle.loads(pickle.dumps(long))
     assert there.report == long.report
     assert there.drawn is None

@@ -27,7 +27,7 @@ from stepcast.simulation.messages import Send
 from stepcast.simulation.program import Times, in_ticks
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import pair_slots
-from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_step, find_step_s, run_with_lead
+from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_run
 from stepcast.simulation.step import Conditions, Step, build_step
 from stepcast.units import format_percent, format_seconds
 from stepcast.views.answer import Answer
@@ -105,8 +105,6 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
     )
 
 
-# Slots of all stages up to which a breakdown is that of the whole step.
-REPORTED_SLOTS = 2**14
 # The answer mentions the CPU's pace where it widens the interval by more than this share of the step.
 NOTED_SHARE = 0.05
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
@@ -117,10 +115,8 @@ def report_of(prediction: "Prediction") -> StepReport:
     """Return the breakdown of an average stage, which sums to the step because every stage's does."""
     step_s, workload, pricer = prediction.simulated_s, prediction.workload, prediction.pricer
     fluid = prediction.fluid
-    steady = prediction.steady if prediction.source.is_extended else None
-    step = steady.short[0] if steady else prediction.step
-    estimate = steady or fluid
-    stages = estimate.stage_times() if estimate else stage_times(prediction.step, prediction.run)
+    step, run = prediction.source.reported
+    stages = fluid.stage_times() if fluid else stage_times(step, run)
     count = len(stages)
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     totals: dict[str, float] = defaultdict(float)
@@ -229,16 +225,11 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
 
 def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatArray]]) -> tuple[float, float]:
     """Return the step with the seconds of its operations at the low and at the high end of a range."""
-    steady = prediction.steady
+    steady = prediction.source.steady
     if steady:
-        pair, step = steady.pair, steady.short[0]
-        ends = find_ends(step)
-        runs = [run_with_lead(step, pair, seconds) for seconds in ends]
+        runs = [steady[0].simulate(seconds) for seconds in find_ends(steady[0].step)]
         if runs[0] and runs[1]:
-            return runs[0].end_s, runs[1].end_s
-        if prediction.source.is_long:
-            short_s, longer_s = (makespans_s(program, np.stack(ends)) for program in (pair.short, pair.longer))
-            return steady.extend(short_s[0], longer_s[0]), steady.extend(short_s[1], longer_s[1])
+            return runs[0].makespan_s, runs[1].makespan_s
     step = prediction.step
     low_s, high_s = makespans_s(step.program, np.stack([step.add_lead(end) for end in find_ends(step)])).tolist()
     if prediction.fluid:  # sharing adds the same to both
@@ -324,38 +315,32 @@ class PreparedStep:
         is_fast = self.options.engine is Engine.FAST
         return None if isinstance(self.schedule, Schedule) or varies or not is_fast else self.schedule
 
-    @property
+    @cached_property
     def is_long(self) -> bool:
-        """Whether the step has too many slots to be run one by one."""
-        return self._exceeds(LONG)
-
-    @property
-    def is_extended(self) -> bool:
-        """Whether the report is extended as well: the breakdown of two short steps takes longer than that of one."""
-        return self._exceeds(REPORTED_SLOTS)
-
-    def _exceeds(self, slots: int) -> bool:
+        """Whether the step has too many slots to be written out."""
         size = self._periodic_size
-        return size is not None and count_slots(*size[1:]) > slots and self.steady is not None
+        return size is not None and count_slots(*size[1:]) > LONG and self.steady is not None
 
     @cached_property
-    def steady(self) -> SteadyStep | None:
-        """A short step in place of one of many micro-batches, for its time and its report."""
+    def steady(self) -> tuple[SteadyStep, Run] | None:
+        """A short step in place of one of many micro-batches."""
         size = self._periodic_size
-        return find_steady_step(*size, self.build, self.arrange) if size else None
+        return find_steady_run(size, self.build, self.arrange) if size else None
+
+    @property
+    def reported(self) -> tuple[Step, Run]:
+        """The step whose breakdown is that of the whole."""
+        size = self._periodic_size
+        steady = find_steady_run(size, self.build, self.arrange, is_reported=True) if size else None
+        return (steady[0].step, steady[1]) if steady else (self.step, self.run)
 
     @cached_property
     def makespan_s(self) -> float:
         """When the step ends."""
         if self.fluid:
             return self.fluid.run.makespan_s
-        size = self._periodic_size
-        step_s = find_step_s(size, self.build, self.arrange) if size else None
-        if step_s is None and self.steady:
-            step_s = self.steady.makespan_s
-        if step_s is None:  # the run itself is as large as all that led to it, and few ask for it
-            step_s = simulate(self.step.program, self.step.seconds).makespan_s
-        return step_s
+        # The run of all slots is as large as all that led to it, and few ask for it.
+        return self.steady[1].makespan_s if self.steady else simulate(self.step.program, self.step.seconds).makespan_s
 
     @cached_property
     def fluid(self) -> "FluidStep | None":
@@ -374,7 +359,6 @@ class PickledStep:
 
     result: tuple[Step, Run] | None
     is_long: bool = False
-    is_extended: bool = False
     steady: None = None
     fluid: None = None
 
@@ -390,6 +374,10 @@ class PickledStep:
     @property
     def run(self) -> Run:
         return self._get()[1]
+
+    @property
+    def reported(self) -> tuple[Step, Run]:
+        return self._get()
 
 
 MOST_DRAWN = 5_000_000
@@ -456,10 +444,6 @@ class Prediction(Answer):
     @property
     def run(self) -> Run:
         return self.source.run
-
-    @property
-    def steady(self) -> SteadyStep | None:
-        return self.source.steady
 
     @property
     def fluid(self) -> "FluidStep | None":

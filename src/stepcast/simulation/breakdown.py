@@ -78,7 +78,9 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     per_call = spent[entry_of]
     # What a stage does itself while a message is under way counts as that, not as waiting for it.
     per_call[:, EXPOSED] += np.minimum(_message_waits_s(step, run), idle_s[entry_of])
-    busy = program.lane_busy_s(run.seconds)
+    if run.runs is not None:
+        per_call *= run.runs[:, None]
+    busy = program.lane_busy_s(run.seconds, run.runs)
     stages = []
     for stage in range(step.schedule.stages):
         totals = per_call[program.table.rank_start[stage] : program.table.rank_start[stage + 1]].sum(axis=0)

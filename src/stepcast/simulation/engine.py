@@ -6,25 +6,40 @@ level of the dependency graph together. The times of single tasks are computed a
 """
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.ir.arrays import FloatArray
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
-from stepcast.simulation.program import Program, Times
+from stepcast.simulation.program import TICK_S, Program, Times
 from stepcast.simulation.segments import fold_chain, fold_piece, widen
+
+EXACT_S = 2.0**53 * TICK_S
+"""Sums of ticks are exact up to here, two minutes; ``kernels.run_calls`` has the same number."""
+ROUNDING = 2.0**-40
+"""The share of later times by which those that should be equal may differ: below a nanosecond in a step of an hour."""
+
+
+class Repetition(NamedTuple):
+    """The calls of the last period of a program, and how many times more they run."""
+
+    size: int
+    repeats: int
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The result of the folded engine."""
+    """The result of the folded engine. Calls that were repeated have the times of their last run."""
 
     program: Program
     seconds: FloatArray  # the price of each of the program's costs
     maps: FloatArray  # rows x columns x chains: the matrix of every chain
     values: FloatArray  # (1 + calls) x rows: what each call leaves behind, in the order of the plan
     makespan_s: float
+    runs: IntArray | None = None  # of each call; None: each runs once
+    is_settled: bool = True  # whether all runs of a call take and wait the same
 
     @cached_property
     def left_s(self) -> FloatArray:
@@ -46,16 +61,49 @@ class Run:
         return entry_s
 
 
-def simulate(program: Program, seconds: FloatArray | None = None, maps: FloatArray | None = None) -> Run:
-    """Run *program* with *seconds*, one for each op of its pieces; without, its costs are seconds. *maps* are those of
-    a run of the same segments with the same seconds.
+def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
+    """Run *program* with *seconds*, one for each op of its pieces; without, its costs are seconds.
 
     ProgramError if calls wait for each other in a circle.
     """
     prices = program.price_costs() if seconds is None else seconds
-    sweep = _Sweep(program, prices, maps)
+    sweep = _Sweep(program, prices)
     sweep.run(0, len(sweep.plan.bounds) - 1)
     return Run(program, prices, sweep.maps, sweep.values, float(sweep.values.max(initial=0.0)))
+
+
+def simulate_repeated(program: Program, seconds: FloatArray, repetition: Repetition) -> Run | None:
+    """Run *program* with a period that is repeated; None where it has no such period."""
+    size, count = repetition
+    sweep = _Sweep(program, seconds)
+    period = sweep.plan.find_period(size)
+    if period is None:
+        return None
+    sweep.run(0, period[1])
+    end = sweep.plan.bounds[period[1]]
+    # From -inf for outputs that a call does not have.
+    first_s, second_s = np.split(np.maximum(sweep.values[1 + end - 2 * size : 1 + end], 0.0), 2)
+    sweep.repeat(period, count)
+    last_s = np.maximum(sweep.values[1 + end - size : 1 + end], 0.0)
+    is_settled = _moves_together(first_s, second_s) and _moves_together(second_s, last_s)
+    sweep.run(period[1], len(sweep.plan.bounds) - 1)
+    runs = np.ones(program.calls, np.int64)
+    # The period before the last one was moved away from what its calls waited for.
+    runs[sweep.plan.order[end - 2 * size : end - size]] = 0
+    runs[sweep.plan.order[end - size : end]] = 2 + count
+    return Run(program, seconds, sweep.maps, sweep.values, float(sweep.values.max()), runs, is_settled)
+
+
+def _moves_together(before_s: FloatArray, after_s: FloatArray) -> bool:
+    """Whether everything is later by one time, but for lanes that no call touches, which stay where they are."""
+    passed_s = after_s - before_s
+    differs_s = np.abs(passed_s - passed_s[0, 0])[passed_s != 0]
+    return bool(passed_s[0, 0] > 0) and not (differs_s > _round_s(float(after_s.max()))).any()
+
+
+def _round_s(latest_s: float) -> float:
+    """Return by how much times up to *latest_s* that should be equal may differ."""
+    return 0.0 if latest_s < EXACT_S else latest_s * ROUNDING
 
 
 class _Sweep:
@@ -63,12 +111,11 @@ class _Sweep:
     order of the plan; row 0 is the start of the step.
     """
 
-    def __init__(self, program: Program, seconds: FloatArray, maps: FloatArray | None = None) -> None:
+    def __init__(self, program: Program, seconds: FloatArray) -> None:
         compiled, self.kernel = find_kernel(fold_chains, program.calls + PREPARING), find_kernel(run_calls)
-        if maps is None:
-            maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
-        self.maps = maps  # rows x columns x chains
-        self.plan = program.table.plan(maps)
+        # rows x columns x chains
+        self.maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
+        self.plan = program.table.plan(self.maps)
         self.chain = program.segment[self.plan.order]
         self.values = np.zeros((program.calls + 1, len(self.maps)))
         self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 0, 1) if self.kernel else (1, 2, 0)))
@@ -95,7 +142,7 @@ class _Sweep:
             latest(terms, 0, out=done[start:stop])
 
     def repeat(self, period: tuple[int, int], count: int) -> None:
-        """Run everything up to the calls of *period*, and those *count* times more.
+        """Run the calls of *period*, which have run, *count* times more.
 
         Where each time has moved on as far as in the period before, it does so again until something that it waits for
         is overtaken by something that moves on by more: that many periods are leaped over at once.
@@ -103,9 +150,8 @@ class _Sweep:
         bounds, rows = self.plan.bounds, self.plan.rows
         middle, end = bounds[period[0]], bounds[period[1]]
         if self.kernel is not None:
-            self._run_compiled(self.kernel, (0, middle, end), count)
+            self._run_compiled(self.kernel, (end, middle, end), count)
             return
-        self.run(0, period[1])
         start, size = 2 * middle - end, (end - middle) * rows
         times_s = self.values.reshape(-1)
         both = times_s[(1 + start) * rows : (1 + end) * rows]
@@ -126,9 +172,10 @@ class _Sweep:
         while count > 0:
             last_speeds, speeds = speeds, last_speeds
             np.subtract(later, earlier, out=speeds[:-1])
-            if speeds.tobytes() == last_speeds.tobytes():
+            slack_s = _round_s(float(later.max()))
+            if (np.abs(speeds - last_speeds) <= slack_s).all():
                 gains = speeds.take(follows) - speeds.take(decides)
-                faster = np.flatnonzero(gains > 0)
+                faster = np.flatnonzero(gains > slack_s)
                 gaps = later[decides[faster]] - (added_s[faster] + times_s[entry[faster]])
                 leap = int(min(np.floor_divide(gaps, gains[faster]).min(initial=count), count))
                 earlier += leap * speeds[:-1]
@@ -139,17 +186,6 @@ class _Sweep:
                 for sources, seconds, times in levels:
                     np.maximum.reduce(times_s.take(sources) + seconds, 0, out=times, initial=0.0)
                 count -= 1
-
-
-def extend_makespan_s(program: Program, seconds: FloatArray, size: int, count: int) -> float | None:
-    """Return when *program* would end with *count* periods of *size* calls more; None where it has no such periods."""
-    sweep = _Sweep(program, seconds)
-    period = sweep.plan.find_period(size)
-    if period is None:
-        return None
-    sweep.repeat(period, count)
-    sweep.run(period[1], len(sweep.plan.bounds) - 1)
-    return float(sweep.values.max())
 
 
 PREPARING = 2**11
@@ -237,24 +273,3 @@ def _unfold_entries(run: Run) -> FloatArray:
                 state = np.maximum.reduce(matrix[:lanes] + state[:, None, : matrix.shape[1]], 2)
                 index = index + 1
     return entry_s
-
-
-def find_shift_s(run: Run, size: int, slack_s: float = 0.0) -> float:
-    """Return by how much later the last period of *size* calls leaves everything than the one before; 0 without such
-    periods or if that is not one number but for *slack_s*. A lane that a call does not touch may stay where it is: if
-    it does, it did for all calls of its rank.
-    """
-    lanes, plan = run.maps.shape[1] - run.program.inputs, run.program.table.plan(run.maps)
-    period = plan.find_period(size)
-    if period is None:
-        return 0.0
-    end = plan.bounds[period[1]]
-    calls = plan.order[end - 2 * size : end].reshape(2, -1)
-    first, second = run.left_s[1 + calls]
-    untouched = np.where(np.eye(lanes, run.maps.shape[1], dtype=bool), 0.0, -np.inf)
-    stays = (run.maps[:lanes] == untouched[:, :, None]).all(axis=1).T[run.program.segment[calls[0]]]
-    shift_s = float(second[0, 0] - first[0, 0])
-    with np.errstate(invalid="ignore"):  # outputs that a call does not have
-        moves = (second == first + shift_s) | (np.abs(second - (first + shift_s)) <= slack_s)
-    moves[:, :lanes] |= stays & (second == first)[:, :lanes]
-    return shift_s if shift_s > 0 and moves.all() else 0.0

@@ -421,12 +421,16 @@ def run_calls(
                     value = maps[matrix + column] + times_s[column]
                     latest = value if value > latest else latest
                 values[(1 + call) * rows + row] = latest
-        leap = count
+        leap, latest_s = count, 0.0
+        for place in range(size if count else 0):
+            latest_s = max(latest_s, values[later + place])
+        slack_s = 0.0 if latest_s < 128.0 else latest_s * 2.0**-40
         for place in range(size if count else 0):
             is_finite = values[later + place] > -np.inf
             speed = values[later + place] - values[earlier + place] if is_finite else 0.0
-            if speed != speeds[place]:
-                speeds[place], leap = speed, 0
+            if abs(speed - speeds[place]) > slack_s:
+                leap = 0
+            speeds[place] = speed
         for call in range(middle, end if leap else 0):
             for column in range(columns):
                 entry = entries[column * calls + call]
@@ -435,7 +439,7 @@ def run_calls(
                     place = (1 + call) * rows + row
                     added_s = maps[(chain[call] * rows + row) * columns + column]
                     gain = speed - speeds[place - later]
-                    if gain > 0 and added_s > -np.inf:
+                    if gain > slack_s and added_s > -np.inf:
                         gap_s = values[place] - (added_s + values[entry])
                         if gap_s < leap * gain:
                             leap = int(gap_s / gain)

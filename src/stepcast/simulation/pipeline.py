@@ -79,10 +79,8 @@ class PipelineTemplate(CallTable):
 
     kinds: tuple[PipelineCall, ...] = ()
     chunks: int = 1
-    mode: wiring.Send = wiring.Send.EAGER
     before: tuple[RoundTemplate, ...] = ()
     after: tuple[RoundTemplate, ...] = ()
-    is_uniform: bool = True  # all micro-batches run the same
 
     @property
     def segment_names(self) -> tuple[str, ...]:
@@ -138,19 +136,7 @@ def build_template(
     builder.give_signals()
     if mode is wiring.Send.RENDEZVOUS:
         builder.add_channels()
-    return builder.build(set(representatives) <= {wiring.DEFAULT_MICRO_BATCH})
-
-
-@lru_cache(maxsize=128)
-def reschedule(template: CallTable, schedule: Schedule) -> CallTable | None:
-    """Return the calls of the same segments under a *schedule* of more or fewer micro-batches; None where it calls
-    other segments.
-    """
-    if not isinstance(template, PipelineTemplate) or not template.is_uniform:
-        return None
-    representatives = (wiring.DEFAULT_MICRO_BATCH,) * schedule.micro_batches
-    other = build_template(schedule, template.mode, representatives, template.before, template.after)
-    return other if other.kinds == template.kinds else None
+    return builder.build()
 
 
 class _SlotCalls(NamedTuple):
@@ -352,7 +338,7 @@ class _TemplateBuilder:
                     index = wire.direction, place, self.slot_calls.batches[owners, wire.slot]
                     self.bind(self.slot_numbers[members], port, wire.signal, index)
 
-    def build(self, is_uniform: bool) -> PipelineTemplate:
+    def build(self) -> PipelineTemplate:
         self.bind_slots()
         rounds = (*self.before, *self.after)
         met = [len(others) for template in rounds for _, others in template.waits]
@@ -382,10 +368,8 @@ class _TemplateBuilder:
             micro_batches=np.concatenate(self.labels),
             kinds=tuple(self.kinds),
             chunks=self.schedule.chunks,
-            mode=self.mode,
             before=self.before,
             after=self.after,
-            is_uniform=is_uniform,
         )
 
 

@@ -519,8 +519,8 @@ class Program:
         spread += np.arange(start[-1])
         return all_parts[spread]
 
-    def lane_busy_s(self, seconds: FloatArray | None = None) -> FloatArray:
-        """Return ranks x lanes: the time in which each lane runs an op."""
+    def lane_busy_s(self, seconds: FloatArray | None = None, runs: IntArray | None = None) -> FloatArray:
+        """Return ranks x lanes: the time in which each lane runs an op. Calls run once, or each as often as *runs*."""
         seconds = self.price_costs() if seconds is None else seconds
         busy_s = np.zeros((len(self.pieces), len(self.lanes)))
         for row, (piece, _), ops in zip(busy_s, self.pieces, self.ops_of, strict=True):
@@ -530,8 +530,9 @@ class Program:
         for row, chain in zip(per_segment, self.chains, strict=True):
             for number, repeat in chain:
                 row += repeat * busy_s[number]
+        per_call = per_segment[self.segment] if runs is None else per_segment[self.segment] * runs[:, None]
         bounds = pairwise(self.table.rank_start.tolist())
-        return np.array([per_segment[self.segment[first:last]].sum(axis=0) for first, last in bounds])
+        return np.array([per_call[first:last].sum(axis=0) for first, last in bounds])
 
 
 def in_ticks(seconds: FloatArray) -> FloatArray:
