@@ -2,7 +2,7 @@
 
 Times forward, backward and Adam of traced Llamas of two depths on a CPU, with tensors so small that only the
 host counts and with collectives that do nothing, and prints microseconds per layer and per plain operator.
-The counts in optimus/cost.py come from here. Needs torch==2.5.1 and transformers==4.46.2:
+The counts of data/fits/constants.toml come from here. Needs torch==2.5.1 and transformers==4.46.2:
 
     python tools/optimus_host_work.py [tp]
 """

@@ -12,9 +12,18 @@ from stepcast.ir.measured import RunLog
 from stepcast.models.catalog import load_model
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import FITTED, Observation, fit, observed, shuffled_length
-from stepcast.optimus.cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
 from stepcast.optimus.plan import OptimusPlan, module_weights, plan, plan_of_log
-from stepcast.optimus.program import PARTS, predict_step, step_s
+from stepcast.optimus.step import (
+    PARTS,
+    Constants,
+    Machine,
+    efficiency_of,
+    matmul_s,
+    predict_step,
+    slowest_of,
+    stage_work,
+    step_s,
+)
 from stepcast.views.terminal import render_text
 from stepcast.views.traces import optimus_view
 from tests.shared import ROOT

@@ -15,8 +15,7 @@ from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.measured import RunLog
 from stepcast.optimus.calibration import calibrated_of, fit, lengths_of, model_with, observed, shipped
-from stepcast.optimus.cost import machine_of
-from stepcast.optimus.program import step_s
+from stepcast.optimus.step import machine_of, step_s
 from stepcast.validate.scoreboard import ScoredRow
 from stepcast.validate.traced_runs import measure_optimus, predict_runs
 from tests.shared import DATA, ROOT, needs_data

@@ -17,7 +17,7 @@ from stepcast.ir.measured import CollectiveSweep, RunLog
 from stepcast.ir.timeline import Timeline
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
-from stepcast.optimus.cost import machine_of
+from stepcast.optimus.step import machine_of
 from stepcast.questions.measured import AnalyzeQuestion
 
 

@@ -21,7 +21,7 @@ from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.grouping import group_by_key
 from stepcast.models.catalog import load_model
 from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
-from stepcast.optimus.cost import machine_of
+from stepcast.optimus.step import machine_of
 from stepcast.units import format_percent
 from stepcast.views.costs import fit_view
 

@@ -6,9 +6,8 @@ import numpy as np
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.facts import pick
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
-from stepcast.optimus.cost import Constants, Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
-from stepcast.optimus.program import PredictedStep, predict_step
+from stepcast.optimus.step import Constants, Machine, PredictedStep, predict_step
 from stepcast.units import format_percent
 
 UNEXPLAINED = "unexplained"

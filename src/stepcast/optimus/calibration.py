@@ -23,9 +23,8 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.measured import RunLog
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model, model_names
-from stepcast.optimus.cost import Constants, Machine, efficiency_of
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
-from stepcast.optimus.program import step_s
+from stepcast.optimus.step import Constants, Machine, efficiency_of, step_s
 from stepcast.views.view import NAMES
 
 

@@ -49,21 +49,18 @@ class StageTensors:
         """Yield the name, the unsharded bytes, and how they are split: by "rows", by "columns" or not at all."""
         vocab, norm = self.plan.model.vocab, FLOAT * self.plan.model.hidden
         query, key, ffn = (norm * self.tp * width for width in self.widths)
+        projections = {
+            "attention": {"q": (query, "rows"), "k": (key, "rows"), "v": (key, "rows"), "o": (query, "columns")},
+            "up": {"gate": (ffn, "rows"), "up_proj": (ffn, "rows")},
+            "down": {"down_proj": (ffn, "columns")},
+        }
         if self.first:
             yield ("embedding", -1), vocab * norm, ""
         for kind, layer in self.parts:
-            if kind == "attention":
-                yield ("q", layer), query, "rows"
-                yield ("k", layer), key, "rows"
-                yield ("v", layer), key, "rows"
-                yield ("o", layer), query, "columns"
+            for name, (size, split) in projections[kind].items():
+                yield (name, layer), size, split
+            if kind != "down":
                 yield (kind, layer), norm, ""
-            elif kind == "up":
-                yield ("gate", layer), ffn, "rows"
-                yield ("up_proj", layer), ffn, "rows"
-                yield (kind, layer), norm, ""
-            else:
-                yield ("down_proj", layer), ffn, "columns"
         if self.last:
             yield ("norm", -1), norm, ""
             yield ("head", -1), vocab * norm, ""

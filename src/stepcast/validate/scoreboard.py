@@ -93,6 +93,10 @@ class MeasuredColumns:
     def __len__(self) -> int:
         return int(self.measured_s.size)
 
+    def labels(self, tag: str) -> TextArray:
+        """Return the labels of a tag, blank for rows without one."""
+        return self.tags.get(tag, np.full(len(self), ""))
+
     @property
     def error(self) -> FloatArray:
         """Return the signed errors as shares of the measured times."""
@@ -205,8 +209,9 @@ def compare_each(
     return compared, skipped
 
 
-def columns_of(rows: Sequence[ScoredRow]) -> MeasuredColumns:
+def columns_of(scored: Iterable[ScoredRow]) -> MeasuredColumns:
     """Return rows as columns; a tag that a row lacks is blank there."""
+    rows = list(scored)
     tags = dict.fromkeys(tag for row in rows for tag in row.tags)
     ends = np.array([row.ends or (np.nan, np.nan) for row in rows], dtype=np.float64)
     return MeasuredColumns(
@@ -230,7 +235,7 @@ def join_columns(pieces: Sequence[MeasuredColumns]) -> MeasuredColumns:
     return MeasuredColumns(
         np.concatenate([np.empty(0), *(piece.measured_s for piece in pieces)]),
         np.concatenate([np.empty(0), *(piece.predicted_s for piece in pieces)]),
-        {tag: np.concatenate([piece.tags.get(tag, np.full(len(piece), "")) for piece in pieces]) for tag in tags},
+        {tag: np.concatenate([piece.labels(tag) for piece in pieces]) for tag in tags},
         name,
     )
 
@@ -253,11 +258,11 @@ def summarise(measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArra
     )
 
 
-def error_figures(what: str, pairs: Sequence[Pair], *names: str) -> Iterator[tuple[str, float]]:
-    """Yield the fields *names* of the Summary of measured and predicted *pairs*, as figures of *what*."""
+def error_figures(what: str, pairs: Sequence[Pair], *names: str) -> dict[str, float]:
+    """Return the fields *names* of the Summary of measured and predicted *pairs*, as figures of *what*."""
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    if summary := summarise(table[:, 0], table[:, 1]):
-        yield from ((f"{what}: {name}", getattr(summary, name)) for name in names)
+    summary = summarise(table[:, 0], table[:, 1])
+    return {f"{what}: {name}": getattr(summary, name) for name in names} if summary else {}
 
 
 def build_scoreboard(measurements: Measurements) -> Scoreboard:
@@ -448,10 +453,8 @@ def family_of(kind: str) -> str:
 
 def interval_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
     """Yield how many rows are inside intervals learnt from the other sources' rows of their family, and their width."""
-    if "kind" not in table.tags:  # no row could be compared
-        return
-    claimed = table.tags[UNCLAIMED] == "" if UNCLAIMED in table.tags else np.full(len(table.measured_s), True)
-    kind, source = table.tags["kind"][claimed], table.tags["source"][claimed]
+    claimed = table.labels(UNCLAIMED) == ""
+    kind, source = table.labels("kind")[claimed], table.labels("source")[claimed]
     logs = np.log(table.measured_s / table.predicted_s)[claimed]
     family = np.array([family_of(name) for name in kind.tolist()])
     inside: dict[str, list[bool]] = defaultdict(list)

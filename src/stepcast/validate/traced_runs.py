@@ -18,9 +18,8 @@ from stepcast.inputs.table import folder_files, read
 from stepcast.ir.measured import RunLog
 from stepcast.ir.timeline import Timeline
 from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped
-from stepcast.optimus.cost import machine_of
 from stepcast.optimus.memory import optimus_memory
-from stepcast.optimus.program import step_s
+from stepcast.optimus.step import machine_of, step_s
 from stepcast.units import format_percent
 from stepcast.validate.scoreboard import Measurements, Pair, ScoredRow, columns_of, compare_each, error_figures
 

@@ -57,10 +57,11 @@ class PublishedRows:
     """Published runs with their predictions; *corrected* and *left_out* count rows that contradict their sources."""
 
     rows: tuple[ScoredRow, ...]
+    records: tuple[Record, ...]  # of these rows, corrected
     memory_rows: tuple[MemoryRow, ...]
     skipped: Mapping[str, int]
-    corrected: int = 0
-    left_out: int = 0
+    corrected: int
+    left_out: int
 
 
 def measure_published(*folders: str) -> Measurements:
@@ -74,18 +75,18 @@ def measure_published(*folders: str) -> Measurements:
             f"{published.corrected} {rows} corrected, {published.left_out} left out, where sources contradict "
             "themselves or say elsewhere what a row lacks: docs/published.md"
         )
-    labels = table.tags.get(UNCLAIMED, np.empty(0, dtype=np.str_))
+    labels = table.labels(UNCLAIMED)
     for group in UNCLAIMED_GROUPS:
         if count := int((labels == group["name"]).sum()):
             notes.append(f"left out of claims: {group['name']} ({count} rows), since {group['reason']}")
     known = [row for row in published.memory_rows if not row.out_of_memory]
     if fitted := sum(row.fitted for row in known):
         notes.append(f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows")
-    figures = {**dict(memory_figures(published)), **dict(interval_figures(table))}
+    figures = {**memory_figures(published), **dict(interval_figures(table))}
     claimed = labels == ""
     selections = {}
     if not claimed.all():
-        dense = np.char.startswith(table.tags["kind"], "dense")
+        dense = np.char.startswith(table.labels("kind"), "dense")
         selections = {"part of claims": claimed, "part of claims, dense": claimed & dense}
     return Measurements(table, published.skipped, selections, figures, tuple(notes), details=DETAILS)
 
@@ -112,7 +113,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
     predicted: dict[tuple[object, ...], tuple[float, tuple[float, float] | None]] = {}
     records = list(correct_records(records, load_corrections()))
 
-    def compare(record: Record) -> ScoredRow:
+    def compare(record: Record) -> tuple[ScoredRow, Record]:
         setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(memory_row(setup))
@@ -121,12 +122,13 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
         key = (setup.model, setup.strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
         step_s, ends = predicted[key] = predicted.get(key) or predict_step(setup)
-        return ScoredRow(_label(setup), measured_s, step_s, _tags(setup), ends)
+        return ScoredRow(_label(setup), measured_s, step_s, _tags(setup), ends), record
 
-    times, skipped = scoreboard.compare_each(complete_heads(records), compare)
+    compared, skipped = scoreboard.compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
-    return PublishedRows(tuple(times), tuple(memories), skipped, changed, left_out)
+    rows, own = (tuple(pair[place] for pair in compared) for place in (0, 1))
+    return PublishedRows(rows, own, tuple(memories), skipped, changed, left_out)
 
 
 def measure_step_s(setup: Setup) -> float:
@@ -205,20 +207,21 @@ def _tags(setup: Setup) -> dict[str, str]:
     return {**tags, UNCLAIMED: next(groups, "")}
 
 
-def memory_figures(published: PublishedRows) -> Iterator[tuple[str, float]]:
-    """Yield the errors of peak memory, and the share of runs out of memory that are predicted not to fit."""
+def memory_figures(published: PublishedRows) -> dict[str, float]:
+    """Return the errors of peak memory, and the share of runs out of memory that are predicted not to fit."""
     known = [row for row in published.memory_rows if not row.out_of_memory]
-    parts = {
-        "peak memory": known,
-        "peak memory, overhead fitted to such rows": [row for row in known if row.fitted],
-        "peak memory, nothing fitted": [row for row in known if not row.fitted],
-    }
     names = ("mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
-    for what, rows in parts.items():
-        yield from error_figures(what, [(row.measured_bytes, row.predicted_bytes) for row in rows], *names)
-    over = [row for row in published.memory_rows if row.out_of_memory]
-    if over:
-        yield "out of memory, predicted not to fit", sum(not row.fits for row in over) / len(over)
+    figures = _memory_errors("peak memory", known, *names)
+    fitted, others = [row for row in known if row.fitted], [row for row in known if not row.fitted]
+    figures |= _memory_errors("peak memory, overhead fitted to such rows", fitted, *names)
+    figures |= _memory_errors("peak memory, nothing fitted", others, *names)
+    if over := [row for row in published.memory_rows if row.out_of_memory]:
+        figures["out of memory, predicted not to fit"] = sum(not row.fits for row in over) / len(over)
+    return figures
+
+
+def _memory_errors(what: str, rows: Iterable[MemoryRow], *names: str) -> dict[str, float]:
+    return error_figures(what, [(row.measured_bytes, row.predicted_bytes) for row in rows], *names)
 
 
 # ---- MLPerf Training runs: the columns of published runs, and some of their own ------------------------------
@@ -231,28 +234,29 @@ def measure_mlperf(*folders: str) -> Measurements:
     """
     records = records_of(*folders)
     known = [record for record in records if (record.get("gpu_in_catalogue") or "1") != "0"]
-    alike = complete_blanks(known, "cuda_graphs", "bench", "round", "gpu", "tp", "cp")
-    published = compare_records({**record, "table": record.get("bench")} for record in alike)
+    named = [{**record, "table": record.get("bench"), STATED_GRAPHS: record.get("cuda_graphs")} for record in known]
+    published = compare_records(complete_blanks(named, "cuda_graphs", "bench", "round", "gpu", "tp", "cp"))
     skipped = dict(published.skipped)
     if missing := len(records) - len(known):
         skipped["the GPU is not in the catalogue"] = missing
-    by_id = {str(record.get("id")): record for record in records}
-    rows = [replace(row, tags=_mlperf_tags(row, by_id[row.name.split()[0]])) for row in published.rows]
-    table = columns_of(rows)
-    stated = {"layout stated": table.tags["layout"] == "stated"} if rows else {}
-    figures = dict(memory_figures(published))
-    return Measurements(table, skipped, stated, figures, details=DETAILS)
+    table = columns_of(map(_label_mlperf, published.rows, published.records))
+    stated = {"layout stated": table.labels("layout") == "stated"}
+    return Measurements(table, skipped, stated, memory_figures(published), details=DETAILS)
 
 
-def _mlperf_tags(row: ScoredRow, record: Record) -> dict[str, str]:
-    return {
+STATED_GRAPHS = "stated graphs"  # the column of graphs before blanks are filled
+
+
+def _label_mlperf(row: ScoredRow, record: Record) -> ScoredRow:
+    tags = {
         **{name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")},
         "source": "MLPerf",
         "bench": record.get("bench") or "",
         "round": record.get("round") or "",
-        "graphs": record.get("cuda_graphs") or "not stated",
+        "graphs": record.get(STATED_GRAPHS) or "not stated",
         "layout": "stated" if record.get("parallel_from") == "config" else "worked out from the log",
     }
+    return replace(row, tags=tags)
 
 
 # ---- the sweep behind Hugging Face's Ultra-Scale Playbook -----------------------------------------------------
@@ -260,7 +264,7 @@ def _mlperf_tags(row: ScoredRow, record: Record) -> dict[str, str]:
 # A cell is a model on a number of GPUs with a batch: every strategy in it does the same work, so the one that we rank
 # first should be the measured best. Its regret is how much longer it took than that.
 
-ULTRASCALE_FILE = "runs.csv"
+
 CLEAN_MFU = 20.0
 """Per cent of MFU from which single iterations repeat well; most slower ones waited for something else."""
 FEWEST_STRATEGIES = 5
@@ -271,29 +275,23 @@ FAILED, UNSHARDED = "failed", "zero0"
 def measure_ultrascale(*folders: str) -> Measurements:
     """Compare the runs in ``runs.csv`` of *folders*, or in these files."""
     paths = [Path(folder) for folder in folders]
-    records = records_of(*(str(path / ULTRASCALE_FILE if path.is_dir() else path) for path in paths))
-    records = [{**record, "memory_of": "first stage"} for record in records]
-    failed = [record for record in records if (record.get("status") or "").startswith(FAILED)]
-    timed = [record for record in records if not (record.get("status") or "").startswith(FAILED)]
+    records = records_of(*(str(path / "runs.csv" if path.is_dir() else path) for path in paths))
+    by_end = group_by_key(
+        ((record.get("status") or "").startswith(FAILED), {**record, "memory_of": "first stage"}) for record in records
+    )
+    failed, timed = by_end.get(True, []), by_end.get(False, [])
     compared = compare_records(timed)
-    by_id = {str(record["id"]): record for record in timed}
-    rows = [_add_cell(row, by_id[row.name.split()[0]]) for row in compared.rows]
-    table = columns_of(rows)
-    clean = np.array([float(by_id[row.name.split()[0]].get("mfu_pct") or 0) >= CLEAN_MFU for row in rows], dtype=bool)
+    rows = list(map(_add_cell, compared.rows, compared.records))
+    clean = np.array([float(record.get("mfu_pct") or 0) >= CLEAN_MFU for record in compared.records], dtype=bool)
+    names = ("mean_abs_error", "median_abs_error", "mean_error")
     figures = {
         **dict(rank_figures(rows)),
         **dict(verdict_figures(compared.memory_rows, failed, timed)),
-        **dict(
-            error_figures(
-                "peak memory",
-                [(row.measured_bytes, row.predicted_bytes) for row in compared.memory_rows],
-                *("mean_abs_error", "median_abs_error", "mean_error"),
-            )
-        ),
+        **_memory_errors("peak memory", compared.memory_rows, *names),
     }
     skipped = {**compared.skipped, "failed: compared for memory alone": len(failed)}
-    selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean} if rows else {}
-    return Measurements(table, skipped, selections, figures, details=DETAILS)
+    selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean}
+    return Measurements(columns_of(rows), skipped, selections, figures, details=DETAILS)
 
 
 def _add_cell(row: ScoredRow, record: Record) -> ScoredRow:

@@ -1,0 +1,433 @@
+"""An OptimusPrime step: the seconds of every part on the host and on the GPU, as a Program for the engine.
+
+OptimusPrime runs a traced Hugging Face Llama in eager fp32, with tensor parallelism by DTensor. One Python thread
+launches all work, so a pass takes the longer of launching and computing; with DTensor that is launching unless
+micro-batches are large. Times follow from the machine, except for four named constants.
+
+Each stage has a host lane and a device lane. Its order is that of opt_prime/schedule.py (1F1B): the gradient of a
+micro-batch is sent only after the next activations have been received. A message begins when both sides have reached
+it with their GPUs idle, because sizes and shapes are read back to the host. Data-parallel gradients are reduced only
+during the backward of the last micro-batch: the earlier ones run under DistributedDataParallel's no_sync.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcast.analyze.intervals import union_of
+from stepcast.cost.collectives.choose import price
+from stepcast.cost.collectives.route import route_of
+from stepcast.hardware import Cluster, resolve
+from stepcast.ir.dataclass import dataclass, require
+from stepcast.ir.tables import constants
+from stepcast.ir.work import CollectiveKind
+from stepcast.optimus.plan import OptimusPlan, StagePlan
+from stepcast.simulation.engine import simulate, task_times
+from stepcast.simulation.program import CallTable, Program, ProgramBuilder, Times
+from stepcast.simulation.segments import Segment, TimedOp
+
+FP32_BYTES = 4
+MEMORY_EFFICIENCY = 0.85  # share of the peak bandwidth that element-wise kernels reach
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The facts of a cluster that determine the cost of a step."""
+
+    name: str
+    matrix_flops: float  # fp32
+    memory_bytes_per_s: float
+    launch_s: float  # the shortest a kernel takes
+    all_reduce_s: Callable[[range, float], float]  # from ranks and bytes
+    hop_bytes_per_s: Callable[[int, int], float]  # between two ranks
+
+    def __post_init__(self) -> None:
+        require(self.matrix_flops > 0 and self.memory_bytes_per_s > 0, "rates must be above zero")
+
+    def move_s(self, values: float) -> float:
+        """Return the seconds to read or write that many fp32 values."""
+        return FP32_BYTES * values / (MEMORY_EFFICIENCY * self.memory_bytes_per_s)
+
+
+def machine_of(cluster: Cluster) -> Machine:
+    """Return the machine of *cluster*; OptimusPrime computes in fp32 without TF32."""
+    gpu = cluster.node.gpu
+
+    @lru_cache(maxsize=4096)
+    def all_reduce_s(ranks: range, size_bytes: float) -> float:
+        if len(ranks) < 2:
+            return 0.0
+        path = resolve(cluster, ranks, active_per_node=min(len(ranks), cluster.domain_gpus))
+        return float(price(CollectiveKind.ALL_REDUCE, max(1, round(size_bytes)), route_of(path, cluster)).seconds)
+
+    def hop_bytes_per_s(one: int, other: int) -> float:
+        path = resolve(cluster, [one, other])
+        link = path.intra or path.inter
+        assert link is not None
+        return link.effective_bytes_per_s
+
+    rates = gpu.matrix_peak_flops("fp32"), gpu.memory_bandwidth_bytes_per_s, gpu.launch_overhead_s
+    return Machine(cluster.name, *rates, all_reduce_s, hop_bytes_per_s)
+
+
+# Work of the host in plain operators, passes over tensors and bytes of one layer and of the ends of a model.
+COUNTED = constants("optimus")
+BUCKET_PASSES: int = COUNTED["bucket_passes"]  # of gradients, copied to their bucket or back
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Calibrated constants: the first from timed forward passes, the other four from the rest of the wall time."""
+
+    matmul_efficiency: float  # of the fp32 peak, forward
+    backward_factor: float  # backward over forward time of the matmuls
+    message_s: float  # of one point-to-point message, with its host synchronisation on both sides
+    host_op_s: float  # of one plain operator on the host
+    fixed_s: float  # per step: data, allocation after the cache was emptied, printing
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, f"{name} must be above zero, not {value!r}")
+
+
+class PassWork(NamedTuple):
+    """A piece of a pass: the work of the host before the GPU can begin, then that of the GPU, by part."""
+
+    host_s: float
+    device_s: dict[str, float]
+    gradients: float = 0.0  # parameters whose gradients are ready after this
+
+
+class PieceWork(NamedTuple):
+    """A half of a layer, the embedding, or the output projection with the loss, on one GPU."""
+
+    forward: PassWork
+    first_backward: PassWork  # of a step
+    backward: PassWork  # any later one, which adds to gradients
+    optimizer: PassWork
+
+
+class StageWork(NamedTuple):
+    """The pieces of a stage, in the order of each pass."""
+
+    forward: tuple[PassWork, ...]
+    first_backward: tuple[PassWork, ...]
+    backward: tuple[PassWork, ...]
+    optimizer: tuple[PassWork, ...]
+
+
+def matmul_s(weights: float, tokens: float, machine: Machine, efficiency: float) -> float:
+    """Return the time of *tokens* rows through matrices of *weights*; few rows also wait for the weights."""
+    compute_s = 2 * weights * tokens / (efficiency * machine.matrix_flops)
+    return math.hypot(compute_s, machine.move_s(weights))
+
+
+def efficiency_of(seconds: float, weights: float, tokens: float, machine: Machine) -> float | None:
+    """Return the efficiency for which `matmul_s` gives *seconds*; None if reading the weights takes as long."""
+    compute_s = math.sqrt(max(0.0, seconds**2 - machine.move_s(weights) ** 2))
+    return 2 * weights * tokens / (compute_s * machine.matrix_flops) if compute_s else None
+
+
+def slowest_of(ranks: int) -> float:
+    """Return the mean time of the slowest of *ranks* hosts over that of one: Blom's expected maximum (1958)."""
+    if ranks == 1:
+        return 1.0
+    return 1 + float(COUNTED["host_scatter"]) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants) -> StageWork:
+    """Return the work of *stage*, layers in halves so that the GPU starts soon after the host does."""
+    halves = round(2 * stage.layers)
+    layers = [_layer_work(plan, stage, machine, constants, halves)] * halves if halves else []
+    embedding, head = _end_works(plan, machine, constants)
+    first, last = [embedding] * stage.embeds, [head] * stage.heads
+    pieces = [*first, *layers, *last]
+    return StageWork(
+        forward=tuple(piece.forward for piece in pieces),
+        first_backward=tuple(piece.first_backward for piece in reversed(pieces)),
+        backward=tuple(piece.backward for piece in reversed(pieces)),
+        optimizer=tuple(piece.optimizer for piece in (*layers, *first, *last)),
+    )
+
+
+def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
+    passes = COUNTED["adam_passes"] + (COUNTED["clip_passes"] if plan.layout.tp == 1 else 0)
+    return machine.move_s(passes * weights)
+
+
+def _layer_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants, pieces: int) -> PieceWork:
+    """Return one of the *pieces* of a stage's layers."""
+    tp, tokens, model, factor = plan.layout.tp, plan.tokens, plan.model, constants.backward_factor
+    share, weights = stage.layers / pieces, stage.weights / plan.layout.tp / pieces
+
+    def product_s(values: float) -> float:
+        return matmul_s(values, tokens, machine, constants.matmul_efficiency)
+
+    slowest = slowest_of(tp)
+    forward_host_s, backward_host_s, update_host_s = (
+        operators * constants.host_op_s for operators in COUNTED["plain_work" if tp == 1 else "sharded_work"]
+    )
+    layer_s = product_s(stage.weights / stage.layers / tp)
+    activation_s = machine.move_s(2 * tokens * model.ffn / tp)
+    scores = plan.micro_batch * model.heads / tp * plan.sequence**2
+    passes = COUNTED["whole_passes"] + COUNTED["sharded_passes"] / tp
+    launched_s = COUNTED["untimed_kernels"] * machine.launch_s
+    untimed_s = max(machine.move_s(passes * tokens * model.hidden + 2 * scores), launched_s)
+    reduce_s = machine.all_reduce_s(range(tp), tokens * model.hidden * FP32_BYTES) if tp > 1 else 0.0
+    forward = {
+        "compute": (layer_s + activation_s) * share,
+        "unhooked": untimed_s * share,
+        # The sums after the output and the down projection are used at once: nothing hides them.
+        "tensor": 2 * reduce_s * share,
+    }
+    # Of the reductions, those of q, k, v, gate and up overlap the next of them.
+    widths = (model.kv_heads * model.head_dim, model.heads * model.head_dim, model.ffn)
+    hidden_s = [factor * product_s(model.hidden * width / tp) for width in widths]
+    backward = {
+        "compute": (factor * layer_s + 2 * activation_s) * share,
+        "unhooked": COUNTED["backward_passes"] * untimed_s * share,
+        "tensor": (2 * reduce_s + sum(max(0.0, reduce_s - behind_s) for behind_s in hidden_s)) * share,
+    }
+    first, later = (
+        {**backward, "accumulation": machine.move_s(accumulated * COUNTED["accumulation_bytes"] / FP32_BYTES)}
+        for accumulated in (0.0, weights)
+    )
+    return PieceWork(
+        PassWork(forward_host_s * slowest * share, forward),
+        PassWork(backward_host_s * slowest * share, first, weights),
+        PassWork(backward_host_s * slowest * share, later, weights),
+        PassWork(update_host_s * share, {"optimizer": _update_s(plan, machine, weights)}),
+    )
+
+
+def _end_works(plan: OptimusPlan, machine: Machine, constants: Constants) -> tuple[PieceWork, PieceWork]:
+    """Return the embedding, and the output projection with the loss."""
+    move_s, weights, logits = machine.move_s, plan.head_weights, plan.tokens * plan.model.vocab
+    head_s = matmul_s(weights, plan.tokens, machine, constants.matmul_efficiency)
+    loss_passes, gradient_passes = COUNTED["loss_passes"]
+    forward_host_s, backward_host_s, update_host_s = (work * constants.host_op_s for work in COUNTED["end_work"])
+    accumulation = {"accumulation": move_s(weights * COUNTED["accumulation_bytes"] / FP32_BYTES)}
+    optimizer = PassWork(update_host_s, {"optimizer": _update_s(plan, machine, weights)})
+
+    def piece(forward: PassWork, backward: dict[str, float]) -> PieceWork:
+        first, later = (PassWork(backward_host_s, parts, weights) for parts in (backward, backward | accumulation))
+        return PieceWork(forward, first, later, optimizer)
+
+    embedding = PassWork(2 * forward_host_s, {"unhooked": move_s(5 * plan.tokens * plan.model.hidden)})
+    head = PassWork(forward_host_s, {"compute": head_s, "unhooked": move_s(loss_passes * logits)})
+    return (
+        piece(embedding, {"unhooked": move_s(weights)}),  # the dense gradient is zeroed
+        piece(head, {"unhooked": move_s(gradient_passes * logits), "compute": constants.backward_factor * head_s}),
+    )
+
+
+# ---- the step as a program -----------------------------------------------------------------------------------
+
+HOST, DEVICE, NETWORK = 0, 1, 2
+LANES = ("host", "device", "network")
+# Work of the device or a message; "host" and "bubble" are the rest.
+WORKING = ("compute", "unhooked", "accumulation", "tensor", "data", "messages", "optimizer", "fixed")
+PARTS = (*WORKING, "host", "bubble")
+# A side has come to a message when its host and its device are idle.
+POST = Segment.of("post", [TimedOp("", 0.0, HOST, lanes=(DEVICE,))], lanes=3, outputs=(0,))
+MESSAGES = ("f", "b", "labels")  # activations, gradients, and the labels of all micro-batches
+LABEL_MESSAGES = 5  # of one micro-batch's labels, from the first stage to the last
+
+
+SegmentKey = tuple[str, int]  # a pass and its stage, a message and its hop, or "start" or "post" and 0
+
+
+class StagePass(NamedTuple):
+    """One entry of a stage's order: forward, backward, the end, or a message with another stage."""
+
+    kind: str
+    micro_batch: int
+    peer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OptimusStageTime:
+    """Seconds of one stage by part; they sum to the step."""
+
+    stage: int
+    parts_s: dict[str, float]
+
+    @property
+    def busy_s(self) -> float:
+        return sum(seconds for part, seconds in self.parts_s.items() if part != "bubble")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    step_s: float
+    stages: tuple[OptimusStageTime, ...]
+
+    @property
+    def busiest(self) -> OptimusStageTime:
+        """The stage that waits least, which sets the pace."""
+        return max(self.stages, key=lambda stage: stage.busy_s)
+
+
+def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> PredictedStep:
+    """Predict the step and its time by part."""
+    program = build_program(plan, machine, constants)
+    run = simulate(program)
+    times = task_times(run)
+    stages = tuple(
+        OptimusStageTime(stage, _parts(program, times, stage, run.makespan_s)) for stage in range(plan.layout.pp)
+    )
+    return PredictedStep(run.makespan_s, stages)
+
+
+def step_s(plan: OptimusPlan, machine: Machine, constants: Constants) -> float:
+    """Return the time of the step alone, as a fit needs it."""
+    return simulate(build_program(plan, machine, constants)).makespan_s
+
+
+def build_program(plan: OptimusPlan, machine: Machine, constants: Constants) -> Program:
+    """Return the program of a step."""
+    segments = _segments(plan, machine, constants)
+    table, keys = _call_table(plan.layout.pp, plan.micro_batches)
+    return Program(LANES, tuple(segments[key] for key in keys), table)
+
+
+def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> dict[SegmentKey, Segment]:
+    """Return the passes of all stages, their start, and the messages between them."""
+    start = [TimedOp("fixed", constants.fixed_s, HOST), TimedOp("", 0.0, DEVICE, after=(0,))]
+    segments = {("start", 0): Segment.of("start", start, lanes=3), ("post", 0): POST}
+    for number, stage in enumerate(plan.stages):
+        work = stage_work(plan, stage, machine, constants)
+        last = work.backward if plan.micro_batches > 1 else work.first_backward
+        passes = {"F": work.forward, "B first": work.first_backward, "B": work.backward, "B last": last}
+        for name, works in (passes | {"end": work.optimizer}).items():
+            ops = _ops(plan, machine, works, name == "B last" and plan.layout.dp > 1)
+            segments[name, number] = Segment.of(name, ops, lanes=3)
+    for hop in range(plan.layout.pp - 1):
+        ranks = plan.layout.tp * plan.layout.dp
+        tensors_s = FP32_BYTES * plan.boundary_elements() / machine.hop_bytes_per_s(hop * ranks, (hop + 1) * ranks)
+        count = plan.forward_messages(hop)
+        # From the second hop on, stage 0's tensors are sent too.
+        segments["f", hop] = _message(count * constants.message_s + (2 if hop else 1) * tensors_s)
+        segments["b", hop] = _message(plan.backward_messages() * constants.message_s + tensors_s)
+    segments["labels", 0] = _message(LABEL_MESSAGES * plan.micro_batches * constants.message_s)
+    return segments
+
+
+def _ops(plan: OptimusPlan, machine: Machine, works: Sequence[PassWork], reduces: bool = False) -> list[TimedOp]:
+    """Return the ops of pieces that are launched, then run; the last backward *reduces* gradients between replicas.
+
+    The gradients of a piece are copied to a bucket that is reduced during the next pieces; all are copied back after
+    the last one.
+    """
+    ops: list[TimedOp] = []
+    for work in works:
+        ops.append(TimedOp("host", work.host_s, HOST))
+        launched = len(ops) - 1
+        parts = [part for part in WORKING if part in work.device_s]
+        ops += [TimedOp(part, work.device_s[part], DEVICE, after=(launched,)) for part in parts]
+        if reduces:
+            ranks = range(0, plan.layout.tp * plan.layout.dp, plan.layout.tp)
+            ops.append(TimedOp("data", machine.move_s(BUCKET_PASSES * work.gradients), DEVICE))
+            seconds = machine.all_reduce_s(ranks, work.gradients * FP32_BYTES)
+            ops.append(TimedOp("data", seconds, NETWORK, lanes=(DEVICE,)))
+    if reduces:
+        back_s = machine.move_s(BUCKET_PASSES * sum(work.gradients for work in works))
+        ops.append(TimedOp("data", back_s, DEVICE, lanes=(NETWORK,)))
+    return ops
+
+
+def _message(seconds: float) -> Segment:
+    ops = [TimedOp("messages", seconds, HOST, inputs=(0,)), TimedOp("", 0.0, DEVICE, after=(0,))]
+    return Segment.of("message", ops, lanes=3, inputs=1)
+
+
+@lru_cache(maxsize=16)
+def _call_table(stages: int, micro_batches: int) -> tuple[CallTable, tuple[SegmentKey, ...]]:
+    """Return the calls of a step, which do not depend on its times, and the key of each segment in them."""
+    builder = ProgramBuilder(LANES, stages)
+    parts: dict[SegmentKey, Segment] = {}  # numbered by the builder in the order of their first calls
+    waiting: dict[tuple[str, int, int], tuple[int, int]] = {}
+
+    def call(stage: int, kind: str, number: int) -> int:
+        empty = POST if kind == "post" else Segment.of(kind, [], lanes=3, inputs=int(kind in MESSAGES))
+        return builder.call(stage, parts.setdefault((kind, number), empty))
+
+    for stage in range(stages):
+        call(stage, "start", 0)
+        for entry in _order(stage, stages, micro_batches):
+            if entry.kind not in MESSAGES:
+                call(stage, entry.kind, stage)
+                continue
+            posted, hop = call(stage, "post", 0), min(stage, entry.peer)
+            message = call(stage, entry.kind, hop)
+            key = (entry.kind, hop, entry.micro_batch)
+            if key in waiting:
+                other_posted, other_message = waiting.pop(key)
+                builder.bind(message, 0, (other_posted, 0))
+                builder.bind(other_message, 0, (posted, 0))
+            else:
+                waiting[key] = posted, message
+    assert not waiting, waiting
+    return builder.program().table, tuple(parts)
+
+
+def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
+    """Yield the passes of a stage in a step and its messages "f" and "b" with the stage before and after it.
+
+    Source: Schedule1F1B of opt_prime/schedule.py, aicomp.
+    """
+    last = stages - 1
+    if stages > 1 and stage in (0, last):
+        yield StagePass("labels", 0, last - stage)
+    warm_up = min(last - stage, micro_batches)
+    steady = micro_batches - warm_up
+
+    def before(kind: str, batch: int) -> list[StagePass]:
+        return [StagePass(kind, batch, stage - 1)] if stage else []
+
+    def after(kind: str, batch: int) -> list[StagePass]:
+        return [StagePass(kind, batch, stage + 1)] if stage < last else []
+
+    def backward(batch: int) -> StagePass:
+        return StagePass("B last" if batch == micro_batches - 1 else "B" if batch else "B first", batch)
+
+    for batch in range(warm_up):
+        yield from (*before("f", batch), StagePass("F", batch), *after("f", batch))
+    held: list[StagePass] = []
+    for batch in range(steady):
+        yield from (*before("f", batch + warm_up), *held, StagePass("F", batch + warm_up))
+        yield from (*after("f", batch + warm_up), *after("b", batch), backward(batch))
+        held = before("b", batch)
+    yield from held
+    for batch in range(steady, micro_batches):
+        yield from (*after("b", batch), backward(batch), *before("b", batch))
+    yield StagePass("end", 0)
+
+
+def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str, float]:
+    """Return device time and messages by name, the host if only it is busy, and the rest as bubble."""
+    calls = slice(program.table.rank_start[stage], program.table.rank_start[stage + 1])
+    tasks = slice(program.task_start[calls.start], program.task_start[calls.stop])
+    start, end = times.start_s[tasks], times.end_s[tasks]
+    names: list[str] = []
+    for segment in program.segment[calls].tolist():
+        names += program.segments[segment].names
+    named = np.array(names)
+    lane = program.task_lanes()[tasks]
+    seconds = dict.fromkeys(PARTS, 0.0)
+    shown = (lane == DEVICE) | np.isin(named, ("messages", "fixed"))
+    for part in WORKING:
+        seconds[part] = float((end - start)[shown & (named == part)].sum())
+    working = union_of(start[shown], end[shown])
+    # Overlapped reductions cost nothing; the rest delays the stage.
+    reducing = union_of(start[lane == NETWORK], end[lane == NETWORK])
+    seconds["data"] += reducing.without(working).length_s
+    launching = union_of(start[named == "host"], end[named == "host"])
+    seconds["host"] = launching.without(working.union(reducing)).length_s
+    seconds["bubble"] = max(0.0, step - sum(seconds.values()))
+    return seconds
