@@ -1,11 +1,14 @@
 """The figures that measurement sets are summed up in."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.validate.scoreboard import (
+    MEASUREMENT_SETS,
     MeasuredColumns,
     Measurements,
     ScoredRow,
@@ -121,3 +124,11 @@ def test_a_kind_of_two_sources_is_as_uncertain_as_its_family() -> None:
     tags = {"kind": kinds, "source": sources}
     figures = dict(interval_figures(MeasuredColumns(ratios, np.ones(len(ratios)), tags, str)))
     assert figures["inside the 90 % interval of other sources, dense on new"] == 1.0
+
+
+@pytest.mark.parametrize(("name", "file"), [("rl", "rl_runs.csv"), ("serving", "serving_runs.csv")])
+def test_a_set_without_rows_has_no_figures(name: str, file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("id,mode\n")
+    board = build_scoreboard(MEASUREMENT_SETS[name].measure(str(tmp_path)))
+    assert board.summary is None
+    assert not board.selections

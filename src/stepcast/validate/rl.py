@@ -6,7 +6,7 @@ recipes, where they are at hand, add packing, recomputation, memory shares and t
 
 import re
 from collections import Counter
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 
 from stepcast.generation.placement import GenerationLayout
@@ -166,8 +166,8 @@ def measure_rl(folder: str) -> Measurements:
         ]
 
     scored, skipped = compare_each(read_records(folder, FILE), compare)
-    columns = columns_of([row for rows in scored for row in rows])
-    selections = {name: columns.tags["quantity"] == name for name in QUANTITIES}
+    columns = columns_of(chain.from_iterable(scored))
+    selections = {name: columns.labels("quantity") == name for name in QUANTITIES}
     right = [
         (mine[1] > other[1]) == (mine[2] > other[2])
         for members in ran.values()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -199,6 +199,6 @@ def measure_serving(folder: str) -> Measurements:
         for name, cases in ranked.items()
         if (right := list(_pairs_right(cases)))
     }
-    columns = columns_of([row for rows in scored for row in rows])
-    selections = {part: columns.tags["part"] == part for part in PARTS}
+    columns = columns_of(chain.from_iterable(scored))
+    selections = {part: columns.labels("part") == part for part in PARTS}
     return Measurements(columns, untimed + skipped, selections, figures)
