@@ -1,7 +1,7 @@
 """Predicted memory against measured peaks."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import mean
@@ -48,7 +48,7 @@ def test_peaks_of_eager_training_steps_on_one_h200(row: Record) -> None:
 
 
 @lru_cache(maxsize=1)
-def published() -> tuple[MemoryRow, ...]:
+def published() -> Sequence[MemoryRow]:
     """Of the runs whose memory is known alone: their steps are predicted too, which takes longest."""
     records = complete_heads(list(correct_records(records_of(str(DATA / "published")), load_corrections())))
     return compare_records([record for record in records if memory_is_known(record)]).memory_rows

@@ -154,7 +154,6 @@ def block_time(
     return max(forward_s, dispatch.call_s + sum(host_s[0])), backward_s
 
 
-Skipped = Counter[str]
 FITTED_FILES = ("ops.csv", "ops_batched.csv", "ops_fp8_grouped.csv")
 FILES = ("ops*.csv", "blocks*.csv", "models*.csv", "eager_memory*.csv")
 MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
@@ -167,14 +166,13 @@ def measure_h200(folder: str) -> scoreboard.Measurements:
     if not files:
         raise ValueError(f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
     rows: list[scoreboard.ScoredRow] = []
-    skipped: Skipped = Counter()
+    skipped: Counter[str] = Counter()
     peaks: list[scoreboard.Pair] = []
     for file in files:
         rows += _rows_of(file, skipped, peaks)
     table = scoreboard.columns_of(rows)
-    selections = _selections(table) if rows else {}
-    figures = dict(scoreboard.error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error"))
-    return scoreboard.Measurements(table, skipped, selections, figures, _notes(table))
+    figures = scoreboard.error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error")
+    return scoreboard.Measurements(table, skipped, _selections(table), figures, _notes(table))
 
 
 def shipped_folder() -> Path:
@@ -198,7 +196,7 @@ def family_of(row: scoreboard.Record) -> tuple[str, Family]:
     return kind.format(dtype=row.get("dtype")), tuple(round(float(row[name] or 0)) for name in columns)
 
 
-def _rows_of(file: Path, skipped: Skipped, peaks: list[scoreboard.Pair]) -> Iterator[scoreboard.ScoredRow]:
+def _rows_of(file: Path, skipped: Counter[str], peaks: list[scoreboard.Pair]) -> Iterator[scoreboard.ScoredRow]:
     names, records = csv_records(Source(file))
     kind = next((part for needed, part in KINDS.items() if set(needed) <= set(names)), None)
     if kind is None:
@@ -261,22 +259,15 @@ def _step(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
         return  # a Python loop over experts that waits for the GPU in each
     strategy, framework = row_strategy(record), row_framework(record)
     prediction = predict(row_model(record), load_cluster("hgx-h200"), strategy, framework)
-    how = [
-        record["attention"],
-        f"recompute {record['recompute']}",
-        "compiled" if framework.kernels is Kernels.COMPILED else "",
-    ]
-    name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {', '.join(how)}"
-    tags = {"kind": "step", "model": record["model"]}
-    name = name.removesuffix(", ")
-    yield scoreboard.ScoredRow(name, float(record["step_ms"]) * 1e-3, prediction.step_s, tags)
-    predicted = scoreboard.split_phases_s(prediction)
-    for phase, column in zip(scoreboard.PHASES, ("fwd_ms", "bwd_ms", "opt_ms"), strict=True):
-        if record.get(column):
-            measured_s = float(record[column]) * 1e-3
-            yield scoreboard.ScoredRow(
-                f"{name} {phase}", measured_s, predicted[phase], {**tags, "kind": f"step {phase}"}
-            )
+    compiled = ", compiled" if framework.kernels is Kernels.COMPILED else ""
+    how = f"{record['attention']}, recompute {record['recompute']}{compiled}"
+    name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {how}"
+    predicted = {"": prediction.step_s}
+    predicted |= {f" {phase}": seconds for phase, seconds in scoreboard.split_phases_s(prediction).items()}
+    for (phase, predicted_s), column in zip(predicted.items(), ("step_ms", "fwd_ms", "bwd_ms", "opt_ms"), strict=True):
+        if not phase or record.get(column):
+            tags = {"kind": f"step{phase}", "model": record["model"]}
+            yield scoreboard.ScoredRow(f"{name}{phase}", float(record[column]) * 1e-3, predicted_s, tags)
 
 
 UNMODELLED = "experts in a Python loop, which waits for the GPU at each expert, are not modelled"
@@ -291,7 +282,7 @@ KINDS: dict[tuple[str, ...], Callable[[scoreboard.Record], Iterator[scoreboard.S
 
 def _selections(table: scoreboard.MeasuredColumns) -> dict[str, BoolArray]:
     """Return the rows that our claims of accuracy are about."""
-    kind, measured_s = table.tags["kind"], table.measured_s
+    kind, measured_s = table.labels("kind"), table.measured_s
     linear = kind == "linear bf16"
     matrix = np.isin(kind, [f"{op} {d}" for op in ("linear", "bmm", "grouped_linear") for d in DType])
     attention = np.char.startswith(kind, "sdpa")
@@ -315,13 +306,15 @@ def _selections(table: scoreboard.MeasuredColumns) -> dict[str, BoolArray]:
 
 def _notes(table: scoreboard.MeasuredColumns) -> tuple[str, ...]:
     notes = [load_folds().note] if load_folds().note else []
-    fit = table.tags.get("fit", np.array([""]))
+    fit = table.labels("fit") if len(table) else np.array([""])
     left_out, unseen = int(np.sum(fit == "left out")), int(np.sum(fit == "never"))
     if left_out:
         notes.append(f"{left_out} operator rows by constants learnt without their family of shapes")
     if unseen:
         notes.append(f"{unseen} operator rows were never part of a fit")
     if np.any(fit == ""):
-        notes.append("blocks and training steps by the committed constants: prices from operators, host "
-                     "times from these rows")  # fmt: skip
+        words = (
+            "blocks and training steps by the committed constants: prices from operators, host times from these rows"
+        )
+        notes.append(words)
     return tuple(notes)

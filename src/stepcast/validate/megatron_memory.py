@@ -105,7 +105,7 @@ def measure_peak_memory(*folders: str) -> Measurements:
     records = (record for folder in folders for record in read_records(folder, FILE, needed=needed))
     rows, skipped = compare_each(records, compare_case)
     table = columns_of(rows)
-    large = {"hidden 2048 and more": table.tags["size"] == "large"} if rows else {}
+    large = {"hidden 2048 and more": table.labels("size") == "large"}
     return Measurements(table, skipped, large, details=(COMMAND, "size"), unit="bytes")
 
 

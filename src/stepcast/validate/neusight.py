@@ -202,12 +202,11 @@ def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
 
 FILES = {"ops": "ops_fp32.csv", "models": "models_fp32.csv"}
 CALIBRATING_POINTS = 20
-Skipped = Counter[str]
 
 
 def measure_neusight(folder: str) -> scoreboard.Measurements:
     """Compare the operators and models in *folder*, or in that one file."""
-    skipped: Skipped = Counter()
+    skipped: Counter[str] = Counter()
     pieces: list[scoreboard.MeasuredColumns] = []
     figures: dict[str, float] = {}
     for file in _files(Path(folder)):
@@ -221,7 +220,7 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
         else:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
     joined = scoreboard.join_columns(pieces)
-    kind, gpu, model = (joined.tags.get(tag, np.zeros(0, dtype=np.str_)) for tag in ("kind", "gpu", "model"))
+    kind, gpu, model = map(joined.labels, ("kind", "gpu", "model"))
     operators: BoolArray = model == ""
     selections = {"operators": operators, "linear and bmm": np.isin(kind, MATRIX), "models": ~operators}
     folds = load_folds()
@@ -255,7 +254,7 @@ def _fold(gpu: Gpu) -> GpuFold:
     return load_folds().gpus.get(gpu.name) or GpuFold(*neusight_fit())
 
 
-def _compare_operators(table: OperatorTable, skipped: Skipped, file: str) -> Iterator[scoreboard.MeasuredColumns]:
+def _compare_operators(table: OperatorTable, skipped: Counter[str], file: str) -> Iterator[scoreboard.MeasuredColumns]:
     """Yield the rows of each operator on each GPU."""
     # A blank counts as 1: a linear has no batch.
     sizes = {name: np.where(table.columns[name] == "", "1", table.columns[name]) for name in ("ms", *"bmnkh")}
@@ -318,7 +317,7 @@ def _cell_figures(cells: Sequence[scoreboard.MeasuredColumns]) -> dict[str, floa
 
 
 def _compare_models(
-    table: OperatorTable, skipped: Skipped, file: str, figures: dict[str, float]
+    table: OperatorTable, skipped: Counter[str], file: str, figures: dict[str, float]
 ) -> scoreboard.MeasuredColumns:
     """Return the models; *figures* gains errors with the GPU left out of the fit, and of NeuSight's own predictions."""
     unseen: list[float] = []

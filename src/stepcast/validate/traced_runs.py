@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,14 +52,13 @@ def measure_megatron_traces(folder: str) -> Measurements:
         return row
 
     rows, skipped = compare_each(_runs(folder), compare)
-    table = columns_of(rows)
-    sizes = table.tags.get(SIZE, np.zeros(0, dtype=np.str_))
-    return Measurements(
-        table,
-        skipped,
-        selections={REAL: sizes == REAL, TOY: sizes == TOY},
-        figures={name: error for what, rows in figured.items() for name, error in _figures(what, rows)},
-    )
+    table, figures = columns_of(rows), dict[str, float]()
+    for what, replayed in figured.items():
+        for size in (REAL, TOY):
+            pairs = [(row.measured_s, row.predicted_s) for row in replayed if row.tags[SIZE] == size]
+            figures |= error_figures(f"{what}, {size}", pairs, "mean_abs_error", "worst_abs_error")
+    selections = {size: table.labels(SIZE) == size for size in (REAL, TOY)}
+    return Measurements(table, skipped, selections, figures)
 
 
 def _runs(folder: str) -> list[str]:
@@ -73,12 +72,6 @@ def _row(path: str, measured: Recording, replayed: Recording) -> ScoredRow:
     size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
     name = os.path.basename(os.path.normpath(path))
     return ScoredRow(name, measured.measured_step_s, play(replayed).step_s, {SIZE: size})
-
-
-def _figures(what: str, rows: list[ScoredRow]) -> Iterator[tuple[str, float]]:
-    for size in (REAL, TOY):
-        pairs = [(row.measured_s, row.predicted_s) for row in rows if row.tags[SIZE] == size]
-        yield from error_figures(f"{what}, {size}", pairs, "mean_abs_error", "worst_abs_error")
 
 
 # ---- OptimusPrime runs predicted from their configuration, each left out of its own fit -----------------------
@@ -152,7 +145,7 @@ def measure_optimus(folder: str) -> Measurements:
     rows, skipped = predict_runs(logs)
     notes = [f"{os.path.basename(log.source)}: {warning}" for log in logs for warning in log.warnings]
     peaks, names = read_stage_peaks(logs), ("mean_abs_error", "worst_abs_error", "mean_error")
-    figures = dict(error_figures("peak memory by stage", peaks, *names))
+    figures = error_figures("peak memory by stage", peaks, *names)
     if peaks:
         within = np.mean([abs(predicted / measured - 1) <= WITHIN for measured, predicted in peaks])
         figures[f"stages whose peak memory is within {format_percent(WITHIN, 0)}"] = float(within)

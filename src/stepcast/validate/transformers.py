@@ -1,12 +1,12 @@
-"""The transformers set: training steps of Hugging Face models on one H200, measured by us.
+"""The transformers sets: training and fine-tuning steps of Hugging Face models on one H200, measured by us.
 
-Every row is a ``config.json`` and the words of its setting; each goes through the public ``predict`` with the
-profile that these words mean. ``tools/measure_hf_steps.py`` measured them.
+Every row is a ``config.json`` and the words of its setting (``data/rows/settings.toml``); each goes through the public
+``predict`` with the choices that these words mean. ``tools/measure_hf_steps.py`` measured them, and
+``tools/measure_tuning.py`` those of fine-tuning.
 """
 
 import os
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stepcast.cost.band import kind_of
+from stepcast.cost.calibration import Calibration
 from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.predict import predict
@@ -26,10 +27,10 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent
+from stepcast.ir.facts import FactDict
 from stepcast.ir.grouping import group_by_key
-from stepcast.ir.progress import report_progress
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import build_question, spell_option
+from stepcast.questions.choices import build_question, spell_choices, spell_option
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 from stepcast.validate import scoreboard
@@ -38,20 +39,20 @@ if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import CaptureOptions
 
 CLUSTER, GPU = "hgx-h200", "h200"
+Visit = tuple[Path, scoreboard.Record]  # a row and its file
 CapturedRows = tuple[list[scoreboard.ScoredRow], list[scoreboard.Pair], str]  # steps, peaks, why there are none
 ROW = ("model", "layers", "batch", "seq", "setting")
 NEEDED = ("model", "batch", "seq", "setting", "step_ms")
-WORDS = {
-    "compile", "autocast", "fp32", "checkpoint", "attn-eager", "experts-eager", "cache", "fused",
-}  # fmt: skip
+SETTINGS = scoreboard.load_table("rows/settings")  # words -> choices of predict
 COMMAND = "command"
+ERRORS = ("mean_abs_error", "worst_abs_error", "mean_error")
 
 
 def setting_words(record: scoreboard.Record) -> set[str]:
     if missing := [name for name in NEEDED if record.get(name) is None]:
         raise ValueError(f"column {missing[0]} is missing")
     words = set(record["setting"].split())
-    if unknown := sorted(words - WORDS):
+    if unknown := sorted(words - {*SETTINGS["steps"]}):
         raise ValueError(f"{unknown[0]!r} is no word of a setting")
     return words
 
@@ -70,21 +71,20 @@ class Setting:
         if "experts-eager" in words:
             raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
         batch, seq = int(record["batch"]), int(record["seq"])
-        choices: dict[str, object] = {
+        self.choices: FactDict = {
             "model": model,
             "cluster": CLUSTER,
-            "framework": "transformers-compiled" if "compile" in words else "transformers",
+            "framework": "transformers",
             "gpus": 1,
             "micro_batch": batch,
             "global_batch": batch,
             "seq": seq,
             "clipping": False,
-            "precision": "autocast-bf16" if "autocast" in words else "fp32" if "fp32" in words else None,
-            "recompute": "full" if "checkpoint" in words else None,
-            "flash_attention": False if "attn-eager" in words else None,
-            "zero_gradients": scoreboard.unseen_share(load_model(model), batch * seq) or None,
         }
-        self.choices = {name: value for name, value in choices.items() if value is not None}
+        for word, choices in SETTINGS["steps"].items():
+            self.choices |= choices if word in words else {}
+        if zeros := scoreboard.unseen_share(load_model(model), batch * seq):
+            self.choices["zero_gradients"] = zeros
         run = settle(build_question(PredictQuestion, self.choices))
         self.model, self.strategy, optimizer = run.model, run.strategy, run.framework.optimizer
         self.framework = replace(run.framework, optimizer=replace(optimizer, fused="fused" in words))
@@ -116,7 +116,7 @@ def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measu
     cluster = load_cluster(CLUSTER)
     peaks: list[scoreboard.Pair] = []
 
-    def compare(visit: tuple[Path, scoreboard.Record]) -> list[scoreboard.ScoredRow]:
+    def compare(visit: Visit) -> list[scoreboard.ScoredRow]:
         file, record = visit
         setting = Setting(record, file.parent)
         prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
@@ -124,24 +124,23 @@ def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measu
         return list(step_rows(record, prediction, setting.command + further, peaks, kind))
 
     rows, skipped = scoreboard.compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
-    return measurements_of(list(chain.from_iterable(rows)), skipped, peaks)
+    return measurements_of(chain.from_iterable(rows), skipped, peaks)
 
 
 def measurements_of(
-    rows: Sequence[scoreboard.ScoredRow],
+    rows: Iterable[scoreboard.ScoredRow],
     skipped: Mapping[str, int],
     peaks: Sequence[scoreboard.Pair],
     notes: tuple[str, ...] = (),
 ) -> scoreboard.Measurements:
     """Return steps and their phases, and the bytes allocated at their peaks."""
     table = scoreboard.columns_of(rows)
-    selections = {name: table.tags["phase"] == name for name in ("step", *scoreboard.PHASES)} if rows else {}
-    names = ("mean_abs_error", "worst_abs_error", "mean_error")
-    figures = dict(scoreboard.error_figures("peak memory", peaks, *names))
+    selections = {name: table.labels("phase") == name for name in ("step", *scoreboard.PHASES)}
+    figures = scoreboard.error_figures("peak memory", peaks, *ERRORS)
     return scoreboard.Measurements(table, skipped, selections, figures, notes, details=(COMMAND,))
 
 
-def merge_visits(files: Sequence[Path]) -> Iterator[tuple[Path, scoreboard.Record]]:
+def merge_visits(files: Sequence[Path]) -> Iterator[Visit]:
     """Yield every row; a row that was measured more than once has the medians of its times.
 
     It waits for a host whose pace differs from visit to visit.
@@ -202,19 +201,20 @@ def measure_captured(*folders: str) -> scoreboard.Measurements:
 
     torch, library = load_torch("capture").__version__, load_transformers("capture").__version__
     note = f"captured without a GPU by PyTorch {torch} and transformers {library}, whose code may differ"
-    rows: list[scoreboard.ScoredRow] = []
-    skipped: Counter[str] = Counter()
     peaks: list[scoreboard.Pair] = []
     asked = list(merge_visits([file for folder in folders for file in step_files(folder)]))
     with _workers(len(asked)) as map_each:
         results = iter(map_each(_compared, asked))
-        for file, _ in report_progress(asked):
-            own, own_peaks, why = next(results)
+
+        def compare(visit: Visit) -> list[scoreboard.ScoredRow]:
+            rows, own_peaks, why = next(results)
             if why:
-                skipped[f"{file.name}: {why}"] += 1
-            rows += own
-            peaks += own_peaks
-    return measurements_of(rows, skipped, peaks, (note,))
+                raise ValueError(why)
+            peaks.extend(own_peaks)
+            return rows
+
+        rows, skipped = scoreboard.compare_each(asked, compare, lambda visit: visit[0].name)
+    return measurements_of(chain.from_iterable(rows), skipped, peaks, (note,))
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[CapturedRows]]]:
         yield pool.map
 
 
-def _compared(asked: tuple[Path, scoreboard.Record]) -> CapturedRows:
+def _compared(asked: Visit) -> CapturedRows:
     """Return the rows of one step and its peak; or why there are none."""
     file, record = asked
     peaks: list[scoreboard.Pair] = []
@@ -280,3 +280,86 @@ def _command(what: str, asked: "CaptureOptions", zeros: float) -> str:
         f"--zero-gradients {zeros}": bool(zeros),
     }
     return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])
+
+
+# The fine-tuning set: LoRA, QLoRA, 8-bit Adam, packing, checkpointing and DPO.
+#
+# Under transformers' Trainer, but for DPO, whose loop is TRL's written out (``trainer``: its loss inside Trainer).
+# ``pace`` is the host's: the time of small operators and of a small training step over those on the host of the
+# constants, in the visit or, in the last ones, next to the step; empty where it was not measured.
+# ``held`` bytes of earlier steps were still allocated when a step's peaks were measured; they are subtracted (the peaks
+# of the ninth visit were lost). ``forward_ms``, ``backward_ms`` and ``update_ms`` are the host's, of all micro-batches.
+# ``before_*`` are forecasts made before measuring (steps of the tenth visit are those of example configurations, of the
+# next two chosen at random, of the last two a design over methods and sizes). The CPU is the bottleneck of a step that
+# is predicted more than 5 % longer with a CPU 1.3 times slower, the GPU of the others.
+
+SLOWER_CPU, LONGER_STEP = 1.3, 1.05
+
+
+def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
+    """Return the choices of ``predict`` that a row's words mean."""
+    words = record["setting"].split()
+    choices: FactDict = {"framework": "peft"}
+    for word in words:
+        if word.startswith("lora"):
+            choices["lora_rank"] = int(word.removeprefix("lora"))
+        elif word.startswith("freeze"):
+            choices |= {"framework": "trainer", "train_layers": int(word.removeprefix("freeze"))}
+        else:
+            choices |= SETTINGS["tuning"][word]
+    if {"full", "dpo"} <= set(words) and "trainer" not in words:
+        choices["framework"] = "transformers"
+    if "packed" in words:
+        choices["lengths"] = f"{record['document']}:1"
+    return {
+        "model": str(folder / "configs" / f"{record['model']}.json"),
+        "gpu": "h200",
+        **choices,
+        "micro_batch": int(record["batch"]),
+        "accumulation": int(record["accumulation"]),
+        "seq": int(record["seq"]),
+    }
+
+
+def measure_tuning(folder: str) -> scoreboard.Measurements:
+    """Compare the steps of ``tuning.csv`` in *folder* and their peaks with forecasts."""
+    peaks: dict[str, list[scoreboard.Pair]] = {"allocated": [], "reserved": []}
+    before: dict[str, list[scoreboard.Pair]] = {}
+    paced: dict[str, list[scoreboard.Pair]] = {"GPU": [], "CPU": []}
+
+    def compare(record: scoreboard.Record) -> scoreboard.ScoredRow:
+        choices = read_choices_of(record, Path(folder))
+
+        def step_s(pace: float) -> float:
+            host = Calibration("h200", {}, pace=pace)
+            return settle(build_question(PredictQuestion, {**choices, "calibration": host})).prediction.step_s
+
+        prediction = settle(build_question(PredictQuestion, choices)).prediction
+        bottleneck = "CPU" if step_s(SLOWER_CPU) > LONGER_STEP * prediction.step_s else "GPU"
+        measured_s, (stage,) = float(record["step_ms"]) * 1e-3, prediction.memory
+        for name, pairs in peaks.items() if record["held"] else ():
+            pairs.append((float(record[name]) - float(record["held"]), getattr(stage, name)))
+        if record["before_ms"]:
+            pairs = before.setdefault(f"predicted before visit {record['visit']}", [])
+            pairs.append((measured_s, float(record["before_ms"]) * 1e-3))
+        if record["pace"]:
+            paced[bottleneck].append((measured_s, step_s(float(record["pace"]))))
+        label = f"{record['model']} {record['batch']} x {record['seq']} x {record['accumulation']} {record['setting']}"
+        command = shlex.join(["stepcast", "predict", *spell_choices(choices)])
+        named = {name: record[name] for name in ("visit", "setting", "model")}
+        tags = {"bottleneck": bottleneck, **named, "command": command}
+        return scoreboard.ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
+
+    rows, skipped = scoreboard.compare_each(
+        scoreboard.read_records(folder, "tuning.csv"), compare, lambda record: record["setting"]
+    )
+    compared = {
+        **{f"{name} memory": pairs for name, pairs in peaks.items()},
+        **before,
+        "pace of the host measured": [*paced["GPU"], *paced["CPU"]],
+        **{f"the same, {name}-limited steps": pairs for name, pairs in paced.items()},
+    }
+    figures: dict[str, float] = {}
+    for part, pairs in compared.items():
+        figures |= scoreboard.error_figures(part, pairs, *ERRORS)
+    return scoreboard.Measurements(scoreboard.columns_of(rows), skipped, figures=figures, details=(COMMAND,))

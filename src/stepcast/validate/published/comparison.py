@@ -1,6 +1,6 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,9 +56,9 @@ class MemoryRow:
 class PublishedRows:
     """Published runs with their predictions; *corrected* and *left_out* count rows that contradict their sources."""
 
-    rows: tuple[ScoredRow, ...]
-    records: tuple[Record, ...]  # of these rows, corrected
-    memory_rows: tuple[MemoryRow, ...]
+    rows: Sequence[ScoredRow]
+    records: Sequence[Record]  # of these rows, corrected
+    memory_rows: Sequence[MemoryRow]
     skipped: Mapping[str, int]
     corrected: int
     left_out: int
@@ -127,8 +127,8 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
     compared, skipped = scoreboard.compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
-    rows, own = (tuple(pair[place] for pair in compared) for place in (0, 1))
-    return PublishedRows(rows, own, tuple(memories), skipped, changed, left_out)
+    rows, own = [row for row, _ in compared], [record for _, record in compared]
+    return PublishedRows(rows, own, memories, skipped, changed, left_out)
 
 
 def measure_step_s(setup: Setup) -> float:
