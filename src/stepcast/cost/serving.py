@@ -238,7 +238,7 @@ def product_s(
     m: Number, n: Number, k: Number, gpu: Gpu, form: LinearFormat, fit: LinearFit, copies: float, load: Load
 ) -> Number:
     """Return the seconds of the product of a linear layer, with its launch but without quantisation."""
-    dtype = form.product if form.product in gpu.matrix_flops else DType.BF16
+    dtype = form.product if form.product in gpu.matrix_flops else gpu.half_format
     rates, rows = matrix_rates(gpu, dtype), np.atleast_1d(np.asarray(m, dtype=np.float64))
     hit = cached_fraction(copies * n * k * form.weight_bytes, gpu, 1.0) if copies < math.inf else 0.0
     bandwidth = rates.bandwidth_bytes_per_s / (1.0 - hit + hit / fit.cached_speedup)
@@ -331,7 +331,7 @@ def _prefill(
     head = np.asarray(np.maximum(key_dim, value_dim))
     slower = np.where(head > WIDE_HEAD, fit.widest, np.where(head < NARROW_HEAD, fit.narrow, 1.0))
     slower = np.where((head > NARROW_HEAD) & (head <= WIDE_HEAD), fit.wide, slower)
-    peak = gpu.matrix_peak_flops(dtype if dtype in gpu.matrix_flops else "bf16")
+    peak = gpu.matrix_peak_flops(dtype if dtype in gpu.matrix_flops else gpu.half_format)
     operations = 2.0 * (key_dim + value_dim)
     per_score_s = (operations + fit.flops_per_score) * slower / (peak * fit.efficiency)
     scores = batch * heads * rows * seen
@@ -412,7 +412,7 @@ def _decode(
     memory_s = moved / (gpu.memory_bandwidth_bytes_per_s * fit.bandwidth_efficiency)
     memory_s = memory_s * (1.0 - hit + hit / fit.cached_speedup)
     work_s = blocks * (block_clocks + token_clocks * context) / (gpu.sms * gpu.clock_hz)
-    compute_s = flops / (gpu.matrix_peak_flops("bf16") * fit.efficiency)
+    compute_s = flops / (gpu.matrix_peak_flops(gpu.half_format) * fit.efficiency)
     most = np.ceil(context / SPLIT_TOKENS) if fit.divides else 1.0
     pieces = np.clip(gpu.sms / np.asarray(blocks), 1.0, most)
     lone_s = fit.lone * (block_clocks + token_clocks * context / pieces) / gpu.clock_hz

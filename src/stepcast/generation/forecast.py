@@ -17,6 +17,7 @@ from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, st
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.model import Model
 from stepcast.views.answer import Answer
@@ -392,7 +393,10 @@ def forecast_generation(
     assumptions, gpu = [NOT_MODELLED, *model.unread], cluster.gpu
     for stored, part in ((formats.dense, "weights"), (formats.cache, "KV cache")):
         if stored not in gpu.matrix_flops:
-            assumptions.append(f"{gpu.name} has no {stored} matrix units: {stored} {part}, products in bf16")
+            meant = gpu.half_format if stored is DType.BF16 else stored
+            assumptions.append(
+                f"{gpu.name} has no {stored} matrix units: {meant} {part}, products in {gpu.half_format}"
+            )
     if speculation.tokens:
         assumptions.append(f"drafted tokens are accepted with a chance of {speculation.acceptance:g}")
         if not model.next_token_layers:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import prod
 
 from stepcast.ir.dataclass import assign, dataclass
+from stepcast.ir.dtype import DType
 from stepcast.ir.tables import Amount, Count, Portion, Positive, Ratio, Share, Whole
 from stepcast.units import US
 
@@ -66,6 +67,12 @@ class Gpu:
             if candidate in self.matrix_flops:
                 return candidate
         raise ValueError(f"{self.name} has no {dtype} matrix units; it has {', '.join(self.matrix_flops)}")
+
+    @property
+    def half_format(self) -> DType:
+        """The 16-bit format of a run that names none: bf16, or fp16 on a GPU whose matrix units have that alone."""
+        lacks_bf16 = "bf16" not in self.matrix_flops and "fp16" in self.matrix_flops
+        return DType.FP16 if lacks_bf16 else DType.BF16
 
     def matrix_peak_flops(self, dtype: str) -> float:
         """Return the dense matrix-multiply peak in *dtype*, or in the format that replaces it."""

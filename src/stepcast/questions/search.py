@@ -33,7 +33,14 @@ from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
 from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_words, strategy_facts
-from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
+from stepcast.questions.settle import (
+    adapter_fields,
+    default_framework,
+    fit_precision,
+    name_cluster,
+    settle_price,
+    suggest_larger,
+)
 from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_parts, usable_memory_bytes
 from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import join_gpu_kinds, search_mixed
@@ -423,6 +430,8 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
         axes = {name: _supported_values(name, values, profile, assumptions) for name, values in axes.items()}
         if profile.supports and not {"schedule", "sharding"} <= axes.keys():
             assumptions.append(f"schedules, shardings and overlaps that {profile.name} has (--any-framework)")
+    if "precision" not in axes:
+        profile = fit_precision(profile, cluster, assumptions)
     if question.max_memory is None and question.memory_reserve is None:
         assumptions.append(f"a reserve of {MEMORY_RESERVE * 100:g} % of each GPU's memory (--memory-reserve)")
     values = model, cluster, profile, gpus, global_batch, seq, axes, question.max_memory, question.memory_reserve
