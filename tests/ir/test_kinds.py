@@ -8,7 +8,7 @@ import pytest
 from stepcast.generate.workload import block_layers
 from stepcast.ir.architecture import WeightPart
 from stepcast.ir.framework import MEGATRON_CORE
-from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, RARE_MIXERS, adapter_shard, block_weights, mixing_flops
+from stepcast.ir.layers.kinds import KINDS, adapter_shard, block_weights, mixing_flops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
@@ -63,8 +63,7 @@ def products(layers: tuple[Layer, ...]) -> list[Matmul | GroupedMatmul]:
 
 
 def test_every_kind_is_declared() -> None:
-    assert {*MIXERS, *RARE_MIXERS} == set(Mixer) - {Mixer.NONE}
-    assert set(FEED_FORWARDS) == set(FeedForward) - {FeedForward.NONE}
+    assert set(KINDS) == {*Mixer, *FeedForward} - {Mixer.NONE, FeedForward.NONE}
     assert {half.mixer for _, half in HALVES} == set(Mixer)
     assert {half.feed_forward for _, half in HALVES} == set(FeedForward)
 

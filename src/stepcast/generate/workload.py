@@ -10,7 +10,7 @@ from stepcast.ir.dataclass import replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kernels import C, collective
-from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS, count_adapted
+from stepcast.ir.layers.kinds import KINDS, count_adapted, kinds_of
 from stepcast.ir.layers.operators import rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
@@ -187,7 +187,7 @@ def block_layers(
         layers = recompute_block(layers, not sizes.fused and framework.stops_early, hooks=sizes.eager_modules)
     elif sizes.alternates_matmuls:
         # It knows no recurrent mixers, which save everything.
-        known = layers if block.mixer is Mixer.NONE or MIXERS[block.mixer].alternates else feed_forward
+        known = layers if block.mixer is Mixer.NONE or KINDS[block.mixer].alternates else feed_forward
         layers = (*layers[:-1], prepend_backward(layers[-1], alternate_matmuls(sizes, known)))
     elif strategy.recompute.selected:
         layers = recompute_modules(layers, strategy.recompute.selected)
@@ -228,9 +228,7 @@ def _halves(sizes: Sizes, block: LayerParts) -> tuple[tuple[Layer, ...], tuple[L
 
 @lru_cache(maxsize=8192)
 def _half_layers(sizes: Sizes, half: LayerParts) -> tuple[Layer, ...]:
-    if half.mixer is not Mixer.NONE:
-        return MIXERS[half.mixer].operators(sizes, half)
-    return () if half.feed_forward is FeedForward.NONE else FEED_FORWARDS[half.feed_forward].operators(sizes, half)
+    return tuple(layer for kind in kinds_of(half.mixer, half.feed_forward) for layer in kind.operators(sizes, half))
 
 
 def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list[Unit]:

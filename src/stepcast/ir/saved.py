@@ -11,12 +11,14 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework
+from stepcast.ir.layers.attention import ATTENTION
+from stepcast.ir.layers.experts import EXPERTS
 from stepcast.ir.layers.kind import LayerKind, SavedTensor
-from stepcast.ir.layers.kinds import FEED_FORWARDS, MIXERS
+from stepcast.ir.layers.kinds import KINDS, kinds_of
 from stepcast.ir.layers.mlp import mlp_transient
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.layers.weights import adapted_linears, norm_readers
-from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer, NormKind
+from stepcast.ir.model_parts import LayerParts, Mixer
 from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
 
 
@@ -50,7 +52,7 @@ def count_saved(
         # torchtitan's selective recomputation saves the layer's input and the outputs of every second matmul.
         transient = mlp_transient(sizes, sizes.tokens, model.ffn / sizes.tp)
         if block.mixer is not Mixer.NONE:
-            transient = max(transient, MIXERS[block.mixer].transient(sizes, block))
+            transient = max(transient, KINDS[block.mixer].transient(sizes, block))
         saved = layer_input + sum(tensor.size_bytes for tensors, _ in halves for tensor in tensors)
         return SavedActivations(saved, layer_input, transient)
     modules = frozenset(sizes.strategy.recompute.selected)
@@ -67,20 +69,15 @@ def count_saved(
 
 def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor], float]]:
     """Return the saved tensors of mixer and feed-forward, norms included, and the transient of each."""
-    model, kinds = sizes.model, list[tuple[LayerKind, bool, bool]]()
-    if block.mixer is not Mixer.NONE:
+    model, halves = sizes.model, []
+    for kind in kinds_of(block.mixer, block.feed_forward):
         # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
-        kinds.append((MIXERS[block.mixer], block.mixer is Mixer.ATTENTION and model.latent is not None, True))
-    if block.feed_forward is not FeedForward.NONE:
-        normed = not (model.shared_norm and block.mixer is Mixer.ATTENTION)
-        kinds.append((FEED_FORWARDS[block.feed_forward], block.feed_forward is FeedForward.EXPERTS, normed))
-    return [
-        (
-            [*_saved_norms(sizes, kind, own_norm, normed), *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)],
-            _transient(sizes, kind, block),
-        )
-        for kind, own_norm, normed in kinds
-    ]
+        own_norm = kind is EXPERTS or (kind is ATTENTION and model.latent is not None)
+        normed = kind is KINDS.get(block.mixer) or not (model.shared_norm and block.mixer is Mixer.ATTENTION)
+        norms = _saved_norms(sizes, kind, own_norm, normed)
+        tensors = [*norms, *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)]
+        halves.append((tensors, _transient(sizes, kind, block)))
+    return halves
 
 
 def _transient(sizes: Sizes, kind: LayerKind, block: LayerParts) -> float:
@@ -121,7 +118,7 @@ def _saved_norms(sizes: Sizes, kind: LayerKind, own_norm: bool, normed: bool) ->
     if sizes.alternates_matmuls:
         return [] if kind.alternates else [SavedTensor("norm output", outer * sizes.stored.bytes)]
     input_bytes = sizes.stream.bytes
-    if sizes.eager_modules and model.norm.kind is NormKind.RMS and not sizes.framework.runs_liger:
+    if sizes.writes_out_norms:
         # Its input in fp32 and what its weight multiplies.
         weighted = FP32_BYTES if model.wide_norms else sizes.stream.bytes
         input_bytes = FP32_BYTES + (weighted if sizes.trains_norms else 0.0)

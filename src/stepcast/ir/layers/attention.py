@@ -18,13 +18,25 @@ there are any.
 """
 
 from dataclasses import replace
+from itertools import chain
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import FP32, C, K, Ops, PhaseOps, collective, list_kernels, make_layer, stream_op
+from stepcast.ir.layers.kernels import (
+    FP32,
+    C,
+    K,
+    Ops,
+    PhaseOps,
+    collective,
+    list_kernels,
+    list_phases,
+    make_layer,
+    stream_op,
+)
 from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
@@ -36,15 +48,6 @@ from stepcast.ir.work import Attention
 from stepcast.ir.workload import Layer, Op, Role
 
 INDEX_BYTES = 4.0  # of the place of one chosen key
-
-
-def _index_projections(model: Architecture, latent: Latent) -> dict[str, tuple[int, int]]:
-    """Return the inputs and outputs of the indexer's projections."""
-    return {
-        "index query": (latent.query_rank or model.hidden, latent.index_heads * latent.index_dim),
-        "index key": (model.hidden, latent.index_dim),
-        "index weights": (model.hidden, latent.index_heads),
-    }
 
 
 def _attended(model: Architecture, block: LayerParts) -> LayerParts:
@@ -227,56 +230,52 @@ def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
     width = sizes.query_width + sizes.key_width
     separate = {"query ": sizes.query_width, "key ": sizes.key_width}
     rotated = {"": width} if sizes.fused or sizes.framework.runs_liger else separate
-    forward: list[Op] = []
-    backward: list[Op] = []
     # Modules written in Python norm queries and keys one after the other.
     normed = separate if sizes.eager_modules else {"query key ": width}
-    shapes = {
-        name: (tokens, width) if model.qk_norm is QkNorm.WHOLE else (tokens * width // model.head_dim, model.head_dim)
-        for name, width in normed.items()
-        if model.qk_norm is not QkNorm.NONE
-    }
-    for name, shape in shapes.items():
-        forward += norms.norm_forward(sizes, f"{name}norm", *shape, heads=True)
-    if model.position.kind is PositionKind.ROTARY:
-        forward += (op for name, width in rotated.items() for op in _rotate(sizes, width, name))
-        backward += (
-            op for name, width in reversed(rotated.items()) for op in _rotate(sizes, width, name, gradient=True)
-        )
-    for name, shape in shapes.items():
-        backward += norms.norm_backward(sizes, f"{name}norm", *shape, heads=True)
-    return tuple(forward), tuple(backward)
+    normings: list[tuple[Ops, Ops]] = []
+    for name, width in normed.items() if model.qk_norm is not QkNorm.NONE else ():
+        row = width if model.qk_norm is QkNorm.WHOLE else model.head_dim
+        normings.append(norms.norm_ops(sizes, f"{name}norm", tokens * width // row, row, heads=True))
+    turns = rotated.items() if model.position.kind is PositionKind.ROTARY else ()
+    rotations = [_rotate(sizes, width, name) for name, width in turns]
+    forward = [ops for ops, _ in (*normings, *rotations)]
+    backward = [ops for _, ops in (*reversed(rotations), *normings)]
+    return tuple(chain(*forward)), tuple(chain(*backward))
 
 
-def _rotate(sizes: Sizes, width: int, name: str = "", gradient: bool = False) -> Ops:
-    """Return the rotary embedding of *width* elements of every token, or its *gradient*: one kernel, or an op for each
+def _rotate(sizes: Sizes, width: int, name: str = "") -> tuple[Ops, Ops]:
+    """Return the rotary embedding of *width* elements of every token, and its gradient: one kernel, or an op for each
     operation. Megatron-Core falls back to PyTorch operators where YaRN scales cosines. Autocast leaves the angles of
     transformers, and so the result, in fp32.
     """
-    word, stored, liger = "rotary gradient" if gradient else "rotary", sizes.stored, sizes.framework.runs_liger
-    eager, position, code = sizes.eager_modules, sizes.model.position, ""
+    stored, liger, eager = sizes.stored, sizes.framework.runs_liger, sizes.eager_modules
+    position, code = sizes.model.position, ""
     if sizes.fused or liger:
         code = "scaled " if position.scaled and not liger else "fused "
     widened = eager and sizes.casts_activations and not code
     turned = max(1, round(width * position.share)) if eager else width
-    return list_kernels(
-        f"{code}{word}",
-        sizes,
-        sizes.tokens,
-        width,
-        FP32 if widened else stored,
-        f"{name}{word}",
-        wide=widened and stored is not FP32,
-        turned=turned,
-        half=max(1, turned // 2),
-        rest=max(1, width - turned),
-        sinks=eager and sizes.model.attention_sinks,
-        tailed=eager and position.tailed,
-        joined=eager and sizes.model.joined,
-        swapped=K.STRIDED if eager else K.ROTARY,
-        spread=K.BROADCAST if eager else K.ROTARY,
-        cat=K.JOIN if eager else K.ROTARY,
+    forward, backward = (
+        list_kernels(
+            f"{code}{word}",
+            sizes,
+            sizes.tokens,
+            width,
+            FP32 if widened else stored,
+            f"{name}{word}",
+            wide=widened and stored is not FP32,
+            turned=turned,
+            half=max(1, turned // 2),
+            rest=max(1, width - turned),
+            sinks=eager and sizes.model.attention_sinks,
+            tailed=eager and position.tailed,
+            joined=eager and sizes.model.joined,
+            swapped=K.STRIDED if eager else K.ROTARY,
+            spread=K.BROADCAST if eager else K.ROTARY,
+            cat=K.JOIN if eager else K.ROTARY,
+        )
+        for word in ("rotary", "rotary gradient")
     )
+    return forward, backward
 
 
 def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -292,20 +291,20 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     else:
         up.insert(0, Linear("query", sizes.tokens, hidden, sizes.query_width, dtype))
     rotated, waits = (sizes.heads + 1) * latent.rope_dim, build.column_waits(sizes, Role.LATENT_UP)
-    forward, backward = _rotate(sizes, rotated), _rotate(sizes, rotated, gradient=True)
+    forward, backward = _rotate(sizes, rotated)
     if sizes.eager_modules:
-        shape, up_width = (sizes.tokens, sizes.query_width, sizes.stored), up[-1].outputs
-        forward += list_kernels("latent heads", sizes, *shape)
-        backward = list_kernels("latent heads gradient", sizes, *shape, up=up_width) + backward
+        shape = (sizes.tokens, sizes.query_width, sizes.stored)
+        heads, heads_gradient = list_phases("latent heads", sizes, *shape, up=up[-1].outputs)
+        forward, backward = forward + heads, heads_gradient + backward
     down_forward, down_gradient, down_weights = build.join_phases(sizes, down)
-    norm_ops = norms.norm_backward(sizes, "latent norm", outer, normed)
+    norm, norm_gradient = norms.norm_ops(sizes, "latent norm", outer, normed)
     width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)
     index = _index_ops(sizes, latent) if latent.top_keys else PhaseOps()
     return (
         make_layer(
             Role.LATENT_DOWN,
-            (*down_forward, *norms.norm_forward(sizes, "latent norm", outer, normed), *index.forward),
-            (*build.wait_for(index.input_gradient + norm_ops, waits), *down_gradient),
+            (*down_forward, *norm, *index.forward),
+            (*build.wait_for(index.input_gradient + norm_gradient, waits), *down_gradient),
             down_weights + index.weight_gradient,
         ),
         build.column_layer(sizes, Role.LATENT_UP, tuple(up), forward, backward, width=width),
@@ -314,10 +313,14 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
 
 def _index_ops(sizes: Sizes, latent: Latent) -> PhaseOps:
     """Score all keys for each query of this rank and choose the best; ranks that share tokens gather keys."""
-    outer, strategy = sizes.outer_tokens, sizes.strategy
+    outer, strategy, hidden = sizes.outer_tokens, sizes.strategy, sizes.model.hidden
+    projections = (
+        ("index query", latent.query_rank or hidden, latent.index_heads * latent.index_dim),
+        ("index key", hidden, latent.index_dim),
+        ("index weights", hidden, latent.index_heads),
+    )
     linears = (
-        Linear(name, outer, inputs, outputs, sizes.dtype, adapted=False)
-        for name, (inputs, outputs) in _index_projections(sizes.model, latent).items()
+        Linear(name, outer, inputs, outputs, sizes.dtype, adapted=False) for name, inputs, outputs in projections
     )
     forward, gradient, weights = build.join_phases(sizes, linears)
     norm = ("index norm", K.LAYER_NORM, outer, latent.index_dim)

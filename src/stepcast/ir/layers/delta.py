@@ -130,8 +130,5 @@ def _gate_norm_layer(sizes: Sizes, delta: Delta) -> Layer:
     """Return an RMS norm of each head, times the activated gate."""
     rows, width = sizes.tokens * (delta.value_heads // sizes.tp), delta.value_dim
     gate, gate_gradient = build.gate_ops(sizes, rows, width)
-    return make_layer(
-        Role.DELTA_GATE_NORM,
-        (*norms.norm_forward(sizes, "head norm", rows, width, heads=True), *gate),
-        (*gate_gradient, *norms.norm_backward(sizes, "head norm", rows, width, heads=True)),
-    )
+    norm, norm_gradient = norms.norm_ops(sizes, "head norm", rows, width, heads=True)
+    return make_layer(Role.DELTA_GATE_NORM, norm + gate, gate_gradient + norm_gradient)

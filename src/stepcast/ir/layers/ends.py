@@ -12,7 +12,7 @@ from stepcast.ir.architecture import Architecture, Weight
 from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import FP32, C, K, collective, list_kernels, make_layer, stream_op
+from stepcast.ir.layers.kernels import FP32, C, K, collective, list_kernels, list_phases, make_layer, stream_op
 from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
@@ -72,8 +72,8 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if model.position.kind is PositionKind.LEARNED:
         forward.append(build.add_op(sizes, "positions", sizes.outer_tokens, model.hidden))
     if model.embedding_norm:
-        forward += norms.norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
-        backward = [*norms.norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
+        norm, norm_gradient = norms.norm_ops(sizes, "norm", sizes.outer_tokens, model.hidden)
+        forward, backward = [*forward, *norm], [*norm_gradient, *backward]
     if sizes.strategy.training is TrainingKind.FULL:
         tied = model.tied and sizes.strategy.layout.pp == 1
         weight += list_kernels("lookup gradient", sizes, sizes.tokens, width, dtype, tied=tied)
@@ -177,20 +177,17 @@ def _loss_layer(sizes: Sizes) -> Layer:
     """
     stored, framework = sizes.stored, sizes.framework
     compiled = framework.kernels is Kernels.COMPILED
-    forward, backward = (
-        list_kernels(
-            name,
-            sizes,
-            sizes.tokens,
-            sizes.vocab,
-            FP32,
-            narrow=stored is not FP32,
-            compiled=compiled,
-            one_pass=sizes.tp == 1 and (compiled or framework.loss is LossKernel.COMPOSER),
-            in_place=sizes.fused_by_hand and framework.loss is LossKernel.IN_PLACE,
-            capped=sizes.eager_modules and bool(sizes.model.logit_softcap),
-        )
-        for name in ("loss", "loss gradient")
+    forward, backward = list_phases(
+        "loss",
+        sizes,
+        sizes.tokens,
+        sizes.vocab,
+        FP32,
+        narrow=stored is not FP32,
+        compiled=compiled,
+        one_pass=sizes.tp == 1 and (compiled or framework.loss is LossKernel.COMPOSER),
+        in_place=sizes.fused_by_hand and framework.loss is LossKernel.IN_PLACE,
+        capped=sizes.eager_modules and bool(sizes.model.logit_softcap),
     )
     sums = ("maximum", "target logit", "exponential sum") if sizes.tp > 1 else ()
     size = 4 * sizes.tokens

@@ -159,6 +159,14 @@ def list_kernels(
     return tuple(ops)
 
 
+def list_phases(
+    name: str, sizes: Sizes, rows: int, columns: int, dtype: DType, prefix: str = "", **values: Value
+) -> tuple[Ops, Ops]:
+    """Return the kernels of the list *name* and of the list of its gradient."""
+    forward = list_kernels(name, sizes, rows, columns, dtype, prefix, **values)
+    return forward, list_kernels(f"{name} gradient", sizes, rows, columns, dtype, prefix, **values)
+
+
 @cache
 def _owner_of(word: str) -> int:
     """Return which of sizes, model, strategy and framework has a field of that name."""

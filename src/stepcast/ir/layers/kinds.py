@@ -3,48 +3,38 @@
 A new kind is a module with a ``LayerKind`` and a line here: parameters, memory, FLOPs and operators follow.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
-from importlib import import_module
 
 from stepcast.ir.architecture import Architecture, Shard, Weight, WeightPart
 from stepcast.ir.layers.attention import ATTENTION
+from stepcast.ir.layers.delta import DELTA
 from stepcast.ir.layers.experts import EXPERTS
 from stepcast.ir.layers.kind import LayerKind
+from stepcast.ir.layers.mamba import MAMBA
 from stepcast.ir.layers.mlp import MLP
+from stepcast.ir.layers.selective import SELECTIVE
 from stepcast.ir.layers.weights import adapted_linears, list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 
-# Mixers of some models alone: the module that declares each.
-RARE_MIXERS = {Mixer.MAMBA: "mamba", Mixer.SELECTIVE: "selective", Mixer.DELTA: "delta"}
+KINDS: dict[Mixer | FeedForward, LayerKind] = {
+    Mixer.ATTENTION: ATTENTION,
+    Mixer.MAMBA: MAMBA,
+    Mixer.SELECTIVE: SELECTIVE,
+    Mixer.DELTA: DELTA,
+    FeedForward.DENSE: MLP,
+    FeedForward.EXPERTS: EXPERTS,
+}
 
 
-class _Mixers(dict[Mixer, LayerKind]):
-    """The kinds of mixers; rare ones are loaded when a model has them."""
-
-    def __missing__(self, mixer: Mixer) -> LayerKind:
-        name = RARE_MIXERS[mixer]
-        kind: LayerKind = getattr(import_module(f"stepcast.ir.layers.{name}"), name.upper())
-        self[mixer] = kind
-        return kind
-
-
-MIXERS = _Mixers({Mixer.ATTENTION: ATTENTION})
-FEED_FORWARDS: dict[FeedForward, LayerKind] = {FeedForward.DENSE: MLP, FeedForward.EXPERTS: EXPERTS}
-
-
-def kinds_of(mixer: Mixer, feed_forward: FeedForward) -> Iterator[LayerKind]:
-    """Yield the kinds of a layer's halves, of which either may be missing."""
-    if mixer is not Mixer.NONE:
-        yield MIXERS[mixer]
-    if feed_forward is not FeedForward.NONE:
-        yield FEED_FORWARDS[feed_forward]
+def kinds_of(mixer: Mixer, feed_forward: FeedForward) -> list[LayerKind]:
+    """Return the kinds of a layer's halves, of which either may be missing."""
+    return [KINDS[half] for half in (mixer, feed_forward) if half in KINDS]
 
 
 @lru_cache(maxsize=4096)
 def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) -> tuple[Weight, ...]:
     """Return the tensors of one layer, norms included."""
-    kinds = list(kinds_of(mixer, feed_forward))
+    kinds = kinds_of(mixer, feed_forward)
     weights = [weight for kind in kinds for weight in list_weights(model, kind.weights)]
     norms = (1 if model.shared_norm else len(kinds)) if model.pre_norms else 0
     names = [f"norm.{index}" for index in range(norms)]

@@ -24,7 +24,7 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import FP32, K, list_kernels, make_layer, stream_op
+from stepcast.ir.layers.kernels import FP32, K, list_phases, make_layer, stream_op
 from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
@@ -210,25 +210,22 @@ def _eager_core(own: MambaSizes) -> Layer:
     """Return convolution and scan as PyTorch operations in fp32."""
     scan = own.scan(False)
     (tokens, chunks), heads, width, chunk = padded_tokens(scan), scan.heads, scan.head_dim, scan.chunk
-    forward, backward = (
-        list_kernels(
-            name,
-            own.sizes,
-            tokens * heads,
-            width,
-            FP32,
-            tokens=tokens,
-            channels=own.channels,
-            width=width,
-            state=scan.state,
-            chunk=chunk,
-            pairs=tokens * chunk * heads,
-            cells=tokens * heads * width,
-            between=scan.batch * (chunks + 1) ** 2 * heads * width,
-        )
-        for name in ("eager scan", "eager scan gradient")
+    phases = list_phases(
+        "eager scan",
+        own.sizes,
+        tokens * heads,
+        width,
+        FP32,
+        tokens=tokens,
+        channels=own.channels,
+        width=width,
+        state=scan.state,
+        chunk=chunk,
+        pairs=tokens * chunk * heads,
+        cells=tokens * heads * width,
+        between=scan.batch * (chunks + 1) ** 2 * heads * width,
     )
-    return make_layer(Role.MAMBA_SCAN, forward, backward)
+    return make_layer(Role.MAMBA_SCAN, *phases)
 
 
 def _eager_norm(own: MambaSizes) -> Layer:
@@ -236,8 +233,5 @@ def _eager_norm(own: MambaSizes) -> Layer:
     sizes, rows, columns = own.sizes, own.sizes.tokens * own.groups, own.inner // own.groups
     gate = stream_op("gate", K.SILU, rows, columns, 2, 2, FP32, kernels=3)
     gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
-    return make_layer(
-        Role.MAMBA_GROUP_NORM,
-        (gate, *norms.eager_norm(sizes, "group norm", rows, columns, FP32)),
-        (*norms.eager_norm(sizes, "group norm", rows, columns, FP32, gradient=True), gate_gradient),
-    )
+    norm, norm_gradient = norms.eager_norm(sizes, "group norm", rows, columns, FP32)
+    return make_layer(Role.MAMBA_GROUP_NORM, (gate, *norm), (*norm_gradient, gate_gradient))

@@ -1,13 +1,12 @@
 """The dense MLP: norm, first matmul, activation, second matmul."""
 
 from dataclasses import replace
-from functools import partial
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import K, Ops, list_kernels
+from stepcast.ir.layers.kernels import K, Ops, list_phases
 from stepcast.ir.layers.kind import LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
@@ -107,14 +106,5 @@ def activation_ops(sizes: Sizes, rows: int, inner: int, weighted: bool = False) 
         name = "clamped gate" if eager and weighted and model.biases.mlp else "plain gate"
     elif model.gated:
         name = "compiled gate" if sizes.fused_by_hand and not sizes.framework.op_fuser else "fused gate"
-    run = partial(
-        list_kernels,
-        sizes=sizes,
-        rows=rows,
-        columns=inner,
-        dtype=sizes.stored,
-        kind=ACTIVATIONS[model.activation],
-        weighted=weighted,
-        sliced=weighted or model.joined,
-    )
-    return run(name), run(f"{name} gradient")
+    kind, sliced = ACTIVATIONS[model.activation], weighted or model.joined
+    return list_phases(name, sizes, rows, inner, sizes.stored, kind=kind, weighted=weighted, sliced=sliced)

@@ -2,10 +2,9 @@
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import FP32, K, Ops, cast_op, list_kernels, make_layer, stream_op
+from stepcast.ir.layers.kernels import FP32, K, Ops, cast_op, list_phases, make_layer, stream_op
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.model_parts import NormKind
-from stepcast.ir.work import ElementwiseKind
 from stepcast.ir.workload import Layer, Role
 
 
@@ -21,7 +20,7 @@ def norm_layer(
     forward: Ops = ()
     gradient: Ops = ()
     if sizes.model.pre_norms or not branches:
-        forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
+        forward, gradient = norm_ops(sizes, "norm", rows, width)
     if sizes.casts_activations:
         # The input of each product is cast by itself, and each gradient back before they are added up.
         copies = products if sizes.separate_projections else 1
@@ -44,40 +43,29 @@ def surround_with_norms(
     return (first, *layers, *last)
 
 
-def norm_kind(sizes: Sizes) -> ElementwiseKind:
-    return K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
-
-
-def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
-    """Norm the stream, or *heads*, which are as narrow as products make them."""
-    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.framework.runs_liger:
-        return eager_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
-    return (stream_op(name, norm_kind(sizes), rows, width, 1, 1, sizes.stream),)
-
-
-def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
-    """Return the backward of a norm; plain PyTorch reads input and gradient again for the weight's gradient."""
-    if sizes.eager_modules and norm_kind(sizes) is K.RMS_NORM and not sizes.framework.runs_liger:
-        narrow = sizes.stored if heads else sizes.stream
-        return eager_norm(sizes, name, rows, width, narrow, gradient=True, swapped=heads)
-    ops: Ops = (stream_op(f"{name} gradient", norm_kind(sizes), rows, width, 2, 1, sizes.stream, True),)
+def norm_ops(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> tuple[Ops, Ops]:
+    """Return a norm of the stream, or of *heads*, which are as narrow as products make them, and its backward; plain
+    PyTorch reads input and gradient again for the weight's gradient.
+    """
+    if sizes.writes_out_norms:
+        return eager_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream, swapped=heads)
+    kind = K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
+    backward: Ops = (stream_op(f"{name} gradient", kind, rows, width, 2, 1, sizes.stream, True),)
     if sizes.framework.runs_liger:  # the weight's gradient, always: sums of each multiprocessor, then their sum
-        return (*ops, stream_op(f"{name} weight gradient", K.OTHER, 1, width, 1, 1, sizes.stream, True, kernels=3))
-    if sizes.fused or not sizes.trains_norms:
-        return ops
-    weight = stream_op(f"{name} weight gradient", K.OTHER, rows, width, 2, 0, sizes.stream, True)
-    return (*ops, weight, *build.accumulate_vectors(sizes, name, *(width,) * sizes.model.norm.vectors))
+        backward += (stream_op(f"{name} weight gradient", K.OTHER, 1, width, 1, 1, sizes.stream, True, kernels=3),)
+    elif not sizes.fused and sizes.trains_norms:
+        weight = stream_op(f"{name} weight gradient", K.OTHER, rows, width, 2, 0, sizes.stream, True)
+        backward += (weight, *build.accumulate_vectors(sizes, name, *(width,) * sizes.model.norm.vectors))
+    return (stream_op(name, kind, rows, width, 1, 1, sizes.stream),), backward
 
 
-def eager_norm(
-    sizes: Sizes, name: str, rows: int, width: int, narrow: DType, gradient: bool = False, swapped: bool = False
-) -> Ops:
-    """Return an RMS norm as transformers runs it, or its *gradient*; *narrow* is the format of the input and of the
+def eager_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType, swapped: bool = False) -> tuple[Ops, Ops]:
+    """Return an RMS norm as transformers runs it, and its gradient; *narrow* is the format of the input and of the
     result. *swapped*: the gradient arrives with tokens and heads in another order than the input.
     """
     weighted = FP32 if sizes.model.wide_norms else narrow
-    return list_kernels(
-        "norm gradient" if gradient else "norm",
+    return list_phases(
+        "norm",
         sizes,
         rows,
         width,

@@ -21,6 +21,7 @@ from stepcast.ir.layers.kernels import (
     cast_op,
     collective,
     list_kernels,
+    list_phases,
     make_layer,
     moved_op,
     stream_op,
@@ -280,9 +281,8 @@ def accumulate_vectors(sizes: Sizes, name: str, *vectors: int) -> Ops:
 
 def gate_ops(sizes: Sizes, rows: int, width: int) -> tuple[Ops, Ops]:
     """Multiply *rows* x *width* elements by an activation of as many: one kernel, or one per operation."""
-    shape, fused = (rows, width, sizes.stored, "gate"), sizes.fused or sizes.framework.runs_liger
-    backward = list_kernels("mixer gate gradient", sizes, *shape, fused=fused)
-    return list_kernels("mixer gate", sizes, *shape, fused=fused), backward
+    fused = sizes.fused or sizes.framework.runs_liger
+    return list_phases("mixer gate", sizes, rows, width, sizes.stored, "gate", fused=fused)
 
 
 def add_op(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None = None) -> Op:
@@ -380,9 +380,9 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     forward, gradient, weight = linear.phases(sizes)
     tail: Ops = ()
     if ends:
-        shape, drops = (sizes, rows, hidden, sizes.stream), sizes.framework.dropout
-        tail = list_kernels("branch end", *shape, narrow=sizes.stream is not sizes.stored, drops=drops)
-        gradient = list_kernels("branch end gradient", *shape, drops=drops) + gradient
+        narrow, drops = sizes.stream is not sizes.stored, sizes.framework.dropout
+        tail, before = list_phases("branch end", sizes, rows, hidden, sizes.stream, narrow=narrow, drops=drops)
+        gradient = before + gradient
     if sizes.tp == 1:
         return make_layer(role, forward + tail, gradient, weight)
     size, overlap = tensor_bytes(sizes), sizes.strategy.overlap.tensor

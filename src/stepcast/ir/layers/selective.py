@@ -10,7 +10,7 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
+from stepcast.ir.layers.kernels import K, make_layer, stream_op
 from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
@@ -80,11 +80,9 @@ def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
     """
     low = Linear("steps", sizes.tokens, own.inner, own.steps, sizes.dtype).phases(sizes)
     high = Linear("time step", sizes.tokens, own.rank, own.inner, sizes.dtype).phases(sizes)
-    norm: Ops = ()
-    norm_gradient: Ops = ()
-    if own.normed:
-        norm = norms.norm_forward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
-        norm_gradient = norms.norm_backward(sizes, "steps norm", sizes.tokens, own.steps, heads=True)
+    norm, norm_gradient = (
+        norms.norm_ops(sizes, "steps norm", sizes.tokens, own.steps, heads=True) if own.normed else ((), ())
+    )
     channels = build.add_op(sizes, "channel gradient", sizes.tokens, own.inner)
     return make_layer(
         Role.MAMBA_STEPS,

@@ -4,6 +4,7 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
+from stepcast.ir.model_parts import NormKind
 from stepcast.ir.sharding import ShardingPlan, plan_of
 from stepcast.ir.strategy import BaseWeights, RecomputeKind, Strategy
 
@@ -111,6 +112,11 @@ class Sizes:
     def trains_norms(self) -> bool:
         """Return True if norms have gradients, and so save what they need of their inputs."""
         return self.strategy.lora_rank == 0
+
+    @property
+    def writes_out_norms(self) -> bool:
+        """Return True if RMS norms run operation by operation, in fp32."""
+        return self.eager_modules and self.model.norm.kind is NormKind.RMS and not self.framework.runs_liger
 
     @property
     def casts_adapter_inputs(self) -> bool:
