@@ -31,10 +31,6 @@ def price_convolution(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) 
     return price_kernel("convolution", seconds, work.flops, work.moved_bytes, rates, gpu, fit)
 
 
-def _format(dtype: DType) -> str:
-    return "half" if dtype.bytes < DType.FP32.bytes else str(dtype)
-
-
 def _depthwise_s(work: Convolution, gpu: Gpu, fit: ComputeFit) -> float:
     layout = "first" if not work.channels_last else "last" if work.dtype.bytes < DType.FP32.bytes else "last-wide"
     own, rates = fit.depthwise[f"{layout}.{work.of}"], vector_rates(gpu)
@@ -45,7 +41,8 @@ def _depthwise_s(work: Convolution, gpu: Gpu, fit: ComputeFit) -> float:
 
 
 def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
-    own = fit.convolutions[f"{_format(work.dtype)}.{work.of}"]
+    form = "half" if work.dtype.bytes < DType.FP32.bytes else str(work.dtype)
+    own = fit.convolutions[f"{form}.{work.of}"]
     size, rates = work.dtype.bytes, scale_rates(matrix_rates(gpu, work.dtype), gpu, fit)
     channels = round(LOAD_BYTES / size)
     thin = work.in_channels < channels

@@ -265,7 +265,7 @@ def convert_units(table: Facts) -> FactDict:
         own, unit = FIT_UNITS.get(suffix, ("", 1))
         match value:
             case dict():
-                value = {name.lower(): number * unit for name, number in value.items()}
+                value = {name: number * unit for name, number in value.items()}
             case list():
                 value = [number * unit for number in value]
             case int() | float():

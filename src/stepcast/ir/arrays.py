@@ -1,7 +1,7 @@
 """Names for the numpy array types used across the package, and the distinct values of arrays."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,22 @@ Int32Array = NDArray[np.int32]
 UIntArray = NDArray[np.uint64]
 BoolArray = NDArray[np.bool_]
 TextArray = NDArray[np.str_]
+
+Columns = TypeVar("Columns", bound=tuple[IntArray | FloatArray, ...])  # a named tuple
+
+
+def take_rows(columns: Columns, rows: BoolArray | IntArray) -> Columns:
+    """Return the *rows* of *columns* that a mask or numbers select."""
+    return type(columns)(*(column[rows] for column in columns))
+
+
+def join_rows(parts: Iterable[Columns], nothing: Columns) -> Columns:
+    """Return the rows of all *parts*, one part after the other; *nothing* has none."""
+    filled = [part for part in parts if len(part[0])]
+    if not filled:
+        return nothing
+    return type(nothing)(*(np.concatenate(column) for column in zip(*filled, strict=True)))
+
 
 FEW_VALUES = 8
 """With at most so many possible values per element, counting them is faster than sorting."""

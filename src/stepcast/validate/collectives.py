@@ -279,7 +279,7 @@ def price_row(row: TableRow, route: Route) -> CollectivePrice:
 # Those that ``tools/fit_nccl.py`` fits to the logs of one cluster, in its order.
 SWEEP_CONSTANTS = (
     *("route.launch_overhead_s", "route.channel_overhead_s", "nic_latency", "link_efficiency", "nic_efficiency"),
-    *("tuning.start_s.ll", "tuning.start_s.ll128"),
+    *("tuning.start_s.LL", "tuning.start_s.LL128"),
 )
 
 
@@ -329,7 +329,7 @@ def change_constant(route: Route, cluster: Cluster, change: str, value: float) -
         case ["tuning", field, *parts]:
             new: object = value * US if field.endswith("_s") else value
             if parts:
-                new = replace(getattr(route.tuning, field), **{parts[0]: new})
+                new = {**getattr(route.tuning, field), parts[0]: new}
             return replace(route, tuning=replace(route.tuning, **{field: new}))  # type: ignore[arg-type]
         case ["route", field]:
             return replace(route, **{field: value * US if field.endswith("_s") else value})  # type: ignore[arg-type]

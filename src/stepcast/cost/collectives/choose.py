@@ -8,13 +8,13 @@ has started every kernel, and a caller may add its own time.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stepcast.cost.collectives import algorithms as curves
 from stepcast.cost.collectives.algorithms import PASSES, ROUNDS, ZERO, Curve, pair_protocols, protocols
 from stepcast.cost.collectives.route import Protocol, Route
-from stepcast.ir.dataclass import ByIdentity, dataclass
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import CollectiveKind, bus_factor
 
 if TYPE_CHECKING:
@@ -164,21 +164,11 @@ def _own_copy_s_per_byte(kind: CollectiveKind, route: Route) -> float:
     return 2 / route.ranks / route.memory_bytes_per_s if copies else 0.0
 
 
+@lru_cache(maxsize=4096)
 def candidates(
     kind: CollectiveKind, route: Route, algorithm: Algorithm | None = None, imbalance: float = 1.0
 ) -> tuple[AlgorithmChoice, ...]:
     """Return what NCCL would choose between on *route*, or the protocols of a forced *algorithm*."""
-    make = partial(_candidates, kind, route, algorithm, imbalance)
-    return _CANDIDATES.get((route,), make, kind, algorithm, imbalance)
-
-
-_CANDIDATES: ByIdentity[tuple[AlgorithmChoice, ...]] = ByIdentity(4096)
-
-
-@lru_cache(maxsize=4096)
-def _candidates(
-    kind: CollectiveKind, route: Route, algorithm: Algorithm | None, imbalance: float
-) -> tuple[AlgorithmChoice, ...]:
     if imbalance < 1:
         raise ValueError(f"imbalance is the busiest rank over the mean, so at least 1, not {imbalance!r}")
     if route.ranks == 1:

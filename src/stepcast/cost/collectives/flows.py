@@ -21,7 +21,7 @@ from stepcast.hardware.cluster import FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph import routes
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.routes import LinkShares, check_working, entries, join_shares, over_ports, sum_shares
-from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.arrays import FloatArray, IntArray, join_rows, take_rows
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, PARTS, RankGrid
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
@@ -39,9 +39,6 @@ class GpuMessages(NamedTuple):
     target: IntArray
     size_bytes: FloatArray
 
-    def only(self, selected: BoolArray) -> "GpuMessages":
-        return GpuMessages(*(column[selected] for column in self))  # type: ignore[arg-type]
-
 
 class SwitchTraffic(NamedTuple):
     """Bytes that GPUs send to a switch, which adds or spreads them, and receive from it."""
@@ -50,9 +47,6 @@ class SwitchTraffic(NamedTuple):
     gpu: IntArray
     sent_bytes: FloatArray
     received_bytes: FloatArray
-
-    def only(self, selected: BoolArray) -> "SwitchTraffic":
-        return SwitchTraffic(*(column[selected] for column in self))  # type: ignore[arg-type]
 
 
 NONE: IntArray = np.zeros(0, np.int64)
@@ -96,9 +90,9 @@ def collective_flows(
         here = seats[_stage_ranks(grid, stage)]
         messages, added, reduced = traffic
         traffic = CollectiveTraffic(
-            messages.only(np.isin(messages.source, here)),
-            added.only(np.isin(added.gpu, here)),
-            reduced.only(np.isin(reduced.gpu, here)),
+            take_rows(messages, np.isin(messages.source, here)),
+            take_rows(added, np.isin(added.gpu, here)),
+            take_rows(reduced, np.isin(reduced.gpu, here)),
         )
     flows = groups.members.size if by_sender else groups.count
     group_of_flow = np.arange(flows) // (groups.ranks if by_sender else 1)
@@ -184,7 +178,7 @@ def _along_axes(network: Network, messages: GpuMessages) -> GpuMessages:
     half = (left / ways)[near] / 2
     there = GpuMessages(flow[near], cell[near] * size, cell[far] * size, half)
     back = GpuMessages(flow[near], cell[far] * size, cell[near] * size, half)
-    return join_messages([messages.only(~leaving), there, back])
+    return join_messages([take_rows(messages, ~leaving), there, back])
 
 
 def _flow_set(network: Network, traffic: CollectiveTraffic, group: IntArray, price_s: float) -> FlowSet:
@@ -491,8 +485,8 @@ def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: floa
     first = groups.first[groups.node[other]]
     place = member - groups.first[groups.node[member]]
     handing = np.where(away, first + place % groups.held[groups.node[other]], member)
-    onward = GpuMessages(flow, groups.gpu[handing], groups.gpu[other], size).only(handing != other)
-    across = GpuMessages(flow, groups.gpu[member], groups.gpu[handing], size * crossing).only(away)
+    onward = take_rows(GpuMessages(flow, groups.gpu[handing], groups.gpu[other], size), handing != other)
+    across = take_rows(GpuMessages(flow, groups.gpu[member], groups.gpu[handing], size * crossing), away)
     return join_messages([across, onward])
 
 
@@ -512,11 +506,8 @@ def _nvls(kind: CollectiveKind, size_bytes: float, groups: Groups) -> SwitchTraf
     fetched = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.ALL_GATHER else 0.0)
     spread = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.REDUCE_SCATTER else 0.0)
     sent, received = fetched + spread / held, spread + fetched / held
-    return SwitchTraffic(groups.flow, groups.gpu, sent, received).only(held > 1)
+    return take_rows(SwitchTraffic(groups.flow, groups.gpu, sent, received), held > 1)
 
 
 def join_messages(parts: Iterable[GpuMessages]) -> GpuMessages:
-    filled = [part for part in parts if len(part.flow)]
-    if not filled:
-        return NO_MESSAGES
-    return GpuMessages(*(np.concatenate(column) for column in zip(*filled, strict=True)))
+    return join_rows(parts, NO_MESSAGES)

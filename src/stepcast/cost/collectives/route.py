@@ -4,6 +4,7 @@ The constants of the collective libraries are in data/fits/collectives.toml, eac
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
 from functools import lru_cache
@@ -31,16 +32,7 @@ class Protocol(StrEnum):
     SIMPLE = "Simple"
 
 
-@dataclass(frozen=True, slots=True)
-class PerProtocol:
-    """One figure for each protocol."""
-
-    ll: Amount
-    ll128: Amount
-    simple: Amount
-
-    def __getitem__(self, protocol: Protocol) -> float:
-        return {Protocol.LL: self.ll, Protocol.LL128: self.ll128, Protocol.SIMPLE: self.simple}[protocol]
+PerProtocol = Mapping[Protocol, Amount]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

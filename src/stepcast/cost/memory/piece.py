@@ -102,7 +102,7 @@ def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recompute
     saved = StagePiece(range(piece.layers.start + recomputed_layers, piece.layers.stop), False, False)
     elements: float = held_shard(model, strategy, saved).quantised
     if piece.head:
-        tp, width = strategy.layout.tp, model.embedding_width or model.hidden
+        tp, width = strategy.layout.tp, model.word_width
         elements += model.padded_vocab(tp) / tp * width
     return strategy.stored.bytes * elements
 
@@ -111,7 +111,7 @@ def _chunked_loss_bytes(model: Model, strategy: Strategy, framework: Framework) 
     """Return the most that TRL's chunked loss takes: copies of the projection and of its gradient, some logits of one
     part, and two copies of the inputs. Bytes of each element as counted on an H200 (40 losses, at most 1 % off).
     """
-    width, vocab = model.embedding_width or model.hidden, model.padded_vocab()
+    width, vocab = model.word_width, model.padded_vocab()
     trains = strategy.trains_all_weights
     if framework.loss is LossKernel.CHUNKED_FP32:
         copies, logits = (10, 4) if trains else (4, 16)
@@ -147,7 +147,7 @@ def loss_bytes(
         saved += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
     if framework.runs_liger and strategy.objective is Objective.SFT:
         # Logits of one part, gradients of its inputs and, if it is trained, twice that of the projection.
-        width = model.embedding_width or model.hidden
+        width = model.word_width
         inputs = strategy.local_tokens * width * element
         parts = loss_chunks(strategy.local_tokens, width, vocab)
         projection = 2 * vocab * width * element if strategy.trains_all_weights else 0
@@ -172,7 +172,7 @@ def loss_bytes(
             # The logits, from which its loss function has their gradient made in fp32.
             return saved + logits * (element + FP32_BYTES)
         return saved + logits * element * (1 if vocab % ALIGNED == 0 else 3)
-    width = model.embedding_width or model.hidden
+    width = model.word_width
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
     narrow = element if strategy.stored is not DType.FP32 else 0.0
     if framework.loss is LossKernel.ENGINE:

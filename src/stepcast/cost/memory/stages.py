@@ -290,7 +290,7 @@ class _Shared:
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communication = communication_bytes(strategy, framework)
         self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)
-        width = model.embedding_width or model.hidden
+        width = model.word_width
         rows = model.padded_vocab(layout.tp) / layout.tp
         trains = strategy.training is TrainingKind.FULL
         self.word_gradient = rows * width * strategy.weights.bytes if trains else 0.0

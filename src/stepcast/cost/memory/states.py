@@ -127,7 +127,7 @@ class StateBytes:
                 moments -= spared / part.ways
         if piece.embedding and optimizer.moment_dtype is DType.INT8 and self.framework.modules is Modules.TRANSFORMERS:
             # Embeddings keep 32-bit moments (transformers, Trainer: register_module_override of bitsandbytes).
-            width = self.model.embedding_width or self.model.hidden
+            width = self.model.word_width
             words = self.model.vocab * width / self.strategy.layout.tp / self.plan.dense.ways
             trained = self.strategy.training is TrainingKind.FULL
             wide = words * self.moments * (FP32_BYTES - self.moment) if trained else 0.0

@@ -8,7 +8,7 @@ import numpy as np
 from stepcast.hardware.cluster import PAIRED, Cluster, FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.path import Place, place_job
-from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray, join_rows, take_rows
 from stepcast.ir.layout import Layout
 
 
@@ -28,10 +28,7 @@ NO_SHARES = LinkShares(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
 
 
 def join_shares(parts: Iterable[LinkShares]) -> LinkShares:
-    filled = [part for part in parts if len(part.row)]
-    if not filled:
-        return NO_SHARES
-    return LinkShares(*(np.concatenate(column) for column in zip(*filled, strict=True)))
+    return join_rows(parts, NO_SHARES)
 
 
 def entries(row: IntArray, link: IntArray, share: FloatArray | float = 1.0) -> LinkShares:
@@ -266,9 +263,6 @@ class _Crossing(NamedTuple):
     via: IntArray
     gate: IntArray
 
-    def take(self, rows: IntArray) -> "_Crossing":
-        return _Crossing(*(column[rows] for column in self))
-
 
 def through_dragonfly(network: Network, source: IntArray, target: IntArray, keys: IntArray) -> LinkShares:
     """Return routes from NIC to NIC. Each switch of a pod has a link to every other pod.
@@ -299,16 +293,16 @@ def _everywhere(network: Network, direct: _Crossing, near: BoolArray, switches: 
     """Return routes over every switch within a pod, or every link between two; those with failed links left out."""
     message = np.repeat(direct.row, switches)
     number = np.tile(np.arange(switches), len(direct.row))
-    every = direct.take(message)
+    every = take_rows(direct, message)
     # Through the switch of the end is direct, which is counted already.
     counted = ~near[message] | (number != every.there % switches)
     via = np.where(near[message], number, every.via)
-    every = every._replace(via=via, gate=number).take(np.flatnonzero(counted))
+    every = take_rows(every._replace(via=via, gate=number), counted)
     if network.alive is not None:
         used = _links(network, every, switches)
         broken = np.zeros(len(every.row), bool)
         broken[used.row[~network.alive[used.link]]] = True
-        every = every.take(np.flatnonzero(~broken))
+        every = take_rows(every, ~broken)
     count = np.bincount(every.row, minlength=len(direct.row))
     if (count == 0).any():
         raise RouteError(_unreached(direct, int(np.argmin(count)), switches))
@@ -328,7 +322,7 @@ def _direct_least_loaded(network: Network, direct: _Crossing, hashes: IntArray, 
         near = direct.here[message] // switches == direct.there[message] // switches
         ways = switches if near else pods * switches
         number = np.arange(ways)
-        tried = direct.take(np.full(ways, message))
+        tried = take_rows(direct, np.full(ways, message))
         tried = tried._replace(via=number if near else number // switches, gate=number % switches)
         links = _links(network, tried, switches)
         full = np.zeros(ways)
