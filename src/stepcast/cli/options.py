@@ -176,8 +176,9 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> ar
     """Return the arguments of a command line, with the *question* that they ask and the choices of that."""
     args = parser.parse_args(words)
     if hasattr(args, "asks"):
-        args.question, args.run_file = read_question(args)
         names = choices_of(args.asks)
+        args.stated = frozenset(name for name in names if hasattr(args, name))
+        args.question, args.run_file = read_question(args)
         args.given = (args.given - names.keys()) | args.question.given
         for name in names:
             setattr(args, name, getattr(args.question, name))

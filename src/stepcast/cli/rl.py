@@ -9,7 +9,7 @@ from stepcast.views.generation import rl_search_view, rl_view
 
 
 def run(args: argparse.Namespace) -> int:
-    given = {name: getattr(args.question, name) for name in args.question.given}
+    given = {name: getattr(args.question, name) for name in args.stated}
     question, config = ask_rl(given, args.run, args.config)
     if question.search:
         with watch_progress(ProgressBar("rl", " candidates")):

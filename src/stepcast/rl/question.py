@@ -4,9 +4,11 @@ In a search, training steps are predicted once for each pool and layout and gene
 a step of any mode is composed of one of each, so that thousands of combinations take as long as their parts.
 """
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import structs
 
@@ -58,23 +60,6 @@ TRAINING_CHOICES = ("tp", "cp", "ep", "pp", "vpp", "sharding", "recompute", "pre
 DEFAULT_PROMPT = 256
 
 
-# Defaults of choices that a configuration may make; None in a question, so that an option given with the same value
-# wins over the configuration.
-DEFAULTS: Mapping[str, object] = {
-    "software": "nemo-rl",
-    "algorithm": "grpo",
-    "prompts": 64,
-    "group": 16,
-    "prompt_length": DEFAULT_PROMPT,
-    "response_length": 2048,
-    "epochs": 1,
-    "gen_pp": 1,
-    "gen_ep": 1,
-    "gen_dp": 1,
-    "gen_weights": "bf16",
-}
-
-
 class RlQuestion(Question, frozen=True, kw_only=True):
     """A question about a step of RL post-training."""
 
@@ -82,16 +67,16 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     model: Annotated[str | None, Choice(group=WHAT)] = None
     cluster: Annotated[str | None, Choice(group=WHAT)] = None
     set: Annotated[tuple[str, ...], Choice(group=WHAT)] = ()
-    software: Annotated[Any, Choice(group=WHAT)] = None
+    software: Annotated[str, Choice(group=WHAT)] = "nemo-rl"
     engine: Annotated[str | None, Choice(group=WHAT, read=read_engine)] = None
-    algorithm: Annotated[Any, Choice(group=TASK, values=ALGORITHMS)] = None
-    prompts: Annotated[Any, Choice(group=TASK, read=count(1, 10**6))] = None
-    group: Annotated[Any, Choice(group=TASK, read=count(1, 10**5))] = None
-    prompt_length: Annotated[Any, Choice(group=TASK,
-        help=f"prompt length {LENGTH_HELP} (default: {DEFAULT_PROMPT})")] = None
-    response_length: Annotated[Any, Choice(group=TASK)] = None
+    algorithm: Annotated[str, Choice(group=TASK, values=ALGORITHMS)] = "grpo"
+    prompts: Annotated[int, Choice(group=TASK, read=count(1, 10**6))] = 64
+    group: Annotated[int, Choice(group=TASK, read=count(1, 10**5))] = 16
+    prompt_length: Annotated[str, Choice(group=TASK,
+        help=f"prompt length {LENGTH_HELP} (default: {DEFAULT_PROMPT})")] = str(DEFAULT_PROMPT)
+    response_length: Annotated[str, Choice(group=TASK)] = "2048"
     train_batch: Annotated[int | None, Choice(group=TASK, read=count(1, 10**7))] = None
-    epochs: Annotated[Any, Choice(group=TASK, read=count(1, 100))] = None
+    epochs: Annotated[int, Choice(group=TASK, read=count(1, 100))] = 1
     oversampling: Annotated[float | None, Choice(group=TASK, read=amount)] = None
     reference: Annotated[bool | None, Choice(group=TASK, deniable=True)] = None
     old_logprobs: Annotated[bool | None, Choice(group=TASK, deniable=True)] = None
@@ -115,17 +100,17 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     framework: Annotated[str | None, Choice(group=TRAINING)] = None
     pack_tokens: Annotated[int | None, Choice(group=TRAINING, read=count(1, 10**7))] = None
     gen_tp: Annotated[int | None, Choice(group=ROLLOUT, read=gpu_count)] = None
-    gen_pp: Annotated[Any, Choice(group=ROLLOUT, read=gpu_count)] = None
-    gen_ep: Annotated[Any, Choice(group=ROLLOUT, read=gpu_count)] = None
-    gen_dp: Annotated[Any, Choice(group=ROLLOUT, read=gpu_count)] = None
-    gen_weights: Annotated[Any, Choice(group=ROLLOUT, values=("bf16", "fp8", "nvfp4", "int4"))] = None
+    gen_pp: Annotated[int, Choice(group=ROLLOUT, read=gpu_count)] = 1
+    gen_ep: Annotated[int, Choice(group=ROLLOUT, read=gpu_count)] = 1
+    gen_dp: Annotated[int, Choice(group=ROLLOUT, read=gpu_count)] = 1
+    gen_weights: Annotated[str, Choice(group=ROLLOUT, values=("bf16", "fp8", "nvfp4", "int4"))] = "bf16"
     kv_cache: Annotated[str | None, Choice(group=ROLLOUT, values=("bf16", "fp8"))] = None
     memory_share: Annotated[float | None, Choice(group=ROLLOUT, read=share)] = None
     steps: Annotated[int | None, Choice(group=RUN, read=count(1, 10**7))] = None
     price: Annotated[float | None, Choice(group=RUN, read=read_price)] = None
     currency: Annotated[str, Choice(group=RUN, read=read_currency)] = DEFAULT_CURRENCY
     # fmt: on
-    unset: frozenset[str] = frozenset()  # choices that have their defaults
+    unset: frozenset[str] = frozenset()  # choices that neither the user nor a configuration made
 
 
 def read_config_choices(choices: Mapping[str, object]) -> FactDict:
@@ -180,7 +165,7 @@ def read_placement(question: RlQuestion) -> RlPlacement:
     one = GenerationLayout(question.gen_tp or (1 if pool % usual or max(sizes) > 1 else usual), *sizes)
     if pool % one.engine_gpus:
         raise ValueError(f"{pool} GPUs that generate are not a multiple of the {one.engine_gpus} of one engine")
-    layout = GenerationLayout(one.tp, one.pp, one.dp, one.ep, pool // one.engine_gpus)
+    layout = replace(one, replicas=pool // one.engine_gpus)
     training = {name: getattr(question, name) for name in TRAINING_CHOICES}
     training["recompute"] = training["recompute"] or "full"
     stated = tuple((name, value) for name, value in training.items() if value is not None)
@@ -246,8 +231,8 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
 
 def build_rl(choices: Mapping[str, object]) -> RlQuestion:
     """Return the question of *choices*, with defaults for those left open."""
-    question = build_question(RlQuestion, {**DEFAULTS, **choices})
-    return structs.replace(question, unset=frozenset(DEFAULTS) - choices.keys())
+    question = build_question(RlQuestion, choices)
+    return structs.replace(question, unset=frozenset(choices_of(RlQuestion).keys() - choices.keys()))
 
 
 def ask_rl(given: Mapping[str, object], model: object = None, config: str | None = None) -> tuple[RlQuestion, FactDict]:
@@ -280,27 +265,27 @@ ENOUGH = 4  # training layouts of a pool that fit, those with the fewest model-p
 USED = f"of each training pool, the fastest of the {ENOUGH} layouts that fit with the least model parallelism is used"
 
 
-def _training_layouts(question: RlQuestion, gpus: int) -> list[tuple[tuple[str, object], ...]]:
+TrainingOptions = tuple[tuple[str, object], ...]
+
+
+def _training_layouts(question: RlQuestion, model: Model, cluster: Cluster, gpus: int) -> list[TrainingOptions]:
     """Return layouts of a training pool; degrees that the question states are kept."""
-    model, cluster, _, _ = read_nouns(question)
     experts = model.experts.count if model.experts else 1
+    stated = {name: getattr(question, name) for name in ("cp", "precision") if getattr(question, name)}
     layouts = []
     tps = (question.tp,) if question.tp else DEGREES
     pps = (question.pp,) if question.pp else PIPELINES
     eps = (question.ep,) if question.ep else (1,) if experts == 1 else (8, 16, 32)
-    for tp, pp, ep in product(tps, pps, eps):
+    for tp, pp, ep in sorted(product(tps, pps, eps), key=lambda degrees: degrees[0] * degrees[1]):
         whole = gpus % (tp * pp) == 0 and (gpus // pp) % ep == 0 and experts % ep == 0
         if whole and tp <= cluster.node.gpus and model.heads % tp == 0 and model.layers >= pp:
-            given: dict[str, object] = {"tp": tp, "pp": pp, "ep": ep, "recompute": question.recompute or "full"}
-            given |= {"cp": question.cp} if question.cp else {}
-            given |= {"precision": question.precision} if question.precision else {}
+            given = {"tp": tp, "pp": pp, "ep": ep, "recompute": question.recompute or "full", **stated}
             layouts.append(tuple(given.items()))
-    return sorted(layouts, key=lambda layout: int(str(dict(layout)["tp"])) * int(str(dict(layout)["pp"])))
+    return layouts
 
 
-def _rollout_layouts(question: RlQuestion, gpus: int) -> list[GenerationLayout]:
+def _rollout_layouts(question: RlQuestion, model: Model, gpus: int) -> list[GenerationLayout]:
     """Return layouts of engines that fill a rollout pool."""
-    model = read_nouns(question)[0]
     widths = (question.gen_tp,) if question.gen_tp else (*DEGREES, 16, 32)
     fits = (tp for tp in widths if gpus % tp == 0 and model.heads % tp == 0)
     return [GenerationLayout(tp=tp, replicas=gpus // tp) for tp in fits]
@@ -320,48 +305,50 @@ def search_rl(question: RlQuestion) -> FactDict:
         rollout = round(total * part / node) * node if total > node else round(total * part)
         if 0 < rollout < total:
             pools.add((mode, total - rollout, rollout))
-    trained: dict[tuple[int, tuple[tuple[str, object], ...]], TrainingForecast | None] = {}
-    steps: list[RlStep] = []
-    considered = too_large = 0
     sizes = sorted({train for _, train, _ in pools})
-    jobs = [(train, layout) for train in sizes for layout in _training_layouts(question, train)]
-    fitting = dict.fromkeys(sizes, 0)
+    jobs = [(train, layout) for train in sizes for layout in _training_layouts(question, model, cluster, train)]
+    fitting: dict[int, list[tuple[TrainingOptions, TrainingForecast]]] = {train: [] for train in sizes}
+    refused = Counter[int]()
     for train, layout in report_progress(jobs):
-        if fitting[train] >= ENOUGH:
+        if len(fitting[train]) >= ENOUGH:
             continue
         place = RlPlacement(RlMode.COLOCATED, train, GenerationLayout(), layout, pack_tokens=question.pack_tokens or 0)
         try:
             forecast = forecast_training(model, cluster, profile, task, place)
-            trained[train, layout] = forecast if forecast.memory["fits"] else None
-            fitting[train] += bool(forecast.memory["fits"])
         except ValueError:
-            trained[train, layout] = None
-    for mode, train, rollout in sorted(pools):
-        forecasts = [(layout, known) for (size, layout), known in trained.items() if size == train and known]
-        too_large += sum(size == train and known is None for (size, _), known in trained.items())
-        best = min(forecasts, key=lambda pair: pair[1].prediction.step_s, default=None)
-        if best is None:
+            refused[train] += 1
             continue
-        for engine_layout in _rollout_layouts(question, rollout):
-            ages = (1,) if mode is not RlMode.ASYNC or question.staleness is not None else (1, 2, 4)
-            for age in ages:
-                considered += len(forecasts)
-                stale = (question.staleness or age) if mode is RlMode.ASYNC else 0
-                how = formats, question.memory_share, stale, question.partial_rollout and mode is RlMode.ASYNC
-                place = RlPlacement(mode, train, engine_layout, best[0], *how, question.pack_tokens or 0)
-                try:
-                    steps.append(forecast_step(model, cluster, profile, engine, task, place, best[1]))
-                except ValueError:
-                    too_large += len(forecasts)
+        if forecast.memory["fits"]:
+            fitting[train].append((layout, forecast))
+        else:
+            refused[train] += 1
+    steps: list[RlStep] = []
+    considered = too_large = 0
+    for mode, train, rollout in sorted(pools):
+        too_large += refused[train]
+        if not fitting[train]:
+            continue
+        layout, training = min(fitting[train], key=lambda pair: pair[1].prediction.step_s)
+        ages = (1,) if mode is not RlMode.ASYNC or question.staleness is not None else (1, 2, 4)
+        for engine_layout, age in product(_rollout_layouts(question, model, rollout), ages):
+            considered += len(fitting[train])
+            stale = (question.staleness or age) if mode is RlMode.ASYNC else 0
+            how = formats, question.memory_share, stale, question.partial_rollout and mode is RlMode.ASYNC
+            place = RlPlacement(mode, train, engine_layout, layout, *how, question.pack_tokens or 0)
+            try:
+                steps.append(forecast_step(model, cluster, profile, engine, task, place, training))
+            except ValueError:
+                too_large += len(fitting[train])
     if not steps:
         raise ValueError(f"no layout of {model.name} on {total} GPUs of {cluster.name} fits")
     steps.sort(key=lambda step: step.step_s)
     first = {step.placement.mode: step for step in reversed(steps)}  # the best of each mode is always shown
     shown = [step for index, step in enumerate(steps) if index < SHOWN or first[step.placement.mode] is step]
-    counts = {"gpus": total, "considered": considered, "too_large": too_large}
     return {
         **pick(steps[0], "model=model.name cluster=cluster.name gpu=cluster.gpu.name"),
-        **counts,
+        "gpus": total,
+        "considered": considered,
+        "too_large": too_large,
         "currency": question.currency,
         "rows": [_row(step, question) for step in shown],
         "assumptions": [*state_defaults(question, question.unset), *steps[0].assumptions, USED],

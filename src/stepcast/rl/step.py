@@ -132,11 +132,19 @@ class RlPlacement:
     pack_tokens: int = 0  # of a training micro-batch; 0: the longest sequence
 
     @property
+    def model_ranks(self) -> int:
+        """The training ranks that share one copy of the model."""
+        options = dict(self.training)
+        return prod(int(str(options.get(name) or 1)) for name in ("tp", "cp", "pp"))
+
+    @property
+    def dp(self) -> int:
+        return self.train_gpus // self.model_ranks
+
+    @property
     def training_layout(self) -> dict[str, object]:
         """The data-parallel replicas of the training pool, and its options."""
-        options = dict(self.training)
-        ranks = prod(int(str(options.get(name) or 1)) for name in ("tp", "cp", "pp"))
-        return {"dp": self.train_gpus // ranks, **options}
+        return {"dp": self.dp, **dict(self.training)}
 
     @property
     def gpus(self) -> int:
@@ -151,8 +159,6 @@ class TrainingForecast:
 
     prediction: Prediction
     forward_share: float
-    gpus: int
-    dp: int  # data-parallel ranks
 
     @property
     def memory(self) -> FactDict:
@@ -212,24 +218,22 @@ def forecast_training(
     Packed responses attend to themselves alone, so a micro-batch is as many sequences of mean length as a pack holds.
     """
     given = dict(place.training)
-    ranks = int(str(given.get("tp", 1))) * int(str(given.get("cp", 1))) * int(str(given.get("pp", 1)))
-    if place.train_gpus % ranks:
-        raise ValueError(f"{place.train_gpus} training GPUs are not a multiple of tp x cp x pp = {ranks}")
-    dp = place.train_gpus // ranks
+    if place.train_gpus % place.model_ranks:
+        raise ValueError(f"{place.train_gpus} training GPUs are not a multiple of tp x cp x pp = {place.model_ranks}")
     if int(str(given.get("ep", 1))) > 1:
         given.setdefault("expert_tp", 1)  # as RL recipes of Megatron do
     length = max(ceil(task.mean_length / ROUND) * ROUND, ROUND)
     pack = place.pack_tokens or max(task.response.most if task.response.most < 10**8 else length, length)
     held = max(int(pack // length), 1)
-    accumulation = max(ceil(task.train_batch / (dp * held)), 1)
-    held = max(ceil(task.train_batch / (dp * accumulation)), 1)
+    accumulation = max(ceil(task.train_batch / (place.dp * held)), 1)
+    held = max(ceil(task.train_batch / (place.dp * accumulation)), 1)
     defaults: FactDict = {"framework": profile.framework, "sharding": profile.sharding}
     batch = {"seq": length, "micro_batch": held, "accumulation": accumulation}
     chosen = {**defaults, **given, **batch}
     question = PredictQuestion(model=model, cluster=cluster, gpus=place.train_gpus, **chosen)
     run = settle(question.leave_unchecked(frozenset(given) | frozenset(defaults)))
     share = 1.0 / 4.0 if run.strategy.recompute.kind is RecomputeKind.FULL else 1.0 / 3.0
-    return TrainingForecast(run.prediction, share, place.train_gpus, dp)
+    return TrainingForecast(run.prediction, share)
 
 
 def count_tensors(model: Model) -> int:
@@ -288,7 +292,7 @@ def forecast_step(
     forward_s = training.forward_s * batches * profile.forward_pace + moved_s
     # A sequence is on one rank, and the longest of a batch may be longer than the share of a rank.
     lengths = task.prompt.mean + task.response.draw(task.train_batch)
-    update_s = training.prediction.step_s * max(1.0, float(lengths.max()) * training.dp / float(lengths.sum()))
+    update_s = training.prediction.step_s * max(1.0, float(lengths.max()) * place.dp / float(lengths.sum()))
     passes = {"old log-probabilities": task.old_logprobs, "reference": task.reference, "critic values": task.critic}
     phases = {
         "generation": generation_s,
@@ -301,7 +305,7 @@ def forecast_step(
     if place.mode is RlMode.COLOCATED and cluster.node.host:
         # Optimizer states and gradients move to the host before a rollout, and back after it.
         moved = float(training.memory["optimizer"] + training.memory["gradients"])
-        rate = copy_bytes_per_s(cluster.node.host, min(cluster.node.gpus, training.gpus))
+        rate = copy_bytes_per_s(cluster.node.host, min(cluster.node.gpus, place.train_gpus))
         phases["offload"] = 2.0 * moved / rate
     train_pool_s = sum(phases[name] for name in phases if name not in ("generation", "reward"))
     rollout_pool_s = generation_s + phases["reward"] + phases["weight sync"]
@@ -325,8 +329,8 @@ def forecast_step(
         assumptions.append(f"response lengths: {task.response}")
     if task.reward_latency is not None:
         assumptions.append("rewards are computed at once, however many responses wait for theirs")
-    times = phases, step_s, rollout_pool_s, train_pool_s
-    return RlStep(model, cluster, profile, task, place, *times, rollout, training, tuple(assumptions))
+    times_s = phases, step_s, rollout_pool_s, train_pool_s
+    return RlStep(model, cluster, profile, task, place, *times_s, rollout, training, tuple(assumptions))
 
 
 def _late_rewards_s(task: RlTask, rollout: GenerationForecast) -> float:
@@ -341,10 +345,9 @@ def _late_rewards_s(task: RlTask, rollout: GenerationForecast) -> float:
 def vary_spread(step: RlStep) -> dict[str, float]:
     """Return the step time for other spreads of the response lengths, where the distribution was assumed."""
     times = {}
+    nouns = step.model, step.cluster, step.profile, step.generation.engine
     for cv in (0.3, 0.6, 1.0):
-        response = replace(step.task.response, shape="lognormal", cv=cv)
-        task = replace(step.task, response=response)
-        engine, known = step.generation.engine, step.training
-        other = forecast_step(step.model, step.cluster, step.profile, engine, task, step.placement, known)
+        task = replace(step.task, response=replace(step.task.response, shape="lognormal", cv=cv))
+        other = forecast_step(*nouns, task, step.placement, step.training)
         times[f"cv {cv:g}"] = other.step_s
     return times
