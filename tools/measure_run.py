@@ -63,14 +63,14 @@ def kernels(name: str, file: str) -> None:
     from stepcast.analyze.recorded import kind_of
     from stepcast.cli.main import build_parser
     from stepcast.cli.run import _plan, _predict
-    from stepcast.pytorch.run.execute import Exchange, Executor, OpClock
+    from stepcast.pytorch.run.execute import Executor, OpClock
     from stepcast.pytorch.run.operators import Operators
 
     arguments = build_parser().parse_args(["run", *RUNS[name].split()])
     prediction, _ = _predict(arguments)
     plan, rank = _plan(prediction, 1), arguments.rank
     operators = Operators(torch, "cuda", plan.weight_sizes(plan.stage_of_rank(rank)))
-    executor = Executor(plan, rank, operators, Exchange(), OpClock(torch, "cuda"))
+    executor = Executor(plan, rank, operators, None, OpClock(torch, "cuda"))
     executor.prepare()
     executor.clock.quiet = True
     for _ in range(4):

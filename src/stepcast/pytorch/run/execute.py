@@ -124,30 +124,16 @@ class OpClock:
 
 
 class Exchange:
-    """The messages of one rank that runs by itself: they are not sent, and their times are estimated instead."""
-
-    def collective(self, work: Collective) -> Any:
-        return None
-
-    def receive(self, stage: int, size_bytes: int, backward: bool) -> None:
-        return None
-
-    def send(self, stage: int, size_bytes: int, backward: bool) -> None:
-        return None
-
-    def finish(self) -> None:
-        return None
-
-
-class DistributedExchange(Exchange):
     """Messages over torch.distributed (NCCL between GPUs, gloo between CPUs), with buffers of the stated sizes."""
 
-    def __init__(self, torch: ModuleType, layout: Layout, rank: int, device: str, groups: frozenset[Group]) -> None:
-        self._torch, self._layout, self._rank, self._device = torch, layout, rank, device
+    def __init__(self, torch: ModuleType, plan: RunPlan, rank: int, device: str) -> None:
+        self._torch, self._layout, self._rank, self._device = torch, plan.layout, rank, device
         self._dist = torch.distributed
+        works = [op.work for stage in plan.stages for layer, _ in stage.counted_layers(1) for op in layer.all_ops]
+        groups = {work.group for work in works if isinstance(work, Collective)}
         self._groups = {family: self._make_group(family) for family in sorted(groups)}
         # A pair of stages talks in both directions at once, each with a communicator of its own.
-        self._directions = [self._make_group(Group.PP)[0] for _ in range(2)] if layout.pp > 1 else []
+        self._directions = [self._make_group(Group.PP)[0] for _ in range(2)] if plan.layout.pp > 1 else []
         self._buffers: dict[tuple[str, int], Any] = {}
         self._sent: list[Any] = []
 
@@ -222,10 +208,11 @@ class Executor:
     plan: RunPlan
     rank: int
     operators: Operators
-    exchange: Exchange
+    exchange: Exchange | None  # None: the rank runs by itself, and times of messages are estimated instead
     clock: OpClock
     _waiting: dict[str, Any] = field(default_factory=dict)
-    _rows: list[tuple[str, str, Any, Any, int, object]] = field(default_factory=list)
+    _records: list[OpRecord] = field(default_factory=list)  # without times
+    _marks: list[tuple[Any, Any]] = field(default_factory=list)  # the beginning and end of each
 
     @property
     def stage(self) -> int:
@@ -247,10 +234,9 @@ class Executor:
     def step(self, number: int) -> list[OpRecord]:
         """Run one step and return when each of its ops ran."""
         self.run_once()
-        times = self.clock.read([(begin, end) for _, _, begin, end, _, _ in self._rows])
         return [
-            OpRecord(self.rank, lane, name, begin, end - begin, micro_batch, number, work)
-            for (lane, name, _, _, micro_batch, work), (begin, end) in zip(self._rows, times, strict=True)
+            record._replace(start_s=begin, duration_s=end - begin, step=number)
+            for record, (begin, end) in zip(self._records, self.clock.read(self._marks), strict=True)
         ]
 
     def elapsed_s(self) -> float:
@@ -263,7 +249,8 @@ class Executor:
     def run_once(self) -> None:
         """Run all ops of one step."""
         plan, stage = self.plan, self.stage
-        self._rows.clear()
+        self._records.clear()
+        self._marks.clear()
         self.clock.start()
         self._run_layers(plan.stage_of(stage, 0).prologue, (Phase.FORWARD,), -1)
         for turn in plan.orders[stage]:
@@ -273,26 +260,31 @@ class Executor:
         for handle in self._waiting.values():
             handle.wait()
         self._waiting.clear()
-        self.exchange.finish()
+        if self.exchange is not None:
+            self.exchange.finish()
+
+    def _note(self, lane: str, name: str, begin: Any, micro_batch: int, work: object = None) -> None:
+        """Note an op that began at the mark *begin* and ends now."""
+        self._records.append(OpRecord(self.rank, lane, name, 0.0, 0.0, micro_batch, 0, work))
+        self._marks.append((begin, self.clock.end()))
 
     def _run_turn(self, turn: ScheduleTurn) -> None:
         plan, backward = self.plan, turn.kind != "forward"
-        sends = turn.kind != "weight-gradient" and plan.layout.pp > 1
-        self._message("receive", turn, 1 if backward else -1, sends)
+        self._message("receive", turn, 1 if backward else -1)
         layers = plan.stage_of(self.stage, turn.chunk).body_layers(turn.micro_batch)
         self._run_layers(reversed(layers) if backward else layers, PHASES[turn.kind], turn.micro_batch)
-        self._message("send", turn, -1 if backward else 1, sends)
+        self._message("send", turn, -1 if backward else 1)
 
-    def _message(self, action: str, turn: ScheduleTurn, step: int, sends: bool) -> None:
+    def _message(self, action: str, turn: ScheduleTurn, step: int) -> None:
         """Receive from or send to the neighbour at *step*, if there is one."""
         backward, stage = turn.kind != "forward", self.plan.neighbour(self.stage, turn.chunk, step)
-        if stage is None or not sends:
+        if stage is None or turn.kind == "weight-gradient" or self.plan.layout.pp == 1:
             return
         begin = self.clock.begin()
-        act = self.exchange.receive if action == "receive" else self.exchange.send
-        act(stage, self.plan.boundary_bytes, backward)
-        name = f"{'backward' if backward else 'forward'} {action}"
-        self._rows.append(("pp", name, begin, self.clock.end(), turn.micro_batch, None))
+        if self.exchange is not None:
+            act = self.exchange.receive if action == "receive" else self.exchange.send
+            act(stage, self.plan.boundary_bytes, backward)
+        self._note("pp", f"{'backward' if backward else 'forward'} {action}", begin, turn.micro_batch)
 
     def _run_layers(self, layers: Iterable[Layer], phases: Iterable[Phase], micro_batch: int) -> None:
         for layer in layers:
@@ -308,11 +300,11 @@ class Executor:
         begin, lane = self.clock.begin(), "compute"
         if isinstance(op.work, Collective):
             lane = str(op.work.group)
-            handle = self.exchange.collective(op.work)
+            handle = self.exchange.collective(op.work) if self.exchange is not None else None
             if handle is not None and op.blocking:
                 handle.wait()
             elif handle is not None:
                 self._waiting[op.name] = handle
         else:
             self._call_of(op)()
-        self._rows.append((lane, layer.op_name(op), begin, self.clock.end(), micro_batch, op.work))
+        self._note(lane, layer.op_name(op), begin, micro_batch, op.work)

@@ -11,10 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from stepcast.ir.children import follow_parent
-from stepcast.ir.layout import Group
-from stepcast.ir.work import Collective
 from stepcast.pytorch.load import load_torch
-from stepcast.pytorch.run.execute import DistributedExchange, Exchange, Executor, OpClock, OpRecord, RunPlan
+from stepcast.pytorch.run.execute import Exchange, Executor, OpClock, OpRecord, RunPlan
 from stepcast.pytorch.run.operators import Operators
 
 WAIT_S = 120
@@ -73,7 +71,7 @@ def _call_as_rank(
 
 def run_alone(plan: RunPlan, rank: int, device: str) -> list[OpRecord]:
     """Run one rank of *plan* on this machine, without its messages."""
-    return _run_steps(load_torch("run"), plan, rank, device, Exchange())
+    return _run_steps(load_torch("run"), plan, rank, device)
 
 
 def run_here(plan: RunPlan, device: str) -> list[OpRecord]:
@@ -110,31 +108,25 @@ def _run_distributed(torch: ModuleType, plan: RunPlan, rank: int, device: str, l
         torch.cuda.set_device(local)
     backend = "nccl" if device == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, rank=rank, world_size=plan.layout.gpus)
-    exchange = DistributedExchange(torch, plan.layout, rank, device, groups_of(plan))
-    return _run_steps(torch, plan, rank, device, exchange)
+    return _run_steps(torch, plan, rank, device, Exchange(torch, plan, rank, device))
 
 
-def groups_of(plan: RunPlan) -> frozenset[Group]:
-    """Return the groups over which the plan has collectives."""
-    works = (op.work for stage in plan.stages for layer, _ in stage.counted_layers(1) for op in layer.all_ops)
-    return frozenset(work.group for work in works if isinstance(work, Collective))
-
-
-def _run_steps(torch: ModuleType, plan: RunPlan, rank: int, device: str, exchange: Exchange) -> list[OpRecord]:
+def _run_steps(
+    torch: ModuleType, plan: RunPlan, rank: int, device: str, exchange: Exchange | None = None
+) -> list[OpRecord]:
     """Return every op of every step after the warm-up."""
     operators = Operators(torch, device, plan.weight_sizes(plan.stage_of_rank(rank)))
     executor = Executor(plan, rank, operators, exchange, OpClock(torch, device))
     executor.prepare()
-    is_distributed = isinstance(exchange, DistributedExchange)
     records: list[OpRecord] = []
     unmarked_s: list[float] = []
-    for number in range(WARM_UP + plan.steps):
-        if is_distributed:
+    for number in range(-WARM_UP, plan.steps):
+        if exchange is not None:
             torch.distributed.barrier()
-        own = executor.step(number - WARM_UP)
-        if number >= WARM_UP:
+        own = executor.step(number)
+        if number >= 0:
             records += own
-            if device == "cuda" and not is_distributed:
+            if device == "cuda" and exchange is None:
                 unmarked_s.append(executor.elapsed_s())
     return _subtract_marks(records, unmarked_s, plan.steps) if unmarked_s else records
 
