@@ -7,8 +7,7 @@ import time
 
 import numpy as np
 
-from stepcast.goodput.process import RunProcess
-from stepcast.goodput.simulated import simulate_runs
+from stepcast.goodput.process import RunProcess, simulate_runs
 from stepcast.units import DAY
 
 RUNS = 10_000

@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.goodput.operation import Stragglers
-from stepcast.goodput.process import RunProcess, Shortage, best_interval_s, daly_s, erlang_b, expect_split, young_s
-from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
+from stepcast.goodput.process import (
+    RunProcess,
+    Shortage,
+    SimulatedRuns,
+    best_interval_s,
+    daly_s,
+    erlang_b,
+    expect_split,
+    simulate_runs,
+    young_s,
+)
 from stepcast.units import DAY, HOUR
 
 MONTHS = RunProcess(work_s=90 * DAY, interval_s=900, pause_s=10, lag_s=60, failures_per_s=1 / (3 * HOUR), restart_s=600)

@@ -146,16 +146,18 @@ def idle_node_watts(gpu_power_w: float, gpus: int, host_w: float) -> float:
 NONE = "none"
 
 
-# Keys of a profile and the fields that they set.
-FAILURE_KEYS = {
+# Keys of a profile and the fields of Failures and Restart that they set.
+KEYS = {
     "description": "description",
     "between.gpu": "gpu_s",
     "between.node": "node_s",
     "between.link": "link_s",
     "repair.share": "broken_share",
     "repair.takes": "repair_s",
+    "restart.detect": "detect_s",
+    "restart.reschedule": "reschedule_s",
+    "restart.warm_up": "warm_up_s",
 }
-RESTART_KEYS = {"restart.detect": "detect_s", "restart.reschedule": "reschedule_s", "restart.warm_up": "warm_up_s"}
 
 
 def _read_value(name: str, value: object) -> object:
@@ -187,14 +189,14 @@ def _read_profile(path: Path, file: str) -> tuple[Failures, Restart]:
     except FormatError as error:
         raise CatalogError(file, "", error.message) from None
     values = flat(described.table)
-    described.check_keys(values, [*FAILURE_KEYS, *RESTART_KEYS])
-    fields, restart = FactDict(), FactDict()
+    described.check_keys(values, [*KEYS])
+    fields = FactDict()
     for key, value in values.items():
-        own, keys = (restart, RESTART_KEYS) if key in RESTART_KEYS else (fields, FAILURE_KEYS)
         try:
-            own[keys[key]] = _read_value(keys[key], value)
+            fields[KEYS[key]] = _read_value(KEYS[key], value)
         except ValueError as error:
             raise described.error(key, str(error)) from None
+    restart = {name: fields.pop(name) for name in Restart.__slots__ if name in fields}
     sources = {key: str(value) for key, value in described.sources.items()}
     try:
         return replace(NO_FAILURES, name=path.stem, sources=sources, **fields), Restart(**restart)

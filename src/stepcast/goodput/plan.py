@@ -3,12 +3,21 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
 from stepcast.goodput.operation import Operation
-from stepcast.goodput.process import RunProcess, TimeSplit, best_interval_s, daly_s, expect_split, young_s
-from stepcast.goodput.simulated import SimulatedRuns, simulate_runs
+from stepcast.goodput.process import (
+    RunProcess,
+    SimulatedRuns,
+    TimeSplit,
+    best_interval_s,
+    daly_s,
+    expect_split,
+    simulate_runs,
+    young_s,
+)
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR, format_percent
@@ -78,10 +87,6 @@ class PlannedPhase:
     split: TimeSplit
     stragglers_s: float
     pauses_s: float
-
-    @property
-    def step_s(self) -> float:
-        return self.process.work_s / self.phase.steps if self.phase.steps else self.phase.step_s
 
     def facts(self) -> FactDict:
         process = self.process
@@ -238,17 +243,16 @@ def plan(
     """
     require(bool(phases), "a run has at least one phase")
     require(runs >= 1, "at least one run is simulated")
-    planned, simulated = [], None
+    planned, simulated = list[PlannedPhase](), list[SimulatedRuns]()
     generator = np.random.default_rng(seed)
     for phase in phases:
         process = build_process(phase, operation)
         stragglers_s = phase.steps * phase.step_s * (operation.stragglers.factor(phase.nodes) - 1)
         pauses_s = max(0.0, process.work_s - phase.steps * phase.step_s - stragglers_s)
         planned.append(PlannedPhase(phase, process, expect_split(process), stragglers_s, pauses_s))
-        here = simulate_runs(process, runs, generator)
-        simulated = here if simulated is None else simulated.then(here)
-    assert simulated is not None
-    return Plan(tuple(planned), operation, simulated, price_per_gpu_hour, pue, currency, electricity, carbon)
+        simulated.append(simulate_runs(process, runs, generator))
+    whole = reduce(SimulatedRuns.then, simulated)
+    return Plan(tuple(planned), operation, whole, price_per_gpu_hour, pue, currency, electricity, carbon)
 
 
 def expected_s(phases: Sequence[TrainingPhase], operation: Operation) -> float:
