@@ -9,7 +9,7 @@ import math
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.kernels import SORT_KERNELS, Works
+from stepcast.pytorch.capture.kernels import MEASURED, Works
 from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, RECURRENT, Event, Moment, StepTrace
 
 TIMES = load_fit("calls")
@@ -76,7 +76,7 @@ def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float)
         call_us, layer_us, step_us = STEP[event.name]
         return float(call_us + layer_us * sizes.layers * sizes.directions + step_us * launched + node_us * is_gradient)
     phase = BACKWARD if is_gradient else FORWARD
-    name = f"{event.name} sorted" if len(works) > SORT_KERNELS else event.name
+    name = f"{event.name} sorted" if len(works) > MEASURED["sort_kernels"] else event.name
     us = recent.time_us(phase, name if name in TIMES[phase] else event.name, bool(works))
     if is_gradient:
         us += node_us

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, HostCopy, Matmul
-from stepcast.pytorch.capture.kernels import LOOKUPS, POINTWISE, Works, bytes_of, pass_over, works_of
+from stepcast.pytorch.capture.kernels import FIT, LOOKUPS, MEASURED, POINTWISE, Works, bytes_of, pass_over, works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, round_up
 
 if TYPE_CHECKING:
@@ -30,13 +30,7 @@ K = ElementwiseKind
 FUSIBLE = frozenset((*POINTWISE, K.BROADCAST, K.STRIDED, K.JOIN, K.ROW_SUM, K.COLUMN_SUM, K.FILL, K.SOFTMAX,
                      K.LAYER_NORM, K.RMS_NORM, K.NORM_WEIGHT, K.IRREGULAR, K.SWIGLU, K.DROPOUT,
                      K.CROSS_ENTROPY, K.OTHER))  # fmt: skip
-NEVER_FUSED = ("cumsum", "cumprod", "sort", "topk", "argsort", "nonzero", "histc", "_unique2", "index_put", "scatter")
-LOSSES = {"_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"}
-TINY_INPUT_SHARE = 0.1  # of what is written: a kernel that reads less is recomputed by its readers
-UNWRITTEN_WEIGHT = 2.0
-REDUCTION = 4  # an operator that reads this many times as many elements as it writes is a sum
-# torch.compile pads products with more operations per byte than this (those bound by compute) to aligned sizes.
-PADDED_BYTES, PADDED_FLOPS_PER_BYTE = 16, 150.0
+NEVER_FUSED, LOSSES = (frozenset(FIT["compiler"][name]) for name in ("never_fused", "losses"))
 
 
 # ---- the cheapest cut ----------------------------------------------------------------------------------------------
@@ -150,7 +144,7 @@ def choose_saved(flow: Dataflow) -> set[int]:
         maker = flow.maker[storage]
         # The forward writes a tensor that an unfused operator reads.
         is_written = any(not node.fusible and not node.backward for node in flow.readers[storage])
-        weight = flow.size_bytes(storage) * (1.0 if is_written else UNWRITTEN_WEIGHT)
+        weight = flow.size_bytes(storage) * (1.0 if is_written else MEASURED["unwritten_weight"])
         network.add_edge(("in", storage), ("out", storage), capacity=max(1.0, weight))
         from_weights = all(flow.exists_before(source) for source in maker.reads)
         if (storage in needed_by_products and not from_weights) or not _can_recompute(flow, maker, storage):
@@ -177,7 +171,7 @@ def _can_recompute(flow: Dataflow, maker: KernelNode, storage: int) -> bool:
     if K.DROPOUT in kinds and storage != next(iter(maker.writes)):
         return False  # the random mask; the product with it may be recomputed
     sources = [tensor.numel for source, tensor in maker.reads.items() if not flow.exists_before(source)]
-    return maker.writes[storage].numel * REDUCTION > max(sources, default=0)
+    return bool(maker.writes[storage].numel * MEASURED["reduction"] > max(sources, default=0))
 
 
 # ---- kernels -------------------------------------------------------------------------------------------------------
@@ -250,7 +244,7 @@ class Fusion:
         read = {source: tensor for node in kernel for source, tensor in node.reads.items()}
         written = {source for node in kernel for source in node.writes}
         inputs = bytes_of(*(tensor for source, tensor in read.items() if source not in written))
-        return inputs < TINY_INPUT_SHARE * self._flow.size_bytes(storage)
+        return bool(inputs < MEASURED["tiny_input_share"] * self._flow.size_bytes(storage))
 
     def _sources_of(self, storage: int, backward: bool) -> frozenset[int]:
         """Return the storages to read for *storage*: itself where it is in memory, else its inputs."""
@@ -362,11 +356,11 @@ def pad_product(work: Compute | HostCopy) -> Works:
     if not isinstance(work, Matmul):
         return (work,)
     size_bytes = work.dtype.bytes
-    multiple = round(PADDED_BYTES / size_bytes)
+    multiple = round(MEASURED["padded_bytes"] / size_bytes)
     m, n, k = work.m, work.n, work.k
     wider = replace(work, m=round_up(m, multiple), n=round_up(n, multiple), k=round_up(k, multiple))
     moved = size_bytes * (m * k + k * n + m * n)
-    if wider == work or 2.0 * m * n * k / moved < PADDED_FLOPS_PER_BYTE:
+    if wider == work or 2.0 * m * n * k / moved < MEASURED["padded_flops_per_byte"]:
         return (work,)
     works: list[Compute] = []
     for rows, columns in ((m, k), (k, n)):

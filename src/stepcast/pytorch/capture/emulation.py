@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from stepcast.hardware.catalog import load_fit
+
 F, T = torch.nn.functional, Tensor
 Tensors = list[Tensor]
 META = torch.device("meta")
@@ -23,31 +25,16 @@ VALUES = "_stepcast_values"  # attribute of a tensor whose values are known
 GPU = "cuda"
 ATTENTION, DROPOUT = F.scaled_dot_product_attention, F.dropout
 
-# ---- mixed precision: the lists of CUDA in aten/src/ATen/autocast_mode.h -------------------------------------------
+# ---- mixed precision -----------------------------------------------------------------------------------------------
 
 
-def _find_functions(names: str, *others: object) -> frozenset[object]:
-    """Return the functions of PyTorch that have one of *names*, and *others* whose names differ."""
+def _find_functions(names: str) -> frozenset[object]:
+    """Return the functions of PyTorch that have one of *names*."""
     spaces = (torch, T, F, torch.linalg)
-    return frozenset((*others, *(getattr(space, name) for space in spaces for name in names.split()
-                                 if hasattr(space, name))))  # fmt: skip
+    return frozenset(getattr(space, name) for space in spaces for name in names.split() if hasattr(space, name))
 
 
-RUN_IN_BF16 = _find_functions(
-    "linear matmul mm mv bmm addmm addmv addr addbmm baddbmm chain_matmul multi_dot vecdot einsum prelu "
-    "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d multi_head_attention_forward "
-    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
-    T.__matmul__, T.__rmatmul__,
-)  # fmt: skip
-RUN_IN_FP32 = _find_functions(
-    "pow rsqrt exp expm1 log log2 log10 log1p acos asin cosh sinh tan erfinv reciprocal softplus softmax log_softmax "
-    "layer_norm rms_norm group_norm cross_entropy nll_loss kl_div l1_loss mse_loss smooth_l1_loss huber_loss "
-    "poisson_nll_loss hinge_embedding_loss margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
-    "binary_cross_entropy_with_logits cosine_similarity cosine_embedding_loss sum prod cumsum cumprod norm normalize "
-    "vector_norm matrix_norm dist pdist cdist renorm logsumexp interpolate upsample "
-    "square arccos arcsin pairwise_distance",  # which call one of the above
-    T.__pow__, T.__rpow__,
-)  # fmt: skip
+RUN_IN_BF16, RUN_IN_FP32 = map(_find_functions, load_fit("captured", ("[autocast]",))["autocast"].values())
 if "AutocastCUDA: registered" not in torch._C._dispatch_dump_table("aten::rms_norm"):  # PyTorch 2.11
     RUN_IN_FP32 -= {F.rms_norm, torch.rms_norm}
 

@@ -17,6 +17,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import HostWay
 from stepcast.ir.recurrent import RecurrentCells
+from stepcast.ir.tables import constants
 from stepcast.ir.work import (
     Attention,
     Compute,
@@ -28,47 +29,26 @@ from stepcast.ir.work import (
     HostCopy,
     Matmul,
 )
-from stepcast.pytorch.capture.alignment import LOAD_BYTES, express_alignment
 from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last
+from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
 
 K, P = ElementwiseKind, ConvolutionPass
 FIT = load_fit("captured")
 KINDS = {name: K(kind) for kind, names in FIT["kinds"].items() for name in names}
 ZEROED = frozenset(FIT["zeroed"]["names"])
-# Operators that take rows out of a table, of which they do not read the rest.
-LOOKUPS = ("embedding", "index", "index_select", "gather")
-# Operators that write values into a tensor and leave the rest of it as it was; some add them up.
-WRITE_INTO = ("index_put", "_index_put_impl", "index_add", "scatter", "scatter_add", "index_copy", "scatter_reduce")
-ADD_INTO = ("index_put", "_index_put_impl", "index_add", "scatter_add", "scatter_reduce")
+LOOKUPS, WRITE_INTO, ADD_INTO = (frozenset(FIT["memory"][name]) for name in ("lookups", "write_into", "add_into"))
+MEASURED = constants("captured")
 # Kernels of PyTorch's TensorIterator: one output for as many inputs, element by element.
 POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 # Kinds whose gradient is a kernel of its own.
 GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT)
-SORT_KERNELS, SORTED_TWICE, FEW_IDS = 12, 7.0, 3072
-ID_DIGITS, GRADIENT_COLUMNS = 8, 128  # passes that sort ids of embeddings; columns of a row that a block sums
-# A batch norm runs one block for each channel of a sample. Where these are fewer than a GPU runs at once (NORM_BLOCKS),
-# its statistics take up to this share of one sample's time longer.
-NORM_SAMPLES, NORM_BLOCKS = 0.77, 528
-CHOICE_BYTES = 2400.0
-CELL_PARTS = 8
-VOLUME_CHANNELS = 32  # of cuDNN's kernels for volumes, which take as long for fewer
-MANY_ROWS, WIDE_NORM = 65536, 2048  # from which on gradients of a norm's weight are not summed row by row
-# Sums into places, element by element, over ``index_add``: where an index is repeated along a row, and where not.
-REPEATED_INDEX, OWN_INDEX = 0.45, 1.5
-# Threads of a block, and the neighbours of an element up to which several threads share its way.
-BLOCK_THREADS, HALF_BLOCK = 1024, 64
-# Threads, each with a way of its own through memory, by which an H200 reads as fast as it can; and the share of their
-# time where what they read and write is in its cache.
-WALKERS, CACHED_SHARE, CACHED_BYTES = 194_000, 0.42, 4.5e7
 NEAREST = 1  # mode of an interpolation between the points of a grid (torch/nn/functional.py, grid_sample)
 USUAL_SUM = 1.0, 1.0  # reads of the operand of a sum, over neighbours and over others
-SUMMED_APART = 2.0  # times as long as over neighbours takes a sum over images and positions
-WIDE_ROW = 512  # elements of a row that is a kernel's work by itself
+# Bytes at whose multiples rows have to begin for the widest loads, for narrower ones, and for any.
+LOAD_BYTES = (16, 4, 1)
+# The most by which sizes may grow to express an alignment: a product of few columns would become other work.
+MOST_GROWTH = 0.01
 ELEMENTS_PER_LOAD = 8  # of two bytes
-ENTROPY_READS = 3  # of a log-softmax over rows longer than a block can hold: maximum, sum, result
-ROW_OPERAND_SHARE = 0.02  # a kernel that reads less than this share of what it writes only reads numbers of rows
-
 FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
 
 
@@ -194,7 +174,7 @@ def _describe_convolution(call: OperatorCall) -> Works:
     (inputs, inner), (outputs, outer) = reversed(sides) if transposed else sides
     dtype = call.product_dtype(data)
     if len(data.shape) == 5 and groups == 1 < data.shape[1] and (is_gradient or dtype.bytes < DType.FP32.bytes):
-        inner, outer = max(VOLUME_CHANNELS, inner), max(VOLUME_CHANNELS, outer)
+        inner, outer = max(MEASURED["volume_channels"], inner), max(MEASURED["volume_channels"], outer)
     passes = [P.DATA, P.FORWARD] if transposed else [P.FORWARD, P.DATA]
     wanted = [passes[0]]
     if is_gradient:
@@ -209,7 +189,7 @@ def _describe_convolution(call: OperatorCall) -> Works:
     works = (*copies, *swapped, *works)
     if is_gradient and any(len(tensor.shape) == 1 for tensor in call.writes):
         kind, shape = (K.COLUMN_SUM, (outputs, outer)) if is_channels_last(out) else (K.ROW_SUM, (outer, outputs))
-        read = bytes_of(out) * (1.0 if kind is K.COLUMN_SUM else SUMMED_APART)
+        read = bytes_of(out) * (1.0 if kind is K.COLUMN_SUM else MEASURED["summed_apart"])
         works += (pass_over(kind, TracedTensor(shape, (shape[1], 1), out.dtype, 0), read, 0.0),)
     elif not is_gradient and len(call.reads) > 2 and not (inner == groups > 1):
         works += (pass_over(K.BROADCAST, out, bytes_of(out), bytes_of(out)),)
@@ -226,7 +206,7 @@ def _describe_recurrent(call: OperatorCall) -> Works:
     rows, wide = sizes.steps * sizes.batch, sizes.gates * sizes.hidden
     works: list[Compute] = []
     cells = RecurrentCells(sizes.steps, sizes.batch, sizes.hidden, sizes.width, sizes.gates, call.is_backward, dtype)
-    parts = 1 if cells.is_persistent else min(sizes.steps, CELL_PARTS)
+    parts = 1 if cells.is_persistent else min(sizes.steps, MEASURED["cell_parts"])
     steps = [replace(cells, steps=round(sizes.steps / parts))] * parts
     size = data_dtype.bytes
     for layer in range(sizes.layers):
@@ -238,6 +218,39 @@ def _describe_recurrent(call: OperatorCall) -> Works:
         products = [(rows, inputs, wide), (wide, inputs, rows), (wide, sizes.width, rows)]
         works += [*steps, *(Matmul(*shape, 1, dtype) for shape in products), bias] * sizes.directions
     return tuple(works)
+
+
+def express_alignment(work: Matmul, tensors: Sequence[TracedTensor]) -> Matmul:
+    """Return *work* with sizes that express how well the rows of its operands and its result are aligned.
+
+    The sizes n and k determine that for operands stored row by row. Where an operand is transposed or a slice,
+    another size determines it (the gradient of a weight of odd width): then n or k is changed by a few elements, if
+    that adds next to no work.
+    """
+    size_bytes = work.dtype.bytes
+    actual = max(_widest_load(_row_pitch(tensor) * size_bytes) for tensor in tensors)
+    expressed = max(_widest_load(size * size_bytes) for size in (work.n, work.k))
+    elements = max(1, round(LOAD_BYTES[actual] / size_bytes))
+    if actual == expressed:
+        return work
+    if actual > expressed:
+        changed = replace(work, n=work.n + elements) if work.n > work.k else replace(work, k=work.k + elements)
+    else:
+        changed = replace(work, n=round_up(work.n, elements), k=round_up(work.k, elements))
+    return changed if changed.flops <= (1 + MOST_GROWTH) * work.flops else work
+
+
+def _widest_load(row_bytes: float) -> int:
+    """Return the index of the widest load that fits rows of this many bytes."""
+    return next(index for index, load in enumerate(LOAD_BYTES) if row_bytes % load == 0 or load == 1)
+
+
+def _row_pitch(tensor: TracedTensor) -> int:
+    """Return the elements from one row to the next, or between columns where these are contiguous."""
+    (rows, columns), (row_stride, column_stride) = tensor.shape[-2:], tensor.stride[-2:]
+    if row_stride == 1 and rows > 1:
+        return column_stride if columns > 1 else 0
+    return row_stride if rows > 1 else 0
 
 
 # ---- norms, losses and gradients that fill memory ------------------------------------------------------------------
@@ -255,7 +268,7 @@ def _describe_norm(call: OperatorCall) -> Works:
     if not is_gradient or not any(tensor.numel for tensor in call.writes[1:]):
         return works
     columns = max(1, data.shape[-1])
-    if columns < WIDE_NORM and data.numel // columns < MANY_ROWS:
+    if columns < MEASURED["wide_norm"] and data.numel // columns < MEASURED["many_rows"]:
         return (*works, pass_over(K.NORM_WEIGHT, data, read, 8.0 * columns))
     # Otherwise it is summed in parts; the time of narrow layer norms was fitted with it.
     if kind is K.LAYER_NORM:
@@ -290,12 +303,12 @@ def _describe_along(call: OperatorCall) -> Works:
     along_rows, along_others, along_few = FIT["along"][name]
     if inner > 1:
         threads = out.numel // max(1, length)
-        if inner <= HALF_BLOCK and "softmax" in name:  # several threads of a block share the way
-            threads, along_others = threads * min(length, BLOCK_THREADS // inner), along_few
+        if inner <= MEASURED["half_block"] and "softmax" in name:  # several threads of a block share the way
+            threads, along_others = threads * min(length, MEASURED["block_threads"] // inner), along_few
         return (_walk(out, read, written, along_others, threads),)
     if "log_softmax" in name:
         is_gradient = "backward" in name
-        read = read if is_gradient else ENTROPY_READS * bytes_of(call.reads[0])
+        read = read if is_gradient else MEASURED["entropy_reads"] * bytes_of(call.reads[0])
         return (pass_over(K.CROSS_ENTROPY, out, read, written, is_gradient),)
     if "softmax" in name:
         return _describe_stream(call)
@@ -307,7 +320,8 @@ def _walk(tensor: TracedTensor, read: float, written: float, times: float, threa
     """Return a kernel whose *threads* each walk by itself through memory; few of them do not fill a GPU, and wait less
     for numbers that are in its cache.
     """
-    times *= max(1.0, WALKERS / max(1, threads)) * (CACHED_SHARE if read + written < CACHED_BYTES else 1.0)
+    share = MEASURED["cached_share"] if read + written < MEASURED["cached_bytes"] else 1.0
+    times *= max(1.0, MEASURED["walkers"] / max(1, threads)) * share
     return pass_over(K.IRREGULAR, tensor, read, written, times=times)
 
 
@@ -341,13 +355,13 @@ def _describe_embedding_backward(call: OperatorCall) -> Works:
     ids = next(tensor for tensor in call.reads if "int" in tensor.dtype)
     table, width = call.writes[0], call.writes[0].shape[-1]
     size, dtype = ids.numel * width * DType(call.reads[0].dtype).bytes, DType(table.dtype)
-    if ids.numel <= FEW_IDS and call.name == "embedding_dense_backward":
+    if ids.numel <= MEASURED["few_ids"] and call.name == "embedding_dense_backward":
         return (*_describe_fill(call), Elementwise(K.ID_GRADIENT, ids.numel, width, size, size, dtype=dtype))
     entries = table.numel // width
     distinct = max(1, round(entries * -math.expm1(-ids.numel / entries)))
-    parts = distinct * -(-width // GRADIENT_COLUMNS)
+    parts = distinct * -(-width // MEASURED["gradient_columns"])
     rows = Elementwise(K.ROW_GRADIENT, parts, width, size, distinct / ids.numel * size, dtype=dtype)
-    digits = (pass_over(K.DIGIT, ids, bytes_of(ids), bytes_of(ids)),) * ID_DIGITS
+    digits = (pass_over(K.DIGIT, ids, bytes_of(ids), bytes_of(ids)),) * MEASURED["id_digits"]
     return (*_describe_fill(call), *digits, *_sort_keys(ids, 1.0)[1:], rows)
 
 
@@ -360,7 +374,7 @@ def _describe_choice(call: OperatorCall) -> Works:
     """Choose the largest of each row by radix: passes over the keys, and for each row as long as for some more."""
     keys = call.reads[0]
     columns = max(1, keys.shape[-1] if keys.shape else 1)
-    more = keys.numel // columns * min(CHOICE_BYTES, 7.0 * columns)
+    more = keys.numel // columns * min(MEASURED["choice_bytes"], 7.0 * columns)
     return (pass_over(K.CHOICE, keys, bytes_of(keys) + more, bytes_of(*call.writes)),)
 
 
@@ -374,7 +388,7 @@ def _describe_sequence_loss(call: OperatorCall) -> Works:
 def _sort_keys(keys: TracedTensor, written: float) -> Works:
     """Sort by radix: several passes that write *written* times the keys, and a few kernels that count and place."""
     few = pass_over(K.OTHER, TracedTensor((1,), (1,), keys.dtype, 0), 8.0, 8.0)
-    return (pass_over(K.SORT, keys, bytes_of(keys), written * bytes_of(keys)), *(few,) * SORT_KERNELS)
+    return (pass_over(K.SORT, keys, bytes_of(keys), written * bytes_of(keys)), *(few,) * MEASURED["sort_kernels"])
 
 
 def _describe_bag(call: OperatorCall) -> Works:
@@ -395,8 +409,8 @@ def _describe_batch_norm(call: OperatorCall) -> Works:
     if len(call.reads) == 1:  # PyTorch's own kernels, not cuDNN's, where there are no weights; in fp32 as in bf16
         size, dtype = data.elements * DType.BF16.bytes, DType.BF16
     if not last and not is_gradient and dtype is DType.BF16:
-        few = max(0.0, 1.0 - channels * data.shape[0] / NORM_BLOCKS)
-        columns = round(columns * (1.0 + few * NORM_SAMPLES / data.shape[0]))
+        few = max(0.0, 1.0 - channels * data.shape[0] / MEASURED["norm_blocks"])
+        columns = round(columns * (1.0 + few * MEASURED["norm_samples"] / data.shape[0]))
     read = (4 if is_gradient else 2) * size
     return (Elementwise(kind, rows, columns, read, size, is_gradient, dtype),)
 
@@ -457,7 +471,8 @@ def _describe_stream(call: OperatorCall) -> Works:
     if name in WRITE_INTO:
         # Rows that a gradient adds to are found by sorting numbers and their places (aten/.../cuda/Indexing.cu).
         ids = [tensor for tensor in reads[1:] if tensor.dtype == "int64"] if call.is_backward and "put" in name else []
-        return (*(_sort_keys(ids[0], SORTED_TWICE) if ids else ()), _describe_write_into(name, reads, out[0]))
+        sorts = _sort_keys(ids[0], MEASURED["sorted_twice"]) if ids else ()
+        return (*sorts, _describe_write_into(name, reads, out[0]))
     largest = out[0] if name in LOOKUPS else max((*reads, *call.writes), key=lambda tensor: tensor.elements)
     read, written = bytes_of(*reads), bytes_of(*out)
     if name in LOOKUPS or name == "nll_loss_forward":
@@ -465,7 +480,7 @@ def _describe_stream(call: OperatorCall) -> Works:
     elif name == "copy" or KINDS.get(name) is K.FILL:
         read = bytes_of(*reads[1:])  # the first operand only determines the size
     kind = _kind_of_stream(name, reads, out[0])
-    if kind in (K.ADD, K.MUL) and read < ROW_OPERAND_SHARE * written:
+    if kind in (K.ADD, K.MUL) and read < MEASURED["row_operand_share"] * written:
         kind = K.MASK  # a number for each row, written over it
     columns = max(1, largest.shape[-1] if largest.shape else 1)
     rows = max(1, largest.elements // columns)
@@ -485,7 +500,7 @@ def _describe_stream(call: OperatorCall) -> Works:
 
 def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor) -> ElementwiseKind:
     """Return the class of an operator: that of its name, or a sum or an element-wise one by PyTorch's word for it."""
-    if name in LOOKUPS and out.numel > 1 and (name != "embedding" or out.shape[-1] < WIDE_ROW):
+    if name in LOOKUPS and out.numel > 1 and (name != "embedding" or out.shape[-1] < MEASURED["wide_row"]):
         # Rows of full loads are copied by a thread block each (aten/src/ATen/native/cuda/IndexKernelUtils.cu).
         is_repeated = name == "gather" and reads[-1].elements < out.numel
         is_row = is_repeated or (*reads[-1].shape, *reads[0].shape[1:]) == out.shape
@@ -532,7 +547,7 @@ def _describe_write_into(name: str, reads: Sequence[TracedTensor], target: Trace
             rows = max(1, values.numel // width)
             if "scatter" in name and len(values.shape) > 1:
                 is_repeated = any(tensor.elements < tensor.numel for tensor in reads[1:] if tensor.dtype == "int64")
-                rows = max(1, round(rows * (REPEATED_INDEX if is_repeated else OWN_INDEX)))
+                rows = max(1, round(rows * (MEASURED["repeated_index"] if is_repeated else MEASURED["own_index"])))
             return Elementwise(K.ATOMIC_SUM, rows, width, size, 2 * size, dtype=dtype)
         return Elementwise(K.SCATTER_SUM, rows, width * positions, size, bytes_of(target), dtype=dtype)
     return Elementwise(K.COPY, max(1, values.numel // width), width, size, size, dtype=dtype)

@@ -21,6 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
+from stepcast.inputs.source import read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import GPU
 from stepcast.pytorch.capture.tracer import DTYPES, CaptureError, TracedUnit
@@ -32,17 +33,8 @@ CAPABILITIES = {
     "pascal": (6, 0), "volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "ada": (8, 9), "hopper": (9, 0),
     "blackwell": (10, 0), "blackwell-ultra": (10, 3), "blackwell-rtx": (12, 0),
 }  # fmt: skip
-# Calls of torch.cuda that do nothing here, and those that answer how much memory is in use.
-NOTHING = (
-    *("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed"),
-    *("seed_all", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "ipc_collect"),
-    *("reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all"),
-)
-ZEROS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "utilization")
-COLLECTIVES = (
-    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast"),
-    *("reduce", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv"),
-)
+# Functions of PyTorch by what becomes of them.
+CALLS = {name: words.split() for table in read_words("pytorch").values() for name, words in table.items()}
 
 
 class ShardedModules(NamedTuple):
@@ -111,7 +103,7 @@ class PretendMachine:
         )  # fmt: skip
         state = torch.zeros(16, dtype=torch.uint8)
         answers: dict[str, object] = {
-            **dict.fromkeys(NOTHING), **dict.fromkeys(ZEROS, 0),
+            **dict.fromkeys(CALLS["nothing"]), **dict.fromkeys(CALLS["zeros"], 0),
             "is_available": True, "is_initialized": True, "device_count": self._local_gpus, "current_device": 0,
             "get_device_name": name, "get_device_capability": (major, minor), "is_bf16_supported": major >= 8,
             "get_device_properties": properties, "mem_get_info": (memory, memory),
@@ -121,9 +113,9 @@ class PretendMachine:
         }  # fmt: skip
         for question, answer in answers.items():
             yield cuda, question, _answer(answer)
-        for name in ("Stream", "Event", "stream", "device", "current_stream", "default_stream", "device_of"):
+        for name in CALLS["handles"]:
             yield cuda, name, _Handle
-        for name in ("range_push", "range_pop", "mark", "range"):
+        for name in CALLS["ranges"]:
             yield cuda.nvtx, name, _Handle
         accelerated: dict[str, object] = {
             "is_available": True, "device_count": self._local_gpus, "current_device_index": 0, "memory_allocated": 0,
@@ -202,9 +194,9 @@ class PretendMachine:
         for module in (dist, native, meshes):
             yield module, "init_process_group", initialise
             yield module, "is_nccl_available", lambda: True
-            for name in COLLECTIVES:
+            for name in CALLS["counted"]:
                 yield module, name, self._collective(name)
-            for name in ("barrier", "monitored_barrier", "broadcast_object_list"):
+            for name in CALLS["ignored"]:
                 yield module, name, _answer(None)
             yield module, "all_gather_object", _gather_object
 

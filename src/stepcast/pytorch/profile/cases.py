@@ -1,4 +1,4 @@
-"""List the operators to measure: sizes of training, few enough for three minutes.
+"""List the operators to measure: sizes of training (``data/profile.toml``), few enough for three minutes.
 
 Matmuls are (tokens, outputs, inputs) of common layer widths, so that every class has points from small ones, where
 launches and waves decide, to large ones, where the peak does.
@@ -11,31 +11,17 @@ from itertools import product
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.power import ALONE
+from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
+from stepcast.ir.facts import Facts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
 K = ElementwiseKind
 
-TOKENS = (128, 1024, 4096, 16384)
-# (outputs, inputs): attention and MLP weights of hidden 1,024 to 8,192, with and without tensor parallelism.
-WEIGHTS = (
-    (1024, 1024), (3072, 1024), (2048, 8192), (6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336),
-    (28672, 8192), (8192, 3584),
-)  # fmt: skip
-QUICK_TOKENS, QUICK_WEIGHTS = (128, 1024, 8192), ((1024, 1024), (4096, 4096), (14336, 4096), (8192, 28672))
-# Heads, key heads and head width; and (batch, length).
-HEADS = ((12, 12, 64), (32, 8, 128), (8, 1, 128), (20, 20, 64))
-LENGTHS = ((4, 512), (8, 1024), (1, 4096), (2, 4096), (1, 16384))
-QUICK_HEADS, QUICK_LENGTHS = ((32, 8, 128), (16, 16, 64)), ((4, 512), (4, 2048), (1, 8192))
-SHAPES = ((64, 1024), (1024, 1024), (8192, 1024), (4096, 4096), (16384, 4096), (8192, 14336))
-QUICK_SHAPES = ((64, 1024), (2048, 2048), (8192, 8192))
-EXPERTS = ((8, 512), (8, 4096), (64, 4096), (64, 32768))  # groups, total rows
-# Run for a second each, to see which clock the power limit leaves: products, attention.
-SUSTAINED_PRODUCTS = ((16384, 4096, 4096), (16384, 14336, 4096))
-SUSTAINED_ATTENTION = (2, 4096, 32, 8, 128)
+SIZES = load_data("profile")
 LONGEST_S = 0.05  # longer operators are not measured
 MEMORY_SHARE = 0.4  # of the GPU's memory that one case may take
 
@@ -83,44 +69,43 @@ def gpu_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType], quick: bool =
 def sustained_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType]) -> tuple[Case, ...]:
     """Return the cases to run without a pause: products in the formats of training, and attention."""
     used = [dtype for dtype in (DType.BF16, DType.FP8, DType.FP16) if dtype in formats]
-    works: list[Operator] = [Matmul(*size, 1, dtype) for dtype in used for size in SUSTAINED_PRODUCTS]
+    works: list[Operator] = [Matmul(m, n, k, 1, dtype) for dtype in used for m, n, k in SIZES["sustained"]["products"]]
     half = next((dtype for dtype in used if dtype is not DType.FP8), None)
     if half is not None:
-        batch, length, heads, kv_heads, dim = SUSTAINED_ATTENTION
+        batch, length, heads, kv_heads, dim = SIZES["sustained"]["attention"]
         for backward in (False, True):
             works.append(Attention(batch, length, length, heads, kv_heads, dim, dim, True, backward, half))
     return tuple(Case(work) for work in works if _fits(work, gpu, fit))
 
 
 def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
-    weights, tokens = (QUICK_WEIGHTS, QUICK_TOKENS) if quick else (WEIGHTS, TOKENS)
+    chosen = SIZES["quick" if quick else "usual"]
     for dtype in formats:
         # The widest sweep for the format that training uses; half as many sizes for the others.
-        sizes = [(m, n, k) for m in tokens for n, k in weights][:: 1 if dtype is DType.BF16 else 2]
+        sizes = [(m, n, k) for m in chosen["tokens"] for n, k in chosen["weights"]][:: 1 if dtype is DType.BF16 else 2]
         for m, n, k in _alternate_sizes(sizes):
             yield Matmul(m, n, k, 1, dtype)
     half = DType.BF16 if DType.BF16 in formats else DType.FP16
     if half in formats:
-        yield from _list_batched(half, quick)
-        heads, lengths = (QUICK_HEADS, QUICK_LENGTHS) if quick else (HEADS, LENGTHS)
-        for (batch, length), (query, key, dim) in product(lengths, heads):
+        yield from _list_batched(half, chosen)
+        for (batch, length), (query, key, dim) in product(chosen["lengths"], chosen["heads"]):
             for backward in (False, True):
                 yield Attention(batch, length, length, query, key, dim, dim, True, backward, half)
-    yield from _list_streams(half if half in formats else DType.FP32, quick)
+    yield from _list_streams(half if half in formats else DType.FP32, chosen)
 
 
-def _list_batched(dtype: DType, quick: bool) -> Iterator[Operator]:
-    for length in (512, 2048) if quick else (256, 1024, 2048, 4096):
+def _list_batched(dtype: DType, chosen: Facts) -> Iterator[Operator]:
+    for length in chosen["batched"]:
         yield Matmul(length, length, 128, 32, dtype)
         yield Matmul(length, 128, length, 32, dtype)
     if dtype is DType.BF16:
-        for groups, rows in EXPERTS[::2] if quick else EXPERTS:
+        for groups, rows in chosen["experts"]:
             yield GroupedMatmul(rows, 4096, 2048, groups, dtype)
             yield GroupedMatmul(rows, 2048, 4096, groups, dtype)
 
 
-def _list_streams(dtype: DType, quick: bool) -> Iterator[Elementwise]:
-    for rows, columns in QUICK_SHAPES if quick else SHAPES:
+def _list_streams(dtype: DType, chosen: Facts) -> Iterator[Elementwise]:
+    for rows, columns in chosen["shapes"]:
         size = rows * columns * dtype.bytes
         for kind, reads in ((K.ADD, 2), (K.COPY, 1), (K.GELU, 1), (K.LAYER_NORM, 1), (K.RMS_NORM, 1)):
             yield Elementwise(kind, rows, columns, reads * size, size, False, dtype)

@@ -15,14 +15,10 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import Matmul
-from stepcast.pytorch.profile.cases import Case
+from stepcast.pytorch.profile.cases import SIZES, Case
 from stepcast.units import MS
 
-# Words of the public tables.
-SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200",
-           "b300_sxm": "b300", "rtx_pro_6000_server": "rtx-pro-6000", "b60": "arc-pro-b60"}  # fmt: skip
-RECIPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "sq": "int8",
-           "int8_wo": "int8-weights", "int4_wo": "int4-weights"}  # fmt: skip
+SYSTEMS, RECIPES = SIZES["systems"], SIZES["recipes"]  # by the words of the public tables
 PRODUCTS = ("gemm", "gemm_small")
 IMPORTED = ("bf16", "fp8")  # recipes of products that training has too
 LEAST_S = 50e-6  # shorter ones show how they were launched: from a CUDA graph, where ``profile`` launches each

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from stepcast.inputs.recorded import FLIGHT, STEPS
+from stepcast.inputs.source import read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.outputs.files import write_file
 from stepcast.pytorch.load import load_torch
@@ -22,10 +23,7 @@ from stepcast.pytorch.load import load_torch
 MOST_DEPTH = 4  # of modules whose forward is marked: deeper ones are operators by themselves
 OFFSET_ROUNDS = 5
 CLOCK_START_S = time.time() - time.perf_counter()
-COLLECTIVES = (
-    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
-    *("all_to_all", "all_to_all_single", "broadcast", "reduce", "barrier", "send", "recv", "isend", "irecv"),
-)
+COLLECTIVES = read_words("pytorch")["collectives"]["watched"].split()
 MOST_CALLS = 100_000  # collectives that are recorded
 
 
