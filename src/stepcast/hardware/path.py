@@ -102,11 +102,16 @@ def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
         full = [range(size)] if len(domains) > 2 else []
         parts = [range(start, size), *full, range(stop)]
         return SpreadRanks(domains, tuple(dict.fromkeys(map(tuple, parts))))
+    if isinstance(ranks, range) and ranks.step % size == 0:
+        domains = range(ranks[0] // size, ranks[-1] // size + 1, ranks.step // size)
+        return SpreadRanks(domains, ((ranks[0] % size,),))
     if len(ranks) < MANY_RANKS:
         return None
     import numpy as np
 
-    domain, local = np.divmod(np.array(ranks), size)
+    domain, local = np.divmod(
+        np.arange(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else ranks, size
+    )
     per_domain = int(np.searchsorted(domain, domain[0], "right"))
     if len(ranks) % per_domain:
         return None
@@ -178,13 +183,25 @@ def _leaf_domains(topology: Topology) -> int:
 
 def _count_under(domains: Sequence[int], size: int) -> Counter[int]:
     """Return how many of *domains*, rising, each switch, or pod, of *size* domains has."""
-    if isinstance(domains, range):
-        first, last = domains[0] // size, domains[-1] // size
-        counts = Counter(dict.fromkeys(range(first, last + 1), size))
-        counts[first] -= domains[0] - first * size
-        counts[last] -= (last + 1) * size - 1 - domains[-1]
-        return counts
     return Counter([domain // size for domain in domains])
+
+
+def _find_fewest(domains: Sequence[int], size: int) -> tuple[int, int]:
+    """Return how many switches, or pods, of *size* domains have any of *domains*, rising, and the fewest of one."""
+    if isinstance(domains, range) and domains.step >= size:
+        return len(domains), 1
+    if not isinstance(domains, range) or size % domains.step:
+        counts = _count_under(domains, size)
+        return len(counts), min(counts.values())
+    first, last = domains[0] // size, domains[-1] // size
+    if first == last:
+        return 1, len(domains)
+    full = size // domains.step
+    at_first, at_last = (
+        ((first + 1) * size - 1 - domains[0]) // domains.step + 1,
+        domains[-1] % size // domains.step + 1,
+    )
+    return last - first + 1, min(at_first, at_last, full)
 
 
 def _tree(topology: Topology, domains: Sequence[int]) -> Slowdown:
@@ -193,17 +210,15 @@ def _tree(topology: Topology, domains: Sequence[int]) -> Slowdown:
     traffic. In an exchange between n nodes each sends (n-m)/(n-1) of its traffic up. The same holds for
     pods, whose uplinks are less by the oversubscription of both tiers.
     """
-    leaves = _count_under(domains, _leaf_domains(topology))
-    if topology.leaf_nodes is None or len(leaves) == 1:
+    leaves, fewest = _find_fewest(domains, _leaf_domains(topology))
+    if topology.leaf_nodes is None or leaves == 1:
         return 1, 1.0, 1.0
-    short = topology.oversubscription
-    fewest, others = min(leaves.values()), len(domains) - 1
+    short, others = topology.oversubscription, len(domains) - 1
     near, far = short / fewest, short * (len(domains) - fewest) / others
-    pods = _count_under(domains, repeated_domains(topology))
-    if topology.pod_nodes is None or len(pods) == 1:
+    pods, fewest = _find_fewest(domains, repeated_domains(topology))
+    if topology.pod_nodes is None or pods == 1:
         return 3, max(1.0, near), max(1.0, far)
     short *= topology.pod_oversubscription
-    fewest = min(pods.values())
     return 5, max(1.0, near, short / fewest), max(1.0, far, short * (len(domains) - fewest) / others)
 
 
@@ -300,7 +315,7 @@ def resolve(
     cluster: Cluster, ranks: Sequence[int], active_per_node: int | None = None, placement: Placement = FILLED
 ) -> GroupPath:
     """Return the links that *ranks* cross while *active_per_node* GPUs of each node (None: all) use its NICs."""
-    members = ranks if isinstance(ranks, range) and ranks.step == 1 else sorted(set(ranks))
+    members = ranks if isinstance(ranks, range) else sorted(set(ranks))
     if not members or len(members) != len(ranks):
         raise ValueError("a group needs at least one rank, each of them once")
     if members[0] < 0 or (cluster.gpus is not None and members[-1] >= cluster.gpus):
@@ -395,7 +410,8 @@ def _distinct(
         domain = regions[0].held
         is_within = all(first % domain + offsets[-1] < domain for first in firsts)
         leaf = domain if is_within else domain * under_leaf
-        step = 1 if any(offset % domain for offset in offsets) else domain
+        steps = offsets[1:2] if isinstance(offsets, range) else offsets
+        step = 1 if any(offset % domain for offset in steps) else domain
         # The first of each shape remains.
         known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
     groups = [_move(offsets, first) for offsets, shapes in known.items() for first in shapes.values()]
@@ -405,7 +421,7 @@ def _distinct(
 def _move(offsets: tuple[int, ...] | range, first: int) -> tuple[int, ...] | range:
     """Return the ranks of a group that begins at *first*."""
     if isinstance(offsets, range):
-        return range(offsets.start + first, offsets.stop + first)
+        return range(offsets.start + first, offsets.stop + first, offsets.step)
     return tuple([first + offset for offset in offsets])
 
 

@@ -8,7 +8,7 @@ Two grids cover the same ranks, as in Megatron-Core (``parallel_state.RankGenera
 experts use tp x cp x dp x pp, experts use expert_tp x ep x expert_dp x pp.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -241,14 +241,22 @@ class RankGrid:
             raise ValueError(f"unknown group {str(family)!r}; known are {', '.join(FAMILIES)}")
         return FAMILIES[family]
 
-    def _combinations(self, axes: Sequence[str], expert: bool, period: int = 0) -> list[int]:
-        """Return the offsets of all coordinates along *axes*; with a *period*, the least of those that are multiples of
-        it apart.
+    def _combinations(self, axes: Sequence[str], expert: bool, period: int = 0) -> Sequence[int]:
+        """Return the offsets of all coordinates along *axes*, a range where they are evenly spaced; with a *period*,
+        the least of those that are multiples of it apart.
         """
-        sizes, offsets = self.layout.axes(expert=expert), [0]
-        for axis in axes:
-            stride, size = self.stride(axis, expert=expert), sizes[axis]
-            size = min(size, period // gcd(stride, period)) if period else size
+        sizes, offsets = self.layout.axes(expert=expert), range(1)
+        strides = {axis: self.stride(axis, expert=expert) for axis in axes if sizes[axis] > 1}
+        for axis, stride in strides.items():
+            if period or stride != offsets.step * len(offsets) > 1:
+                return self._list_combinations(strides, sizes, period)
+            offsets = range(0, stride * sizes[axis], offsets.step if len(offsets) > 1 else stride)
+        return offsets
+
+    def _list_combinations(self, strides: Mapping[str, int], sizes: Mapping[str, int], period: int) -> list[int]:
+        offsets = [0]
+        for axis, stride in strides.items():
+            size = min(sizes[axis], period // gcd(stride, period)) if period else sizes[axis]
             offsets = [step + other for step in range(0, size * stride, stride) for other in offsets]
             if period:
                 offsets = list({offset % period: offset for offset in sorted(offsets, reverse=True)}.values())
@@ -258,10 +266,10 @@ class RankGrid:
         """Return how far the members of a group are from its first: the same for all groups of a family."""
         if family == Group.WORLD:
             return range(self.layout.gpus)
-        offsets = sorted(self._combinations(axes, expert))
+        offsets = self._combinations(axes, expert)
         if family == Group.EMBEDDING and len(offsets) > 2:
-            return offsets[0], offsets[-1]
-        return tuple(offsets)
+            return min(offsets), max(offsets)
+        return offsets if isinstance(offsets, range) else tuple(sorted(offsets))
 
 
 @lru_cache(maxsize=1024)
