@@ -59,24 +59,29 @@ class EventStream:
         self._buffer = b""
         self._lines = 0
         self._ended = False
-        # The batch that proved a boundary, so that it is not decoded twice.
-        self._proven: tuple[int, list[TraceEvent]] | None = None
 
     def __iter__(self) -> Iterator[list[TraceEvent]]:
-        bare = self._open_array()
-        while True:
-            cut, closed = self._boundary()
-            if cut:
-                yield self._decode(cut)
-            if closed:
-                self._close_array(bare)
-                return
-            if self._ended and not cut:
-                rest = self._buffer.strip(b" \t\r\n,")
-                # The array form of Chrome traces may leave out its closing bracket.
-                if rest or not bare:
-                    self.warnings.append("the file ends before its events do; the complete events before are used")
-                return
+        bare, is_closed = self._open_array(), False
+        while not is_closed:
+            if not self._ended:
+                self._more()
+            # The separator between these events and those before.
+            self._consume(len(self._buffer) - len(self._buffer.lstrip(b" \t\r\n,")))
+            events = None if self._ended else self._decode_likely()
+            if events is None:
+                cut, close = _scan(self._buffer)
+                is_closed = close >= 0
+                if is_closed and self._buffer[close] != ord("]"):
+                    self._fail("a bracket closes in the array of events that was not opened there")
+                if self._ended and not cut and not is_closed:
+                    # The array form of Chrome traces may leave out its closing bracket.
+                    if self._buffer.strip(b" \t\r\n,") or not bare:
+                        self.warnings.append("the file ends before its events do; the complete events before are used")
+                    return
+                events = self._decode(cut) if cut else []
+            if events:
+                yield events
+        self._close_array(bare)
 
     def _text(self) -> Iterator[bytes]:
         """Yield the file as UTF-8; a gzip file that is cut off ends early, with a warning."""
@@ -125,60 +130,38 @@ class EventStream:
         self._add_metadata(head + b"}")
         return False
 
-    def _boundary(self) -> tuple[int, bool]:
-        """Return how many bytes hold complete events, and whether the array closes right after them."""
-        while True:
-            if not self._ended:
-                self._more()
-            # The separator between these events and those before.
-            self._consume(len(self._buffer) - len(self._buffer.lstrip(b" \t\r\n,")))
-            if not self._ended and (cut := self._proven_boundary()):
-                return cut, False
-            cut, close = _scan(self._buffer)
-            if close >= 0 and self._buffer[close] != ord("]"):
-                self._fail("a bracket closes in the array of events that was not opened there")
-            if cut or close >= 0 or self._ended:
-                return cut, close >= 0
-
-    def _proven_boundary(self) -> int:
-        """Return a position near the end of the buffer up to which the decoder finds complete events; 0 if none."""
+    def _decode_likely(self) -> list[TraceEvent] | None:
+        """Return the events up to a position near the end of the buffer at which the decoder finds them complete."""
         for cut in _likely_boundaries(self._buffer):
-            if self._is_boundary(cut):
-                return cut
-        repaired = NOT_FINITE.sub(b"null", self._buffer)
-        if repaired != self._buffer:
-            self._buffer = repaired
-            return self._proven_boundary()
-        return 0
-
-    def _is_boundary(self, cut: int) -> bool:
-        text = b"[" + self._buffer[:cut] + b"]"
-        try:
+            text = b"[" + self._buffer[:cut] + b"]"
             try:
-                self._proven = cut, BATCH.decode(text)
-            except msgspec.ValidationError:
-                # An event of odd types; what follows it has not been looked at.
-                PIECES.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return False
-        return True
+                try:
+                    events = BATCH.decode(text)
+                except msgspec.ValidationError:
+                    PIECES.decode(text)  # what follows an event of odd types has not been looked at
+                    events = self._decode_each(text)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            self._consume(cut)
+            return events
+        repaired = NOT_FINITE.sub(b"null", self._buffer)
+        if repaired == self._buffer:
+            return None
+        self._buffer = repaired
+        return self._decode_likely()
 
     def _decode(self, cut: int) -> list[TraceEvent]:
         """Return the events in the first *cut* bytes."""
-        proven, self._proven = self._proven, None
-        if proven is not None and proven[0] == cut:
-            events = proven[1]
-        else:
-            events = self._decode_carefully(b"[" + self._buffer[:cut] + b"]")
+        text = b"[" + self._buffer[:cut] + b"]"
+        try:
+            events = BATCH.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            events = self._decode_each(text)
         self._consume(cut)
         return events
 
-    def _decode_carefully(self, text: bytes) -> list[TraceEvent]:
+    def _decode_each(self, text: bytes) -> list[TraceEvent]:
         """Leave out and count events of odd types; raise a FormatError for text that is not JSON."""
-        try:
-            return BATCH.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
         text = NOT_FINITE.sub(b"null", text.decode(errors="replace").encode())
         try:
             pieces = PIECES.decode(text)
