@@ -176,14 +176,33 @@ def _layers(workload: Workload) -> Iterator[Layer]:
         yield from stage.epilogue
 
 
-class NodeChain:
-    """Writes the nodes of one stage."""
+ACTIVATIONS, GRADIENTS = 0, 1
+BACKWARD = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
+PHASES = {
+    SlotAction.FORWARD: (Phase.FORWARD,),
+    SlotAction.BACKWARD: BACKWARD,
+    SlotAction.INPUT: (Phase.INPUT_GRADIENT,),
+    SlotAction.WEIGHT: (Phase.WEIGHT_GRADIENT,),
+}
+# A piece of the workload: its stage, and the first and last layer of the body.
+Piece = tuple[int, int, int]
 
-    def __init__(self, layout: Layout, coordinate: int, has_receives: bool) -> None:
+
+class StageNodes:
+    """The nodes of the ranks at one place of the pipeline: slots in the order of the schedule, with their messages."""
+
+    def __init__(self, workload: Workload, schedule: Schedule, coordinate: int, has_receives: bool) -> None:
         """*has_receives*: sends of the workload have receives of their own; else each rank gets what it sends."""
-        self._layout = layout
-        self._coordinate = coordinate
+        self._workload, self._schedule, self._coordinate = workload, schedule, coordinate
+        self._layout = workload.layout
         self._has_receives = has_receives
+        self._pieces = _pieces(workload, schedule, coordinate)
+        self._stages = sorted({piece[0] for piece in self._pieces.values()})
+        stated = workload.boundary_bytes
+        self._size_bytes = workload.largest_activation_bytes if stated is None else stated
+        own = {index: workload.stages[index] for index in self._stages}
+        self._usual = {index: stage.body_layers() for index, stage in own.items()}
+        self._varied = {index: stage.numbered_bodies(workload.micro_batches) for index, stage in own.items()}
         self._next_id = 1
         self._next_tag = FIRST_TAG
         self._last_blocking = 0
@@ -193,55 +212,80 @@ class NodeChain:
         # By identity: hashing a layer at each of its nodes would cost more than encoding it.
         self._known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
 
-    def layer(self, layer: Layer, phase: Phase) -> Iterator[SharedNode]:
-        """Yield the ops of one phase."""
-        for op in layer.ops(phase):
-            peers = self._peers(op.work)
-            key = (id(op), id(layer))
-            if key not in self._known:
-                self._known[key] = self._encode(op, layer, peers is not None)
-            head, attributes = self._known[key]
-            tag = b""
-            if isinstance(op.work, Transfer):
-                tag = _attribute_fields([attribute("comm_tag", AttributeKind.INT32, self._next_tag)])
-                self._next_tag += 1
-            lane = str(op.work.group) if isinstance(op.work, Collective | Transfer) else "compute"
-            named = {self._last_of_name.get(name, 0) for name in op.after}
-            waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, named)
-            yield SharedNode(self._number(head, waits, attributes + tag, lane), peers)
-            if not self._has_receives and isinstance(op.work, Transfer) and self._has_peer(op.work, -1):
-                yield self._mirror(op.work, tag, lane)
-            if op.blocking:
-                self._last_blocking = self._next_id - 1
-            else:
-                self._last_of_name[op.name] = self._next_id - 1
+    def nodes(self) -> Iterator[SharedNode]:
+        stages = [self._workload.stages[index] for index in self._stages]
+        for stage in stages:
+            yield from self._ops(stage.prologue, (Phase.FORWARD,))
+        for slot in self._schedule.orders[self._coordinate]:
+            yield from self._slot(slot)
+        self._finishing = True  # the next node waits for all communication
+        for stage in stages:
+            yield from self._ops(reversed(stage.prologue), BACKWARD)
+            yield from self._ops(stage.epilogue, tuple(Phase))
 
-    def message(self, direction: int, peer: int, size_bytes: int, tag: int, receives: bool) -> SharedNode:
+    def _slot(self, slot: Slot) -> Iterator[SharedNode]:
+        """Yield what a slot receives, computes and sends; weight gradients exchange nothing."""
+        place = ChunkPlace(self._coordinate, slot.chunk)
+        source, target = self._schedule.previous(place), self._schedule.following(place)
+        is_forward, exchanges = slot.kind is SlotAction.FORWARD, slot.kind is not SlotAction.WEIGHT
+        if not is_forward:
+            source, target = target, source
+        if exchanges and source is not None and source.stage != self._coordinate:
+            yield self._message(slot, source.stage, source.chunk, receives=True)
+        index, start, stop = self._pieces[place]
+        layers = self._varied[index].get(slot.micro_batch, self._usual[index])[start:stop]
+        yield from self._ops(layers if is_forward else reversed(layers), PHASES[slot.kind])
+        if exchanges and target is not None and target.stage != self._coordinate:
+            yield self._message(slot, target.stage, slot.chunk, receives=False)
+
+    def _ops(self, layers: Iterable[Layer], phases: tuple[Phase, ...]) -> Iterator[SharedNode]:
+        for layer in layers:
+            for op in (op for phase in phases for op in layer.ops(phase)):
+                yield from self._op(op, layer)
+
+    def _op(self, op: Op, layer: Layer) -> Iterator[SharedNode]:
+        """Yield the node of an op, and of what the peer on the other side sends at the same time."""
+        work, peers = op.work, self._peers(op.work)
+        key = (id(op), id(layer))
+        if key not in self._known:
+            self._known[key] = self._encode(op, layer, peers is not None)
+        head, attributes = self._known[key]
+        tag = b""
+        if isinstance(work, Transfer):
+            tag = _attribute_fields([attribute("comm_tag", AttributeKind.INT32, self._next_tag)])
+            self._next_tag += 1
+        lane = str(work.group) if isinstance(work, Collective | Transfer) else "compute"
+        named = {self._last_of_name.get(name, 0) for name in op.after}
+        waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, named)
+        yield SharedNode(self._number(head, waits, attributes + tag, lane), peers)
+        if not self._has_receives and isinstance(work, Transfer) and self._has_peer(work, -1):
+            head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
+            attributes = _attribute_fields([ON_DEVICE, _message_size(work.size_bytes)])
+            node = self._number(head, _dependencies({self._next_id - 1}), attributes + tag, lane)
+            yield SharedNode(node, NodePeers(work.group, -work.peer_offset, receives=True))
+        if op.blocking:
+            self._last_blocking = self._next_id - 1
+        else:
+            self._last_of_name[op.name] = self._next_id - 1
+
+    def _message(self, slot: Slot, peer: int, chunk: int, receives: bool) -> SharedNode:
         """Return the exchange with the stage *peer*: all that follows waits for what is received, and not for a send.
 
-        A receive comes after our own sends, which the peer may need.
+        A receive comes after our own sends, which the peer may need. Both sides use the same tag: of the micro-batch,
+        and of the *chunk* it comes from.
         """
+        direction = ACTIVATIONS if slot.kind is SlotAction.FORWARD else GRADIENTS
         verb, kind, lane = "send", NodeType.COMM_SEND, SENDS[direction]
         if receives:
             verb, kind, lane = "receive", NodeType.COMM_RECV, f"receive {lane}"
         waits = self._waits(lane, {self._last_of_lane.get(own, 0) for own in SENDS} if receives else set())
         head = bytes_field(2, f"{verb} {SENDS[direction]}".encode()) + number_field(3, kind)
-        attributes = [ON_DEVICE, _message_size(size_bytes), attribute("comm_tag", AttributeKind.INT32, tag)]
+        tag = (slot.micro_batch * self._schedule.chunks + chunk) * 2 + direction
+        attributes = [ON_DEVICE, _message_size(self._size_bytes), attribute("comm_tag", AttributeKind.INT32, tag)]
         node = self._number(head, waits, _attribute_fields(attributes), lane)
         if receives:
             self._last_blocking = self._next_id - 1
         return SharedNode(node, NodePeers(Group.PP, peer - self._coordinate, receives))
-
-    def finish(self) -> None:
-        """Let the next node wait for all communication."""
-        self._finishing = True
-
-    def _mirror(self, work: Transfer, tag: bytes, lane: str) -> SharedNode:
-        """Return the receive of what the peer on the other side sends at the same time."""
-        head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
-        attributes = _attribute_fields([ON_DEVICE, _message_size(work.size_bytes)])
-        node = self._number(head, _dependencies({self._next_id - 1}), attributes + tag, lane)
-        return SharedNode(node, NodePeers(work.group, -work.peer_offset, receives=True))
 
     def _number(self, head: bytes, waits: bytes, rest: bytes, lane: str) -> bytes:
         message = number_field(1, self._next_id) + head + waits + rest
@@ -326,79 +370,6 @@ def _work_attributes(work: Work, layout: Layout) -> list[bytes]:
 
 def _message_size(size_bytes: int) -> bytes:
     return attribute("comm_size", AttributeKind.INT64, size_bytes)
-
-
-# Slots of a stage in the order of the schedule, with their messages.
-
-ACTIVATIONS, GRADIENTS = 0, 1
-BACKWARD = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
-PHASES = {
-    SlotAction.FORWARD: (Phase.FORWARD,),
-    SlotAction.BACKWARD: BACKWARD,
-    SlotAction.INPUT: (Phase.INPUT_GRADIENT,),
-    SlotAction.WEIGHT: (Phase.WEIGHT_GRADIENT,),
-}
-# A piece of the workload: its stage, and the first and last layer of the body.
-Piece = tuple[int, int, int]
-
-
-class StageNodes:
-    """The nodes of the ranks at one place of the pipeline."""
-
-    def __init__(self, workload: Workload, schedule: Schedule, coordinate: int, has_receives: bool) -> None:
-        self._workload, self._schedule, self._coordinate = workload, schedule, coordinate
-        self._chain = NodeChain(workload.layout, coordinate, has_receives)
-        self._pieces = _pieces(workload, schedule, coordinate)
-        self._stages = sorted({piece[0] for piece in self._pieces.values()})
-        stated = workload.boundary_bytes
-        self._size_bytes = workload.largest_activation_bytes if stated is None else stated
-        own = {index: workload.stages[index] for index in self._stages}
-        self._usual = {index: stage.body_layers() for index, stage in own.items()}
-        self._varied = {index: stage.numbered_bodies(workload.micro_batches) for index, stage in own.items()}
-
-    def nodes(self) -> Iterator[SharedNode]:
-        stages = [self._workload.stages[index] for index in self._stages]
-        for stage in stages:
-            yield from self._once(stage.prologue, (Phase.FORWARD,))
-        for slot in self._schedule.orders[self._coordinate]:
-            yield from self._slot(slot)
-        self._chain.finish()
-        for stage in stages:
-            yield from self._once(reversed(stage.prologue), BACKWARD)
-            yield from self._once(stage.epilogue, tuple(Phase))
-
-    def _once(self, layers: Iterable[Layer], phases: tuple[Phase, ...]) -> Iterator[SharedNode]:
-        for layer in layers:
-            for phase in phases:
-                yield from self._chain.layer(layer, phase)
-
-    def _slot(self, slot: Slot) -> Iterator[SharedNode]:
-        """Yield what a slot receives, computes and sends; weight gradients exchange nothing."""
-        place = ChunkPlace(self._coordinate, slot.chunk)
-        source, target = self._schedule.previous(place), self._schedule.following(place)
-        direction = ACTIVATIONS
-        if slot.kind is not SlotAction.FORWARD:
-            source, target, direction = target, source, GRADIENTS
-        exchanges = slot.kind is not SlotAction.WEIGHT
-        if exchanges and source is not None and source.stage != self._coordinate:
-            tag = self._tag(slot, source, direction)
-            yield self._chain.message(direction, source.stage, self._size_bytes, tag, receives=True)
-        yield from self._ops(slot, place)
-        if exchanges and target is not None and target.stage != self._coordinate:
-            tag = self._tag(slot, place, direction)
-            yield self._chain.message(direction, target.stage, self._size_bytes, tag, receives=False)
-
-    def _ops(self, slot: Slot, place: ChunkPlace) -> Iterator[SharedNode]:
-        index, start, stop = self._pieces[place]
-        layers = self._varied[index].get(slot.micro_batch, self._usual[index])
-        positions = range(start, stop)
-        for position in positions if slot.kind is SlotAction.FORWARD else reversed(positions):
-            for phase in PHASES[slot.kind]:
-                yield from self._chain.layer(layers[position], phase)
-
-    def _tag(self, slot: Slot, source: ChunkPlace, direction: int) -> int:
-        """Return the tag that both sides use: of the micro-batch, and of the chunk it comes from."""
-        return (slot.micro_batch * self._schedule.chunks + source.chunk) * 2 + direction
 
 
 def _pieces(workload: Workload, schedule: Schedule, coordinate: int) -> dict[ChunkPlace, Piece]:
