@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, nullcontext, suppress
 from dataclasses import field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 from stepcast.ir.children import Child
 from stepcast.ir.dataclass import dataclass
@@ -41,6 +42,7 @@ DEATHS = 2
 # Chunks in flight per worker of Ray and Dask, so that no worker waits for the driver.
 AHEAD = 2
 CONNECT_S = 10.0
+KILLED = "killed on the cluster"  # how its workers died
 # Slurm: clusters that submitit simulates, and how jobs run.
 STAND_INS = ("local", "debug")
 LOOK_EVERY_S = 1.0
@@ -153,94 +155,107 @@ def load_engine(name: str) -> SweepEngine:
     return run
 
 
+Task = TypeVar("Task")
+
+
+def _run_tasks(
+    chunks: Iterator[PointChunk],
+    given: dict[Task, PointChunk],
+    submit: Callable[[PointChunk], Task],
+    take: Callable[[], tuple[Task, AnsweredChunk | str]],
+    most: Callable[[], int],
+    alone: bool = True,
+) -> Iterator[AnsweredChunk]:
+    """Yield the answered chunks of workers; find the point to blame where they die.
+
+    A cluster suspects every task of a worker that died, so suspects run again one at a time, with nothing else.
+
+    Args:
+        chunks: the chunks to answer.
+        given: the tasks that run, and their chunks.
+        submit: starts a task.
+        take: waits for a task; returns its answers, or how its worker died.
+        most: the maximum number of tasks.
+        alone: whether a suspect runs with nothing else.
+    """
+    suspects: deque[PointChunk] = deque()
+    while True:
+        while len(given) < (1 if suspects and alone else most()):
+            following = suspects.popleft() if suspects else next(chunks, None)
+            if following is None:
+                break
+            given[submit(following)] = following
+        if not given:
+            return
+        task, answered = take()
+        chunk = given.pop(task)
+        if isinstance(answered, AnsweredChunk):
+            yield answered
+            continue
+        chunk = replace(chunk, deaths=chunk.deaths + 1)
+        if len(chunk.keys) > 1 and chunk.deaths >= DEATHS:
+            suspects.extend(replace(half, deaths=DEATHS - 1) for half in chunk.halves())
+        elif chunk.deaths < DEATHS:
+            suspects.append(chunk)
+        else:
+            yield AnsweredChunk(chunk, [{"error": f"{DEATHS} workers died over this point ({answered})"}], 0.0)
+
+
 # ---- processes of this machine ----------------------------------------------------------------------------
 
 
 class _Worker(Child):
     """A process at the end of its own pipe, so that one that dies affects no other."""
 
-    chunk: PointChunk | None = None
     is_started = False
-
-    def give(self, chunk: PointChunk) -> None:
-        self.chunk = chunk
-        self.pipe.send(chunk)
-
-    def take(self) -> AnsweredChunk | BaseException:
-        """Return the answered chunk, or the error of the worker."""
-        if not self.is_started:
-            self.is_started = self.pipe.recv()
-        result: AnsweredChunk | BaseException = self.pipe.recv()
-        self.chunk = None
-        return result
 
 
 def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks in processes; those of workers that die go to new ones, at most DEATHS times a point."""
-    from multiprocessing.connection import Connection, wait
-
-    again: deque[PointChunk] = deque()
+    from multiprocessing.connection import wait
 
     def start() -> _Worker:
         return _Worker(_serve, answer, setting.site)
 
-    workers = [start() for _ in range(setting.workers)]
-    try:
-        while True:
-            for index, worker in enumerate(workers):
-                chunk = None if worker.chunk else again.popleft() if again else next(chunks, None)
-                if chunk is not None:
-                    workers[index] = _give(worker, chunk, start)
-            busy = {worker.pipe: index for index, worker in enumerate(workers) if worker.chunk}
-            if not busy:
-                return
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                worker = workers[busy[pipe]]
-                chunk = worker.chunk
-                try:
-                    result = worker.take()
-                except (EOFError, OSError):
-                    assert chunk is not None
-                    worker.end()
-                    if not worker.is_started:
-                        raise ChildProcessError(
-                            "a worker ended before it could start: a program that sweeps needs its main code below "
-                            'if __name__ == "__main__"'
-                        ) from None
-                    workers[busy[pipe]] = start()
-                    code = worker.process.exitcode
-                    how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
-                    yield from _divide_after_death(chunk, how, again)
-                    continue
-                if isinstance(result, BaseException):
-                    raise result
-                yield result
-    finally:
-        for worker in workers:
+    def submit(chunk: PointChunk) -> _Worker:
+        worker = idle.popleft()
+        try:
+            worker.pipe.send(chunk)
+        except (BrokenPipeError, ConnectionResetError):  # it died while it was idle
             worker.end()
+            worker = start()
+            worker.pipe.send(chunk)
+        return worker
 
+    def take() -> tuple[_Worker, AnsweredChunk | str]:
+        ready = wait([worker.pipe for worker in given])
+        worker = next(worker for worker in given if worker.pipe in ready)
+        try:
+            if not worker.is_started:
+                worker.is_started = worker.pipe.recv()
+            result: AnsweredChunk | BaseException = worker.pipe.recv()
+        except (EOFError, OSError):
+            worker.end()
+            if not worker.is_started:
+                raise ChildProcessError(
+                    "a worker ended before it could start: a program that sweeps needs its main code below "
+                    'if __name__ == "__main__"'
+                ) from None
+            idle.append(start())
+            code = worker.process.exitcode
+            return worker, signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+        if isinstance(result, BaseException):
+            raise result
+        idle.append(worker)
+        return worker, result
 
-def _give(worker: _Worker, chunk: PointChunk, start: Callable[[], _Worker]) -> _Worker:
-    """Return *worker* with *chunk*, or a new one if it died while it was idle."""
+    idle = deque(start() for _ in range(setting.workers))
+    given: dict[_Worker, PointChunk] = {}
     try:
-        worker.give(chunk)
-    except (BrokenPipeError, ConnectionResetError):
-        worker.end()
-        worker = start()
-        worker.give(chunk)
-    return worker
-
-
-def _divide_after_death(chunk: PointChunk, how: str, again: deque[PointChunk]) -> Iterator[AnsweredChunk]:
-    """Add smaller parts of *chunk* to *again*, until a single point has killed its workers."""
-    chunk = replace(chunk, deaths=chunk.deaths + 1)
-    if len(chunk.keys) > 1 and chunk.deaths >= DEATHS:
-        again.extend(replace(half, deaths=DEATHS - 1) for half in chunk.halves())
-    elif chunk.deaths < DEATHS:
-        again.append(chunk)
-    else:
-        yield AnsweredChunk(chunk, [{"error": f"{DEATHS} workers died over this point ({how})"}], 0.0)
+        yield from _run_tasks(chunks, given, submit, take, lambda: setting.workers, alone=False)
+    finally:
+        for worker in (*idle, *given):
+            worker.end()
 
 
 def _serve(pipe: "Connection", answer: Answer, site: WorkSite) -> None:
@@ -284,14 +299,13 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     with client:
         given: dict[Future, PointChunk] = {}
 
-        def submit(chunk: PointChunk) -> None:
-            future = client.submit(answer_chunk, answer, chunk, setting.site, pure=False)
-            given[future] = chunk
+        def submit(chunk: PointChunk) -> Future:
+            return client.submit(answer_chunk, answer, chunk, setting.site, pure=False)
 
         def count_workers() -> int:
             return len(client.scheduler_info()["workers"])
 
-        def take() -> tuple[PointChunk, AnsweredChunk | None]:
+        def take() -> tuple[Future, AnsweredChunk | str]:
             while not (ready := [future for future in given if future.done()]):
                 try:
                     wait(list(given), timeout=CONNECT_S, return_when="FIRST_COMPLETED")
@@ -299,49 +313,12 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
                     if not setting.address and not count_workers():  # Dask gives up a worker that died as it started
                         client.cluster.scale(0)
                         client.cluster.scale(setting.workers)
-            chunk = given.pop(ready[0])
             try:
-                return chunk, ready[0].result()
+                return ready[0], ready[0].result()
             except KilledWorker:
-                return chunk, None
+                return ready[0], KILLED
 
-        def most() -> int:
-            return AHEAD * max(1, count_workers())
-
-        yield from _run_tasks(chunks, submit, take, lambda: len(given), most)
-
-
-def _run_tasks(
-    chunks: Iterator[PointChunk],
-    submit: Callable[[PointChunk], None],
-    take: Callable[[], tuple[PointChunk, AnsweredChunk | None]],
-    waiting: Callable[[], int],
-    most: Callable[[], int],
-) -> Iterator[AnsweredChunk]:
-    """Yield the answered chunks of a cluster; find the point to blame where workers die.
-
-    A scheduler suspects every task of a worker that died, so suspects run again one at a time, with nothing else.
-
-    Args:
-        chunks: the chunks to answer.
-        submit: gives a chunk to the cluster.
-        take: waits for a chunk; its answers are None if its workers died.
-        waiting: the number of submitted chunks that have not been taken.
-        most: the maximum number of them.
-    """
-    suspects: deque[PointChunk] = deque()
-    while True:
-        if suspects and not waiting():
-            submit(suspects.popleft())
-        while not suspects and waiting() < most() and (chunk := next(chunks, None)) is not None:
-            submit(chunk)
-        if not waiting():
-            return
-        chunk, answered = take()
-        if answered is not None:
-            yield answered
-        else:
-            yield from _divide_after_death(chunk, "killed on the cluster", suspects)
+        yield from _run_tasks(chunks, given, submit, take, lambda: AHEAD * max(1, count_workers()))
 
 
 def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
@@ -356,24 +333,23 @@ def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSett
     task = ray.remote(answer_chunk).options(max_retries=1)
     given: dict[ray.ObjectRef, PointChunk] = {}
 
-    def submit(chunk: PointChunk) -> None:
-        given[task.remote(answer, chunk, setting.site)] = chunk
+    def submit(chunk: PointChunk) -> ray.ObjectRef:
+        return task.remote(answer, chunk, setting.site)
 
-    def take() -> tuple[PointChunk, AnsweredChunk | None]:
+    def take() -> tuple[ray.ObjectRef, AnsweredChunk | str]:
         (ready, *_), _ = ray.wait(list(given), num_returns=1)
-        chunk = given.pop(ready)
         try:
-            return chunk, ray.get(ready)
+            return ready, ray.get(ready)
         except ray.exceptions.RayTaskError as error:  # an exception of the task itself
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except ray.exceptions.RayError:
-            return chunk, None
+            return ready, KILLED
 
     def most() -> int:
         return AHEAD * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
 
     try:
-        yield from _run_tasks(chunks, submit, take, lambda: len(given), most)
+        yield from _run_tasks(chunks, given, submit, take, most)
     finally:
         for reference in given:
             ray.cancel(reference)
@@ -410,10 +386,7 @@ def run_on_slurm(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSe
     waiting: dict[submitit.Job[AnsweredChunk], tuple[PointChunk, int]] = {}
     try:
         while True:
-            new: list[PointChunk] = []
-            while len(waiting) + len(new) < setting.workers and (chunk := next(chunks, None)) is not None:
-                new.append(chunk)
-            if new:
+            if new := list(islice(chunks, max(0, setting.workers - len(waiting)))):
                 jobs = executor.map_array(lambda chunk: answer_chunk(answer, chunk, setting.site), new)
                 waiting.update(zip(jobs, ((chunk, 1) for chunk in new), strict=True))
             if not waiting:
