@@ -334,13 +334,10 @@ LARGEST_COUNT = 2**63 - 1
 
 def parse_count(token: str, name: str, line: int | None, at_least: int = 0) -> int:
     """Return a whole number; ``16777216.0`` counts as one. *name* is the field in the error."""
-    if token.isdigit() and token.isascii() and len(token) < 19:
-        value = int(token)
-    else:
-        number = parse_amount(token, name, line)
-        if not number.is_integer():
-            raise FormatError(f"{name} is {token!r}; expected a whole number", line=line)
-        value = int(token) if token.isdigit() and token.isascii() and len(token) < 20 else int(number)
+    number = parse_amount(token, name, line)
+    if not number.is_integer():
+        raise FormatError(f"{name} is {token!r}; expected a whole number", line=line)
+    value = int(token) if token.isdigit() and len(token) < 20 else int(number)
     if value > LARGEST_COUNT:
         raise FormatError(f"{name} is {token}; expected less than 2^63", line=line)
     if value < at_least:

@@ -5,7 +5,8 @@ ASTRA-sim's YAML, SimAI's ns-3 topology, Calculon's system JSON.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import inf
+from graphlib import CycleError, TopologicalSorter
+from math import inf, prod
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -346,8 +347,11 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
             if below not in switches:
                 raise FormatError(f"switch {name} names {below}, which no line describes", line=switch.line)
             parents.setdefault(below, name)
-    for name in switches:
-        _check_cycle(switches, name)
+    try:
+        TopologicalSorter({name: switch.switches for name, switch in switches.items()}).prepare()
+    except CycleError as error:
+        start = min(error.args[1], key=[*switches].index)
+        raise FormatError(f"switch {start} is below itself", line=switches[start].line) from None
     roots = [name for name in switches if name not in parents]
     if len(roots) > 1:
         raise FormatError(
@@ -390,18 +394,6 @@ def _depth(parents: Mapping[str, str], name: str) -> int:
     return depth
 
 
-def _check_cycle(switches: Mapping[str, _SlurmSwitch], start: str) -> None:
-    """Raise a FormatError where a path down from *start* leads back to it."""
-    seen, ahead = set[str](), list(switches[start].switches)
-    while ahead:
-        name = ahead.pop()
-        if name == start:
-            raise FormatError(f"switch {start} is below itself", line=switches[start].line)
-        if name not in seen:
-            seen.add(name)
-            ahead += switches[name].switches
-
-
 GB = 1e9
 
 # ASTRA-sim's analytical network (astra-network-analytical, common/NetworkParser): lists with one entry per dimension,
@@ -426,9 +418,7 @@ def read_astra(source: Source) -> Wiring:
         )
     if len(kinds) > 2:
         warnings.append("dimensions beyond the second are joined: the slowest of them counts")
-    nodes = 1
-    for count in counts[1:]:
-        nodes *= count
+    nodes = prod(counts[1:])
     GPUS.check(nodes * counts[0])
     return Wiring(
         "ASTRA-sim",

@@ -59,11 +59,6 @@ class PointChunk:
     # Workers that died over it.
     deaths: int = 0
 
-    def halves(self) -> "tuple[PointChunk, PointChunk]":
-        middle = len(self.keys) // 2
-        first = replace(self, keys=self.keys[:middle], words=self.words[:middle])
-        return first, replace(self, keys=self.keys[middle:], words=self.words[middle:])
-
 
 @dataclass(frozen=True, slots=True)
 class AnsweredChunk:
@@ -78,14 +73,13 @@ class AnsweredChunk:
 class ChunkPace:
     """The number of points of the next chunk, by the time of the last ones."""
 
-    aim_s: float = CHUNK_S
     size: int = FIRST
     seen: list[tuple[int, float]] = field(default_factory=list)
 
     def note(self, answered: AnsweredChunk) -> None:
         self.seen = [*self.seen[-7:], (len(answered.answers), answered.seconds)]
         points, seconds = (sum(column) for column in zip(*self.seen, strict=True))
-        wanted = points * self.aim_s / max(seconds, 1e-3)
+        wanted = points * CHUNK_S / max(seconds, 1e-3)
         # At most fourfold at a time: the first few points say little about the next.
         self.size = max(1, min(int(wanted), 4 * self.size, LARGEST))
 
@@ -194,7 +188,9 @@ def _run_tasks(
             continue
         chunk = replace(chunk, deaths=chunk.deaths + 1)
         if len(chunk.keys) > 1 and chunk.deaths >= DEATHS:
-            suspects.extend(replace(half, deaths=DEATHS - 1) for half in chunk.halves())
+            middle = len(chunk.keys) // 2
+            for half in (slice(middle), slice(middle, None)):
+                suspects.append(PointChunk(chunk.ask, chunk.keys[half], chunk.words[half], DEATHS - 1))
         elif chunk.deaths < DEATHS:
             suspects.append(chunk)
         else:
