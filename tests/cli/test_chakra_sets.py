@@ -98,9 +98,9 @@ def test_the_files_are_as_astra_sim_reads_them(tmp_path: Path, capsys: pytest.Ca
     received: list[tuple[int, ...]] = []
     for rank in range(16):
         nodes = decode((tmp_path / f"w.{rank}.et").read_bytes(), "w").nodes
-        for index, kind in enumerate(nodes.types.tolist()):
-            values = {name: column.value(index) for name, column in nodes.attributes.items()}
-            if kind == COLL and values["pg_name"] is not None:
+        for index in range(len(nodes)):
+            _, kind, values = nodes.content(index)
+            if kind == COLL and "pg_name" in values:
                 assert rank in groups[values["pg_name"]]
             if kind in (SEND, RECV):
                 message = tuple(values[f"comm_{name}"] for name in ("src", "dst", "tag", "size"))

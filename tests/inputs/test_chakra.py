@@ -339,9 +339,10 @@ def test_attributes_names_and_dependencies_become_columns() -> None:
     ends = [0, *nodes.dependency_ends.tolist()]
     for index, (number, name, waits, duration_us, values) in enumerate(given_nodes):
         assert (nodes.ids[index], nodes.durations_us[index]) == (number, duration_us)
-        assert nodes.names[nodes.name_of[index]] == name
+        content = nodes.content(index)
+        assert content.name == name
         assert tuple(nodes.dependencies[ends[index] : ends[index + 1]].tolist()) == waits
-        assert {each: nodes.attributes[each].value(index) for each in KNOWN_ATTRIBUTES} == (
+        assert {each: content.attributes.get(each) for each in KNOWN_ATTRIBUTES} == (
             dict.fromkeys(KNOWN_ATTRIBUTES) | values
         )
 

@@ -139,9 +139,9 @@ def example() -> Workload:
 def test_nodes_are_written_out_in_the_order_they_run() -> None:
     nodes = decode(write(example()), "w.et").nodes
     assert len(nodes) == 3 * 2 * 6
-    first = [nodes.names[index] for index in nodes.name_of[:12]]
+    first = [nodes.content(index).name for index in range(12)]
     assert first == ["mlp", "mlp gather"] * 2 + ["mlp", "mlp", "mlp reduce", "mlp again"] * 2
-    assert nodes.types[:4].tolist() == [NodeType.COMP, NodeType.COMM_COLL] * 2
+    assert [nodes.content(index).type for index in range(4)] == [NodeType.COMP, NodeType.COMM_COLL] * 2
 
 
 def test_blocking_ops_form_one_chain_and_others_only_that_of_their_lane() -> None:
@@ -166,10 +166,10 @@ def test_an_op_waits_for_those_it_must_come_after() -> None:
 def test_other_programs_see_microseconds_shards_and_communicators() -> None:
     nodes = decode(write(example()), "w.et").nodes
     assert nodes.durations_us[:2].tolist() == [1, 0]
-    assert nodes.attributes["comm_size"].value(1) == 125  # an eighth of the whole buffer
-    assert nodes.attributes["comm_type"].value(1) == 2
-    assert nodes.attributes["pg_name"].value(1) == "1"
-    assert nodes.attributes["is_cpu_op"].value(1) is False
+    assert nodes.content(1).attributes["comm_size"] == 125  # an eighth of the whole buffer
+    assert nodes.content(1).attributes["comm_type"] == 2
+    assert nodes.content(1).attributes["pg_name"] == "1"
+    assert nodes.content(1).attributes["is_cpu_op"] is False
 
 
 def test_losses_name_what_only_stepcast_reads() -> None:
@@ -212,7 +212,7 @@ def test_the_cells_of_an_lstm_come_back() -> None:
     """Four gates of 8 from 8 wide states: 2 x 3 steps x 2 sequences x 32 x 8 FLOPs."""
     workload = Workload((Stage((Block((Layer("lstm", (Op("", RecurrentCells(3, 2, 8, 8, 4)),)),)),)),))
     assert round_trip(workload) == workload
-    assert decode(write(workload), "w.et").nodes.attributes["num_ops"].value(0) == 3072
+    assert decode(write(workload), "w.et").nodes.content(0).attributes["num_ops"] == 3072
 
 
 def test_other_programs_see_the_bytes_that_costs_count() -> None:
@@ -224,4 +224,4 @@ def test_other_programs_see_the_bytes_that_costs_count() -> None:
     }
     for work, size_bytes in expected.items():
         workload = Workload((Stage((Block((Layer("one", (Op("", work),)),)),)),))
-        assert decode(write(workload), "w.et").nodes.attributes["tensor_size"].value(0) == round(size_bytes)
+        assert decode(write(workload), "w.et").nodes.content(0).attributes["tensor_size"] == round(size_bytes)

@@ -6,16 +6,16 @@ are decoded once.
 
 import heapq
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stepcast.inputs.chakra.protobuf import Value, WireError, bytes_in, fields, read_attribute, read_varint, text
 from stepcast.inputs.source import FormatError
-from stepcast.ir.arrays import Int32Array, IntArray, UIntArray
+from stepcast.ir.arrays import BoolArray, Int32Array, IntArray, UIntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.work import CollectiveKind
 
@@ -43,16 +43,12 @@ class NodeType(IntEnum):
     COMM_COLL = 7
 
 
-@dataclass(slots=True)
-class AttributeColumn:
-    """One attribute of every node: an index into its distinct values, -1 where a node lacks it."""
+class NodeContent(NamedTuple):
+    """A node without its id, its duration and its dependencies; equal ones are stored once."""
 
-    of: Int32Array
-    values: list[Value]
-
-    def value(self, node: int) -> Value:
-        index = self.of[node]
-        return None if index == NONE else self.values[index]
+    name: str
+    type: int
+    attributes: Mapping[str, Value]
 
 
 @dataclass(slots=True)
@@ -60,16 +56,21 @@ class Nodes:
     """Columns of all nodes in file order."""
 
     ids: UIntArray
-    types: npt.NDArray[np.uint8]
     durations_us: UIntArray
-    name_of: Int32Array
-    names: list[str]
+    content_of: Int32Array
+    contents: list[NodeContent]
     # Dependencies of node i are those before ``dependency_ends[i]`` and from ``dependency_ends[i - 1]`` on.
     dependencies: UIntArray
     dependency_ends: IntArray
-    attributes: Mapping[str, AttributeColumn]
     # Values of metadata nodes' inputs, where PyTorch lists its process groups.
     inputs: dict[int, str] = field(default_factory=dict)
+
+    def content(self, node: int) -> NodeContent:
+        return self.contents[int(self.content_of[node])]
+
+    def matching(self, test: Callable[[NodeContent], bool]) -> BoolArray:
+        """Return which nodes have a content for which *test* holds."""
+        return np.array([test(content) for content in self.contents], dtype=bool)[self.content_of]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -179,10 +180,11 @@ class _NodeColumns:
 
     def __init__(self) -> None:
         self.ids, self.durations_us, self.dependencies = array("Q"), array("Q"), array("Q")
-        self.types, self.dependency_ends, self.name_of = array("B"), array("q"), array("i")
-        self.names: dict[bytes, int] = {}
+        self.dependency_ends, self.content_of = array("q"), array("i")
+        # Name, type and the numbers of the attributes' values.
+        self.contents: dict[tuple[bytes, int, tuple[tuple[str, int], ...]], int] = {}
+        self.values: list[Value] = []
         self.known: dict[bytes, tuple[str, int]] = {}  # attributes as they are encoded: name and number of the value
-        self.columns: dict[str, tuple[list[int], list[int], list[Value]]] = {}  # nodes, values, the distinct values
         self.inputs: dict[int, str] = {}
 
     def add(self, message: bytes) -> None:
@@ -210,44 +212,37 @@ class _NodeColumns:
                 raise WireError(f"field {number} has wire type {wire}")
         if numbers[3] > NodeType.COMM_COLL:
             raise WireError(f"node {numbers[1]} has type {numbers[3]}, which schema 0.0.4 does not know")
-        row = len(self.ids)
-        self.ids.append(numbers[1])
-        self.types.append(numbers[3])
-        self.durations_us.append(numbers[7])
-        self.dependency_ends.append(len(self.dependencies))
-        self.name_of.append(self.names.setdefault(name, len(self.names)))
-        for attribute, index in attributes.items():
-            rows, of, _ = self.columns.get(attribute, ([], [], []))
-            rows.append(row)
-            of.append(index)
+        attributes.pop("", None)
         if numbers[3] == NodeType.METADATA:
             values = (value for inputs in bytes_in(message, 8) for value in bytes_in(inputs, 1))
-            self.inputs[row] = text(next(values, b""))
+            self.inputs[len(self.ids)] = text(next(values, b""))
+        self.ids.append(numbers[1])
+        self.durations_us.append(numbers[7])
+        self.dependency_ends.append(len(self.dependencies))
+        key = (name, numbers[3], tuple(attributes.items()))
+        self.content_of.append(self.contents.setdefault(key, len(self.contents)))
 
     def _learn(self, content: bytes) -> tuple[str, int]:
+        """Return name and number of the value of an attribute; no name for one that is not used."""
         name, value = read_attribute(content)
         if name not in KNOWN_ATTRIBUTES:
-            return name, 0
-        values = self.columns.setdefault(name, ([], [], []))[2]
-        values.append(value)
-        self.known[content] = name, len(values) - 1
+            return "", 0
+        self.values.append(value)
+        self.known[content] = name, len(self.values) - 1
         return self.known[content]
 
     def nodes(self) -> Nodes:
-        attributes = {}
-        for name, (rows, of, values) in self.columns.items():
-            column = np.full(len(self.ids), NONE, dtype=np.int32)
-            column[rows] = of
-            attributes[name] = AttributeColumn(column, values)
+        contents = [
+            NodeContent(text(name), kind, {key: self.values[number] for key, number in attributes})
+            for name, kind, attributes in self.contents
+        ]
         return Nodes(
             ids=np.array(self.ids, np.uint64),
-            types=np.array(self.types, np.uint8),
             durations_us=np.array(self.durations_us, np.uint64),
-            name_of=np.array(self.name_of, np.int32),
-            names=[text(name) for name in self.names],
+            content_of=np.array(self.content_of, np.int32),
+            contents=contents,
             dependencies=np.array(self.dependencies, np.uint64),
             dependency_ends=np.array(self.dependency_ends, np.int64),
-            attributes=attributes,
             inputs=self.inputs,
         )
 

@@ -17,6 +17,7 @@ from stepcast.inputs.chakra.nodes import (
     COLLECTIVE_OF_TYPE,
     NONE,
     ChakraTrace,
+    NodeContent,
     Nodes,
     NodeType,
     decode,
@@ -85,7 +86,7 @@ def find_ranks(
     numbers |= {highest for highest, _ in spans}
     sizes = {name: min(group.size, MOST_RANK) for name, group in groups.items()}
     world = max([max(numbers, default=0) + 1, 1, *sizes.values()])
-    if world == 1 and any(bool(np.isin(nodes.types, TRANSFERS).any()) for nodes in traces):
+    if world == 1 and any(content.type in TRANSFERS for nodes in traces for content in nodes.contents):
         world = 2
     families = {name: group_named(group.pg_desc, name) for name, group in groups.items()}
     families |= _families_by_stride(groups, families, world)
@@ -97,9 +98,9 @@ def find_ranks(
 def _transfer_ranks(nodes: Nodes) -> tuple[int, int]:
     """Return the highest rank that messages name (-1: none), and the shortest distance they go (0: none)."""
     highest, distances = -1, []
-    columns = [nodes.attributes[name] for name in ("comm_src", "comm_dst") if name in nodes.attributes]
-    for node in np.flatnonzero(np.isin(nodes.types, TRANSFERS)).tolist():
-        ends = [end for column in columns if type(end := column.value(node)) is int and 0 <= end < MOST_RANK]
+    for content in (content for content in nodes.contents if content.type in TRANSFERS):
+        named = (content.attributes.get(name) for name in ("comm_src", "comm_dst"))
+        ends = [end for end in named if type(end) is int and 0 <= end < MOST_RANK]
         highest = max([highest, *ends])
         if len(set(ends)) == 2:
             distances.append(abs(ends[1] - ends[0]))
@@ -220,7 +221,6 @@ COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
 # Noted with the layer, as the trace has them.
 NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
-USED = (*NOTED, "comm_type", "comm_size", "comm_src", "comm_dst")
 # The communication that the next op waits for (blocking), and the nodes that wait for others by name.
 NodeWaits = tuple[bytearray, dict[int, tuple[int, ...]]]
 
@@ -235,7 +235,7 @@ def read_workload(
     if not runs.any():
         raise FormatError("has no nodes that compute or communicate; expected a Chakra execution trace", path)
     layers = _LayerReader(nodes, known, path).layers(order[runs[order]], _find_waits(nodes, dependencies, order, runs))
-    if not known.stated and bool(np.isin(nodes.types[runs], COMM_TYPES).any()):
+    if not known.stated and bool(nodes.matching(lambda content: content.type in COMM_TYPES)[runs].any()):
         count = "one rank is" if known.layout.gpus == 1 else f"{known.layout.gpus} ranks are"
         warnings.append(f"the trace does not say which ranks communicate; {count} assumed, and --gpus N states others")
     notes = [("chakra.nodes", str(len(nodes)))]
@@ -259,14 +259,12 @@ def read_workload(
 
 def _find_running(nodes: Nodes, warnings: list[str]) -> BoolArray:
     """Return which nodes do work on the device, or on the host where the trace has nothing else."""
-    works: BoolArray = ~np.isin(nodes.types, IDLE_TYPES)
-    host = nodes.attributes.get("is_cpu_op")
-    if host is None:
+    works = nodes.matching(lambda content: content.type not in IDLE_TYPES)
+    if not any(
+        content.type == NodeType.COMP and content.attributes.get("is_cpu_op") is False for content in nodes.contents
+    ):
         return works
-    on_host = np.array([value is True for value in host.values] + [False])[host.of]
-    on_device = np.array([value is False for value in host.values] + [False])[host.of]
-    if not (works & on_device & (nodes.types == NodeType.COMP)).any():
-        return works
+    on_host = nodes.matching(lambda content: content.attributes.get("is_cpu_op") is True)
     left_out = int((works & on_host).sum())
     if left_out:
         warnings.append(f"{left_out} host ops were left out: they run at the same time as the device's")
@@ -279,7 +277,8 @@ def _find_waits(nodes: Nodes, dependencies: IntArray, order: IntArray, runs: Boo
 
     Computation runs in order; so what one computation has waited for, no later one need wait for.
     """
-    kinds = np.where(runs, np.where(np.isin(nodes.types, COMM_TYPES), COMMUNICATES, COMPUTES), IDLE)
+    communicates = nodes.matching(lambda content: content.type in COMM_TYPES)
+    kinds = np.where(runs, np.where(communicates, COMMUNICATES, COMPUTES), IDLE)
     blocking, after = bytearray(len(nodes)), dict[int, tuple[int, ...]]()
     is_done = bytearray(len(nodes))
     # Communication that a node which is left out waits for.
@@ -325,14 +324,12 @@ class _LayerReader:
         self._nodes = nodes
         self._known = known
         self._path = path
-        self._noted = [(name, nodes.attributes[name]) for name in NOTED if name in nodes.attributes]
 
     def layers(self, order: IntArray, waits: NodeWaits) -> tuple[Layer, ...]:
         """Return a layer for each node of *order*; those that wait, or are waited for, by name are their own."""
         nodes, after_of = self._nodes, waits[1]
         blocking = np.frombuffer(waits[0], dtype=np.uint8)
-        columns: list[npt.NDArray[np.generic]] = [nodes.name_of, nodes.types, nodes.durations_us, blocking]
-        columns += [nodes.attributes[name].of for name in USED if name in nodes.attributes]
+        columns: tuple[npt.NDArray[np.generic], ...] = (nodes.content_of, nodes.durations_us, blocking)
         known: dict[tuple[object, ...], Layer] = {}
         layers = []
         for index, *key in zip(order.tolist(), *(column[order].tolist() for column in columns), strict=True):
@@ -351,58 +348,53 @@ class _LayerReader:
         return tuple(layers)
 
     def _layer(self, node: int, blocking: bool) -> Layer:
-        nodes = self._nodes
-        kind = int(nodes.types[node])  # numpy's own numbers are slow to compare with those of an enum
+        content = self._nodes.content(node)
         work: Work
-        if kind == NodeType.COMM_COLL:
-            work = self._collective(node)
-        elif kind in COMM_TYPES:
-            work = self._transfer(node)
+        if content.type == NodeType.COMM_COLL:
+            work = self._collective(node, content)
+        elif content.type in COMM_TYPES:
+            work = self._transfer(node, content)
         else:
-            work = Recorded(int(nodes.durations_us[node]) * US)
-        values = ((name, column.value(node)) for name, column in self._noted)
+            work = Recorded(int(self._nodes.durations_us[node]) * US)
+        values = ((name, content.attributes.get(name)) for name in NOTED)
         notes = tuple(
             (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
             for name, value in values
             if value is not None
         )
-        op = Op("", work, blocking or kind not in COMM_TYPES)
-        return Layer(nodes.names[nodes.name_of[node]], (op,), notes=notes)
+        op = Op("", work, blocking or content.type not in COMM_TYPES)
+        return Layer(content.name, (op,), notes=notes)
 
-    def _value(self, name: str, node: int) -> Value:
-        column = self._nodes.attributes.get(name)
-        return None if column is None else column.value(node)
-
-    def _collective(self, node: int) -> Collective:
-        number = self._value("comm_type", node)
+    def _collective(self, node: int, content: NodeContent) -> Collective:
+        number = content.attributes.get("comm_type")
         number = 0 if number is None else number
         kind = COLLECTIVE_OF_TYPE.get(number) if type(number) is int else None
         if kind is None:
             raise FormatError(
                 f"node {self._nodes.ids[node]} has collective type {number!r}; expected 0 to 9", self._path
             )
-        size_bytes, name = self._size_bytes(node), self._value("pg_name", node)
+        size_bytes, name = self._size_bytes(node, content), content.attributes.get("pg_name")
         if kind in GATHERS:
             # Chakra counts the share of a rank (its converter: the input tensors; ASTRA-sim: Ring.cc).
             size_bytes *= self._known.size(name)
         return Collective(kind, size_bytes, self._known.group(name))
 
-    def _transfer(self, node: int) -> Transfer:
-        direction = Direction.SEND if int(self._nodes.types[node]) == NodeType.COMM_SEND else Direction.RECEIVE
-        source, destination = self._value("comm_src", node), self._value("comm_dst", node)
+    def _transfer(self, node: int, content: NodeContent) -> Transfer:
+        direction = Direction.SEND if content.type == NodeType.COMM_SEND else Direction.RECEIVE
+        source, destination, name = (content.attributes.get(key) for key in ("comm_src", "comm_dst", "pg_name"))
         offset = 1 if direction is Direction.SEND else -1
         if type(source) is int and type(destination) is int and source != destination:
             offset *= destination - source
-        group, layout = self._known.group(self._value("pg_name", node)), self._known.layout
+        group, layout = self._known.group(name), self._known.layout
         if group in (Group.WORLD, Group.PP) or layout.size(group) == 1:  # no group with peers
             group = Group.PP if layout.pp > 1 else Group.WORLD
         if group is Group.PP:
             stages = abs(offset) // (layout.gpus // layout.pp) or 1
             offset = stages if offset > 0 else -stages
-        return Transfer(direction, self._size_bytes(node), group, offset)
+        return Transfer(direction, self._size_bytes(node, content), group, offset)
 
-    def _size_bytes(self, node: int) -> int:
-        size_bytes = self._value("comm_size", node)
+    def _size_bytes(self, node: int, content: NodeContent) -> int:
+        size_bytes = content.attributes.get("comm_size")
         if size_bytes is None:
             return 0
         if type(size_bytes) is not int or size_bytes < 0:
