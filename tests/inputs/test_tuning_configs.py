@@ -148,6 +148,28 @@ def test_files_that_are_not_there_are_guessed_by_their_name(file: str, tmp_path:
     assert any(f"{file}: no such file here" in text for text in config.assumed)
 
 
+@pytest.mark.parametrize(
+    ("words", "sharding", "framework"),
+    [
+        ("accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml trl/scripts/sft.py", "zero-2", "deepspeed-transformers"),
+        ("accelerate launch --config_file accelerate_configs/fsdp2.yaml examples/scripts/dpo.py", "fsdp", "trainer"),
+        ("trl sft --accelerate_config zero3", "zero-3", "deepspeed-transformers"),
+        ("trl reward --accelerate_config multi_gpu", "none", "trainer"),
+    ],
+)  # fmt: skip
+def test_launches_of_trl_name_its_files_and_have_its_defaults(
+    words: str, sharding: str, framework: str, tmp_path: Path
+) -> None:
+    """trl, docs/source/clis.md and accelerate_configs/; sequences have 1,024 tokens (trainer/sft_config.py)."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"{words} {ARGUMENTS} --bf16")
+    config = read_config(path)
+    assert (config.options["sharding"], config.framework, config.options["seq"]) == (sharding, framework, 1024)
+    assert not config.unknown
+    assert not config.not_modelled
+    assert any(f"taken for sharding {sharding} by its name" in text for text in config.assumed)
+
+
 @pytest.mark.parametrize("text", ['{"x": ', "[1]", '{"x": "' + "y" * 2_000_000 + '"}'], ids=["cut", "list", "large"])
 def test_damaged_files_are_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(text)

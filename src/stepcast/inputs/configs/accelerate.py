@@ -153,6 +153,16 @@ def stage_by_name(keys: Keys, path: str) -> int:
     return stage
 
 
+def guess_accelerate(path: str) -> dict[str, object]:
+    """Return what a file of accelerate that is not here holds by its name, such as TRL's zero3.yaml and fsdp2.yaml."""
+    name = os.path.basename(path).lower()
+    if "fsdp" in name:
+        return {"distributed_type": "FSDP"}
+    if found := re.search(r"zero[_-]?([1-3])", name):
+        return {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(found[1])}}
+    return {"distributed_type": "MULTI_GPU"} if "multi_gpu" in name else {}
+
+
 def _fsdp_sharding(keys: Keys) -> str:
     keys.number("fsdp_config.fsdp_version")
     keys.raw("fsdp_config.fsdp_forward_prefetch")

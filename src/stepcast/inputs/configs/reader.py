@@ -20,7 +20,7 @@ UNRECOGNISED = (
     "adapter_config.json, or JSON of Calculon or SimuMax"
 )
 # Keys that name a file with more of a configuration, and tables that have such keys.
-INNER_FILES = ("deepspeed", "deepspeed_config_file", "config_file", "fsdp_config")
+INNER_FILES = ("deepspeed", "deepspeed_config_file", "config_file", "accelerate_config", "fsdp_config")
 INNER_ENDINGS = (".json", ".yaml", ".yml")
 INNER_TABLES = ("deepspeed_config",)
 MOST_FILES = 3  # a script names a file of accelerate, which names one of DeepSpeed

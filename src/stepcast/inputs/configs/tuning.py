@@ -9,7 +9,13 @@ import math
 import re
 from collections.abc import Mapping
 
-from stepcast.inputs.configs.accelerate import DEEPSPEED, read_accelerate, read_deepspeed, stage_by_name
+from stepcast.inputs.configs.accelerate import (
+    DEEPSPEED,
+    guess_accelerate,
+    read_accelerate,
+    read_deepspeed,
+    stage_by_name,
+)
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, flat, given_options, is_on, known_keys
 from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import SCRIPT
@@ -18,7 +24,12 @@ from stepcast.ir.limits import SCRIPT
 # marks as well (not_with), and the commands that name it, with the keys that they imply.
 TOOLS = ("axolotl", "llama-factory", "swift", "torchtune", "trainer", "openrlhf")
 # Keys that hold, or name a file of, the configuration of another tool; later ones win.
-INNER = {"config_file": read_accelerate, "deepspeed_config_file": read_deepspeed, "deepspeed": read_deepspeed}
+INNER = {
+    "config_file": read_accelerate,
+    "accelerate_config": read_accelerate,
+    "deepspeed_config_file": read_deepspeed,
+    "deepspeed": read_deepspeed,
+}
 COMPONENT = re.compile(r"(?:q?lora_)?([a-z]+)(\d(?:_\d(?=_))?)_([a-z]+|\d+(?:_\d+)?b)")
 FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
 # Accelerate upcasts the parameters that FSDP shards to fp32, and with them the moments (accelerator.py, prepare_model).
@@ -95,10 +106,17 @@ def _evaluate(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> 
 
 def read(table: Mapping[str, object], tool: str) -> RunConfig:
     """Read the configuration of a fine-tuning *tool*."""
+    files = {name: file for name in ("config_file", "accelerate_config") if isinstance(file := table.get(name), str)}
+    paths = {name: file.split(maxsplit=1)[0] for name, file in files.items() if file.strip()}  # more words may follow
+    guesses = {name: guess for name, path in paths.items() if (guess := guess_accelerate(path))}
+    table = {**table, **guesses}
     inner = {name: read_inner(part) for name, read_inner in INNER.items() if isinstance(part := table.get(name), dict)}
     keys = Keys(flat({name: value for name, value in table.items() if name not in inner}), tool)
     known = keys.known.table
     keys.raw(*known["keys"])  # also where another key decides what one means
+    for name in guesses:
+        meant = inner[name].options["sharding"]
+        keys.assume(f"{paths[name]}: no such file here, taken for sharding {meant} by its name (--sharding)")
     adapters, sharding = _read_adapters(keys), _read_sharding(keys)
     for part in inner.values():
         sharding |= part.options
