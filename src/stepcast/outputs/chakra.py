@@ -9,6 +9,7 @@ of a stage, its communicator and its peers, is added for each rank.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -83,7 +84,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
     record = encode_workload(workload)
     per_stage = ranks // workload.layout.pp
     for coordinate in range(workload.layout.pp):
-        parts = _join_shared(StageNodes(workload, schedule, coordinate, has_receives).nodes())
+        parts = [*_join_shared(StageNodes(workload, schedule, coordinate, has_receives).nodes())]
         file_bytes = len(record) + sum(len(message) for message, _ in parts)
         if file_bytes * ranks > CHAKRA_SET.most:
             raise ValueError(
@@ -101,17 +102,13 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
         yield f"{prefix}.comm_group.json", groups
 
 
-def _join_shared(nodes: Iterator[SharedNode]) -> list[SharedNode]:
+def _join_shared(nodes: Iterator[SharedNode]) -> Iterator[SharedNode]:
     """Join nodes that are the same on every rank into one piece, as a file holds them."""
-    parts: list[SharedNode] = []
-    same = bytearray()
-    for node in nodes:
-        if node.peers is None:
-            same += delimited(node.message)
-            continue
-        parts += [SharedNode(bytes(same), None), node]
-        same = bytearray()
-    return [*parts, SharedNode(bytes(same), None)]
+    for is_shared, run in groupby(nodes, lambda node: node.peers is None):
+        if is_shared:
+            yield SharedNode(b"".join(delimited(node.message) for node in run), None)
+        else:
+            yield from run
 
 
 class _Communicators:
