@@ -97,7 +97,7 @@ def test_the_files_are_as_astra_sim_reads_them(tmp_path: Path, capsys: pytest.Ca
     sent: list[tuple[int, ...]] = []
     received: list[tuple[int, ...]] = []
     for rank in range(16):
-        nodes = decode((tmp_path / f"w.{rank}.et").read_bytes(), "w").nodes
+        nodes = decode((tmp_path / f"w.{rank}.et").read_bytes(), "w")
         for index in range(len(nodes)):
             _, kind, values = nodes.content(index)
             if kind == COLL and "pg_name" in values:

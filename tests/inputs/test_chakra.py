@@ -335,7 +335,7 @@ def test_attributes_names_and_dependencies_become_columns() -> None:
         attributes = [attribute(name, AttributeKind.STRING, value) for name, value in values.items()]
         attributes.insert(0, attribute("rf_id", AttributeKind.UINT64, random.getrandbits(64)))
         messages.append(node(given_id, COMP, name, waits, duration_us, *attributes))
-    nodes = decode(METADATA + b"".join(messages), "t").nodes
+    nodes = decode(METADATA + b"".join(messages), "t")
     ends = [0, *nodes.dependency_ends.tolist()]
     for index, (number, name, waits, duration_us, values) in enumerate(given_nodes):
         assert (nodes.ids[index], nodes.durations_us[index]) == (number, duration_us)

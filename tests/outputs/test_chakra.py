@@ -137,7 +137,7 @@ def example() -> Workload:
 
 
 def test_nodes_are_written_out_in_the_order_they_run() -> None:
-    nodes = decode(write(example()), "w.et").nodes
+    nodes = decode(write(example()), "w.et")
     assert len(nodes) == 3 * 2 * 6
     first = [nodes.content(index).name for index in range(12)]
     assert first == ["mlp", "mlp gather"] * 2 + ["mlp", "mlp", "mlp reduce", "mlp again"] * 2
@@ -145,7 +145,7 @@ def test_nodes_are_written_out_in_the_order_they_run() -> None:
 
 
 def test_blocking_ops_form_one_chain_and_others_only_that_of_their_lane() -> None:
-    nodes = decode(write(example()), "w.et").nodes
+    nodes = decode(write(example()), "w.et")
     starts = [0, *nodes.dependency_ends.tolist()]
     waits = [nodes.dependencies[start:end].tolist() for start, end in pairwise(starts)]
     # Node ids count from 1: two forward layers, then backward compute (5, 6), reduce (7), again (8).
@@ -158,13 +158,13 @@ def test_an_op_waits_for_those_it_must_come_after() -> None:
     early = Op("fetch", Collective(CollectiveKind.ALL_GATHER, 8, Group.DP), blocking=False)
     used = Op("use", Recorded(1e-3), after=("fetch",))
     layer = Layer("l", (early, Op("", Recorded(1e-3)), used))
-    nodes = decode(write(Workload((Stage((Block((layer,)),)),))), "w.et").nodes
+    nodes = decode(write(Workload((Stage((Block((layer,)),)),))), "w.et")
     assert nodes.dependencies.tolist() == [1, 2]
     assert nodes.dependency_ends.tolist() == [0, 0, 2]
 
 
 def test_other_programs_see_microseconds_shards_and_communicators() -> None:
-    nodes = decode(write(example()), "w.et").nodes
+    nodes = decode(write(example()), "w.et")
     assert nodes.durations_us[:2].tolist() == [1, 0]
     assert nodes.content(1).attributes["comm_size"] == 125  # an eighth of the whole buffer
     assert nodes.content(1).attributes["comm_type"] == 2
@@ -212,7 +212,7 @@ def test_the_cells_of_an_lstm_come_back() -> None:
     """Four gates of 8 from 8 wide states: 2 x 3 steps x 2 sequences x 32 x 8 FLOPs."""
     workload = Workload((Stage((Block((Layer("lstm", (Op("", RecurrentCells(3, 2, 8, 8, 4)),)),)),)),))
     assert round_trip(workload) == workload
-    assert decode(write(workload), "w.et").nodes.content(0).attributes["num_ops"] == 3072
+    assert decode(write(workload), "w.et").content(0).attributes["num_ops"] == 3072
 
 
 def test_other_programs_see_the_bytes_that_costs_count() -> None:
@@ -224,4 +224,4 @@ def test_other_programs_see_the_bytes_that_costs_count() -> None:
     }
     for work, size_bytes in expected.items():
         workload = Workload((Stage((Block((Layer("one", (Op("", work),)),)),)),))
-        assert decode(write(workload), "w.et").nodes.content(0).attributes["tensor_size"] == round(size_bytes)
+        assert decode(write(workload), "w.et").content(0).attributes["tensor_size"] == round(size_bytes)

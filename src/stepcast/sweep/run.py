@@ -68,8 +68,8 @@ def sweep(
     run = load_engine(engine)
     site = WorkSite(program, identify, () if engine == "local" else named_files(spec))
     with Store(folder, writes=True) as store:
-        keys = PointKeys(program, spec.ask, digest)
-        store.ask(spec.names, ((position, keys.of(words), words) for position, words in spec.points(most)))
+        key_of = point_keys(program, spec.ask, digest)
+        store.ask(spec.names, ((position, key_of(words), words) for position, words in spec.points(most)))
         counts = store.counts()
         points, answered, errors = counts["points"], counts["answered"], counts["errors"]
         began, new, best, pace = time.monotonic(), 0, None, ChunkPace()
@@ -122,24 +122,19 @@ def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:
         yield PointChunk(spec.ask, tuple(keys), tuple(words))
 
 
-class PointKeys:
-    """Keys of points: digests of everything that an answer depends on."""
+def point_keys(program: str, ask: str, digest: Digest) -> Callable[[Words], bytes]:
+    """Return the function that returns the key of a point: the digest of everything that its answer depends on."""
+    start = hashlib.blake2b(f"{program} {ask}".encode(), digest_size=KEY_BYTES)
+    tokens: dict[tuple[str, str], bytes] = {}
 
-    def __init__(self, program: str, ask: str, digest: Digest) -> None:
-        self._start = hashlib.blake2b(f"{program} {ask}".encode(), digest_size=KEY_BYTES)
-        self._digest = digest
-        self._known: dict[tuple[str, str], bytes] = {}
-
-    def of(self, words: Words) -> bytes:
-        digest = self._start.copy()
+    def key_of(words: Words) -> bytes:
+        key = start.copy()
         for name in sorted(words):
-            digest.update(self._token(name, words[name]))
-        return digest.digest()
+            # 1, 1.0 and True are the same key of a dictionary, but different words.
+            place = (name, repr(words[name]))
+            if place not in tokens:
+                tokens[place] = msgspec.json.encode([name, digest(name, words[name])])
+            key.update(tokens[place])
+        return key.digest()
 
-    def _token(self, name: str, value: object) -> bytes:
-        # 1, 1.0 and True are the same key of a dictionary, but different words.
-        place = (name, repr(value))
-        token = self._known.get(place)
-        if token is None:
-            token = self._known[place] = msgspec.json.encode([name, self._digest(name, value)])
-        return token
+    return key_of

@@ -7,7 +7,6 @@ are decoded once.
 import heapq
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -51,10 +50,12 @@ class NodeContent(NamedTuple):
     attributes: Mapping[str, Value]
 
 
-@dataclass(slots=True)
-class Nodes:
-    """Columns of all nodes in file order."""
+@dataclass(frozen=True, slots=True)
+class ChakraTrace:
+    """A decoded file: its GlobalMetadata, and columns of all nodes in file order."""
 
+    version: str
+    metadata: Mapping[str, Value]
     ids: UIntArray
     durations_us: UIntArray
     content_of: Int32Array
@@ -63,7 +64,7 @@ class Nodes:
     dependencies: UIntArray
     dependency_ends: IntArray
     # Values of metadata nodes' inputs, where PyTorch lists its process groups.
-    inputs: dict[int, str] = field(default_factory=dict)
+    inputs: tuple[str, ...]
 
     def content(self, node: int) -> NodeContent:
         return self.contents[int(self.content_of[node])]
@@ -74,15 +75,6 @@ class Nodes:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class ChakraTrace:
-    """A decoded file."""
-
-    version: str
-    metadata: Mapping[str, Value]
-    nodes: Nodes
 
 
 def read_metadata(message: bytes) -> tuple[str, dict[str, Value]]:
@@ -120,7 +112,7 @@ def has_metadata(message: bytes) -> bool:
 # The order in which a trace's nodes can run.
 
 
-def dependency_indices(nodes: Nodes, path: str) -> IntArray:
+def dependency_indices(nodes: ChakraTrace, path: str) -> IntArray:
     """Return the nodes that ``nodes.dependencies`` names, as indices; each id must be there, and once."""
     order = np.argsort(nodes.ids, kind="stable")
     ids = nodes.ids[order]
@@ -140,12 +132,12 @@ def dependency_indices(nodes: Nodes, path: str) -> IntArray:
     return order[places]
 
 
-def owners(nodes: Nodes) -> IntArray:
+def owners(nodes: ChakraTrace) -> IntArray:
     """Return the node that each dependency belongs to, as an index."""
     return np.repeat(np.arange(len(nodes)), np.diff(nodes.dependency_ends, prepend=0))
 
 
-def execution_order(nodes: Nodes, dependencies: IntArray, path: str) -> IntArray:
+def execution_order(nodes: ChakraTrace, dependencies: IntArray, path: str) -> IntArray:
     """Return indices of the nodes, each after those it depends on; file order where that does.
 
     Kahn's algorithm: of the nodes that may run, the first in the file runs first.
@@ -185,7 +177,7 @@ class _NodeColumns:
         self.contents: dict[tuple[bytes, int, tuple[tuple[str, int], ...]], int] = {}
         self.values: list[Value] = []
         self.known: dict[bytes, tuple[str, int]] = {}  # attributes as they are encoded: name and number of the value
-        self.inputs: dict[int, str] = {}
+        self.inputs: list[str] = []
 
     def add(self, message: bytes) -> None:
         """Add a node, whose fields may come in any order."""
@@ -215,7 +207,7 @@ class _NodeColumns:
         attributes.pop("", None)
         if numbers[3] == NodeType.METADATA:
             values = (value for inputs in bytes_in(message, 8) for value in bytes_in(inputs, 1))
-            self.inputs[len(self.ids)] = text(next(values, b""))
+            self.inputs.append(text(next(values, b"")))
         self.ids.append(numbers[1])
         self.durations_us.append(numbers[7])
         self.dependency_ends.append(len(self.dependencies))
@@ -231,19 +223,21 @@ class _NodeColumns:
         self.known[content] = name, len(self.values) - 1
         return self.known[content]
 
-    def nodes(self) -> Nodes:
+    def trace(self, version: str, metadata: Mapping[str, Value]) -> ChakraTrace:
         contents = [
             NodeContent(text(name), kind, {key: self.values[number] for key, number in attributes})
             for name, kind, attributes in self.contents
         ]
-        return Nodes(
+        return ChakraTrace(
+            version=version,
+            metadata=metadata,
             ids=np.array(self.ids, np.uint64),
             durations_us=np.array(self.durations_us, np.uint64),
             content_of=np.array(self.content_of, np.int32),
             contents=contents,
             dependencies=np.array(self.dependencies, np.uint64),
             dependency_ends=np.array(self.dependency_ends, np.int64),
-            inputs=self.inputs,
+            inputs=tuple(self.inputs),
         )
 
 
@@ -258,6 +252,6 @@ def decode(data: bytes, path: str) -> ChakraTrace:
             else:
                 columns.add(message)
         number, start = 0, 0
-        return ChakraTrace(version, metadata, columns.nodes())
+        return columns.trace(version, metadata)
     except WireError as error:
         raise _node_error(number, start, error, path) from None

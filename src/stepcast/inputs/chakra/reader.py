@@ -18,7 +18,6 @@ from stepcast.inputs.chakra.nodes import (
     NONE,
     ChakraTrace,
     NodeContent,
-    Nodes,
     NodeType,
     decode,
     dependency_indices,
@@ -74,7 +73,7 @@ class KnownRanks:
 
 
 def find_ranks(
-    traces: Sequence[Nodes], listed: Mapping[str, tuple[int, ...]], files: Sequence[int | None]
+    traces: Sequence[ChakraTrace], listed: Mapping[str, tuple[int, ...]], files: Sequence[int | None]
 ) -> KnownRanks:
     """Return the ranks of a run, from the ranks of its *files*, the groups *listed* with them, and those in traces."""
     groups = {name: ChakraProcessGroup(name, ranks=ranks) for name, ranks in listed.items()}
@@ -95,7 +94,7 @@ def find_ranks(
     return KnownRanks(layout, sizes, families, stated=bool(groups) or len(files) > 1)
 
 
-def _transfer_ranks(nodes: Nodes) -> tuple[int, int]:
+def _transfer_ranks(nodes: ChakraTrace) -> tuple[int, int]:
     """Return the highest rank that messages name (-1: none), and the shortest distance they go (0: none)."""
     highest, distances = -1, []
     for content in (content for content in nodes.contents if content.type in TRANSFERS):
@@ -136,10 +135,10 @@ def _layout(families: Mapping[str, Group], listed: Mapping[str, int], world: int
     return Layout(tp=tp, cp=cp, pp=pp, dp=world // (tp * cp * pp), ep=sizes.get(Group.EP, 1))
 
 
-def _process_groups(nodes: Nodes) -> dict[str, ChakraProcessGroup]:
+def _process_groups(nodes: ChakraTrace) -> dict[str, ChakraProcessGroup]:
     """Return PyTorch's groups by name, from its metadata nodes: a list in JSON, quoted as a list of one."""
     groups: dict[str, ChakraProcessGroup] = {}
-    for values in nodes.inputs.values():
+    for values in nodes.inputs:
         start, end = values.find("[{"), values.rfind("}]")
         if start < 0 or end < start:
             continue
@@ -226,10 +225,9 @@ NodeWaits = tuple[bytearray, dict[int, tuple[int, ...]]]
 
 
 def read_workload(
-    trace: ChakraTrace, dependencies: IntArray, order: IntArray, path: str, known: KnownRanks
+    nodes: ChakraTrace, dependencies: IntArray, order: IntArray, path: str, known: KnownRanks
 ) -> Workload:
     """Return nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
-    nodes = trace.nodes
     warnings: list[str] = []
     runs = _find_running(nodes, warnings)
     if not runs.any():
@@ -239,9 +237,9 @@ def read_workload(
         count = "one rank is" if known.layout.gpus == 1 else f"{known.layout.gpus} ranks are"
         warnings.append(f"the trace does not say which ranks communicate; {count} assumed, and --gpus N states others")
     notes = [("chakra.nodes", str(len(nodes)))]
-    if trace.version:
-        notes.append(("chakra.version", trace.version))
-    if isinstance(schema := trace.metadata.get("schema"), str):
+    if nodes.version:
+        notes.append(("chakra.version", nodes.version))
+    if isinstance(schema := nodes.metadata.get("schema"), str):
         notes.append(("chakra.schema", schema))
     # A trace holds all of its rank's step: with other stages it shares no slots, only messages.
     is_pipelined = known.layout.pp > 1
@@ -257,7 +255,7 @@ def read_workload(
     )
 
 
-def _find_running(nodes: Nodes, warnings: list[str]) -> BoolArray:
+def _find_running(nodes: ChakraTrace, warnings: list[str]) -> BoolArray:
     """Return which nodes do work on the device, or on the host where the trace has nothing else."""
     works = nodes.matching(lambda content: content.type not in IDLE_TYPES)
     if not any(
@@ -272,7 +270,7 @@ def _find_running(nodes: Nodes, warnings: list[str]) -> BoolArray:
     return works
 
 
-def _find_waits(nodes: Nodes, dependencies: IntArray, order: IntArray, runs: BoolArray) -> NodeWaits:
+def _find_waits(nodes: ChakraTrace, dependencies: IntArray, order: IntArray, runs: BoolArray) -> NodeWaits:
     """Return the waits of nodes.
 
     Computation runs in order; so what one computation has waited for, no later one need wait for.
@@ -320,7 +318,7 @@ def _find_waits(nodes: Nodes, dependencies: IntArray, order: IntArray, runs: Boo
 class _LayerReader:
     """Turns nodes into layers; equal nodes become one object."""
 
-    def __init__(self, nodes: Nodes, known: KnownRanks, path: str) -> None:
+    def __init__(self, nodes: ChakraTrace, known: KnownRanks, path: str) -> None:
         self._nodes = nodes
         self._known = known
         self._path = path
@@ -504,10 +502,10 @@ def read_run(sources: Sequence[Source]) -> Workload:
     for source in files:
         # Not source.data(), which would take some lengths for the mark of UTF-16 text.
         trace = decode(source.raw(TRACE), source.path)
-        dependencies = dependency_indices(trace.nodes, source.path)
+        dependencies = dependency_indices(trace, source.path)
         traces.append(trace)
-        orders.append((dependencies, execution_order(trace.nodes, dependencies, source.path)))
-    known = find_ranks([trace.nodes for trace in traces], groups, ranks)
+        orders.append((dependencies, execution_order(trace, dependencies, source.path)))
+    known = find_ranks(traces, groups, ranks)
     workloads = {
         path: read_workload(trace, *order, path, known)
         for trace, order, path in zip(traces, orders, paths, strict=True)

@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError, read_toml
@@ -59,13 +58,13 @@ class RunConfig:
     def add_inner(self, name: str, inner: "RunConfig") -> "RunConfig":
         """Return this run with the keys of *inner*, the configuration that its key *name* holds or names a file of."""
 
-        def join(part: str) -> Any:
-            own, more = getattr(self, part), getattr(inner, part)
-            if isinstance(own, Mapping):
-                return {**own, **{f"{name}.{key}": text for key, text in more.items()}}
-            return (*own, *(f"{name}.{key}" for key in more))
-
-        return replace(self, **{part: join(part) for part in ("understood", "ignored", "not_modelled", "unknown")})
+        return replace(
+            self,
+            understood=(*self.understood, *(f"{name}.{key}" for key in inner.understood)),
+            ignored=(*self.ignored, *(f"{name}.{key}" for key in inner.ignored)),
+            not_modelled={**self.not_modelled, **{f"{name}.{key}": why for key, why in inner.not_modelled.items()}},
+            unknown={**self.unknown, **{f"{name}.{key}": nearest for key, nearest in inner.unknown.items()}},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class OptionKey:
 def option_keys(tool: str) -> dict[str, OptionKey]:
     """Return the keys of ``[options]``: the spellings of a number, or a table with their kind, words and otherwise."""
     known = known_keys(tool).table
-    entries: Mapping[str, Any] = known.get("options", {})
+    entries: FactDict = known.get("options", {})
     tables = {name: {"number": entry} if isinstance(entry, str) else dict(entry) for name, entry in entries.items()}
     for table in tables.values():
         if isinstance(words := table.get("words"), str):  # the name of a table

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -156,8 +155,7 @@ Values = FactDict
 Row = FactDict
 
 
-@lru_cache(maxsize=1)
-def families() -> dict[str, Row]:
+def read_families() -> dict[str, Row]:
     """Return the rows of each model_type, those of the family that it is derived from first."""
     tables: dict[str, Row] = read_toml(ROWS)
     complete: dict[str, Row] = {}
@@ -185,7 +183,7 @@ def reader_of(row: Row) -> str:
 
 def read_fields(keys: ConfigTable) -> Values:
     """Return the fields of the model that a config of a known type describes."""
-    rows = families()[keys.kind]
+    rows = FAMILIES[keys.kind]
     for key in rows.get("unbiased", "").split():
         if keys.flag(key, default=False):
             raise FormatError(f"{key}: Mamba blocks with biased projections are not known")
@@ -430,7 +428,7 @@ RULES: Mapping[str, Callable[[ConfigTable, Values], None]] = {
 }
 
 
-FAMILIES = families()
+FAMILIES = read_families()
 # Parts of often requested types that are not modelled.
 LACKING = read_words("configs")["not_modelled"]
 # The parts of multimodal configs that hold their language model.
