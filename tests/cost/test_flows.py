@@ -18,7 +18,7 @@ from stepcast.hardware.catalog import data_names
 from stepcast.hardware.cluster import NetworkKind
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 
 SIZE = 10**9
@@ -137,12 +137,11 @@ def built(cluster: Cluster, layout: Layout) -> tuple[Network, np.ndarray]:
 
 def test_siblings_are_all_groups_of_the_stage() -> None:
     layout = Layout(tp=8, pp=4, dp=16)
-    grid = grid_of(layout)
-    assert members_of(grid, Group.DP).shape == (32, 16)
-    assert members_of(grid, Group.DP, 1).tolist() == [list(range(128 + t, 256, 8)) for t in range(8)]
+    assert members_of(layout, Group.DP).shape == (32, 16)
+    assert members_of(layout, Group.DP, 1).tolist() == [list(range(128 + t, 256, 8)) for t in range(8)]
     network, seats = built(load_cluster("dgx-h100"), layout)
     flows = collective_flows(
-        network, seats, grid, Collective(KIND.ALL_REDUCE, SIZE, Group.DP), Algorithm.RING, LONG, stage=1
+        network, seats, layout, Collective(KIND.ALL_REDUCE, SIZE, Group.DP), Algorithm.RING, LONG, stage=1
     )
     assert len(flows) == 8
     assert flows.group.tolist() == list(range(8))
@@ -153,9 +152,9 @@ def test_siblings_are_all_groups_of_the_stage() -> None:
 def test_a_group_over_stages_counts_what_its_stage_sends() -> None:
     layout = Layout(tp=2, pp=4, dp=4)
     network, seats = built(load_cluster("dgx-h100"), layout)
-    grid, work = grid_of(layout), Collective(KIND.ALL_REDUCE, SIZE, Group.EMBEDDING)
-    whole = collective_flows(network, seats, grid, work, Algorithm.RING, LONG)
-    parts = [collective_flows(network, seats, grid, work, Algorithm.RING, LONG, stage=stage) for stage in range(4)]
+    work = Collective(KIND.ALL_REDUCE, SIZE, Group.EMBEDDING)
+    whole = collective_flows(network, seats, layout, work, Algorithm.RING, LONG)
+    parts = [collective_flows(network, seats, layout, work, Algorithm.RING, LONG, stage=stage) for stage in range(4)]
     links = len(network.links)
     assert sum(part.on_links(links) for part in parts) == pytest.approx(whole.on_links(links))
     assert [len(part.link) > 0 for part in parts] == [True, False, False, True]
@@ -165,7 +164,7 @@ def test_a_transfer_is_a_flow_for_each_rank_of_the_stage() -> None:
     layout = Layout(tp=8, pp=4, dp=16)
     network, seats = built(load_cluster("dgx-h100"), layout)
     work = Transfer(Direction.SEND, SIZE, Group.PP)
-    flows = transfer_flows(network, seats, grid_of(layout), work, LONG, stage=1)
+    flows = transfer_flows(network, seats, layout, work, LONG, stage=1)
     assert len(flows) == 128
     assert flows.on_links(len(network.links)).sum() == pytest.approx(128 * 4 * SIZE)
     first = [network.links.name(int(link)) for link in flows.link[: flows.first[1]]]
@@ -191,7 +190,7 @@ def test_rings_on_a_torus_run_along_its_lines(shape: str, layout: Layout) -> Non
     for group in (Group.TP, Group.DP):
         found = price(KIND.ALL_REDUCE, SIZE, Pricer(cluster, layout).route(group), Algorithm.RING)
         work = Collective(KIND.ALL_REDUCE, SIZE, group)
-        flows = collective_flows(network, seats, grid_of(layout), work, Algorithm.RING, found.seconds)
+        flows = collective_flows(network, seats, layout, work, Algorithm.RING, found.seconds)
         load = flows.on_links(len(network.links)) / network.links.capacity_bytes_per_s
         assert load.max() <= found.seconds * (1 + 1e-9)
 
@@ -202,7 +201,7 @@ def test_what_a_price_counts_fits_the_links_in_its_time(name: str) -> None:
     cluster = load_cluster(name)
     for layout in LAYOUTS:
         network, seats = built(cluster, layout)
-        grid, pricer = grid_of(layout), Pricer(cluster, layout)
+        pricer = Pricer(cluster, layout)
         rate = network.links.capacity_bytes_per_s
 
         def fits(flows: FlowSet, seconds: float, network: Network = network, rate: np.ndarray = rate) -> bool:
@@ -214,11 +213,11 @@ def test_what_a_price_counts_fits_the_links_in_its_time(name: str) -> None:
                     work = Collective(kind, size, group)
                     found = price(kind, size, pricer.route(group))
                     assert found.algorithm is not None
-                    flows = collective_flows(network, seats, grid, work, found.algorithm, found.seconds, stage=0)
+                    flows = collective_flows(network, seats, layout, work, found.algorithm, found.seconds, stage=0)
                     assert fits(flows, found.seconds), (layout, work, found)
         message = Transfer(Direction.SEND, SIZE, Group.PP)
         seconds = pricer.seconds(message)
-        assert fits(transfer_flows(network, seats, grid, message, seconds, stage=0), seconds)
+        assert fits(transfer_flows(network, seats, layout, message, seconds, stage=0), seconds)
 
 
 def test_oversubscription_bites_in_proportion() -> None:
@@ -230,7 +229,7 @@ def test_oversubscription_bites_in_proportion() -> None:
             "dgx-h100", ["network.kind=fat-tree", "network.leaf_nodes=4", f"network.oversubscription={factor}"]
         )
         network, seats = built(cluster, layout)
-        flows = transfer_flows(network, seats, grid_of(layout), work, LONG, stage=0)
+        flows = transfer_flows(network, seats, layout, work, LONG, stage=0)
         longest.append((flows.on_links(len(network.links)) / network.links.capacity_bytes_per_s).max())
     assert np.array(longest) / longest[0] == pytest.approx(np.array([1, 2, 4, 8]))
 
@@ -240,7 +239,7 @@ def test_a_switch_that_adds_sends_one_sum_up() -> None:
     layout = Layout(tp=8, dp=8)
     network, seats = built(load_cluster("dgx-h100", sets), layout)
     work = Collective(KIND.ALL_REDUCE, SIZE, Group.DP)
-    flows = collective_flows(network, seats, grid_of(layout), work, Algorithm.IN_NETWORK, LONG)
+    flows = collective_flows(network, seats, layout, work, Algorithm.IN_NETWORK, LONG)
     load = flows.on_links(len(network.links))
     assert load[network["nic up"].at(0, 3)[0]] == pytest.approx(SIZE)
     assert load[network["leaf up"].at(3, 0)[0]] == pytest.approx(SIZE)  # not that of its four nodes
@@ -251,7 +250,7 @@ def test_pods_send_one_sum_to_the_cores() -> None:
     layout = Layout(tp=8, dp=8)
     network, seats = built(load_cluster("dgx-h100", tiers), layout)
     work = Collective(KIND.ALL_REDUCE, SIZE, Group.DP)
-    flows = collective_flows(network, seats, grid_of(layout), work, Algorithm.IN_NETWORK, LONG)
+    flows = collective_flows(network, seats, layout, work, Algorithm.IN_NETWORK, LONG)
     load = flows.on_links(len(network.links))
     for block, groups in (("leaf up", 1), ("leaf down", 1), ("core up", 8), ("core down", 8)):
         start, size = network[block].start, network[block].size
@@ -261,12 +260,11 @@ def test_pods_send_one_sum_to_the_cores() -> None:
 def test_slow_and_failed_links_are_not_in_the_price() -> None:
     layout = Layout(tp=8, dp=8)
     work = Collective(KIND.ALL_REDUCE, SIZE, Group.DP)
-    grid = grid_of(layout)
 
     def slowest(*sets: str) -> float:
         network, seats = built(load_cluster("dgx-h100", sets), layout)
         seconds = price(work.kind, SIZE, Pricer(load_cluster("dgx-h100"), layout).route(Group.DP)).seconds
-        flows = collective_flows(network, seats, grid, work, Algorithm.RING, seconds)
+        flows = collective_flows(network, seats, layout, work, Algorithm.RING, seconds)
         return float((flows.longest_s(network.links) / seconds).max())
 
     whole = slowest()
@@ -280,12 +278,11 @@ def test_slow_and_failed_links_are_not_in_the_price() -> None:
 def test_flows_of_8192_gpus() -> None:
     cluster, layout = (load_cluster("dgx-h100", ["network.oversubscription=4"]), Layout(tp=8, pp=8, dp=128, ep=64))
     network, seats = built(cluster, layout)
-    grid = grid_of(layout)
     dp = collective_flows(
-        network, seats, grid, Collective(KIND.ALL_REDUCE, SIZE, Group.DP), Algorithm.RING, LONG, stage=0
+        network, seats, layout, Collective(KIND.ALL_REDUCE, SIZE, Group.DP), Algorithm.RING, LONG, stage=0
     )
     ep = collective_flows(
-        network, seats, grid, Collective(KIND.ALL_TO_ALL, SIZE, Group.EP), Algorithm.PAIRWISE, LONG, stage=0
+        network, seats, layout, Collective(KIND.ALL_TO_ALL, SIZE, Group.EP), Algorithm.PAIRWISE, LONG, stage=0
     )
-    pp = transfer_flows(network, seats, grid, Transfer(Direction.SEND, SIZE, Group.PP), LONG, stage=0)
+    pp = transfer_flows(network, seats, layout, Transfer(Direction.SEND, SIZE, Group.PP), LONG, stage=0)
     assert (len(dp), len(ep), len(pp)) == (8, 16, 1024)

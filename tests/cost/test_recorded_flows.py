@@ -16,7 +16,7 @@ from stepcast.cost.collectives.flows import collective_flows, transfer_flows
 from stepcast.hardware import load_cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def record(name: str) -> Iterator[tuple[str, list[float]]]:
     cluster = load_cluster(*CLUSTERS[name])
     between = (Algorithm.IN_NETWORK,) if cluster.topology.in_network_reduction else ()
     for layout in LAYOUTS:
-        grid, network = grid_of(layout), network_of(cluster, -(-layout.gpus // cluster.node.gpus))
+        network = network_of(cluster, -(-layout.gpus // cluster.node.gpus))
         seats = seats_of(cluster, layout)
         within = (Algorithm.NVLS, Algorithm.NVLS_TREE) if "port up" in network.blocks else ()
         works = [(KIND.ALL_REDUCE, group, SUMS + within + between) for group in (Group.TP, Group.DP)]
@@ -78,12 +78,14 @@ def record(name: str) -> Iterator[tuple[str, list[float]]]:
             for algorithm in algorithms:
                 for stage, seconds in CASES:
                     work = Collective(kind, SIZE, group)
-                    flows = collective_flows(network, seats, grid, work, algorithm, seconds, stage=stage, crossing=0.7)
+                    flows = collective_flows(
+                        network, seats, layout, work, algorithm, seconds, stage=stage, crossing=0.7
+                    )
                     label = f"{name} tp{layout.tp} ep{layout.ep} {kind} {group} {algorithm} {stage}"
                     yield label, describe(network, flows)
         if layout.pp > 1:
             work_on = Transfer(Direction.SEND, SIZE, Group.PP)
-            yield f"{name} send", describe(network, transfer_flows(network, seats, grid, work_on, 1e3, stage=0))
+            yield f"{name} send", describe(network, transfer_flows(network, seats, layout, work_on, 1e3, stage=0))
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

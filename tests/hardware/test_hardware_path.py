@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stepcast.hardware import Cluster, group_path, load_cluster, resolve
 from stepcast.hardware.catalog import data_names
 from stepcast.hardware.path import neighbour_path
-from stepcast.ir.layout import Layout, RankGrid
+from stepcast.ir.layout import Layout
 
 GB = 1e9
 H100 = load_cluster("dgx-h100")
@@ -101,9 +101,9 @@ def test_a_lone_group_on_shared_nics_gets_a_whole_nic() -> None:
 
 def test_a_straddling_group_is_the_slow_one() -> None:
     """Tensor groups of 6 on nodes of 8: the first fits a node, the second does not."""
-    grid = RankGrid(Layout(tp=6, dp=4))
-    assert resolve(H100, grid.groups("tp")[0]).nodes == 1
-    slow = group_path(H100, grid, "tp")
+    layout = Layout(tp=6, dp=4)
+    assert resolve(H100, layout.groups("tp")[0]).nodes == 1
+    slow = group_path(H100, layout, "tp")
     assert (slow.nodes, slow.fewest_per_node, slow.ranks_per_node) == (2, 2, 4)
 
 
@@ -165,10 +165,10 @@ def test_a_mesh_adds_up_the_links_inside_the_group() -> None:
 
 
 def test_pipeline_neighbours() -> None:
-    assert neighbour_path(H100, RankGrid(Layout(tp=4, pp=2)), "pp").nodes == 1
-    assert neighbour_path(H100, RankGrid(Layout(tp=4, pp=4)), "pp").nodes == 2
+    assert neighbour_path(H100, Layout(tp=4, pp=2), "pp").nodes == 1
+    assert neighbour_path(H100, Layout(tp=4, pp=4), "pp").nodes == 2
     with pytest.raises(ValueError, match="pp has a single rank"):
-        neighbour_path(H100, RankGrid(Layout(tp=4)), "pp")
+        neighbour_path(H100, Layout(tp=4), "pp")
 
 
 @pytest.mark.parametrize("ranks", [(), (1, 1), (-1, 0)])
@@ -180,10 +180,10 @@ def test_bad_groups(ranks: tuple[int, ...]) -> None:
 @given(st.sampled_from([H100, load_cluster("generic:network.leaf_nodes=3,network.oversubscription=2")]), st.data())
 def test_the_slowest_group_is_found_among_all(cluster: Cluster, data: st.DataObject) -> None:
     tp, dp, pp = (data.draw(st.sampled_from([1, 2, 3, 4, 6, 12])) for _ in range(3))
-    grid = RankGrid(Layout(tp=tp, dp=dp, pp=pp))
+    layout = Layout(tp=tp, dp=dp, pp=pp)
     family = data.draw(st.sampled_from(["tp", "dp", "pp", "world"]))
-    slowest = group_path(cluster, grid, family)
-    every = [resolve(cluster, ranks) for ranks in grid.groups(family)]
+    slowest = group_path(cluster, layout, family)
+    every = [resolve(cluster, ranks) for ranks in layout.groups(family)]
     assert slowest in every
     assert slowest.nodes == max(path.nodes for path in every)
     rates = [path.inter.bandwidth_bytes_per_s for path in every if path.inter and path.nodes == slowest.nodes]

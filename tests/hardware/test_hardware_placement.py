@@ -10,7 +10,6 @@ from stepcast import Layout, Options, Place, Strategy, load_cluster, load_model,
 from stepcast.cli.main import main
 from stepcast.hardware import group_path
 from stepcast.hardware.path import FILLED, place_ranks
-from stepcast.ir.layout import RankGrid
 from stepcast.ir.step import StepReport
 from stepcast.questions.question import PLACES as WORDS
 
@@ -60,14 +59,14 @@ def test_racks_get_whole_nodes_in_nearly_equal_parts(nodes: int, tp: int) -> Non
 def test_hosts_are_filled_in_order_whatever_the_place() -> None:
     for gpus in (12, 500, 512):
         assert place_ranks(Place.EVEN, HOSTS, gpus) == FILLED
-        grid = RankGrid(Layout(tp=2, dp=gpus // 2))
-        assert group_path(HOSTS, grid, "dp", Place.EVEN) == group_path(HOSTS, grid, "dp", Place.PACKED)
+        layout = Layout(tp=2, dp=gpus // 2)
+        assert group_path(HOSTS, layout, "dp", Place.EVEN) == group_path(HOSTS, layout, "dp", Place.PACKED)
 
 
 def test_tensor_groups_stay_in_one_rack() -> None:
     for tp in (8, 16, 32, 64):
-        assert group_path(RACKS, RankGrid(Layout(tp=tp, dp=2048 // tp)), "tp").nodes == 1
-    assert group_path(RACKS, RankGrid(Layout(tp=16, dp=32)), "tp", Place.PACKED).nodes == 2
+        assert group_path(RACKS, Layout(tp=tp, dp=2048 // tp), "tp").nodes == 1
+    assert group_path(RACKS, Layout(tp=16, dp=32), "tp", Place.PACKED).nodes == 2
 
 
 @pytest.mark.parametrize(("tp", "slower"), [(1, 1.02), (8, 1.2)])

@@ -7,7 +7,7 @@ import pytest
 from stepcast.hardware import load_cluster
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.path import GroupPath, Place, group_path, neighbour_path, place_ranks, resolve
-from stepcast.ir.layout import Copies, Layout, RankGrid, grid_of
+from stepcast.ir.layout import Copies, Layout
 
 pytestmark = pytest.mark.slow
 
@@ -17,9 +17,8 @@ def slowness(path: GroupPath) -> tuple[object, ...]:
     return path.nodes, -inter, path.hops, -path.fewest_per_node
 
 
-def slowest(cluster: Cluster, grid: RankGrid, groups: list[Copies], place: Place) -> tuple[object, ...]:
+def slowest(cluster: Cluster, layout: Layout, groups: list[Copies], place: Place) -> tuple[object, ...]:
     """Of every group, one by one."""
-    layout = grid.layout
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = place_ranks(place, cluster, layout.gpus, whole)
     each = [tuple(first + offset for offset in offsets) for firsts, offsets in groups for first in firsts]
@@ -46,12 +45,11 @@ def test_the_slowest_group_is_that_of_all(
     topology = cluster.topology
     leaf = None if leaf_racks is None else leaf_racks * topology.scale_up_nodes
     cluster = replace(cluster, topology=replace(topology, leaf_nodes=leaf, oversubscription=oversubscription))
-    grid = grid_of(layout)
     for family in ("tp", "cp", "dp", "pp", "embedding"):
-        found = group_path(cluster, grid, family, place)
-        assert slowness(found) == slowest(cluster, grid, grid.copies(family), place)
-    found = neighbour_path(cluster, grid, "pp", place)
-    assert slowness(found) == slowest(cluster, grid, grid.neighbours("pp"), place)
+        found = group_path(cluster, layout, family, place)
+        assert slowness(found) == slowest(cluster, layout, layout.group_copies(family), place)
+    found = neighbour_path(cluster, layout, "pp", place)
+    assert slowness(found) == slowest(cluster, layout, layout.neighbours("pp"), place)
 
 
 @pytest.mark.parametrize("kind", ["rail-optimised", "fat-tree", "dragonfly"])
@@ -61,10 +59,9 @@ def test_the_slowest_group_is_that_of_all(
 def test_the_slowest_group_is_that_of_all_with_pods(layout: Layout, kind: str) -> None:
     pods = ["network.leaf_nodes=2", "network.pod_nodes=6", "network.pod_oversubscription=3", "nodes=36"]
     cluster = load_cluster("dgx-h100", [f"network.kind={kind}", *pods, "network.oversubscription=2"])
-    grid = grid_of(layout)
     for family in ("tp", "cp", "dp", "pp", "embedding"):
-        found = group_path(cluster, grid, family)
-        assert slowness(found) == slowest(cluster, grid, grid.copies(family), Place.EVEN)
+        found = group_path(cluster, layout, family)
+        assert slowness(found) == slowest(cluster, layout, layout.group_copies(family), Place.EVEN)
 
 
 def test_a_large_job_on_uneven_racks_is_resolved_shape_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +73,6 @@ def test_a_large_job_on_uneven_racks_is_resolved_shape_by_shape(monkeypatch: pyt
         return resolve(*args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr("stepcast.hardware.path.resolve", counted)
-    grid = grid_of(Layout(tp=8, pp=16, dp=1000))
-    neighbour_path(load_cluster("gb200-nvl72"), grid, "pp")
+    layout = Layout(tp=8, pp=16, dp=1000)
+    neighbour_path(load_cluster("gb200-nvl72"), layout, "pp")
     assert looked_at < 2000  # of 120,000 pairs

@@ -12,7 +12,7 @@ from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels
-from stepcast.ir.layout import Group, Layout, RankGrid
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
@@ -90,15 +90,15 @@ def test_the_ranks_of_a_shard_split_its_experts(tp: int, dp: int, ep: int, shard
     layout = Layout(tp=tp, dp=dp, ep=ep, shard=shard, pp=pp, expert_tp=1)
     if layout.expert_dp % layout.copies:
         return
-    grid = RankGrid(Layout(tp=tp, dp=dp, ep=ep, shard=shard, pp=pp, expert_tp=1))
-    copies = [set(ranks) for ranks in grid.groups("shard")]
+    layout = Layout(tp=tp, dp=dp, ep=ep, shard=shard, pp=pp, expert_tp=1)
+    copies = [set(ranks) for ranks in layout.groups("shard")]
     for family in (Group.EXPERT_SHARD, Group.EXPERT_REPLICA):
-        groups = grid.groups(family)
-        assert sorted(rank for ranks in groups for rank in ranks) == list(range(grid.layout.gpus))
+        groups = layout.groups(family)
+        assert sorted(rank for ranks in groups for rank in ranks) == list(range(layout.gpus))
         assert {len(ranks) for ranks in groups} == {layout.size(family)}
     first = set(range(layout.shard_size * tp))  # tensor ranks lie next to each other
     assert first == set().union(*(copy for copy in copies if copy & set(range(tp))))
-    assert all(set(grid.group("expert-shard", rank)) <= first for rank in first)
+    assert all(set(layout.group("expert-shard", rank)) <= first for rank in first)
 
 
 # ---- fp8 ---------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from stepcast.ir.arrays import IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import pick
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import FAMILIES, Group, Layout, RankGrid, grid_of
+from stepcast.ir.layout import FAMILIES, Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, bus_factor
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.units import Dimension, parse_quantity
@@ -69,7 +69,7 @@ def surroundings(dtype: str, tp: int, gpu: str | None = None, cluster: Cluster |
     own = gpu or cluster.gpu.name
 
     def all_reduce_s(size_bytes: int, ranks: int) -> float:
-        path = group_path(cluster, grid_of(Layout(tp=tp, dp=ranks)), Group.DP)
+        path = group_path(cluster, Layout(tp=tp, dp=ranks), Group.DP)
         return float(price(CollectiveKind.ALL_REDUCE, size_bytes, route_of(path, cluster)).seconds)
 
     return Surroundings(lambda name: gpu_change(own, name, dtype), all_reduce_s)
@@ -213,12 +213,11 @@ class _MeetingFlows:
     def __init__(self, cluster: Cluster, recording: Recording) -> None:
         layout = recording.layout
         self.cluster, self.layout = cluster, layout
-        self.grid: RankGrid = grid_of(layout)
         self.seats: IntArray = seats_of(cluster, layout)
         nodes = ceil((int(self.seats.max()) + 1) / cluster.node.gpus)
         self.network: Network = network_of(cluster, nodes)
         self.rows = {
-            family: {tuple(sorted(row)): index for index, row in enumerate(members_of(self.grid, family).tolist())}
+            family: {tuple(sorted(row)): index for index, row in enumerate(members_of(self.layout, family).tolist())}
             for family in FAMILIES
             if family != Group.WORLD
         }
@@ -243,7 +242,9 @@ class _MeetingFlows:
             algorithm = price(work.kind, size, route_of(path, self.cluster)).algorithm
             if algorithm is None:
                 return None
-            self.known[key] = collective_flows(self.network, self.seats, self.grid, work, algorithm, meeting.transfer_s)
+            self.known[key] = collective_flows(
+                self.network, self.seats, self.layout, work, algorithm, meeting.transfer_s
+            )
         flows = self.known[key]
         return flows.at(np.flatnonzero(flows.group == row))
 

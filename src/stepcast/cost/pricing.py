@@ -13,7 +13,7 @@ from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, Gpu, Place, group_path
 from stepcast.hardware.path import GroupPath, neighbour_path
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
-from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.tables import constants
 from stepcast.ir.work import (
@@ -213,7 +213,7 @@ class Pricer:
 
         def make() -> Route:
             active = 0 if self.alone else None
-            group_links = path(self.cluster, grid_of(layout), str(group), self.place, active)
+            group_links = path(self.cluster, layout, str(group), self.place, active)
             return _intern(route_of(group_links, self.cluster))
 
         return _ROUTES.get((self.cluster, path, layout), make, group, self.place, self.alone)

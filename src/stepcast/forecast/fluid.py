@@ -16,7 +16,7 @@ from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Repeating
-from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
 from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, waits_of
@@ -91,7 +91,7 @@ class _FlowBuilder:
     def __init__(self, step: Step, pricer: Pricer, network: Network, seats: IntArray) -> None:
         self.step, self.pricer, self.network, self.seats = step, pricer, network, seats
         self.program = step.program.written_out
-        self.grid = grid_of(replace(pricer.layout, vpp=1))
+        self.layout = replace(pricer.layout, vpp=1)
         self.sets: list[FlowSet] = []
         self.place: list[int] = []
         self.alone_s: list[float] = []
@@ -196,7 +196,7 @@ class _FlowBuilder:
         if isinstance(work, Transfer):
             if work.direction is Direction.RECEIVE:
                 return None  # its sender has the flows
-            return transfer_flows(self.network, self.seats, self.grid, work, price_s, stage=stage)
+            return transfer_flows(self.network, self.seats, self.layout, work, price_s, stage=stage)
         algorithm = self.pricer.chosen(work).algorithm
         if algorithm is None:
             return None
@@ -205,7 +205,7 @@ class _FlowBuilder:
             nodes = self.pricer.route(work.group).nodes
             crossing = crossing_share(nodes, self.pricer.once_per_node) if nodes > 1 else 1.0
         return collective_flows(
-            self.network, self.seats, self.grid, work, algorithm, price_s, stage=stage, crossing=crossing
+            self.network, self.seats, self.layout, work, algorithm, price_s, stage=stage, crossing=crossing
         )
 
 
@@ -283,7 +283,7 @@ def shared_collective(
         return SharedCollective(alone, alone.seconds, network, empty)
     still_s = alone.seconds * min(alone.start_share, MOST_STILL)
     moving_s = alone.seconds - still_s
-    flows = collective_flows(network, seats, grid_of(layout), work, alone.algorithm, moving_s, crossing=crossing)
+    flows = collective_flows(network, seats, layout, work, alone.algorithm, moving_s, crossing=crossing)
     times = transfers(network.links, flows, alone_s=np.full(len(flows), moving_s))
     slowed = float((times.end_s / moving_s).max(initial=1.0)) > 1 + SAME
     seconds = float(times.end_s.max()) + still_s if slowed else alone.seconds

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
 from stepcast.ir.dataclass import ByIdentity, dataclass
-from stepcast.ir.layout import Copies, Layout, RankGrid
+from stepcast.ir.layout import Copies, Layout
 
 # The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks
 # follow each other in a domain and from one domain to the next; a placement says where they move on.
@@ -358,26 +358,26 @@ def job_path(cluster: Cluster, ranks: int, ranks_per_node: int | None = None, pl
 
 @lru_cache(maxsize=4096)
 def group_path(
-    cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
+    cluster: Cluster, layout: Layout, family: str, place: Place = Place.EVEN, active: int | None = None
 ) -> GroupPath:
     """Return the slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    return _slowest_path(cluster, grid, partial(grid.copies, family), place, active)
+    return _slowest_path(cluster, layout, partial(layout.group_copies, family), place, active)
 
 
 @lru_cache(maxsize=4096)
 def neighbour_path(
-    cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
+    cluster: Cluster, layout: Layout, family: str, place: Place = Place.EVEN, active: int | None = None
 ) -> GroupPath:
     """Return the slowest link from a rank to the next of its group, as between pipeline stages."""
-    if len(grid.group(family)) == 1:
+    if len(layout.group(family)) == 1:
         raise ValueError(f"{family} has a single rank, so no neighbours")
-    return _slowest_path(cluster, grid, partial(grid.neighbours, family), place, active)
+    return _slowest_path(cluster, layout, partial(layout.neighbours, family), place, active)
 
 
 def _slowest_path(
-    cluster: Cluster, grid: RankGrid, list_groups: Callable[[int], Iterable[Copies]], place: Place, active: int | None
+    cluster: Cluster, layout: Layout, list_groups: Callable[[int], Iterable[Copies]], place: Place, active: int | None
 ) -> GroupPath:
-    placement = place_job(place, cluster, grid.layout)
+    placement = place_job(place, cluster, layout)
     paths = [
         _RESOLVED.get((cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement)
         for ranks in _distinct(list_groups, cluster, placement)

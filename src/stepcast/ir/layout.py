@@ -71,6 +71,16 @@ SHARDS: dict[str, str] = {Group.SHARD: Group.DP, Group.EXPERT_SHARD: Group.EXPER
 PARTS: dict[str, str] = {**SHARDS, Group.REPLICA: Group.DP, Group.EXPERT_REPLICA: Group.EXPERT_DP}
 
 
+AXES = ("tp", "cp", "ep", "dp", "pp")  # the fastest from rank to rank first
+
+
+class Copies(NamedTuple):
+    """Equal groups: their first ranks, and how far from its first the members of each are."""
+
+    firsts: list[int]
+    offsets: tuple[int, ...] | range
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Degrees of parallelism. Experts are spread over the same ranks by a grid of their own:
@@ -139,34 +149,9 @@ class Layout:
         ranks = prod(sizes[axis] for axis in axes)
         return min(2, ranks) if group in (Group.EMBEDDING, Group.MIRROR) else ranks
 
-
-AXES = ("tp", "cp", "ep", "dp", "pp")
-
-
-class Copies(NamedTuple):
-    """Equal groups: their first ranks, and how far from its first the members of each are."""
-
-    firsts: list[int]
-    offsets: tuple[int, ...] | range
-
-
-@dataclass(frozen=True, slots=True)
-class RankGrid:
-    """The ranks of a layout, in the order of AXES, the fastest first."""
-
-    layout: Layout
-
-    def __post_init__(self) -> None:
-        layout = self.layout
-        if layout.tp * layout.cp * layout.dp % (layout.expert_tp_size * layout.ep):
-            raise ValueError(
-                f"expert_tp x ep = {layout.expert_tp_size} x {layout.ep} must divide "
-                f"tp x cp x dp = {layout.tp} x {layout.cp} x {layout.dp}"
-            )
-
     def stride(self, axis: str, *, expert: bool = False) -> int:
         """Return the distance in rank of two neighbours along *axis*."""
-        sizes = self.layout.axes(expert=expert)
+        sizes = self.axes(expert=expert)
         return prod(sizes[name] for name in AXES[: AXES.index(axis)])
 
     def group(self, family: str, rank: int = 0) -> tuple[int, ...]:
@@ -174,15 +159,15 @@ class RankGrid:
 
         For ``embedding`` a rank of a middle stage gets the group of its pipeline: it takes no part itself.
         """
-        if not 0 <= rank < self.layout.gpus:
-            raise ValueError(f"rank {rank} is outside a world of {self.layout.gpus}")
+        if not 0 <= rank < self.gpus:
+            raise ValueError(f"rank {rank} is outside a world of {self.gpus}")
         if family in PARTS:
             return next(part for part in self._parts(family, rank) if rank in part)
-        if family == Group.MIRROR:
-            stage, stride = rank // self.stride("pp") % self.layout.pp, self.stride("pp")
-            return tuple(sorted({rank, rank + (self.layout.pp - 1 - 2 * stage) * stride}))
         expert, axes = self._family(family)
-        strides, sizes = [self.stride(axis, expert=expert) for axis in axes], self.layout.axes(expert=expert)
+        if family == Group.MIRROR:
+            stage, stride = rank // self.stride("pp") % self.pp, self.stride("pp")
+            return tuple(sorted({rank, rank + (self.pp - 1 - 2 * stage) * stride}))
+        strides, sizes = [self.stride(axis, expert=expert) for axis in axes], self.axes(expert=expert)
         # Less what its coordinates on these axes add to its number.
         first = rank - sum(rank // stride % sizes[axis] * stride for axis, stride in zip(axes, strides, strict=True))
         return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
@@ -192,11 +177,10 @@ class RankGrid:
         if family in PARTS:
             firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
             return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
-        return tuple(
-            tuple([first + offset for offset in offsets]) for firsts, offsets in self.copies(family) for first in firsts
-        )
+        copies = self.group_copies(family)
+        return tuple(tuple([first + offset for offset in offsets]) for firsts, offsets in copies for first in firsts)
 
-    def copies(self, family: str, period: int = 0) -> list[Copies]:
+    def group_copies(self, family: str, period: int = 0) -> list[Copies]:
         """Return the groups of *family* as copies of one, or of several; with a *period*, of groups that are multiples
         of it apart only the first.
         """
@@ -206,7 +190,7 @@ class RankGrid:
         others = [axis for axis in AXES if axis not in axes]
         firsts = sorted(self._combinations(others, expert, period))
         if family == Group.MIRROR:
-            pp, stride = self.layout.pp, self.stride("pp")
+            pp, stride = self.pp, self.stride("pp")
             return [
                 Copies([first + stage * stride for first in firsts], (0, (pp - 1 - 2 * stage) * stride))
                 for stage in range(pp // 2)
@@ -215,37 +199,42 @@ class RankGrid:
 
     def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
         """Return the group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
-        layout, ranks = self.layout, self.group(PARTS[family], rank)
-        if layout.dp * layout.cp % layout.shard_size:
-            raise ValueError(f"shard {layout.shard} must divide cp x dp = {layout.cp * layout.dp}")
-        if len(ranks) % layout.copies:
+        ranks = self.group(PARTS[family], rank)
+        if self.dp * self.cp % self.shard_size:
+            raise ValueError(f"shard {self.shard} must divide cp x dp = {self.cp * self.dp}")
+        if len(ranks) % self.copies:
             raise ValueError(
-                f"shard {layout.shard} makes {layout.copies} copies, which must divide the {len(ranks)} "
+                f"shard {self.shard} makes {self.copies} copies, which must divide the {len(ranks)} "
                 f"ranks of {PARTS[family]}"
             )
-        size = len(ranks) // layout.copies
+        size = len(ranks) // self.copies
         if family in SHARDS:
             return [ranks[start : start + size] for start in range(0, len(ranks), size)]
         return [ranks[place::size] for place in range(size)]
 
     def neighbours(self, family: str, period: int = 0) -> list[Copies]:
-        """Return each rank with the next of its group: the transfers of a pipeline, say; *period* as in ``copies``."""
+        """Return each rank with the next of its group: the transfers of a pipeline, say (see ``group_copies``)."""
         return [
             Copies([first + start for first in firsts], (0, end - start))
-            for firsts, offsets in self.copies(family, period)
+            for firsts, offsets in self.group_copies(family, period)
             for start, end in pairwise(offsets)
         ]
 
     def _family(self, family: str) -> tuple[bool, tuple[str, ...]]:
         if family not in FAMILIES:
             raise ValueError(f"unknown group {str(family)!r}; known are {', '.join(FAMILIES)}")
+        if self.tp * self.cp * self.dp % (self.expert_tp_size * self.ep):
+            raise ValueError(
+                f"expert_tp x ep = {self.expert_tp_size} x {self.ep} must divide "
+                f"tp x cp x dp = {self.tp} x {self.cp} x {self.dp}"
+            )
         return FAMILIES[family]
 
     def _combinations(self, axes: Sequence[str], expert: bool, period: int = 0) -> Sequence[int]:
         """Return the offsets of all coordinates along *axes*, a range where they are evenly spaced; with a *period*,
         the least of those that are multiples of it apart.
         """
-        sizes, offsets = self.layout.axes(expert=expert), range(1)
+        sizes, offsets = self.axes(expert=expert), range(1)
         strides = {axis: self.stride(axis, expert=expert) for axis in axes if sizes[axis] > 1}
         for axis, stride in strides.items():
             if period or stride != offsets.step * len(offsets) > 1:
@@ -265,24 +254,18 @@ class RankGrid:
     def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> tuple[int, ...] | range:
         """Return how far the members of a group are from its first: the same for all groups of a family."""
         if family == Group.WORLD:
-            return range(self.layout.gpus)
+            return range(self.gpus)
         offsets = self._combinations(axes, expert)
         if family == Group.EMBEDDING and len(offsets) > 2:
             return min(offsets), max(offsets)
         return offsets if isinstance(offsets, range) else tuple(sorted(offsets))
 
 
-@lru_cache(maxsize=1024)
-def grid_of(layout: Layout) -> RankGrid:
-    """Return the ranks of *layout* in the usual order."""
-    return RankGrid(layout)
-
-
 @lru_cache(maxsize=2**16)
 def members(rank: int, group: str, layout: Layout) -> tuple[int, ...]:
     """Return the ranks of *rank*'s set of *group*, itself included; of a group nobody knows, itself alone."""
     known = group in FAMILIES or group in PARTS
-    return grid_of(layout).group(group, rank) if known else (rank,)
+    return layout.group(group, rank) if known else (rank,)
 
 
 def neighbour(rank: int, offset: int, layout: Layout, group: str = Group.PP) -> int:

@@ -18,7 +18,7 @@ from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
-from stepcast.ir.layout import Group, Layout, grid_of, members, neighbour
+from stepcast.ir.layout import Group, Layout, members, neighbour
 from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.work import (
     COMPUTING,
@@ -121,7 +121,7 @@ class _Communicators:
         used = {op.work.group for layer in _layers(workload) for op in layer.all_ops if isinstance(op.work, Collective)}
         for family in Group:
             if family in used and workload.layout.size(family) > 1:
-                for ranks in grid_of(workload.layout).groups(family):
+                for ranks in workload.layout.groups(family):
                     if 1 < len(ranks) < workload.layout.gpus:
                         self._numbers.setdefault(ranks, len(self._numbers) + 1)
 

@@ -23,7 +23,7 @@ from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.routes import LinkShares, check_working, entries, join_shares, over_ports, sum_shares
 from stepcast.ir.arrays import FloatArray, IntArray, join_rows, take_rows
 from stepcast.ir.flows import FlowSet
-from stepcast.ir.layout import FAMILIES, PARTS, RankGrid
+from stepcast.ir.layout import FAMILIES, PARTS, Layout
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
 
 # Tiers that belong to one GPU or node: a price has counted what they carry.
@@ -65,7 +65,7 @@ class CollectiveTraffic(NamedTuple):
 def collective_flows(
     network: Network,
     seats: IntArray,
-    grid: RankGrid,
+    layout: Layout,
     work: Collective,
     algorithm: Algorithm,
     price_s: float,
@@ -77,7 +77,7 @@ def collective_flows(
 
     *seats* is the GPU of each rank. Of groups that span stages, what the ranks of *stage* send counts.
     """
-    members = members_of(grid, work.group, stage)
+    members = members_of(layout, work.group, stage)
     mesh = network.cluster.node.fabric.kind is FabricKind.NVLINK_MESH
     groups = Groups(seats[members], network.cluster.domain_gpus, mesh)
     by_sender = network.topology.routing is not NetworkRouting.SPRAY and work.kind is CollectiveKind.ALL_TO_ALL
@@ -87,7 +87,7 @@ def collective_flows(
     if network.topology.kind is NetworkKind.TORUS and algorithm in rings:
         traffic = traffic._replace(messages=_along_axes(network, traffic.messages))
     if stage is not None and _spans_stages(work.group):
-        here = seats[_stage_ranks(grid, stage)]
+        here = seats[_stage_ranks(layout, stage)]
         messages, added, reduced = traffic
         traffic = CollectiveTraffic(
             take_rows(messages, np.isin(messages.source, here)),
@@ -100,15 +100,15 @@ def collective_flows(
 
 
 def transfer_flows(
-    network: Network, seats: IntArray, grid: RankGrid, work: Transfer, price_s: float, *, stage: int | None = None
+    network: Network, seats: IntArray, layout: Layout, work: Transfer, price_s: float, *, stage: int | None = None
 ) -> FlowSet:
     """Return a flow for each rank of *stage* (None: all) that sends *work* to its peer."""
     spans = _spans_stages(work.group)
-    members = members_of(grid, work.group, None if spans else stage)
+    members = members_of(layout, work.group, None if spans else stage)
     peers = np.roll(members, -work.peer_offset, axis=1)
     source, target = members.ravel(), peers.ravel()
     if stage is not None and spans:
-        here = np.isin(source, _stage_ranks(grid, stage))
+        here = np.isin(source, _stage_ranks(layout, stage))
         source, target = source[here], target[here]
     return message_flows(network, seats[source], seats[target], np.full(len(source), float(work.size_bytes)), price_s)
 
@@ -122,19 +122,19 @@ def message_flows(
 
 
 @lru_cache(maxsize=256)
-def members_of(grid: RankGrid, family: str, stage: int | None = None) -> IntArray:
+def members_of(layout: Layout, family: str, stage: int | None = None) -> IntArray:
     """Return the ranks of every group of *family*, a group a row, or of those within *stage*.
 
     The middle stage of an odd number mirrors itself: such a group of one exchanges nothing and is left out.
     """
-    copies = grid.copies(family)
+    copies = layout.group_copies(family)
     size = max(len(offsets) for _, offsets in copies)
     rows = [
         np.asarray(firsts)[:, None] + np.asarray(offsets)[None, :] for firsts, offsets in copies if len(offsets) == size
     ]
     members: IntArray = np.concatenate(rows)
     if stage is not None and not _spans_stages(family):
-        members = members[np.isin(members[:, 0], _stage_ranks(grid, stage))]
+        members = members[np.isin(members[:, 0], _stage_ranks(layout, stage))]
     members.setflags(write=False)
     return members
 
@@ -143,9 +143,9 @@ def _spans_stages(family: str) -> bool:
     return "pp" in FAMILIES[PARTS.get(family, family)][1]
 
 
-def _stage_ranks(grid: RankGrid, stage: int) -> IntArray:
-    stride, stages = grid.stride("pp"), grid.layout.pp
-    return np.flatnonzero(np.arange(grid.layout.gpus) // stride % stages == stage)
+def _stage_ranks(layout: Layout, stage: int) -> IntArray:
+    stride, stages = layout.stride("pp"), layout.pp
+    return np.flatnonzero(np.arange(layout.gpus) // stride % stages == stage)
 
 
 def _along_axes(network: Network, messages: GpuMessages) -> GpuMessages:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.ir.layout import Group, Layout, grid_of
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, GroupedMatmul, HostCopy, HostUpdate, Matmul, Transfer
 from stepcast.ir.workload import Layer, Op, Phase, Stage
 from stepcast.pytorch.run.operators import Call, Operators
@@ -139,9 +139,8 @@ class Exchange:
 
     def _make_group(self, family: Group) -> tuple[Any, tuple[int, ...]]:
         """Make all groups of a family, which every rank does in the same order, and return that of this rank."""
-        grid, own = grid_of(self._layout), None
-        members: tuple[int, ...] = (self._rank,)
-        for ranks in sorted({grid.group(str(family), rank) for rank in range(self._layout.gpus)}):
+        own, members = None, (self._rank,)
+        for ranks in sorted({self._layout.group(str(family), rank) for rank in range(self._layout.gpus)}):
             group = self._dist.new_group(list(ranks))
             if self._rank in ranks:
                 own, members = group, ranks
