@@ -9,11 +9,12 @@ from statistics import mean, median
 import pytest
 
 from stepcast.cost.memory import StageMemory, Verdict, memory, verdict_of
-from stepcast.cost.memory.stages import MemoryBand, fragmented_bytes
+from stepcast.cost.memory.stages import fragmented_bytes
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import Overhead
 from stepcast.ir.layout import Layout
+from stepcast.ir.step import Band
 from stepcast.ir.strategy import ContextKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.units import GIB
@@ -94,7 +95,7 @@ def test_expandable_segments_reserve_less_unless_layers_are_recomputed() -> None
 )
 def test_a_step_is_tight_within_its_interval(capacity: float, verdict: Verdict, fits: bool) -> None:
     """80 GiB reserved of 81 in all: up to 8 % more of the 80 is 87.4."""
-    band = MemoryBand(0.95, 1.08)
+    band = Band(0.95, 1.08, "", 0)
     stage = StageMemory(0, 70 * GIB, 0, 0, 10 * GIB, 0, 0, 0, GIB, capacity * GIB, band=band)
     assert stage.low == pytest.approx(77 * GIB)
     assert stage.high == pytest.approx(87.4 * GIB)

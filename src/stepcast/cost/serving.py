@@ -20,7 +20,7 @@ multiprocessors and the memory. Kernels that serve one query head per block read
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct, to_builtins
@@ -35,6 +35,8 @@ from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.tables import Amount, Positive, Share, constants, convert_table
+
+Fit = TypeVar("Fit")
 
 TRAINING_GPU = "h200"  # on which operators of training were measured
 BURST = Load(0.0, repeats=6.0)  # a few calls, as the tables were measured
@@ -453,7 +455,7 @@ def custom_reduce_s(size_bytes: Number, ranks: int, gpu: Gpu, link_bytes_per_s: 
     return own.start_s + own.rank_s * ranks + np.minimum(once_s, twice_s)
 
 
-def _of_format(known: Facts, dtype: str, gpu: Gpu) -> Any:
+def _of_format(known: Mapping[str, Fit], dtype: str, gpu: Gpu) -> Fit:
     if not known:
         raise ValueError(f"this attention was not measured on {stand_in(gpu.architecture)}")
     return known.get(dtype) or known["bf16"]

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
@@ -471,7 +471,8 @@ def _read_entries(name: str, chain: tuple[str, ...], named_at: str) -> dict[str,
         base = str(Path(name).parent / base)
     entries = {} if base is None else _read_entries(base, chain, described.where("extends"))
     if presets:
-        inherited: Any = entries["presets"].value if "presets" in entries else ()
+        inherited = entries["presets"].value if "presets" in entries else ()
+        assert isinstance(inherited, tuple)
         values["presets"] = (*inherited, *presets)
     return entries | {key: Entry(value, described.where(key), described.source(key)) for key, value in values.items()}
 

@@ -41,41 +41,18 @@ class Region(NamedTuple):
         return self.domain + domain, local
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Ranks of each domain in turn; none given: as many as a domain has GPUs."""
-
-    held: tuple[int, ...] = ()
-
-    def spread(self, ranks: Sequence[int], size: int) -> "SpreadRanks":
-        """Return where *ranks*, rising, run; domains have *size* GPUs."""
-        regions = self.regions(size)
-        if len(regions) == 1 and (spread := _spread_evenly(ranks, regions[0].held)):
-            return spread
-        domains: dict[int, list[int]] = {}
-        ahead = iter(regions)
-        region = next(ahead)
-        for rank in ranks:
-            while rank >= region.stop:
-                region = next(ahead)
-            domain, local = region.locate(rank)
-            domains.setdefault(domain, []).append(local)
-        return SpreadRanks(list(domains), tuple(dict.fromkeys(map(tuple, domains.values()))))
-
-    def regions(self, size: int) -> tuple[Region, ...]:
-        """Return the runs of domains that hold as many ranks each; domains have *size* GPUs."""
-        return _regions(self.held) if self.held else (Region(0, ENDLESS, 0, size),)
-
-
-FILLED = Placement()
+Placement = tuple[int, ...]
+"""Ranks of each domain in turn; none given: as many as a domain has GPUs."""
+FILLED: Placement = ()
 ENDLESS = 2**62
 
 
 @lru_cache(maxsize=1024)
-def _regions(held: tuple[int, ...]) -> tuple[Region, ...]:
+def list_regions(placement: Placement, size: int) -> tuple[Region, ...]:
+    """Return the runs of domains that hold as many ranks each; domains have *size* GPUs."""
     regions: list[Region] = []
     start = domain = 0
-    for ranks, run in groupby(held):
+    for ranks, run in groupby(placement or (size,)):
         count = sum(1 for _ in run)
         regions.append(Region(start, start + count * ranks, domain, ranks))
         start, domain = start + count * ranks, domain + count
@@ -88,6 +65,21 @@ class SpreadRanks(NamedTuple):
 
     domains: Sequence[int]
     held: tuple[tuple[int, ...], ...]
+
+
+def _spread(ranks: Sequence[int], regions: Sequence[Region]) -> SpreadRanks:
+    """Return where *ranks*, rising, run."""
+    if len(regions) == 1 and (spread := _spread_evenly(ranks, regions[0].held)):
+        return spread
+    domains: dict[int, list[int]] = {}
+    ahead = iter(regions)
+    region = next(ahead)
+    for rank in ranks:
+        while rank >= region.stop:
+            region = next(ahead)
+        domain, local = region.locate(rank)
+        domains.setdefault(domain, []).append(local)
+    return SpreadRanks(list(domains), tuple(dict.fromkeys(map(tuple, domains.values()))))
 
 
 def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
@@ -145,7 +137,7 @@ def place_ranks(place: Place, cluster: Cluster, ranks: int, together: tuple[int,
         used = -(-count // (size // unit))
         if rest == 0 and (domains is None or used <= domains):
             share, more = divmod(count, used)
-            return Placement(tuple(unit * (share + (domain < more)) for domain in range(used)))
+            return tuple(unit * (share + (domain < more)) for domain in range(used))
     return FILLED
 
 
@@ -321,7 +313,7 @@ def resolve(
     if members[0] < 0 or (cluster.gpus is not None and members[-1] >= cluster.gpus):
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
-    nodes, held = placement.spread(members, size)
+    nodes, held = _spread(members, list_regions(placement, size))
     most, aligned = max(map(len, held)), len(held) == 1  # each node holds the same GPUs, each NIC talks to its own rail
     links = (cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
     intra = min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
@@ -395,7 +387,7 @@ def _distinct(
     """Return one group of each shape: copies that are full leaves apart are equal, or full domains if they are within
     one, and where all their members run on the same GPU of different domains, it makes no difference on which.
     """
-    regions = placement.regions(cluster.domain_gpus)
+    regions = list_regions(placement, cluster.domain_gpus)
     torus = cluster.topology.kind is NetworkKind.TORUS
     under_leaf = repeated_domains(cluster.topology)
     known: dict[tuple[int, ...] | range, dict[object, int]] = {}

@@ -182,22 +182,20 @@ class ByIdentity(Generic[Value]):
     def get(self, made_of: Sequence[object], make: Callable[[], Value], *key: object) -> Value:
         """Return the value for *made_of* and *key*, made now unless it is known."""
         place = (*key, *map(id, made_of))
-        entry = self._known.get(place)
-        if entry is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
-            entry = self._known[place] = (made_of, make())
-        return entry[1]
+        return (self._known.get(place) or self._add(place, made_of, make()))[1]
 
     def of(self, one: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
         """Return the value for a single object, the usual case: ``make(one, key)``."""
         place = (key, id(one))
-        entry = self._known.get(place)
-        if entry is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
-            entry = self._known[place] = ((one,), make(one, key))
-        return entry[1]
+        return (self._known.get(place) or self._add(place, (one,), make(one, key)))[1]
+
+    def _add(
+        self, place: tuple[object, ...], made_of: Sequence[object], value: Value
+    ) -> tuple[Sequence[object], Value]:
+        if len(self._known) >= self._most:
+            self._known.clear()
+        entry = self._known[place] = (made_of, value)
+        return entry
 
     def cache_clear(self) -> None:
         """Forget all values; ``lru_cache`` has a method of this name."""

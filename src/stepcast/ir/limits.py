@@ -7,8 +7,7 @@ none. Each is far beyond what real runs have; docs/limits.md lists them.
 from functools import partial
 
 from stepcast.ir.dataclass import dataclass
-
-MIB = 2**20
+from stepcast.units import MIB
 
 
 @dataclass(frozen=True, slots=True)

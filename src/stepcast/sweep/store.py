@@ -12,11 +12,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepcast.ir.facts import FactDict
-from stepcast.ir.limits import MIB
 from stepcast.outputs.files import hold
 from stepcast.sweep.engines import AnsweredChunk
 from stepcast.sweep.spec import Words
-from stepcast.units import DEFAULT_CURRENCY
+from stepcast.units import DEFAULT_CURRENCY, MIB
 
 NAME = "results.sqlite"
 LOCK = "driver.lock"

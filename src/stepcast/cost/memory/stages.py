@@ -31,7 +31,7 @@ from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.saved import SavedActivations
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.sharding import Reduced, plan_of
-from stepcast.ir.step import LEVEL
+from stepcast.ir.step import Band
 from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
 from stepcast.ir.tables import constants
 from stepcast.units import MIB
@@ -53,23 +53,13 @@ STAGED_LAYERS = 2
 MEASURED: dict[str, float] = constants("memory")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBand:
-    """Measured over predicted memory: the 90 % interval, and the number of rows that it was fitted to."""
-
-    low: float = 1.0
-    high: float = 1.0
-    rows: int = 0
-    of: str = ""
-    level: float = LEVEL
-
-
-UNKNOWN_BAND = MemoryBand()
+UNKNOWN_BAND = Band(1.0, 1.0, "", 0)
 
 
 @lru_cache(maxsize=1)
-def _bands() -> dict[str, MemoryBand]:
-    return {name: MemoryBand(**entry, of=name) for name, entry in load_fit("memory")["kinds"].items()}
+def _bands() -> dict[str, Band]:
+    """Return the intervals of measured over predicted memory, by kind of run."""
+    return {name: Band(**entry, of=name) for name, entry in load_fit("memory")["kinds"].items()}
 
 
 class Verdict(StrEnum):
@@ -95,7 +85,7 @@ class StageMemory:
     framework: float  # what the driver and its kernels take
     capacity: float
     host: float = 0.0  # in the memory of the host: what was offloaded
-    band: MemoryBand = UNKNOWN_BAND
+    band: Band = UNKNOWN_BAND
 
     @property
     def allocated(self) -> float:

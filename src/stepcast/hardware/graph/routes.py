@@ -7,7 +7,7 @@ import numpy as np
 
 from stepcast.hardware.cluster import PAIRED, Cluster, FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.path import Place, place_job
+from stepcast.hardware.path import Place, list_regions, place_job
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray, join_rows, take_rows
 from stepcast.ir.layout import Layout
 
@@ -57,7 +57,7 @@ def seats_of(cluster: Cluster, layout: Layout, place: Place = Place.EVEN) -> Int
     placement = place_job(place, cluster, layout)
     ranks, size = np.arange(layout.gpus), cluster.domain_gpus
     seats = np.empty_like(ranks)
-    for region in placement.regions(size):
+    for region in list_regions(placement, size):
         here = (ranks >= region.start) & (ranks < region.stop)
         away, local = np.divmod(ranks[here] - region.start, region.held)
         seats[here] = (region.domain + away) * size + local

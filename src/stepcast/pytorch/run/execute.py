@@ -139,7 +139,8 @@ class Exchange:
 
     def _make_group(self, family: Group) -> tuple[Any, tuple[int, ...]]:
         """Make all groups of a family, which every rank does in the same order, and return that of this rank."""
-        own, members = None, (self._rank,)
+        own = None
+        members: tuple[int, ...] = (self._rank,)
         for ranks in sorted({self._layout.group(str(family), rank) for rank in range(self._layout.gpus)}):
             group = self._dist.new_group(list(ranks))
             if self._rank in ranks:
