@@ -88,7 +88,7 @@ class RunCheck:
     def forecast(self) -> "Prediction":
         """Write the forecast; raise a RunDoesNotFitError if it does not fit and the check is strict."""
         began = time.perf_counter()
-        run, prediction = self.run, self.run.prediction
+        run, prediction = self.run, self.prediction
         fullest = max(prediction.memory, key=lambda stage: stage.total)
         low, high = prediction.interval_s or (prediction.step_s, prediction.step_s)
         self.facts |= {"predicted_s": prediction.step_s, "interval_s": [low, high], "verdict": str(fullest.verdict)}
@@ -224,10 +224,9 @@ class RunCheck:
         peaks = measure_peaks()
         if peaks is None:
             return []
-        allocated, reserved = peaks
-        self.facts |= {"measured_allocated_bytes": allocated, "measured_reserved_bytes": reserved}
         parts = []
-        for name, measured in (("allocated", allocated), ("reserved", reserved)):
+        for name, measured in zip(("allocated", "reserved"), peaks, strict=True):
+            self.facts[f"measured_{name}_bytes"] = measured
             size = self.facts[f"{name}_bytes"]
             change = format_change(size / measured - 1)
             parts.append(f"{name} {format_bytes(measured)}, predicted {format_bytes(size)} ({change})")

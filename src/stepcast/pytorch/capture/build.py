@@ -56,8 +56,7 @@ def build_captured(
     layers, parts = segments.layers(), segments.parts()
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     _pass_on_memory(parts, kept)
-    updates = {number: event for number, event in enumerate(trace.events) if event.moment is Moment.OPTIMIZER}
-    update_ops = _update_ops(updates, segments.host_waits, segments.calls)
+    update_ops = _update_ops(trace, segments.host_waits, segments.calls)
     optimizer = Layer(str(Role.OPTIMIZER), update_ops, role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
@@ -80,10 +79,9 @@ def _main_precision(body: Iterable[Block], default: str) -> DType:
     """Return the format of most of the multiplications; *default* where there are none."""
     flops: dict[DType, float] = defaultdict(float)
     for block in body:
-        for layer in block.layers:
-            for op in layer.all_ops:
-                if isinstance(op.work, Matmul | GroupedMatmul | Attention):
-                    flops[op.work.dtype] += block.repeat * op.work.flops
+        for work in (op.work for layer in block.layers for op in layer.all_ops):
+            if isinstance(work, Matmul | GroupedMatmul | Attention):
+                flops[work.dtype] += block.repeat * work.flops
     return max(flops, key=lambda dtype: flops[dtype], default=DType(default))
 
 
@@ -341,20 +339,19 @@ def name_ops(events: Iterable[HostedEvent], spent: float = 0.0) -> tuple[tuple[O
     return tuple(ops), 0.0 if ops else spent
 
 
-def _update_ops(events: dict[int, Event], host_waits: Container[int], calls: Sequence[float]) -> tuple[Op, ...]:
+def _update_ops(trace: StepTrace, host_waits: Container[int], calls: Sequence[float]) -> tuple[Op, ...]:
     """Return the ops of the optimizer; *calls* has the CPU's time of each event."""
-    listed = {number: event for number, event in events.items() if event.name.startswith(LISTED)}
-    others = (
-        HostedEvent(event.name, works_of(event), number in host_waits, calls[number])
-        for number, event in events.items()
-        if number not in listed
-    )
+    others, timed = list[HostedEvent](), list[tuple[int, int, Elementwise]]()
+    for number, event in enumerate(trace.events):
+        if event.moment is not Moment.OPTIMIZER:
+            continue
+        works = works_of(event)
+        if not event.name.startswith(LISTED):
+            others.append(HostedEvent(event.name, works, number in host_waits, calls[number]))
+        elif works and isinstance(works[0], Elementwise):
+            length = max((size for size in event.options if isinstance(size, int)), default=1)
+            timed.append((number, length, works[0]))
     ops, _ = name_ops(others)
-    timed = [
-        (number, max((size for size in event.options if isinstance(size, int)), default=1), work)
-        for number, event in listed.items()
-        for work in [work for work in works_of(event) if isinstance(work, Elementwise)][:1]
-    ]
     passes = [(length, work) for _, length, work in timed if work.kind is ElementwiseKind.LISTED_OPTIMIZER]
     total = sum(length for length, _ in passes)
     columns = max(1, round(sum(work.elements for _, work in passes) / LISTED_PASSES))
@@ -364,13 +361,13 @@ def _update_ops(events: dict[int, Event], host_waits: Container[int], calls: Seq
     for number, length, work in timed:
         is_listed = work.kind is ElementwiseKind.LISTED_OPTIMIZER
         tensor_s = DISPATCH["listed_update_s" if is_listed else "update_s"]
-        own, issued = work, calls[number] * DISPATCH["light_s"] / tensor_s
+        issued = calls[number] * DISPATCH["light_s"] / tensor_s
         if is_listed:
             share = length / total
-            own = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
-                          write_bytes=written * share)  # fmt: skip
+            work = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
+                           write_bytes=written * share)  # fmt: skip
         name = f"update {len(updates) + 1}" if updates else "update"
-        updates.append(Op(name, own, kernels=round(issued, 2), host_reads=number in host_waits))
+        updates.append(Op(name, work, kernels=round(issued, 2), host_reads=number in host_waits))
     return (*ops, *updates)
 
 

@@ -16,7 +16,7 @@ from stepcast.pytorch.capture.emulation import GPU, EmulatedGpu
 from stepcast.pytorch.capture.host import HOST_CALLS, apply_function, count_calls, enter_checkpoint
 from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
 from stepcast.pytorch.capture.program import CaptureOptions, TrainingProgram, build_program
-from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer
+from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, parameters_of
 
 # Questions of PyTorch about the machine, with the answers of one with a GPU: optimizers ask which kernels the device
 # of their weights has, autocast whether it can be on, checkpoints whose autocast they restore.
@@ -128,14 +128,7 @@ def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTra
     tracer = Tracer({id(module): name for name, module in program.model.named_modules()})
     tracer.compiles = options.compiled
     _make_optimizer_states(program, tracer)
-    for name, parameter in program.model.named_parameters(remove_duplicate=False):
-        tracer.add_parameter(name.rpartition(".")[0], parameter)
-    for buffer in program.model.buffers():
-        tracer.add_tensor(buffer, "buffers")
-    for state in program.optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                tracer.add_tensor(value, "optimizer")
+    tracer.add_existing([program.model], [program.optimizer])
     try:
         _run_step(program, options, tracer)
     except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError) as error:
@@ -148,9 +141,8 @@ def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTra
 
 def _make_optimizer_states(program: TrainingProgram, tracer: Tracer) -> None:
     """Run one update before the step that is traced, so that the optimizer is that of any later step."""
-    for group in program.optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.empty_like(parameter)
+    for parameter in parameters_of(program.optimizer):
+        parameter.grad = torch.empty_like(parameter)
     tracer.moment = Moment.OPTIMIZER
     with tracer, torch.no_grad():
         program.optimizer.step()
@@ -185,9 +177,8 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
             (loss, *others), (ones, *zeros), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
         del others, zeros
-    for parameter in program.model.parameters():
-        if parameter.grad is not None:
-            tracer.add_gradient(parameter)
+    for parameter in dict.fromkeys((*program.model.parameters(), *parameters_of(program.optimizer))):
+        tracer.add_gradient(parameter)
     tracer.moment = Moment.OPTIMIZER
     tracer.trace.updates[len(tracer.trace.events)] = len(tracer.trace.gradients)
     with tracer, torch.no_grad():

@@ -14,7 +14,7 @@ import runpy
 import sys
 import traceback
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,16 @@ from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_t
 from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_called, take_spent
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
-from stepcast.pytorch.capture.tracer import LISTED, READ_A_VALUE, CaptureError, Moment, StepTrace, Tracer, list_tensors
+from stepcast.pytorch.capture.tracer import (
+    LISTED,
+    READ_A_VALUE,
+    CaptureError,
+    Moment,
+    StepTrace,
+    Tracer,
+    list_tensors,
+    parameters_of,
+)
 
 T = Tensor
 HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
@@ -172,7 +181,7 @@ class ScriptTracer(Tracer):
         self._watches.clear()
 
     def open_window(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Begin to record, with everything that exists: parameters, buffers, gradients and optimizer states."""
+        """Begin to record, with everything that exists."""
         self.trace = StepTrace(modules=self.trace.modules)
         self._event_of_node.clear()
         self._storage_numbers.clear()
@@ -181,21 +190,7 @@ class ScriptTracer(Tracer):
         take_called()
         self._sequence = 0
         self.recording = True
-        for module in self.roots.values():
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                self.add_parameter(name.rpartition(".")[0], parameter)
-            for buffer in module.buffers():
-                self.add_tensor(buffer, "buffers")
-        for optimizer in optimizers:
-            for parameter in _parameters_of(optimizer):
-                if self._number_storage(parameter) not in self.trace.parameters:
-                    self.add_parameter("", parameter)
-                if parameter.grad is not None:
-                    self.add_tensor(parameter.grad, "gradients")
-            for state in optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, Tensor):
-                        self.add_tensor(value, "optimizer")
+        self.add_existing(self.roots.values(), optimizers)
 
 
 class ScriptGpu(EmulatedGpu):
@@ -236,24 +231,24 @@ class ScriptGpu(EmulatedGpu):
         return self._construct(func, args, kwargs)
 
     def _construct(self, func: Any, args: Any, kwargs: Any) -> Any:
-        options = {name: value for name, value in kwargs.items() if name not in ("generator", "pin_memory")}
+        own = {**kwargs, "device": torch.device("cpu")}
+        is_pinned = own.pop("pin_memory", False)
+        without_data = {name: value for name, value in own.items() if name != "generator"} | {"device": META}
         if kwargs.get("device") is not None and as_device(kwargs["device"]).type != "cpu":
-            return func(*args, **{**options, "device": META})
+            return func(*args, **without_data)
         with torch._C._DisableTorchDispatch():
-            result = func(*args, **{**options, "device": META})
-        if isinstance(result, Tensor):
-            if func in RANDOM and self._tracer.recording:
-                spend(CALLS["random"] * result.numel())
-            most = HOST_FLOATS if result.is_floating_point() else HOST_INTEGERS
-            if result.numel() > most:
-                setattr(result, HOST, True)
-            else:
-                unpinned = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-                result = func(*args, **{**unpinned, "device": torch.device("cpu")})
-            if kwargs.get("pin_memory"):
-                setattr(result, PINNED, True)
-            return result
-        return func(*args, **{**kwargs, "device": torch.device("cpu")})
+            result = func(*args, **without_data)
+        if not isinstance(result, Tensor):
+            return func(*args, **{**kwargs, "device": torch.device("cpu")})
+        if func in RANDOM and self._tracer.recording:
+            spend(CALLS["random"] * result.numel())
+        if result.numel() > (HOST_FLOATS if result.is_floating_point() else HOST_INTEGERS):
+            setattr(result, HOST, True)
+        else:
+            result = func(*args, **own)
+        if is_pinned:
+            setattr(result, PINNED, True)
+        return result
 
     def _convert(self, own: Any, args: Any, kwargs: Any) -> Any:
         """Run ``tensor.to(...)``."""
@@ -322,11 +317,6 @@ def as_device(device: Any) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 def locate_caller() -> str:
     """Return file and line of the innermost frame outside of PyTorch and this package."""
     inside = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
@@ -359,7 +349,7 @@ class ScriptRun:
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.optimizers.setdefault(id(optimizer), optimizer)
         self.tracer.moment = Moment.OPTIMIZER
-        self.tracer.trace.updates[len(self.tracer.trace.events)] = sum(1 for _ in _parameters_of(optimizer))
+        self.tracer.trace.updates[len(self.tracer.trace.events)] = sum(1 for _ in parameters_of(optimizer))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.tracer.moment = Moment.FORWARD
@@ -372,9 +362,8 @@ class ScriptRun:
             self._open_window()
             return
         for each in self.optimizers.values():
-            for parameter in _parameters_of(each):
-                if parameter.grad is not None:
-                    self.tracer.add_gradient(parameter)
+            for parameter in parameters_of(each):
+                self.tracer.add_gradient(parameter)
         if self.tracer.trace.host_waits and self.second is None:
             self.second = self.tracer.trace, self.passes
             self._open_window()

@@ -161,9 +161,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
     # ---- modules --------------------------------------------------------------------------------------
 
     def _number_module(self, name: str) -> int:
-        number = self._module_numbers.get(name)
-        if number is None:
-            number = self._module_numbers[name] = len(self.trace.modules)
+        number = self._module_numbers.setdefault(name, len(self.trace.modules))
+        if number == len(self.trace.modules):
             self.trace.modules.append(name)
         return number
 
@@ -216,13 +215,31 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         """Note a tensor that exists before the step."""
         self.trace.storages[self._number_storage(tensor)].role = role
 
+    def add_existing(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Note what exists before the step: parameters, buffers, gradients and the states of optimizers."""
+        for module in modules:
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                self.add_parameter(name.rpartition(".")[0], parameter)
+            for buffer in module.buffers():
+                self.add_tensor(buffer, "buffers")
+        for optimizer in optimizers:
+            for parameter in parameters_of(optimizer):
+                if self._number_storage(parameter) not in self.trace.parameters:
+                    self.add_parameter("", parameter)
+                if parameter.grad is not None:
+                    self.add_tensor(parameter.grad, "gradients")
+            for value in (value for state in optimizer.state.values() for value in state.values()):
+                if isinstance(value, Tensor):
+                    self.add_tensor(value, "optimizer")
+
     def add_gradient(self, parameter: Tensor) -> None:
-        """Note that the gradient of *parameter* exists."""
-        number = self._storage_numbers.get(parameter.grad.untyped_storage()._cdata)
+        """Note the gradient of *parameter* if the step made one."""
+        grad = parameter.grad
+        number = None if grad is None else self._storage_numbers.get(grad.untyped_storage()._cdata)
         if number is not None:
             self.trace.storages[number].role = "gradients"
             self.trace.gradients[self._number_storage(parameter)] = number
-            self.trace.reduced[self._number_storage(parameter)] = parameter.grad.nbytes
+            self.trace.reduced[self._number_storage(parameter)] = grad.nbytes
 
     def _number_storage(self, tensor: Tensor, is_read: bool = False) -> int:
         """Return the number of a tensor's storage; one that is read before it is written was made before the step."""
@@ -282,7 +299,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
                 self.copy_from_host(read[-1], written[0], bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
         elif self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
             self._add_event(name, args, read, written)
-            if _is_sized_by_values(name, read):
+            if name in SIZED_BY_VALUES or (name in INDEXED and any(tensor.dtype is torch.bool for tensor in read)):
                 self._add_host_wait()
         del held
         return result
@@ -377,10 +394,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def _read_value(self, func: Any, args: Any, kwargs: Any, read: list[Tensor]) -> object:
         values = self._values_of(read)
-        if values is None and all(tensor.device.type == "cpu" for tensor in read):
-            return func(*args, **kwargs)
         if values is None:
-            return self.read_unknown(read)
+            is_real = all(tensor.device.type == "cpu" for tensor in read)
+            return func(*args, **kwargs) if is_real else self.read_unknown(read)
         if any(map(_is_meta, read)):
             self._add_host_wait()
         real_args, real_kwargs = _replace_tensors((args, kwargs), values)
@@ -424,6 +440,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
     def _describe(self, tensor: Tensor, is_read: bool = False) -> TracedTensor:
         dtype = DTYPES.get(tensor.dtype, "fp32")
         return TracedTensor(tuple(tensor.shape), tensor.stride(), dtype, self._number_storage(tensor, is_read))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _is_meta(tensor: Tensor) -> bool:
@@ -540,10 +561,6 @@ def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) ->
     shares = torch.softmax(scores, dim, dtype)
     empty = (scores == float("-inf")).all(dim, keepdim=True)
     return torch.where(empty, torch.zeros((), dtype=shares.dtype, device=META), shares)
-
-
-def _is_sized_by_values(name: str, read: list[Tensor]) -> bool:
-    return name in SIZED_BY_VALUES or (name in INDEXED and any(tensor.dtype is torch.bool for tensor in read))
 
 
 def _expand_masks(args: Any) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ class Recorder:
         self._step_ends_s: list[float] = []
         self._calls: list[dict[str, object]] = []
         self._profiler: Any = None
-        self._hooks: list[Any] = []
+        self._optimizer_hook: Any = None
         self._module_hooks: list[Any] = []
         self._offset_s = 0.0
         self._optimizer: int | None = None
@@ -55,7 +55,7 @@ class Recorder:
     def start(self) -> "Recorder":
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._hooks.append(register_optimizer_step_post_hook(self._after_optimizer))
+        self._optimizer_hook = register_optimizer_step_post_hook(self._after_optimizer)
         atexit.register(self.stop)
         return self
 
@@ -67,9 +67,7 @@ class Recorder:
         self._close_window()
         self._write_steps()
         self._write_flight_recorder()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._optimizer_hook.remove()
         atexit.unregister(self.stop)
 
     # ---- boundaries of steps --------------------------------------------------------------------------
@@ -124,8 +122,8 @@ class Recorder:
             if len(self._calls) < MOST_CALLS:
                 group = kwargs.get("group")
                 ranks = tuple(dist.get_process_group_ranks(group)) if group is not None else ()
-                row = {"start_s": begin, "end_s": _now_s(), "name": name, "bytes": _tensor_bytes(args)}
-                self._calls.append({**row, "ranks": ranks})
+                row = {"start_s": begin, "end_s": _now_s(), "name": name, "bytes": _tensor_bytes(args), "ranks": ranks}
+                self._calls.append(row)
             return result
 
         return watch
