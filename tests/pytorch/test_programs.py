@@ -60,6 +60,10 @@ def sgd():
 def momentum():
     return Stack(), data(), mean, lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9)
 
+def learnt_loss():
+    model, scale = Stack(), nn.Parameter(torch.ones({WIDTH}))
+    return model, data(), lambda out: (out * scale).mean(), torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+
 def fused_momentum():
     return Stack(), data(), mean, lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, fused=True)
 
@@ -128,6 +132,14 @@ def captured(name: str, **asked: object) -> Captured:
 def ops_of(found: Captured, kind: type) -> list[Op]:
     layers = [layer for block in found.stage.body for layer in block.layers for _ in range(block.repeat)]
     return [op for layer in layers for op in layer.all_ops if isinstance(op.work, kind)]
+
+
+def test_weights_of_a_learnt_loss_are_parameters() -> None:
+    """The optimizer has them, not the model; their storage is a block of 1 KiB."""
+    plain, learnt = captured("sgd"), captured("learnt_loss")
+    assert learnt.parameters - plain.parameters == WIDTH
+    assert learnt.memory.parameters - plain.memory.parameters == 4 * WIDTH
+    assert learnt.memory.all_gradients - plain.memory.all_gradients == 4 * WIDTH
 
 
 def product_formats(found: Captured) -> set[DType]:
