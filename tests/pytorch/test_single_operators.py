@@ -17,7 +17,7 @@ from stepcast.ir.framework import MEGATRON_CORE  # noqa: E402
 from stepcast.ir.work import Compute  # noqa: E402
 from stepcast.ir.workload import Stage, Workload  # noqa: E402
 from stepcast.pytorch.capture.emulation import EmulatedGpu  # noqa: E402
-from stepcast.pytorch.capture.host import CALLS, take_spent  # noqa: E402
+from stepcast.pytorch.capture.host import CALLS, take_host_work  # noqa: E402
 from stepcast.pytorch.capture.kernels import works_of  # noqa: E402
 from stepcast.pytorch.capture.run import _answer_as_gpu  # noqa: E402
 from stepcast.pytorch.capture.tracer import Event, Moment, Tracer, _transform_bytes  # noqa: E402
@@ -117,7 +117,7 @@ def test_cudnn_transforms_where_it_was_seen_to() -> None:
 
 def test_gradients_without_backward_take_time() -> None:
     x = torch.ones(3, requires_grad=True)
-    take_spent()
+    take_host_work()
     with _answer_as_gpu():
         torch.autograd.grad((x * x).sum(), x)
-    assert take_spent() == pytest.approx(CALLS["grad"])
+    assert take_host_work()[0] == pytest.approx(CALLS["grad"])

@@ -25,22 +25,17 @@ def spend(calls: float) -> None:
     _spent[0] += calls
 
 
-def take_spent() -> float:
-    """Return what the host did since it was last asked, in additions, and begin anew."""
-    calls, _spent[0] = _spent[0], 0.0
-    return calls
-
-
 def call(kind: str) -> None:
     """Note that the host runs code of Python around operators: a module, or a function with a gradient of its own."""
     _called.append(kind)
 
 
-def take_called() -> list[str]:
-    """Return what was called since this was last asked."""
-    kinds = _called[:]
+def take_host_work() -> tuple[float, list[str]]:
+    """Return what the host spent, in additions, and what it called since it was last asked, and begin anew."""
+    work = _spent[0], _called[:]
+    _spent[0] = 0.0
     _called.clear()
-    return kinds
+    return work
 
 
 def apply_function(own: Callable[..., object]) -> object:

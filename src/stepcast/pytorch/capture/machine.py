@@ -111,8 +111,6 @@ class PretendMachine:
             "is_current_stream_capturing": False, "get_rng_state": state, "get_rng_state_all": [state],
             "initial_seed": 0,
         }  # fmt: skip
-        for question, answer in answers.items():
-            yield cuda, question, _answer(answer)
         for name in CALLS["handles"]:
             yield cuda, name, _Handle
         for name in CALLS["ranges"]:
@@ -122,8 +120,8 @@ class PretendMachine:
             "current_accelerator": torch.device(GPU), "max_memory_allocated": 0, "current_stream": _Handle(),
             **dict.fromkeys(("synchronize", "set_device_index", "empty_cache")),
         }  # fmt: skip
-        for name, answer in accelerated.items():
-            yield accelerator, name, _answer(answer)
+        for owner, known in ((cuda, answers), (accelerator, accelerated)):
+            yield from ((owner, question, _answer(answer)) for question, answer in known.items())
         yield torch, "Generator", HostGenerator
         compared = {"default": lambda tensor: (tensor.shape, tensor.dtype), "none": lambda tensor: None}
         yield torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", compared
@@ -305,9 +303,8 @@ class PretendMachine:
         for unit in self.units:
             own = {id(each): each for module in unit.modules for each in module.parameters() if id(each) not in claimed}
             claimed |= own.keys()
-            param_dtype, reduce_dtype = (
-                getattr(unit.precision, name, None) for name in ("param_dtype", "reduce_dtype")
-            )
+            formats = (getattr(unit.precision, name, None) for name in ("param_dtype", "reduce_dtype"))
+            param_dtype, reduce_dtype = formats
             gathered_bytes = reduced_bytes = 0
             for each in own.values():
                 rows = each.shape[0] if each.dim() and not unit.is_flat else each.numel()

@@ -26,7 +26,7 @@ from stepcast.ir.captured import Captured
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
-from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_called, take_spent
+from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_host_work
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
 from stepcast.pytorch.capture.tracer import (
@@ -186,8 +186,7 @@ class ScriptTracer(Tracer):
         self._event_of_node.clear()
         self._storage_numbers.clear()
         self._watches.clear()
-        take_spent()
-        take_called()
+        take_host_work()
         self._sequence = 0
         self.recording = True
         self.add_existing(self.roots.values(), optimizers)

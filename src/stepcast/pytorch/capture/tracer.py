@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture.emulation import META, VALUES
-from stepcast.pytorch.capture.host import begin_copy, call, take_called, take_spent
+from stepcast.pytorch.capture.host import begin_copy, call, take_host_work
 
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
 # The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
@@ -155,8 +155,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._owners: dict[int, int] = {}
         self._last_source = self._sequence = 0
-        take_spent()
-        take_called()
+        take_host_work()
 
     # ---- modules --------------------------------------------------------------------------------------
 
@@ -429,9 +428,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = tuple(next(lists, [value for value in args if type(value) is int]))
         if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
             options = (TF32, *options)
-        if calls := take_spent():
+        calls, kinds = take_host_work()
+        if calls:
             self.trace.host_calls[len(self.trace.events)] = calls
-        if kinds := take_called():
+        if kinds:
             self.trace.called[len(self.trace.events)] = kinds
         sequence = torch.autograd._get_sequence_nr()
         nodes, self._sequence = sequence - self._sequence if self._sequence else 0, sequence
