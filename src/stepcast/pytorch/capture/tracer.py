@@ -326,8 +326,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         return held
 
     def _adds_gradients(self, args: Any) -> bool:
-        """Return True if autograd adds up two gradients of a tensor, which it does in place (input_buffer.cpp)."""
-        if self.moment is not Moment.BACKWARD or len(self._stack) > 1 or self.compiles:
+        """Return True if autograd adds up two gradients of a tensor, in place as it builds no graph (input_buffer.cpp).
+
+        A forward that a checkpoint runs again builds one, also where it calls no module.
+        """
+        if self.moment is not Moment.BACKWARD or torch.is_grad_enabled() or self.compiles:
             return False
         first, second = args[:2]
         return isinstance(second, Tensor) and first.is_contiguous() and (first.shape, first.dtype) == (
