@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from statistics import mean, median
 
 from stepcast.analyze.recording import (
@@ -65,17 +65,11 @@ PieceChange = Callable[[RankRecord, RecordedBlock, Piece], Piece]
 
 def map_pieces(recording: Recording, change: PieceChange) -> Recording:
     """Apply *change* to every piece."""
-    records = []
-    for record in recording.ranks:
-        pieces = [tuple(change(record, block, piece) for piece in block.pieces) for block in record.blocks]
-        records.append(_with_pieces(record, pieces))
-    return replace(recording, ranks=tuple(records))
-
-
-def _with_pieces(record: RankRecord, pieces: Iterable[tuple[Piece, ...]]) -> RankRecord:
-    """Return *record* with other pieces of its blocks."""
-    pairs = zip(record.blocks, pieces, strict=True)
-    return replace(record, blocks=tuple(replace(block, pieces=own) for block, own in pairs))
+    ranks = tuple(
+        record.with_pieces(change(record, block, piece) for block in record.blocks for piece in block.pieces)
+        for record in recording.ranks
+    )
+    return replace(recording, ranks=ranks)
 
 
 def assuming(recording: Recording, *texts: str) -> Recording:
@@ -157,7 +151,7 @@ def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset(
         text = f"rank {rank} works at the pace of ranks of other stages that do the same"
         if not any(piece.role in by_role for piece in pieces):
             raise ValueError(f"no healthy rank does the work of rank {rank}, so its healthy pace is not known")
-    own = _with_pieces(record, (tuple(islice(healed, len(block.pieces))) for block in record.blocks))
+    own = record.with_pieces(healed)
     ranks = tuple(own if other.rank == rank else other for other in recording.ranks)
     return assuming(replace(recording, ranks=ranks), text)
 

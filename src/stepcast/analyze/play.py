@@ -5,6 +5,7 @@ spent in it, and the clock only states when ranks start. The error of such a rep
 dependencies explain a run.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from itertools import pairwise
@@ -13,9 +14,10 @@ from typing import TypeGuard
 import msgspec
 import numpy as np
 
-from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, RankRecord, RecordedBlock, Recording, TimePart
+from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, RankRecord, Recording, TimePart
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dataclass import dataclass
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.simulation.engine import simulate, task_times
@@ -257,10 +259,10 @@ class RankParts:
     rank: int
     stage: int
     parts_s: dict[TimePart, float] = field(default_factory=lambda: dict.fromkeys(TimePart, 0.0))
-    waits_s: dict[str, float] = field(default_factory=dict)  # by group
-    exposed_s: dict[str, float] = field(default_factory=dict)  # communication without other work
-    overlapped_s: dict[str, float] = field(default_factory=dict)  # transfers hidden behind computation
-    waits_for_s: dict[int, float] = field(default_factory=dict)  # by the rank that came last
+    waits_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by group
+    exposed_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # communication without other work
+    overlapped_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # hidden behind computation
+    waits_for_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))  # by the rank that came last
 
     @property
     def busy_s(self) -> float:
@@ -283,16 +285,16 @@ class RankParts:
         group = meetings[0].group
         self.add(TimePart.WAIT if group in WITHIN_STAGE else TimePart.BUBBLE, came_s - free_s)
         self.add(join.part, end_s - came_s)
-        _add(self.waits_s, str(group), came_s - free_s)
+        self.waits_s[str(group)] += came_s - free_s
         exposed_s = end_s - came_s + (0.0 if join.waits else free_s - start_s)
         if join.part is not TimePart.OPTIMIZER:
-            _add(self.exposed_s, str(join.part), exposed_s)
+            self.exposed_s[str(join.part)] += exposed_s
             transfer_s = max(meeting.transfer_s for meeting in meetings)
-            _add(self.overlapped_s, str(join.part), max(0.0, transfer_s - exposed_s) if join.own_s else 0.0)
+            self.overlapped_s[str(join.part)] += max(0.0, transfer_s - exposed_s) if join.own_s else 0.0
         if join.waits:
             rank, _ = last[max(join.waits, key=lambda number: last[number][1])]
             if rank != self.rank and came_s > free_s:
-                self.waits_for_s[rank] = self.waits_for_s.get(rank, 0.0) + came_s - free_s
+                self.waits_for_s[rank] = self.waits_for_s[rank] + came_s - free_s
 
 
 def rank_parts(played: PlayedStep) -> tuple[RankParts, ...]:
@@ -306,17 +308,13 @@ def rank_parts(played: PlayedStep) -> tuple[RankParts, ...]:
             if isinstance(piece, Local):
                 parts.add(piece.part, end_s - cursor_s)
                 if piece.part in COMMUNICATION:
-                    _add(parts.exposed_s, str(piece.part), end_s - start_s)
+                    parts.exposed_s[str(piece.part)] += end_s - start_s
             else:
                 parts.add_join(played, piece, cursor_s, end_s, last)
             cursor_s = end_s
         parts.add(TimePart.BUBBLE, played.step_s - cursor_s)
         ranks.append(parts)
     return tuple(ranks)
-
-
-def _add(table: dict[str, float], key: str, seconds: float) -> None:
-    table[key] = table.get(key, 0.0) + seconds
 
 
 def _last_arrivals(played: PlayedStep) -> dict[int, tuple[int, float]]:
@@ -352,23 +350,16 @@ def at_shortest(recording: Recording) -> Recording:
 
     The step of this recording is what work and dependencies alone cost.
     """
-    shortest_s: dict[int, float] = {}
-    for record in recording.ranks:
-        for piece in record.pieces():
-            if isinstance(piece, Join):
-                for number in piece.waits:
-                    stay_s = piece.end_s - piece.start_s
-                    shortest_s[number] = min(shortest_s.get(number, stay_s), stay_s)
+    joins = (piece for record in recording.ranks for piece in record.pieces() if isinstance(piece, Join))
+    stays_s = group_by_key((number, join.end_s - join.start_s) for join in joins for number in join.waits)
     meetings = []
     for number, meeting in enumerate(recording.meetings):
-        stay_s = 0.0 if meeting.kind == "sync" else shortest_s.get(number, meeting.transfer_s)
+        stay_s = 0.0 if meeting.kind == "sync" else min(stays_s.get(number, [meeting.transfer_s]))
         # With overlapped work a stay is the time of the work; the transfer is known from elsewhere.
         meetings.append(replace(meeting, transfer_s=min(stay_s, meeting.transfer_s) if meeting.overlapped else stay_s))
-    optimizer_s: dict[int, float] = {}
-    for record in recording.ranks:
-        for number, total_s in _optimizer_times(record).items():
-            optimizer_s[number] = min(optimizer_s.get(number, total_s), total_s)
-    ranks = tuple(_set_optimizers(record, optimizer_s) for record in recording.ranks)
+    optimizers_s = group_by_key(time for record in recording.ranks for time in _optimizer_times(record).items())
+    shortest_s = {number: min(times_s) for number, times_s in optimizers_s.items()}
+    ranks = tuple(_set_optimizers(record, shortest_s) for record in recording.ranks)
     return replace(recording, ranks=ranks, meetings=tuple(meetings))
 
 
@@ -404,18 +395,12 @@ def _optimizer_times(record: RankRecord) -> dict[int, float]:
 
 def _set_optimizers(record: RankRecord, optimizer_s: Mapping[int, float]) -> RankRecord:
     """Return the record with these optimizer times and without delays after meetings."""
-    blocks: list[RecordedBlock] = []
-    for block in record.blocks:
-        pieces: list[Piece] = []
-        sync: Join | None = None
-        for piece in block.pieces:
-            if isinstance(piece, Join):
-                pieces.append(replace(piece, tail_s=0.0))
-                sync = piece if _is_sync(piece) else None
-            elif sync is not None:
-                pieces.append(replace(piece, duration_s=optimizer_s[sync.meetings[0]]))
-                sync = None
-            else:
-                pieces.append(piece)
-        blocks.append(replace(block, pieces=tuple(pieces)))
-    return replace(record, blocks=tuple(blocks))
+    old, pieces = list(record.pieces()), list[Piece]()
+    for before, piece in zip([None, *old], old, strict=False):
+        if isinstance(piece, Join):
+            pieces.append(replace(piece, tail_s=0.0))
+        elif before is not None and _is_sync(before):
+            pieces.append(replace(piece, duration_s=optimizer_s[before.meetings[0]]))
+        else:
+            pieces.append(piece)
+    return record.with_pieces(pieces)

@@ -6,9 +6,10 @@ takes its transfer time, so waiting is not recorded but follows from who is late
 one for each forward, backward, message and final operation, so that a run can be rescheduled.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field, replace
 from enum import StrEnum
+from itertools import islice
 
 from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.layout import Layout
@@ -121,6 +122,12 @@ class RankRecord:
     def pieces(self) -> Iterator[Piece]:
         for block in self.blocks:
             yield from block.pieces
+
+    def with_pieces(self, pieces: Iterable[Piece]) -> "RankRecord":
+        """Return the record with as many other *pieces*."""
+        each = iter(pieces)
+        blocks = (replace(block, pieces=tuple(islice(each, len(block.pieces)))) for block in self.blocks)
+        return replace(self, blocks=tuple(blocks))
 
 
 @dataclass(frozen=True)

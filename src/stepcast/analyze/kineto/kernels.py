@@ -27,12 +27,7 @@ PRODUCTS = (MATMUL, ATTENTION)
 FUSIBLE = (ELEMENTWISE, NORM, LOSS)
 
 OWN_SHARE = 0.1  # of the other kernels' time: bytes that the longest does not move
-# Eager kernels of strided tensors move fewer bytes per second than generated code.
-STRIDED = re.compile(r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<|CatArrayBatchedCopy")
 STRIDED_SHARE = 0.7
-# Readers of these sums need all of them, so they start another kernel: norms over batches and groups.
-SUMS = re.compile(r"batch_norm_(?:collect_statistics|backward_reduce)|RowwiseMoments|ComputeInternalGradients")
-STATISTICS = re.compile(r"collect_statistics|RowwiseMoments")
 READ_SHARE = 0.6  # statistics read what the kernel after them reads and writes
 # Sums over rows of a batch (gradients of biases, norms and their statistics) are split, so generated code launches
 # more kernels for each than eager code: how many, by least squares over 20 steps.
@@ -40,27 +35,14 @@ SPLIT_SUMS = (
     (r"reduce_kernel<\d+, [248],|norm_(?:collect|backward_reduce)|RowwiseMoments|ComputeInternal", 3.2),
     (r"GammaBeta", 5.5),
 )
-DROPOUT = re.compile(r"fused_dropout")
 DROPOUT_FACTOR = 2.5  # generated code draws a random number for each element, eager kernels four at once
-ALSO_FUSED = re.compile(r"^Memcpy DtoD|max_pool")
-# Matmuls of 16 bits with a side that is odd, or even but no multiple of 8: generated code pads those that the tensor
-# cores limit. Short ones are mostly limited by memory and stay as they are.
-UNALIGNED = r"f16_s\d+gemm_.*align([12])(?!\d)"
-PADDED_SHARE = 0.2  # for each element that they are aligned to
+PADDED_SHARE = 0.2  # of an unaligned matmul's time, for each element that its sides are aligned to
 PADDED_FROM_S = 0.5e-3
 # Attention with a mask computes all pairs and reads the mask: forward and backward times its time without. Code that
 # looks at the mask to leave it out cannot do so while it is compiled or captured.
 READS_BACK, ATTENDS = "aten::is_nonzero", "aten::scaled_dot_product_attention"
 MASKED = {"causal": (2.4, 2.2), "padding": (1.65, 1.5)}
-FORWARD, BACKWARD = r"(?i)fprop|fwd|forward", r"(?i)bprop|bwd|backward"
-# Operators that generated code calls as eager code does.
-UNFUSED = re.compile(r"aten::(?:_?embedding_bag\w*|sort|topk|_?unique\w*|nonzero|multinomial)$")
-# Libraries whose names contain the word of a class: FBGEMM's tables and quantisation are no matmuls (its matmuls
-# contain gemm once more), and FlashInfer's norms are not attention.
-LIBRARIES = re.compile(r"fbgemm(?:_gpu)?|flashinfer")
-# Inductor names a kernel after the operators it came from, but its prefix states the kind: only a template ("tem")
-# is a matmul; others are pointwise ("poi"), for each tensor ("for") or reductions ("red", "per").
-INDUCTOR = re.compile(r"triton_(poi|for|red|per|split_scan)_")
+PATTERNS = {name: re.compile(text) for name, text in load_data("analysis")["kernels"]["patterns"].items()}
 # Classes of kernels and patterns of their names; the first match counts.
 CLASSES = [
     (label, re.compile("|".join(words for _, words in rows).lower()))
@@ -71,10 +53,10 @@ CLASSES = [
 @cache
 def kernel_class(name: str) -> str:
     """Return the class of work of a GPU kernel by its name."""
-    inductor = INDUCTOR.match(name)
+    inductor = PATTERNS["inductor"].match(name)
     if inductor is not None and inductor[1] in ("poi", "for"):
         return ELEMENTWISE
-    words = LIBRARIES.sub("", name.lower())
+    words = PATTERNS["libraries"].sub("", name.lower())
     classes = (label for label, pattern in CLASSES if pattern.search(words))
     return next((label for label in classes if inductor is None or label not in PRODUCTS), OTHER)
 
@@ -85,9 +67,9 @@ def is_fusible(name: str) -> bool:
 
     The gradients of embeddings, which eager code sorts, become additions in such a kernel too.
     """
-    return (kernel_class(name) in (*FUSIBLE, EMBEDDING) or bool(ALSO_FUSED.search(name))) and not name.startswith(
-        "triton"
-    )
+    return (
+        kernel_class(name) in (*FUSIBLE, EMBEDDING) or bool(PATTERNS["also_fused"].search(name))
+    ) and not name.startswith("triton")
 
 
 def find_mask_check(names: Sequence[str], name_of: Int32Array | IntArray) -> str:
@@ -109,12 +91,12 @@ def find_mask_check(names: Sequence[str], name_of: Int32Array | IntArray) -> str
 def mask_factor(name: str, mask: str) -> float:
     """Return how much longer a kernel of attention takes with a mask."""
     forward, backward = MASKED.get(mask, (1.0, 1.0)) if kernel_class(name) == ATTENTION else (1.0, 1.0)
-    return forward if re.search(FORWARD, name) else backward if re.search(BACKWARD, name) else 1.0
+    return forward if PATTERNS["forward"].search(name) else backward if PATTERNS["backward"].search(name) else 1.0
 
 
 def rows_of_unfused(timeline: Timeline, calls: IntArray) -> BoolArray:
     """Return which calls an operator made that torch.compile does not fuse."""
-    is_unfused = np.array([bool(UNFUSED.match(name)) for name in timeline.names], dtype=bool)
+    is_unfused = np.array([bool(PATTERNS["unfused"].search(name)) for name in timeline.names], dtype=bool)
     within: BoolArray = np.zeros(len(calls), dtype=bool)
     callers = np.where(calls == NONE, NONE, timeline.parent_of[calls])
     while (callers != NONE).any():
@@ -130,9 +112,9 @@ def fuse(
 
     Rows are in the order of the stream. What cannot be fused is a part of its own, with its own time.
     """
-    patterns = (SUMS, STATISTICS, DROPOUT, STRIDED)
     ends, reads, drops, strided = (
-        np.array([bool(pattern.search(name)) for name in names], dtype=bool)[name_of] for pattern in patterns
+        np.array([bool(PATTERNS[what].search(name)) for name in names], dtype=bool)[name_of]
+        for what in ("sums", "statistics", "dropout", "strided")
     )
     duration_s = np.where(strided & can_fuse, STRIDED_SHARE * duration_s, duration_s)
     joins = can_fuse[1:] & can_fuse[:-1] & ~ends[:-1]

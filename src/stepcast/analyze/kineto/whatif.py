@@ -293,7 +293,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
     names: list[str] = table.tolist()
     is_set = np.char.startswith(table, "Memset")[name_of]
     is_product = np.array([kernels.kernel_class(name) in kernels.PRODUCTS for name in names])[name_of]
-    matches = [re.search(kernels.UNALIGNED, name) for name in names]
+    matches = [kernels.PATTERNS["unaligned"].search(name) for name in names]
     padded_share = np.array([kernels.PADDED_SHARE * int(match[1]) if match else 1.0 for match in matches])[name_of]
     for number in np.unique(script.stream).tolist():
         rows = np.flatnonzero((script.stream == number) & ~is_set)
