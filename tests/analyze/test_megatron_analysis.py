@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepcast.analyze.megatron.analysis import analyze_megatron
-from stepcast.analyze.megatron.meetings import RankEvent, align_clocks
+from stepcast.analyze.megatron.record import RankEvent, align_clocks
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, read_as_one
 from stepcast.ir.layout import Layout, members

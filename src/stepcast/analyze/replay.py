@@ -16,7 +16,7 @@ import numpy as np
 from stepcast.analyze import changes
 from stepcast.analyze import play as playing
 from stepcast.analyze.changes import assuming
-from stepcast.analyze.megatron.stragglers import find_stragglers
+from stepcast.analyze.megatron.analysis import find_stragglers
 from stepcast.analyze.play import measured, rank_parts
 from stepcast.analyze.recording import Meeting, Recording
 from stepcast.analyze.result import AnalysisResult

@@ -5,7 +5,7 @@ Rows of one GPU that share their words (format, kernel, phase) are compared at o
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -79,12 +79,6 @@ def _label(table: str, gpu: str, compared: ComparedOperators, rows: BoolArray) -
     return MeasuredColumns(compared.measured_s[rows], compared.predicted_s[rows], tags, str)
 
 
-def label_sizes(values: FloatArray, edges: Mapping[str, float]) -> TextArray:
-    """Return the size class of each value: the first of *edges* (name -> upper end) that it is below."""
-    index = np.searchsorted(np.array(list(edges.values())), values, side="right")
-    return np.array(list(edges), dtype=np.str_)[np.minimum(index, len(edges) - 1)]
-
-
 # ---- products and quantisation -------------------------------------------------------------------------
 
 COPIES = 5.0  # sets of weights that the tables' loop goes through
@@ -110,7 +104,7 @@ def compare_quantisation(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOper
         raise ValueError(f"quantisation to {word!r} has no cost; only fp8 was measured")
     m, k = rows.counts("m"), rows.counts("k")
     seconds = serving.quantize_s(m, k, gpu, QUANTISATIONS[rows.name])
-    sizes = label_sizes(m * k, {"below 1 M elements": 2.0**20, "from 1 M elements": np.inf})
+    sizes = np.where(m * k < 2.0**20, "below 1 M elements", "from 1 M elements")
     yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), word, sizes)
 
 
@@ -142,7 +136,7 @@ def attention_cost_s(rows: OperatorTable, gpu: Gpu, fit: serving.ServingFit | No
 
 def compare_attention(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
     context = rows.counts("isl") + rows.numbers("step", 0.0)
-    labels = label_sizes(context, {"context below 1,024": 1024, "context from 1,024": np.inf})
+    labels = np.where(context < 1024, "context below 1,024", "context from 1,024")
     cache = ATTENTION_FORMATS.get(rows.word("kv_cache_dtype"), "")
     dtype = f"{ATTENTION_FORMATS.get(rows.word('attn_dtype', 'mla_dtype'), '')}, cache {cache}"
     yield ComparedOperators(rows.numbers("latency_ms") * MS, attention_cost_s(rows, gpu), dtype, labels)
@@ -183,7 +177,7 @@ def sequence_cost_s(rows: OperatorTable, gpu: Gpu, fit: serving.ServingFit | Non
 
 
 def compare_sequences(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
-    labels = label_sizes(rows.counts("num_tokens"), {"below 1,024 tokens": 1024, "from 1,024 tokens": np.inf})
+    labels = np.where(rows.counts("num_tokens") < 1024, "below 1,024 tokens", "from 1,024 tokens")
     predicted_s = sequence_cost_s(rows, gpu)
     yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, rows.word("kernel_source"), labels)
 
@@ -239,7 +233,7 @@ def compare_experts(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators
     """Yield fused experts of the busiest rank."""
     word, columns = rows.word("moe_dtype"), expert_columns(rows)
     seconds = expert_cost_s(rows.word("kernel_source"), word, columns, gpu)
-    labels = label_sizes(columns.tokens, {"below 256 tokens": 256, "from 256 tokens": np.inf})
+    labels = np.where(columns.tokens < 256, "below 256 tokens", "from 256 tokens")
     yield ComparedOperators(rows.numbers("latency_ms") * MS, seconds, f"{word}, {rows.word('distribution')}", labels)
 
 
@@ -251,7 +245,7 @@ def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]
     tokens, hidden, top_k = rows.counts("num_token"), rows.counts("hidden_size"), rows.counts("num_topk")
     nodes, experts = rows.numbers("node_num"), rows.counts("num_experts")
     cluster = load_cluster((clusters_of(gpu.name) or [gpu.name])[0])
-    labels = np.char.add(np.char.mod("%d nodes, ", nodes), label_sizes(tokens, {"below 256": 256, "from 256": np.inf}))
+    labels = np.char.add(np.char.mod("%d nodes, ", nodes), np.where(tokens < 256, "below 256", "from 256"))
     low = rows.name == "deepep_low_latency"
     sms = np.ones(len(rows)) if low else rows.counts("dispatch_sms")
     for phase, element_bytes in zip(PHASES, (1.0 + 4.0 / 128.0, 2.0), strict=True):
@@ -299,7 +293,7 @@ def compare_collectives(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOpera
         predicted_s = np.asarray(serving.custom_reduce_s(sizes_bytes, ranks, gpu, link))
     else:
         predicted_s = collective_s(kind, sizes_bytes, route, in_place=False)
-    labels = label_sizes(sizes_bytes, {"below 1 MiB": MIB, "from 1 MiB": np.inf})
+    labels = np.where(sizes_bytes < MIB, "below 1 MiB", "from 1 MiB")
     yield ComparedOperators(rows.numbers("latency_ms") * MS, predicted_s, f"{kind} of {ranks}", labels)
 
 

@@ -1,5 +1,10 @@
-"""A measured Megatron-LM step: time by part, communication, waits, stragglers and the critical path."""
+"""A measured Megatron-LM step: time by part, communication, waits, layers, experts, stragglers and the critical path.
 
+Stragglers are found by the work that ranks do alone: pieces of the same role are the same work on every rank, except
+for experts, whose work depends on the tokens that they receive.
+"""
+
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
 from typing import NamedTuple
@@ -7,18 +12,268 @@ from typing import NamedTuple
 import msgspec
 
 from stepcast.analyze import play as playing
-from stepcast.analyze.changes import heal_rank
-from stepcast.analyze.megatron import meetings as traced
-from stepcast.analyze.megatron import stragglers as straggling
-from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.recording import Meeting, Recording, TimePart
+from stepcast.analyze.changes import heal_rank, scale_to_tokens, seconds_per_token
+from stepcast.analyze.megatron.record import (
+    NOISE_S,
+    OPTIMIZER,
+    OVERLAP_FACTOR,
+    RankEvent,
+    TraceOperation,
+    exchanges,
+    operations_of,
+    plain_name,
+    record_megatron,
+)
+from stepcast.analyze.play import RankParts
+from stepcast.analyze.recording import BlockKind, Join, Local, Meeting, RankRecord, Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, list_ranks
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.grouping import group_by_key, sum_by_key
-from stepcast.ir.layout import members
+from stepcast.ir.layout import Group, Layout, members
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import bus_factor
-from stepcast.views.declared import phrases
+from stepcast.views.declared import phrase, phrases
+
+COLLECTIVES_PER_LAYER = 2  # tensor-parallel collectives mark the end of a layer, two in each direction
+SLOW_FACTOR = 1.15  # ranks of a healthy run differ by a few per cent
+SLOW_SHARE = 0.01  # the additional time of a straggler is at least this share of the step
+SMALL_SHARE = 0.05  # work below this share of a rank is not mentioned
+
+
+class StageLayers(msgspec.Struct, frozen=True):
+    """The layers of one stage."""
+
+    stage: int
+    layers: int
+    forward_s: float  # computation only, mean over the layers
+    backward_s: float
+    each_forward_s: list[float]  # wall time from layer to layer; empty if nothing marks them
+    each_backward_s: list[float]
+
+
+def stage_layers(operations: Mapping[int, list[TraceOperation]], recording: Recording) -> list[StageLayers]:
+    """Return one entry per stage whose number of layers is known."""
+    stages = []
+    for stage in sorted({record.stage for record in recording.ranks}):
+        layers = recording.layers_on(stage)
+        if not layers:
+            continue
+        mine = [record for record in recording.ranks if record.stage == stage]
+        forward_s, backward_s = (
+            mean(recording.compute_s(record, kind) for record in mine) / layers / max(1, recording.micro_batches)
+            for kind in (BlockKind.FORWARD, BlockKind.BACKWARD)
+        )
+        listed = [operation for record in mine for operation in operations[record.rank]]
+        each_forward_s = _layer_times(listed, "forward_step", layers)
+        each_backward_s = _layer_times(listed, "backward_step", layers)[::-1]
+        stages.append(StageLayers(stage, layers, forward_s, backward_s, each_forward_s, each_backward_s))
+    return stages
+
+
+def _layer_times(operations: list[TraceOperation], name: str, layers: int) -> list[float]:
+    """Return the mean wall time of each layer in the order of running, over ranks and micro-batches."""
+    rows = []
+    for operation in operations:
+        if operation.name != name or not operation.parts:
+            continue
+        usual, count = Counter(event.name for event in operation.parts).most_common(1)[0]
+        if count != COLLECTIVES_PER_LAYER * layers:
+            continue
+        marks = [event for event in operation.parts if event.name == usual]
+        before = [event for event in operation.parts if event.end_s <= marks[0].start_s]
+        cursor_s = before[-1].end_s if before else operation.start_s
+        row = []
+        for event in marks[COLLECTIVES_PER_LAYER - 1 :: COLLECTIVES_PER_LAYER]:
+            row.append(event.end_s - cursor_s)
+            cursor_s = event.end_s
+        rows.append(row)
+    return [mean(column) for column in zip(*rows, strict=True)]
+
+
+class ExpertLoad(msgspec.Struct, frozen=True):
+    """Tokens that the ranks of one expert-parallel group worked on in all forward passes."""
+
+    busiest_rank: int
+    factor: float  # the busiest rank divided by the mean
+    exchange_factor: float  # the same for each all-to-all, mean of all
+    mean_tokens: float
+    tokens: dict[str, int]  # by rank
+    waits_caused_s: dict[str, float]  # by the rank that waited for the busiest
+
+
+def expert_loads(
+    operations: Mapping[int, list[TraceOperation]], parts: Sequence[RankParts], layout: Layout
+) -> list[ExpertLoad]:
+    """Return the load of each expert-parallel group with all its ranks given, the most uneven first."""
+    tokens_of = {}
+    for rank, listed in operations.items():
+        forwards = (operation for operation in listed if operation.name == "forward_step")
+        back = (event for operation in forwards for _, event in exchanges(operation))
+        tokens_of[rank] = [event.rows for event in back if event.rows is not None]
+    waits_s = {rank.rank: rank.waits_for_s for rank in parts}
+    loads = []
+    for ranks in sorted({members(rank, Group.EP, layout) for rank in operations}):
+        columns = list(zip(*(tokens_of.get(rank, []) for rank in ranks), strict=False))
+        even = len({len(tokens_of.get(rank, [])) for rank in ranks}) == 1
+        if len(ranks) < 2 or not even or not any(map(any, columns)):
+            continue
+        tokens = {rank: sum(tokens_of[rank]) for rank in ranks}
+        busiest = max(tokens, key=lambda rank: tokens[rank])
+        mean_tokens = mean(tokens.values())
+        factors = tokens[busiest] / mean_tokens, mean(max(column) / mean(column) for column in columns if any(column))
+        named = {str(rank): count for rank, count in tokens.items()}
+        waits = {str(rank): waits_s[rank].get(busiest, 0.0) for rank in ranks if rank != busiest}
+        loads.append(ExpertLoad(busiest, *factors, mean_tokens, named, waits))
+    return sorted(loads, key=lambda load: -load.factor)
+
+
+class ComparedWork(msgspec.Struct, frozen=True):
+    """Seconds of a rank, and of other ranks for the same work."""
+
+    own_s: float
+    reference_s: float
+
+
+class Straggler(msgspec.Struct, frozen=True):
+    """A rank that needs *factor* times as long as others for the same work."""
+
+    rank: int
+    factor: float
+    own_s: float
+    reference_s: float
+    operations: dict[str, ComparedWork]
+    shared_operations: dict[str, ComparedWork]  # work of every stage: layers, without embedding or loss
+    waits_caused_s: dict[str, float]  # by the rank that waited, the longest first
+    evidence: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _RoleWork:
+    """One kind of work of a rank compared with the same work on the other ranks."""
+
+    operation: str
+    own_s: float
+    reference_s: float
+    other_stages: bool  # ranks of other stages do the same
+
+
+def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> list[Straggler]:
+    """Return the ranks that need clearly longer than others for the same work, the slowest first."""
+    slopes_s = seconds_per_token(recording.ranks)
+    by_rank = {record.rank: _role_times(record) for record in recording.ranks}
+    stage_of = {record.rank: record.stage for record in recording.ranks}
+    stragglers = []
+    for rank in by_rank:
+        works = _compare_roles(rank, by_rank, stage_of, slopes_s)
+        own_s, reference_s = sum(work.own_s for work in works), sum(work.reference_s for work in works)
+        if reference_s <= 0:
+            continue
+        # Work of every stage has most ranks to compare with; with little of it, all compared work counts.
+        shared = [work for work in works if work.other_stages]
+        basis = shared if 2 * sum(work.reference_s for work in shared) > reference_s else works
+        factor = sum(work.own_s for work in basis) / sum(work.reference_s for work in basis)
+        is_slow = min(factor, own_s / reference_s) >= SLOW_FACTOR
+        if not is_slow or own_s - reference_s < SLOW_SHARE * recording.measured_step_s:
+            continue
+        waits = [(other.rank, other.waits_for_s[rank]) for other in parts if other.waits_for_s.get(rank, 0.0) > 0]
+        waits.sort(key=lambda pair: -pair[1])
+        totals = _sum_operations(works), _sum_operations(shared)
+        evidence = _evidence(recording, rank, totals[1] or totals[0], reference_s, waits)
+        caused_s = {str(other): seconds for other, seconds in waits}
+        stragglers.append(Straggler(rank, factor, own_s, reference_s, *totals, caused_s, evidence))
+    return sorted(stragglers, key=lambda straggler: -straggler.factor)
+
+
+def _sum_operations(works: Sequence[_RoleWork]) -> dict[str, ComparedWork]:
+    totals: dict[str, ComparedWork] = {}
+    for work in works:
+        before = totals.get(work.operation, ComparedWork(0.0, 0.0))
+        totals[work.operation] = ComparedWork(before.own_s + work.own_s, before.reference_s + work.reference_s)
+    return totals
+
+
+class _RoleTime(NamedTuple):
+    """The computations of a rank in one role: how many, their seconds, and the mean of their tokens."""
+
+    runs: int
+    total_s: float
+    tokens: float
+
+
+def _role_times(record: RankRecord) -> dict[tuple[str, str], _RoleTime]:
+    """Return the computation of a rank by (operation, role)."""
+    ran: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    for piece in record.pieces():
+        if isinstance(piece, Local) and piece.part in (TimePart.COMPUTE, TimePart.OPTIMIZER):
+            ran[piece.operation, piece.role].append((piece.duration_s, piece.tokens or 0))
+        elif isinstance(piece, Join) and piece.own_s and piece.waits:
+            ran[piece.operation, piece.role].append((piece.own_s, 0))
+    return {
+        role: _RoleTime(len(times), sum(seconds for seconds, _ in times), mean(tokens for _, tokens in times))
+        for role, times in ran.items()
+    }
+
+
+def _compare_roles(
+    rank: int,
+    by_rank: Mapping[int, Mapping[tuple[str, str], _RoleTime]],
+    stage_of: Mapping[int, int],
+    slopes_s: Mapping[str, float],
+) -> list[_RoleWork]:
+    """Return the work of *rank* that other ranks do too."""
+    works = []
+    for (operation, role), own in by_rank[rank].items():
+        if operation == OPTIMIZER:
+            continue  # its work depends on the parameters of the stage, and its sync hides part of it
+        key, slope_s = (operation, role), slopes_s.get(role, 0.0)
+        others = {other: times[key] for other, times in by_rank.items() if other != rank and key in times}
+        means_s = ((time.total_s / time.runs, time.tokens) for time in others.values())
+        each_s = [scale_to_tokens(*pair, own.tokens, slope_s) for pair in means_s]
+        reference_s = own.runs * median(each_s) if others else 0
+        if reference_s:
+            elsewhere = any(stage_of[other] != stage_of[rank] for other in others)
+            works.append(_RoleWork(operation, own.total_s, reference_s, elsewhere))
+    return works
+
+
+def _evidence(
+    recording: Recording,
+    rank: int,
+    operations: Mapping[str, ComparedWork],
+    reference_s: float,
+    waits: Sequence[tuple[int, float]],
+) -> list[str]:
+    """Return sentences that say why *rank* is called slow."""
+    texts = [
+        phrase("slow-operation", {"rank": rank, "name": name, "own_s": work.own_s, "reference_s": work.reference_s})
+        for name, work in operations.items()
+        if work.reference_s > SMALL_SHARE * reference_s
+    ]
+    own = recording.record_of(rank)
+    own_stays = _stays_s(own)
+    near = [(other, seconds) for other, seconds in waits if recording.record_of(other).stage == own.stage]
+    for other, seconds in (near or waits)[:2]:
+        theirs = _stays_s(recording.record_of(other))
+        role = max(theirs, key=lambda role: theirs[role][0], default="")
+        times = FactDict(other=other, rank=rank, wait_s=seconds, role=role)
+        if role in own_stays:
+            times |= {"own_s": own_stays[role][0], "their_s": theirs[role][0], "count": theirs[role][1]}
+        texts.append(phrase("waits-for-it", times))
+    return texts
+
+
+def _stays_s(record: RankRecord) -> dict[str, tuple[float, int]]:
+    """Return by role the time in collectives without overlapped work, and how many."""
+    stays: dict[str, tuple[float, int]] = {}
+    for piece in record.pieces():
+        if isinstance(piece, Join) and piece.part in (TimePart.TP, TimePart.DP, TimePart.EP) and not piece.own_s:
+            total_s, count = stays.get(piece.role, (0.0, 0))
+            stays[piece.role] = total_s + piece.end_s - piece.start_s, count + 1
+    return stays
+
+
+# ---- the whole step ----------------------------------------------------------------------------------------
 
 SHORTEST_S = 2e-5  # traces have hundredths of a millisecond: a time of one or two of them gives no rate
 
@@ -80,12 +335,12 @@ class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     waits_s: dict[str, float]
     communication_s: dict[str, dict[str, float]]
     communication: list[MeetingTraffic]
-    layers: list[straggling.StageLayers]
+    layers: list[StageLayers]
     stages: list[dict[str, float]]
     imbalance: float  # how much longer the busiest stage computes than the mean stage, as a share
-    expert_imbalance: list[straggling.ExpertLoad]
+    expert_imbalance: list[ExpertLoad]
     rank_times: list[RankBreakdown]
-    stragglers: list[straggling.Straggler]
+    stragglers: list[Straggler]
     straggler_cost_s: float | None
     critical_path: list[playing.CriticalStep]
     critical_path_s: float | None  # the longest chain of durations alone; None if ranks are missing
@@ -103,17 +358,17 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     """Explain *timeline*; *busbw* says what a cluster should reach."""
     recording = record_megatron(timeline)
     layout, step_s = recording.layout, recording.measured_step_s
-    operations = traced.operations_of(timeline, layout)
+    operations = operations_of(timeline, layout)
     parts = playing.rank_parts(playing.measured(recording))
     alone = len(recording.ranks) == 1 and layout.gpus > 1  # nothing can be matched
     # On one rank alone, waiting for other stages is the time in receives.
     receives = [operation for operation in operations[parts[0].rank] if operation.name.startswith("recv_")]
     bubble_s = sum(each.duration_s for each in receives) if alone else mean(rank.bubble_s for rank in parts)
-    stragglers = [] if alone else straggling.find_stragglers(recording, parts)
+    stragglers = [] if alone else find_stragglers(recording, parts)
     rank_times = [_rank_breakdown(rank, operations[rank.rank]) for rank in parts]
     stages = playing.stage_rows(parts)
     compute_s = [stage[f"{TimePart.COMPUTE}_s"] for stage in stages]
-    totals_s = _sum_operations([operation for listed in operations.values() for operation in listed])
+    totals_s = sum_by_key((each.name, each.duration_s) for listed in operations.values() for each in listed)
     result = MegatronResult(
         kind="megatron run",
         step_s=step_s,
@@ -132,10 +387,10 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         waits_s=_means([rank.waits_s for rank in parts]),
         communication_s=_exposure(parts),
         communication=_find_traffic(operations, recording, busbw),
-        layers=straggling.stage_layers(operations, recording),
+        layers=stage_layers(operations, recording),
         stages=stages,
         imbalance=max(compute_s) / mean(compute_s) - 1 if mean(compute_s) else 0.0,
-        expert_imbalance=straggling.expert_loads(operations, parts, layout),
+        expert_imbalance=expert_loads(operations, parts, layout),
         rank_times=rank_times,
         stragglers=stragglers,
         straggler_cost_s=_straggler_cost_s(recording, [straggler.rank for straggler in stragglers]),
@@ -146,16 +401,12 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     return MegatronAnalysis(recording, result)
 
 
-def _sum_operations(operations: Sequence[traced.TraceOperation]) -> dict[str, float]:
-    return sum_by_key((operation.name, operation.duration_s) for operation in operations)
-
-
 def _means(tables: list[dict[str, float]]) -> dict[str, float]:
     keys = sorted({key for table in tables for key in table})
     return {key: sum(table.get(key, 0.0) for table in tables) / len(tables) for key in keys}
 
 
-def _exposure(parts: Sequence[playing.RankParts]) -> dict[str, dict[str, float]]:
+def _exposure(parts: Sequence[RankParts]) -> dict[str, dict[str, float]]:
     exposed = _means([rank.exposed_s for rank in parts])
     overlapped = _means([rank.overlapped_s for rank in parts])
     groups = {}
@@ -165,7 +416,7 @@ def _exposure(parts: Sequence[playing.RankParts]) -> dict[str, dict[str, float]]
     return groups
 
 
-def _rank_breakdown(parts: playing.RankParts, operations: Sequence[traced.TraceOperation]) -> RankBreakdown:
+def _rank_breakdown(parts: RankParts, operations: Sequence[TraceOperation]) -> RankBreakdown:
     inside: dict[str, dict[str, float]] = {}
     for operation in operations:
         for event in operation.parts:
@@ -176,7 +427,7 @@ def _rank_breakdown(parts: playing.RankParts, operations: Sequence[traced.TraceO
         rank=parts.rank,
         stage=parts.stage,
         span_s=span_s,
-        operations_s=_sum_operations(operations),
+        operations_s=sum_by_key((operation.name, operation.duration_s) for operation in operations),
         inside_operations_s=inside,
         gaps_s=max(0.0, span_s - sum(operation.duration_s for operation in operations)),
         breakdown_s={str(part): seconds for part, seconds in parts.parts_s.items()},
@@ -210,7 +461,7 @@ def _warnings(recording: Recording, alone: bool) -> list[str]:
 
 
 def _find_traffic(
-    operations: Mapping[int, list[traced.TraceOperation]], recording: Recording, busbw: BusBandwidth | None
+    operations: Mapping[int, list[TraceOperation]], recording: Recording, busbw: BusBandwidth | None
 ) -> list[MeetingTraffic]:
     """Return every kind of communication, the longest first."""
     keyed = [((meeting.name, meeting.group, _even_bytes(meeting)), meeting) for meeting in recording.meetings]
@@ -218,7 +469,7 @@ def _find_traffic(
     overlapped = {key for key, meeting in keyed if meeting.overlapped}
     every = (operation for listed in operations.values() for operation in listed)
     sites = group_by_key(
-        ((operation.name, traced.plain_name(event), event.kind, event.group, _even_bytes(event)), event)
+        ((operation.name, plain_name(event), event.kind, event.group, _even_bytes(event)), event)
         for operation in every
         for event in operation.all_events
         if event.kind != "sync"
@@ -238,7 +489,7 @@ def _find_traffic(
     return sorted(rows, key=lambda row: -row.total_s)
 
 
-def _even_bytes(sent: Meeting | traced.RankEvent) -> int | None:
+def _even_bytes(sent: Meeting | RankEvent) -> int | None:
     """Return the size that all members contribute; None where they differ."""
     return None if sent.uneven else sent.size_bytes
 
@@ -251,7 +502,7 @@ def _mark_overlapped(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
         fastest[key] = min(fastest.get(key, row.shortest_s), row.shortest_s)
     marked = []
     for row in rows:
-        most_s = traced.OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + traced.NOISE_S
+        most_s = OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + NOISE_S
         is_overlapped = row.kind != "message" and row.name != row.operation and row.shortest_s > most_s
         marked.append(msgspec.structs.replace(row, overlapped=True) if is_overlapped else row)
     return marked
