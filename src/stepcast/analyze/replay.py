@@ -18,7 +18,7 @@ from stepcast.analyze import play as playing
 from stepcast.analyze.changes import assuming
 from stepcast.analyze.megatron.analysis import find_stragglers
 from stepcast.analyze.play import measured, rank_parts
-from stepcast.analyze.recording import Meeting, Recording
+from stepcast.analyze.recording import COMMUNICATION, Meeting, Recording
 from stepcast.analyze.result import AnalysisResult
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.flows import collective_flows, members_of, message_flows
@@ -38,7 +38,6 @@ from stepcast.units import Dimension, parse_quantity
 # ---- what-if texts (``K=V``) as changes of a recorded run -------------------------------------------------
 
 ASSUMED_GPU = "a100-sxm-80gb"
-GROUPS = ("tp", "cp", "ep", "dp", "pp", "embedding", "expert-dp")
 KNOWN = (
     "micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (or 50GB/s; also dp, pp, embedding, "
     "ep), rank.7=healthy (or 1.5x as long), stage.3.layers=-1, dp=4, gpu=h100, compute=0.9x"
@@ -168,8 +167,8 @@ def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
     group, rate = key.split(".", 1)[1], _parse_rate(value)
     if rate is not None and rate <= 0:
         raise WhatIfError(f"{key} must be above zero, not {value!r}")
-    if group not in GROUPS:
-        raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(GROUPS)}")
+    if group not in COMMUNICATION:
+        raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(COMMUNICATION)}")
     if rate is None:
         return changes.scale_transfers(recording, group, parse_factor(key, value, ", or a rate such as 50GB/s"))
     return changes.set_bandwidth(recording, group, rate)

@@ -1,13 +1,12 @@
 """Shared parts of all analyses: the base of their results, slow ranks and medians."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import Fact, FactDict
 from stepcast.ir.timeline import Timeline
 from stepcast.views.answer import Answer
 
@@ -19,7 +18,7 @@ class AnalysisResult(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
     format: str | msgspec.UnsetType = msgspec.UNSET  # of the files that were read
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Fact:
         return self.facts()[key]
 
     def facts(self) -> FactDict:

@@ -69,7 +69,7 @@ class StepWatch:
         self._paused_s = 0.0
         self._raised: set[str] = set()
         self._ranks: dict[str, dict[int, float]] = defaultdict(dict)
-        self._timers: dict[str, tuple[float, float]] = {}
+        self._timers: dict[str, float] = {}  # the shortest of all ranks
         self._transfers: dict[str, list[float]] = defaultdict(list)
         self._late: dict[int, int] = defaultdict(int)
 
@@ -82,7 +82,7 @@ class StepWatch:
         if timer.rank is not None:
             self._ranks[timer.name][timer.rank] = timer.longest_s
         else:
-            self._timers[timer.name] = timer.shortest_s, timer.longest_s
+            self._timers[timer.name] = timer.shortest_s
 
     def score(self, score: LoggedScore) -> Iterator[WatchAlert]:
         """Yield an alert on a rank that a straggler detection calls slow, or fast again."""
@@ -133,7 +133,7 @@ class StepWatch:
     def _judge_timers(self, step: int) -> Iterator[WatchAlert]:
         compute_s: dict[int, float] = defaultdict(float)
         for name, ranks in self._ranks.items():
-            self._timers[name] = min(ranks.values()), max(ranks.values())
+            self._timers[name] = min(ranks.values())
             if COMPUTE.fullmatch(name):
                 for rank, seconds in ranks.items():
                     compute_s[rank] += seconds
@@ -144,7 +144,7 @@ class StepWatch:
             words = f"rank {rank} computes {factor:.2f} times as long as the median of the others"
             alert = WatchAlert("straggler", step, words, rank=rank, factor=factor)
             yield from self._raise_or_clear(f"rank {rank}", self._late[rank] >= CONFIRMED, alert)
-        for name, (shortest_s, _) in self._timers.items():
+        for name, shortest_s in self._timers.items():
             if TRANSFER.fullmatch(name):
                 yield from self._judge_transfer(step, name, shortest_s)
         self._ranks.clear()
