@@ -71,10 +71,10 @@ def test_a_million_micro_batches_are_as_many_times_what_each_adds() -> None:
     assert steps_s[0] == pytest.approx(10**6 * (steps_s[1] - steps_s[0]), rel=1e-3)
 
 
-@pytest.mark.parametrize("micro_batches", [8192, 131_072])
+@pytest.mark.parametrize("micro_batches", [32_768, 524_288])
 def test_many_micro_batches_of_a_deep_pipeline_have_an_answer(micro_batches: int) -> None:
     """A step of hours: sums of its ticks are rounded."""
-    layout = Layout(tp=8, pp=64)
+    layout = Layout(tp=8, pp=16)
     chosen = Strategy(layout, 1, micro_batches, 8192, sequence_parallel=True)
     prediction = predict(load_model("llama-3.1-70b"), CLUSTER, chosen)
     assert prediction.step_s > 128
