@@ -225,3 +225,8 @@ def test_nothing_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     stepcast.predict(**NAMED, gpus=1, sharding="zero-3")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_several_clusters_are_compared_by_the_commands_alone() -> None:
+    with pytest.raises(ValueError, match=r"cluster has several values, which only the commands .* compare: give one"):
+        stepcast.predict(model="llama-3.1-8b", cluster="dgx-h100,hgx-h200", gpus=8)

@@ -983,3 +983,20 @@ def test_formats_and_optimizers_of_torchtitan_act_or_are_reported(tmp_path: Path
     reported = {f"~{key}" for key in found.not_modelled}
     assert set(expected.split()) <= {*(f"{key}={value}" for key, value in found.options.items()), *reported}
     assert bool(reported) == expected.startswith("~")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "tool"),
+    [
+        ("run.yaml", "step_scheduler: {global_batch_size: 64}\nmodel: {_target_: nemo_automodel.NeMoAutoModelForCausalLM}", "NeMo AutoModel"),
+        ("run.py", "import nemo_run as run\nfrom nemo.collections import llm\nrecipe = llm.llama3_8b.pretrain_recipe()", "NeMo or Megatron-Bridge"),
+        ("run.sh", "sh megatron_gpt.sh -m 13 --world_size 8 --tensor_model_parallel_size 2 --frame Megatron", "AICB"),
+    ],
+    ids=["automodel", "recipe", "aicb"],
+)  # fmt: skip
+def test_configurations_that_are_not_read_are_named_with_what_to_do(
+    name: str, text: str, tool: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(FormatError, match=rf"{name}: is a .* of {tool}, .*--model"):
+        read_config(tmp_path / name)

@@ -262,7 +262,9 @@ def several_of(question: Question) -> list[str]:
 def refuse_several(question: Question) -> None:
     """Raise a ValueError if *question* asks for several answers where one is given."""
     for name in several_of(question):
-        raise ValueError(f"{option_of(name)} has several values: only predict, search and plan compare them")
+        raise ValueError(
+            f"{option_of(name)} has several values, which only the commands predict, search and plan compare: give one"
+        )
 
 
 # Choices that state one quantity in different terms: one that is given replaces the others.

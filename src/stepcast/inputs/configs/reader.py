@@ -1,6 +1,7 @@
 """``read_config``: recognise the tool that a configuration is for, and read it."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 from stepcast.inputs.configs import accelerate, megatron, nemo, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
-from stepcast.inputs.source import FormatError, Source, parse_toml
+from stepcast.inputs.source import FormatError, Source, parse_toml, read_words
 from stepcast.ir.limits import DESCRIPTION
 
 Table = Mapping[str, object]
@@ -54,6 +55,9 @@ def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
 
     *opens_files*: files that it names belong to it, and are looked for in the working folder and next to *path*.
     """
+    for mark, why in read_words("configs")["unread_configs"].items():
+        if re.search(mark, text):
+            raise FormatError(why)
     folder = os.path.dirname(path) if opens_files else None
     if path.endswith((".toml", ".yaml", ".yml")) or text.lstrip().startswith("{"):
         return _read_table(_add_files(_parse_table(text, path), folder))
