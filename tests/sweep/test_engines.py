@@ -5,15 +5,17 @@ Each needs its package, which the extra of its name installs; without it its tes
 
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepcast.sweep.engines import ENGINES, load_engine
+from stepcast.sweep.engines import ENGINES, AnsweredChunk, PointChunk, load_engine, run_tasks
 from tests.shared import ROOT
 from tests.sweep import questions
 from tests.sweep.questions import table
@@ -65,6 +67,26 @@ def check_one_killed(folder: Path, local: list[dict[str, Any]]) -> None:
     assert [row for row in table(folder) if row["position"] not in places] == [
         row for row in local if row["position"] not in places
     ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_points_that_kill_their_workers_are_blamed(seed: int) -> None:
+    """A cluster of four workers ends every task that runs next to a deadly one, as schedulers do."""
+    deadly = set(random.Random(seed).sample(range(20), 4))
+    given: dict[int, PointChunk] = {}
+    ended: set[int] = set()
+    numbers = count()
+
+    def take() -> tuple[int, AnsweredChunk | str]:
+        if any(task not in ended and chunk.words[0]["n"] in deadly for task, chunk in given.items()):
+            ended.update(given)
+        task, chunk = next(iter(given.items()))
+        return task, "killed" if task in ended else AnsweredChunk(chunk, [{}], 0.1)
+
+    chunks = (PointChunk("predict", (bytes([n]),), ({"n": n},)) for n in range(20))
+    answered = list(run_tasks(chunks, given, lambda chunk: next(numbers), take, lambda: 4))
+    assert sorted(each.chunk.words[0]["n"] for each in answered) == list(range(20))
+    assert {each.chunk.words[0]["n"] for each in answered if each.answers[0].get("error")} == deadly
 
 
 def test_nothing_listens_at_a_wrong_address(tmp_path: Path) -> None:

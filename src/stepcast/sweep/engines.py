@@ -152,7 +152,7 @@ def load_engine(name: str) -> SweepEngine:
 Task = TypeVar("Task")
 
 
-def _run_tasks(
+def run_tasks(
     chunks: Iterator[PointChunk],
     given: dict[Task, PointChunk],
     submit: Callable[[PointChunk], Task],
@@ -174,7 +174,7 @@ def _run_tasks(
     """
     suspects: deque[PointChunk] = deque()
     while True:
-        while len(given) < (1 if suspects and alone else most()):
+        while len(given) < (1 if alone and (suspects or any(chunk.deaths for chunk in given.values())) else most()):
             following = suspects.popleft() if suspects else next(chunks, None)
             if following is None:
                 break
@@ -248,7 +248,7 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     idle = deque(start() for _ in range(setting.workers))
     given: dict[_Worker, PointChunk] = {}
     try:
-        yield from _run_tasks(chunks, given, submit, take, lambda: setting.workers, alone=False)
+        yield from run_tasks(chunks, given, submit, take, lambda: setting.workers, alone=False)
     finally:
         for worker in (*idle, *given):
             worker.end()
@@ -314,7 +314,7 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
             except KilledWorker:
                 return ready[0], KILLED
 
-        yield from _run_tasks(chunks, given, submit, take, lambda: AHEAD * max(1, count_workers()))
+        yield from run_tasks(chunks, given, submit, take, lambda: AHEAD * max(1, count_workers()))
 
 
 def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
@@ -345,7 +345,7 @@ def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSett
         return AHEAD * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
 
     try:
-        yield from _run_tasks(chunks, given, submit, take, most)
+        yield from run_tasks(chunks, given, submit, take, most)
     finally:
         for reference in given:
             ray.cancel(reference)
