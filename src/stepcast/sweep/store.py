@@ -310,11 +310,9 @@ def page_facts(store: Store) -> FactDict:
 def _fastest(store: Store, names: Sequence[str]) -> list[FactDict]:
     """Return the highest throughput that fits for each combination of *names*."""
     listed = ", ".join(f'"{name}"' for name in names)
-    grouped = f"GROUP BY {listed} ORDER BY {listed}" if names else ""
-    columns = f"{listed}, " if names else ""
     return store.rows(
-        f"SELECT {columns}max(tokens_per_s_per_gpu) AS tokens_per_s_per_gpu FROM results "
-        f"WHERE {COMPARED} AND tokens_per_s_per_gpu IS NOT NULL {grouped}"
+        f"SELECT {listed}, max(tokens_per_s_per_gpu) AS tokens_per_s_per_gpu FROM results "
+        f"WHERE {COMPARED} AND tokens_per_s_per_gpu IS NOT NULL GROUP BY {listed} ORDER BY {listed}"
     )
 
 

@@ -210,9 +210,8 @@ class EventStream:
 
 def _find_events_key(text: bytes) -> tuple[int, int] | None:
     """Return where the top-level key traceEvents begins and where its array's content does."""
-    depth, position = 0, 0
-    while (token := TOKEN.search(text, position)) is not None:
-        position = token.end()
+    depth = 0
+    for token in TOKEN.finditer(text):
         match token[0]:
             case b"{" | b"[":
                 depth += 1
