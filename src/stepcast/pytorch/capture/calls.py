@@ -10,7 +10,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.pytorch.capture.emulation import RecurrentSizes
 from stepcast.pytorch.capture.kernels import MEASURED, Works
-from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, RECURRENT, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, RECURRENT, Event, StepTrace
 
 TIMES = load_fit("calls")
 STEP = TIMES["step"]
@@ -42,7 +42,7 @@ def count_calls(trace: StepTrace, works: dict[int, Works]) -> list[float]:
     """Return the CPU's launches for each event, with what it runs before: modules, the engine of autograd, the code of
     optimizers.
     """
-    gradients = [event for event in trace.events if event.moment is Moment.BACKWARD and not event.recomputed]
+    gradients = [event for event in trace.events if event.is_backward]
     nodes = sum(event.nodes for event in trace.events if not event.recomputed)
     engine_us = nodes * STEP["node"] + len(trace.gradients) * STEP["accumulated"]
     node_us = engine_us / max(1, len(gradients))  # some nodes pass gradients on and run no operator
@@ -69,16 +69,16 @@ def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float)
         length = max((size for size in event.options if isinstance(size, int)), default=1)
         tensor_us = STEP["fused" if event.name.startswith("_fused") else "listed"]
         return float(STEP["list"] + length * tensor_us)
-    is_gradient = event.moment is Moment.BACKWARD and not event.recomputed
     if event.name in RECURRENT:
         sizes = RecurrentSizes(*(option for option in event.options if isinstance(option, int)))
         launched = sum(work.steps for work in works if isinstance(work, RecurrentCells) and not work.is_persistent)
         call_us, layer_us, step_us = STEP[event.name]
-        return float(call_us + layer_us * sizes.layers * sizes.directions + step_us * launched + node_us * is_gradient)
-    phase = BACKWARD if is_gradient else FORWARD
+        layers = sizes.layers * sizes.directions
+        return float(call_us + layer_us * layers + step_us * launched + node_us * event.is_backward)
+    phase = BACKWARD if event.is_backward else FORWARD
     name = f"{event.name} sorted" if len(works) > MEASURED["sort_kernels"] else event.name
     us = recent.time_us(phase, name if name in TIMES[phase] else event.name, bool(works))
-    if is_gradient:
+    if event.is_backward:
         us += node_us
     elif not event.nodes:
         us *= STEP["without_node"]

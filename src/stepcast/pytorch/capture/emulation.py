@@ -22,6 +22,8 @@ F, T = torch.nn.functional, Tensor
 Tensors = list[Tensor]
 META = torch.device("meta")
 VALUES = "_stepcast_values"  # attribute of a tensor whose values are known
+# The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
+KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 GPU = "cuda"
 ATTENTION, DROPOUT = F.scaled_dot_product_attention, F.dropout
 
@@ -378,6 +380,23 @@ def run_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: b
     return torch.native_dropout(input, p, True)[0] if training and p != 0.0 else input
 
 
+def grouped_mm(
+    left: Tensor, right: Tensor, offs: Tensor | None = None, bias: object = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Multiply the rows of each expert by its weight or, for two matrices, compute each expert's weight gradient."""
+    groups = (left.shape[0],) if left.dim() == 3 else ()
+    if offs is not None and left.dim() == right.dim() == 2:
+        groups = (offs.shape[0],)
+    return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
+
+
+def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the softmax, with zeros for fully masked rows (aten/src/ATen/native/SoftMax.cpp, safe_softmax)."""
+    shares = torch.softmax(scores, dim, dtype)
+    empty = (scores == float("-inf")).all(dim, keepdim=True)
+    return torch.where(empty, torch.zeros((), dtype=shares.dtype, device=META), shares)
+
+
 class CumulativeProduct(torch.autograd.Function):  # type: ignore[misc]
     """A cumulative product whose gradient is that of numbers without zeros, which PyTorch looks for on a GPU.
 
@@ -503,3 +522,27 @@ def move_to_meta(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu":
         return tensor
     return tensor.to(META) if tensor.is_floating_point() else with_known_values(tensor)
+
+
+def expand_masks(args: Any) -> tuple[Any, ...]:
+    """Return the arguments of an indexed operator with the places that its masks select, where these are known."""
+    places: list[Tensor | None] = []
+    for index in args[1]:
+        known = getattr(index, VALUES, None) if index is not None and index.dtype is torch.bool else None
+        places += [index] if known is None else [place.to(META) for place in known.nonzero(as_tuple=True)]
+    return (args[0], places, *args[2:])
+
+
+def may_be_known(tensor: Tensor) -> bool:
+    may_be_choice = tensor.dtype in (torch.int64, torch.bool)
+    return bool(tensor.numel() <= (KNOWN_CHOICES if may_be_choice else KNOWN_ELEMENTS))
+
+
+def choose_evenly(indices: Tensor, count: int) -> None:
+    """Set the choices of a router whose scores are unknown: each row takes the next of *count* experts.
+
+    All experts are chosen equally often, and none twice by a row.
+    """
+    if count and indices.dtype is torch.int64 and may_be_known(indices):
+        chosen = torch.arange(indices.numel(), device="cpu").remainder(count).reshape(indices.shape)
+        setattr(indices, VALUES, chosen)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
@@ -52,38 +51,25 @@ ELEMENTS_PER_LOAD = 8  # of two bytes
 FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
 
 
-class OperatorCall(NamedTuple):
-    """An operator with its operands, whose storages are left out: equal calls run equal kernels."""
-
-    name: str
-    reads: tuple[TracedTensor, ...]
-    writes: tuple[TracedTensor, ...]
-    options: tuple[object, ...]
-    is_view: bool
-    is_backward: bool
-
-    def product_dtype(self, operand: TracedTensor) -> DType:
-        """Return the format in which the call multiplies *operand*."""
-        return DType.TF32 if TF32 in self.options else DType(operand.dtype)
-
-
 Works = tuple[Compute | HostCopy, ...]
 
 
 def works_of(event: Event) -> Works:
-    """Return the kernels of *event*, in order."""
+    """Return the kernels of *event*, in order; events that differ in storages and modules alone run equal kernels."""
     storages = {tensor.storage for tensor in event.reads}
     is_view = bool(event.reads and event.writes) and not event.name.endswith("_")
-    is_view = is_view and all(tensor.storage in storages for tensor in event.writes)
+    if is_view and all(tensor.storage in storages for tensor in event.writes):
+        return ()
     reads, writes = (tuple(tensor._replace(storage=0) for tensor in side) for side in (event.reads, event.writes))
-    is_backward = event.moment is not Moment.FORWARD and not event.recomputed
-    return _works_of_call(OperatorCall(event.name, reads, writes, event.options, is_view, is_backward))
+    is_forward = event.moment is Moment.FORWARD or event.recomputed
+    moment = Moment.FORWARD if is_forward else Moment.BACKWARD
+    return _works_of_call(Event(event.name, reads, writes, event.options, moment, module=0, recomputed=False))
 
 
 @lru_cache(maxsize=65536)
-def _works_of_call(call: OperatorCall) -> Works:
+def _works_of_call(call: Event) -> Works:
     name = call.name
-    if call.is_view or name.startswith(("empty", "new_empty")) or not any(tensor.numel for tensor in call.writes):
+    if name.startswith(("empty", "new_empty")) or not any(tensor.numel for tensor in call.writes):
         return ()
     is_listed = name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
     works = HANDLERS.get(name, _describe_listed if is_listed else _describe_stream)(call)
@@ -107,33 +93,38 @@ def pass_over(
 # ---- products ------------------------------------------------------------------------------------------------------
 
 
-def _describe_product(call: OperatorCall) -> Works:
+def _product_dtype(call: Event, operand: TracedTensor) -> DType:
+    """Return the format in which the call multiplies *operand*."""
+    return DType.TF32 if TF32 in call.options else DType(operand.dtype)
+
+
+def _describe_product(call: Event) -> Works:
     """Multiply the last two operands; an operand before them is added by the same kernel."""
     left, right = call.reads[-2:]
     if not all((*left.shape, *right.shape)):
         return ()
     batch = math.prod(left.shape[:-2])
     swapped = (left.stride[-1] != 1) + (right.stride[-2] != 1) if batch == 1 else 0
-    work = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, call.product_dtype(left), swapped)
+    work = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _product_dtype(call, left), swapped)
     # cuBLAS reads rows or columns that are contiguous; others are copied (ATen/native/cuda/Blas.cpp, prepare_matrix).
     spread = [side for side in (left, right) if all(step > 1 for step, size in zip(side.stride[-2:], side.shape[-2:],
               strict=True) if size > 1)]  # fmt: skip
     return (*_copy_swapped(spread), express_alignment(work, (left, right, call.writes[0])))
 
 
-def _describe_baddbmm(call: OperatorCall) -> Works:
+def _describe_baddbmm(call: Event) -> Works:
     """Copy what is added to the result first (aten/src/ATen/native/cuda/Blas.cpp, baddbmm)."""
     added, out = call.reads[0], call.writes[0]
     copy = pass_over(kind_by_layout(K.COPY, (added, out), mixed=True), out, bytes_of(added), bytes_of(out))
     return (copy, *_describe_product(call))
 
 
-def _describe_linear(call: OperatorCall) -> Works:
+def _describe_linear(call: Event) -> Works:
     left, right = call.reads[:2]
-    return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, call.product_dtype(left)),)
+    return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, _product_dtype(call, left)),)
 
 
-def _describe_grouped_mm(call: OperatorCall) -> Works:
+def _describe_grouped_mm(call: Event) -> Works:
     (left, right), out = call.reads[:2], call.writes[0]
     dtype = DType(left.dtype)
     if len(right.shape) == 3:
@@ -145,7 +136,7 @@ def _describe_grouped_mm(call: OperatorCall) -> Works:
     return (GroupedMatmul(round(left.shape[-2] * tokens / rows), right.shape[-1], rows, groups, dtype),)
 
 
-def _describe_attention(call: OperatorCall) -> Works:
+def _describe_attention(call: Event) -> Works:
     is_gradient = call.name == "attention_backward"
     query, key, value = call.reads[1:4] if is_gradient else call.reads[:3]
     masked, causal, drops = map(bool, call.options)
@@ -158,7 +149,7 @@ def _describe_attention(call: OperatorCall) -> Works:
     )  # fmt: skip
 
 
-def _describe_convolution(call: OperatorCall) -> Works:
+def _describe_convolution(call: Event) -> Works:
     """Describe each pass of a convolution: the forward, or the gradients of data and weight that are asked for. A bias
     is added by a kernel of its own, and so is its gradient.
     """
@@ -172,7 +163,7 @@ def _describe_convolution(call: OperatorCall) -> Works:
     last = last or (taps == 1 and positions % ELEMENTS_PER_LOAD == 0)
     sides = [(tensor.numel // tensor.shape[1], tensor.shape[1]) for tensor in (data, out)]
     (inputs, inner), (outputs, outer) = reversed(sides) if transposed else sides
-    dtype = call.product_dtype(data)
+    dtype = _product_dtype(call, data)
     if len(data.shape) == 5 and groups == 1 < data.shape[1] and (is_gradient or dtype.bytes < DType.FP32.bytes):
         inner, outer = max(MEASURED["volume_channels"], inner), max(MEASURED["volume_channels"], outer)
     passes = [P.DATA, P.FORWARD] if transposed else [P.FORWARD, P.DATA]
@@ -196,12 +187,12 @@ def _describe_convolution(call: OperatorCall) -> Works:
     return works
 
 
-def _describe_recurrent(call: OperatorCall) -> Works:
+def _describe_recurrent(call: Event) -> Works:
     """Describe a recurrent network of cuDNN: for each layer and direction one product with all inputs, and the
     cells step after step; in the backward the cells, the gradient of the inputs, and those of both weights. Cells whose
     steps the CPU launches are in parts, since the GPU runs the first while the CPU launches others.
     """
-    dtype, data_dtype = call.product_dtype(call.reads[0]), DType(call.reads[0].dtype)
+    dtype, data_dtype = _product_dtype(call, call.reads[0]), DType(call.reads[0].dtype)
     sizes = RecurrentSizes(*(option for option in call.options if isinstance(option, int)))
     rows, wide = sizes.steps * sizes.batch, sizes.gates * sizes.hidden
     works: list[Compute] = []
@@ -256,7 +247,7 @@ def _row_pitch(tensor: TracedTensor) -> int:
 # ---- norms, losses and gradients that fill memory ------------------------------------------------------------------
 
 
-def _describe_norm(call: OperatorCall) -> Works:
+def _describe_norm(call: Event) -> Works:
     """Normalise rows, after copies of operands that are not contiguous; in the backward a second kernel computes the
     gradient of a weight (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
     """
@@ -290,7 +281,7 @@ def _is_contiguous(tensor: TracedTensor) -> bool:
     return all(stride == math.prod(size for size, _ in sizes[place + 1 :]) for place, (_, stride) in enumerate(sizes))
 
 
-def _describe_along(call: OperatorCall) -> Works:
+def _describe_along(call: Event) -> Works:
     """Describe a softmax, or a sum of all elements before each one, along a dimension.
 
     A thread block has the neighbours of a row. Along other dimensions each thread walks by itself through memory,
@@ -325,7 +316,7 @@ def _walk(tensor: TracedTensor, read: float, written: float, times: float, threa
     return pass_over(K.IRREGULAR, tensor, read, written, times=times)
 
 
-def _describe_counted(call: OperatorCall) -> Works:
+def _describe_counted(call: Event) -> Works:
     """Describe an operator that runs a measured number of instructions for each element of one of its tensors."""
     counted, *instructions = FIT["counted"][call.name]
     tensors = {"out": call.writes[0], "in": call.reads[0]}
@@ -340,15 +331,15 @@ def _describe_counted(call: OperatorCall) -> Works:
     return (pass_over(K.IRREGULAR, tensor, read, written, times=times),)
 
 
-def _describe_fill(call: OperatorCall) -> Works:
+def _describe_fill(call: Event) -> Works:
     return (pass_over(K.FILL, call.writes[0], 0.0, bytes_of(call.writes[0])),)
 
 
-def _describe_host_copy(call: OperatorCall) -> Works:
+def _describe_host_copy(call: Event) -> Works:
     return (HostCopy(HostWay.IN, round(bytes_of(*call.writes))),)
 
 
-def _describe_embedding_backward(call: OperatorCall) -> Works:
+def _describe_embedding_backward(call: Event) -> Works:
     """Fill the gradient with zeros and sum the rows of each id: one after another where ids are few, else sorted by all
     their digits, a thread block for each id and part of a row (aten/src/ATen/native/cuda/Embedding.cu).
     """
@@ -365,12 +356,12 @@ def _describe_embedding_backward(call: OperatorCall) -> Works:
     return (*_describe_fill(call), *digits, *_sort_keys(ids, 1.0)[1:], rows)
 
 
-def _describe_sort(call: OperatorCall) -> Works:
+def _describe_sort(call: Event) -> Works:
     keys = call.reads[0]
     return _sort_keys(keys, bytes_of(*call.writes) / max(1.0, bytes_of(keys)))
 
 
-def _describe_choice(call: OperatorCall) -> Works:
+def _describe_choice(call: Event) -> Works:
     """Choose the largest of each row by radix: passes over the keys, and for each row as long as for some more."""
     keys = call.reads[0]
     columns = max(1, keys.shape[-1] if keys.shape else 1)
@@ -378,7 +369,7 @@ def _describe_choice(call: OperatorCall) -> Works:
     return (pass_over(K.CHOICE, keys, bytes_of(keys) + more, bytes_of(*call.writes)),)
 
 
-def _describe_sequence_loss(call: OperatorCall) -> Works:
+def _describe_sequence_loss(call: Event) -> Works:
     chances = call.reads[1 if call.name.endswith("backward") else 0]
     sizes = chances.shape[0], math.prod(chances.shape[1:])
     return (Elementwise(K.SEQUENCE_LOSS, *sizes, bytes_of(chances), bytes_of(*call.writes), "back" in call.name,
@@ -391,14 +382,14 @@ def _sort_keys(keys: TracedTensor, written: float) -> Works:
     return (pass_over(K.SORT, keys, bytes_of(keys), written * bytes_of(keys)), *(few,) * MEASURED["sort_kernels"])
 
 
-def _describe_bag(call: OperatorCall) -> Works:
+def _describe_bag(call: Event) -> Works:
     table, ids = call.reads[:2]
     read = ids.numel * table.shape[-1] * DType(table.dtype).bytes
     summed = TracedTensor((ids.numel, table.shape[-1]), (table.shape[-1], 1), table.dtype, 0)
     return (pass_over(K.BAG, summed, read, bytes_of(call.writes[0])),)
 
 
-def _describe_batch_norm(call: OperatorCall) -> Works:
+def _describe_batch_norm(call: Event) -> Works:
     """Normalise channels: a thread block sums each of them, unless channels are last."""
     data = max(call.reads, key=lambda tensor: tensor.numel)
     channels = data.shape[1] if len(data.shape) > 1 else 1
@@ -415,7 +406,7 @@ def _describe_batch_norm(call: OperatorCall) -> Works:
     return (Elementwise(kind, rows, columns, read, size, is_gradient, dtype),)
 
 
-def _describe_image_norm(call: OperatorCall) -> Works:
+def _describe_image_norm(call: Event) -> Works:
     """Normalise groups of channels, after copies of what has channels last."""
     largest = max(tensor.numel for tensor in call.reads)
     images = [tensor for tensor in call.reads if tensor.numel == largest]
@@ -447,7 +438,7 @@ HANDLERS |= dict.fromkeys(FIT["counted"], _describe_counted)
 # ---- operators that move memory ------------------------------------------------------------------------------------
 
 
-def _describe_listed(call: OperatorCall) -> Works:
+def _describe_listed(call: Event) -> Works:
     """Describe one pass of an optimizer over lists of tensors."""
     name, reads = call.name, call.reads
     lengths = [option for option in call.options if isinstance(option, int)]
@@ -464,7 +455,7 @@ def _describe_listed(call: OperatorCall) -> Works:
     return (Elementwise(kind, 1, elements, bytes_of(*reads), bytes_of(*changed), dtype=DType.FP32),)
 
 
-def _describe_stream(call: OperatorCall) -> Works:
+def _describe_stream(call: Event) -> Works:
     inplace = call.name.endswith("_")
     name, reads = call.name.rstrip("_"), call.reads
     out = reads[:1] if inplace else call.writes

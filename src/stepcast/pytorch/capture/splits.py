@@ -190,8 +190,7 @@ def _split_backward(trace: StepTrace, region_of: dict[int, MapRegion], weights: 
     forward = {tensor.storage for event in trace.events if event.moment is Moment.FORWARD or event.recomputed
                for tensor in event.writes}  # fmt: skip
     for number, event in enumerate(trace.events):
-        is_gradient = event.moment is Moment.BACKWARD and not event.recomputed
-        region = region_of.get(event.source) if is_gradient else None
+        region = region_of.get(event.source) if event.is_backward else None
         if region is None or not works_of(event):
             continue
         column, end = event.source in region.columns, event.source in region.ends

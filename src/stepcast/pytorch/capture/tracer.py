@@ -19,12 +19,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.pytorch.capture.emulation import META, VALUES
+from stepcast.pytorch.capture.emulation import (
+    META,
+    VALUES,
+    choose_evenly,
+    expand_masks,
+    grouped_mm,
+    may_be_known,
+    safe_softmax,
+)
 from stepcast.pytorch.capture.host import begin_copy, call, take_host_work
 
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
-# The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
-KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 # PyTorch's allocator on a GPU hands out blocks of a multiple of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
 BLOCK_BYTES = 512
 PARTIAL_SUMS = 132 * 64 * 64 * 4
@@ -92,6 +98,11 @@ class Event(NamedTuple):
     recomputed: bool  # part of a forward that the backward runs again
     source: int = -1  # in a backward: the event of the forward whose gradient this computes
     nodes: int = 0  # of autograd, made for it
+
+    @property
+    def is_backward(self) -> bool:
+        """True if it is part of a backward, and of no forward that it runs again."""
+        return self.moment is Moment.BACKWARD and not self.recomputed
 
 
 @dataclass
@@ -276,7 +287,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             return self._read_value(func, args, kwargs, read)
         if name == "_safe_softmax":
             with self:
-                return _safe_softmax(*args)
+                return safe_softmax(*args)
         if name == "add" and self._adds_gradients(args):
             func, name = torch.ops.aten.add_.Tensor, "add_"
         # A GPU multiplies gradient and result first (aten/src/ATen/native/cuda/SoftMax.cu).
@@ -349,22 +360,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
                 return [tensor.new_empty(()) for tensor in args[0]]
             return None if name.endswith("_") else [torch.empty_like(tensor) for tensor in args[0]]
         if name == "_grouped_mm":
-            return _grouped_mm(*args, **kwargs)
+            return grouped_mm(*args, **kwargs)
         if name.startswith("convolution"):
             return _lay_channels_last(func(*args, **kwargs), read)
         values = self._values_of(read)
         if values is None or name in HAVE_UNKNOWN_VALUES:
             if name.endswith("_") and read and hasattr(read[0], VALUES):
                 delattr(read[0], VALUES)
-            result = func(*_expand_masks(args), **kwargs) if name in INDEXED else func(*args, **kwargs)
+            result = func(*expand_masks(args), **kwargs) if name in INDEXED else func(*args, **kwargs)
             if name in CHOICES and self._runs_forward() and args[0].is_floating_point():
                 for choices in list_tensors((result,)):
-                    _choose_evenly(choices, args[0].shape[-1])
+                    choose_evenly(choices, args[0].shape[-1])
             return result
         try:
             result = func(*args, **kwargs)
             tensors = list_tensors((result,))
-            if not all(map(_may_be_known, tensors)):
+            if not all(map(may_be_known, tensors)):
                 return result
             real = _run_on_values(func, args, kwargs, values)
         except (RuntimeError, NotImplementedError):  # the shape of the result depends on values, which are known
@@ -385,7 +396,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         values = {}
         for tensor in read:
             value = tensor if tensor.device.type == "cpu" else getattr(tensor, VALUES, None)
-            if value is None or not _may_be_known(value):
+            if value is None or not may_be_known(value):
                 return None
             values[id(tensor)] = value
         return values
@@ -532,16 +543,6 @@ def _runs_as_tf32(name: str) -> bool:
         return bool(legacy.allow_tf32)
 
 
-def _grouped_mm(
-    left: Tensor, right: Tensor, offs: Tensor | None = None, bias: object = None, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """Multiply the rows of each expert by its weight or, for two matrices, compute each expert's weight gradient."""
-    groups = (left.shape[0],) if left.dim() == 3 else ()
-    if offs is not None and left.dim() == right.dim() == 2:
-        groups = (offs.shape[0],)
-    return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
-
-
 def _lay_channels_last(result: Any, read: list[Tensor]) -> Any:
     """Return images in the layout of cuDNN's results: channels last where data or weight are (ConvUtils.h)."""
     images = [tensor for tensor in read if tensor.dim() == 4]
@@ -557,37 +558,6 @@ def is_channels_last(tensor: Tensor | TracedTensor) -> bool:
     """Return True if the channels of each position are next to each other in memory, and there are several."""
     stride = tensor.stride if isinstance(tensor, TracedTensor) else tensor.stride()
     return len(stride) == 4 and stride[1] == 1 and tensor.shape[1] > 1 and stride[3] >= tensor.shape[1]
-
-
-def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the softmax, with zeros for fully masked rows (aten/src/ATen/native/SoftMax.cpp, _safe_softmax)."""
-    shares = torch.softmax(scores, dim, dtype)
-    empty = (scores == float("-inf")).all(dim, keepdim=True)
-    return torch.where(empty, torch.zeros((), dtype=shares.dtype, device=META), shares)
-
-
-def _expand_masks(args: Any) -> tuple[Any, ...]:
-    """Return the arguments of an indexed operator with the places that its masks select, where these are known."""
-    places: list[Tensor | None] = []
-    for index in args[1]:
-        known = getattr(index, VALUES, None) if index is not None and index.dtype is torch.bool else None
-        places += [index] if known is None else [place.to(META) for place in known.nonzero(as_tuple=True)]
-    return (args[0], places, *args[2:])
-
-
-def _may_be_known(tensor: Tensor) -> bool:
-    may_be_choice = tensor.dtype in (torch.int64, torch.bool)
-    return bool(tensor.numel() <= (KNOWN_CHOICES if may_be_choice else KNOWN_ELEMENTS))
-
-
-def _choose_evenly(indices: Tensor, count: int) -> None:
-    """Set the choices of a router whose scores are unknown: each row takes the next of *count* experts.
-
-    All experts are chosen equally often, and none twice by a row.
-    """
-    if count and indices.dtype is torch.int64 and _may_be_known(indices):
-        chosen = torch.arange(indices.numel(), device="cpu").remainder(count).reshape(indices.shape)
-        setattr(indices, VALUES, chosen)
 
 
 def _run_on_values(func: Any, args: Any, kwargs: Any, values: dict[int, Tensor]) -> Any:
