@@ -8,7 +8,9 @@ import os as os
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Sequence
+from functools import partial
 from inspect import get_annotations, signature
+from types import new_class
 from typing import TypedDict
 
 import stepcast
@@ -48,7 +50,7 @@ def describe_keywords(function: str, kind: type[Question], others: Mapping[str, 
     taken = LEFT_OUT | signature(getattr(stepcast, function)).parameters.keys()
     held = {name: own for base in reversed(kind.__mro__) for name, own in get_annotations(base).items()}
     types = {name: _describe(name, choice, str(held[name])) for name, choice in choices_of(kind).items()}
-    return {name: f"{text} | None" for name, text in (types | others).items() if name not in taken}
+    return {name: f"{text} | None" for name, text in {**types, **others}.items() if name not in taken}
 
 
 def _describe(name: str, choice: Choice, held: str) -> str:
@@ -71,4 +73,6 @@ def _describe(name: str, choice: Choice, held: str) -> str:
 
 
 TYPES = {name: describe_keywords(*function) for name, function in FUNCTIONS.items()}
-globals().update((name, TypedDict(name, types, total=False)) for name, types in TYPES.items())
+for _name, _types in TYPES.items():
+    _body = {"__module__": __name__, "__annotations__": _types}
+    globals()[_name] = new_class(_name, (TypedDict,), {"total": False}, partial(dict.update, **_body))
