@@ -62,11 +62,11 @@ def by_library(question: dict[str, Any]) -> str:
 
 
 def by_app(question: dict[str, Any]) -> str:
-    from stepcast.cli.served import verbs
+    from stepcast.cli.served import predict_choices
     from stepcast.serve.fields import PREDICT, read_form
 
     try:
-        return _figures(verbs()._predict(read_form(PREDICT, {name: str(value) for name, value in question.items()}))[1])
+        return _figures(predict_choices(read_form(PREDICT, {name: str(value) for name, value in question.items()}))[1])
     except ValueError:
         return "refused"
 

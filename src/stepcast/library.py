@@ -25,13 +25,14 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import UnknownChoiceError, build_question, read_choices, several_of
+from stepcast.questions.choices import AnyQuestion, UnknownChoiceError, build_question, read_choices, several_of
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.runs import answer_facts, ask_with_file, read_run_file, run_facts
+from stepcast.questions.runs import RunFile, answer_facts, ask_with_file, read_run_file, run_facts
 from stepcast.questions.settle import load_calibration, settle
 from stepcast.units import DEFAULT_CURRENCY
 
 if TYPE_CHECKING:
+    from stepcast import keywords
     from stepcast.analyze.compare import Comparison
     from stepcast.analyze.gate import GateResult
     from stepcast.analyze.kineto.whatif import KinetoReplay
@@ -41,15 +42,6 @@ if TYPE_CHECKING:
     from stepcast.generation.forecast import GenerationForecast
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Plan, TrainingPhase
-    from stepcast.keywords import (
-        AnalyzeChoices,
-        GenerateChoices,
-        PlanChoices,
-        PredictChoices,
-        ReplayChoices,
-        RlChoices,
-        SearchChoices,
-    )
     from stepcast.questions.alternatives import Alternatives
     from stepcast.rl.step import RlStep
     from stepcast.searching.result import SearchResult, SearchWatch
@@ -69,7 +61,7 @@ def predict(
     *,
     config: Path | None = None,
     ignore_unknown: bool = False,
-    **choices: "Unpack[PredictChoices]",
+    **choices: "Unpack[keywords.PredictChoices]",
 ) -> Prediction:
     """Predict one training step.
 
@@ -86,34 +78,22 @@ def predict(
     if strategy is not None:
         if choices:
             raise TypeError(f"predict() got both a strategy and {_first(choices)!r}, which the strategy states already")
-        return _predict_strategy(model, cluster, strategy, framework, options, calibration)
+        if model is None or cluster is None:
+            raise TypeError("predict() missing a model or a cluster")
+        software = framework or DEFAULT
+        profile = load_profile(software) if isinstance(software, str) else profile_of(software)
+        values = load_model(model), _load_cluster(cluster), strategy, profile.framework
+        predicted = predict_step(*values, options or DEFAULTS, _load_calibration(calibration))
+        missing = missing_features(profile, strategy, profile.framework)
+        return predicted.noting(warnings=missing) if missing else predicted
     if options is not None:
         raise TypeError("predict() takes options only with a strategy; use keywords such as place='packed'")
     nouns = {"model": model, "cluster": cluster, "framework": framework, "calibration": calibration}
     with _in_python_words("predict"):
-        given = read_choices(PredictQuestion, {**nouns, **choices})
-        file = read_run_file(None, None if config is None else fspath(config), ignore_unknown=ignore_unknown)
-        run = settle(ask_with_file(PredictQuestion, given, file))
+        question, file = _ask(PredictQuestion, {**nouns, **choices}, config, ignore_unknown)
+        run = settle(question)
     prediction = run.prediction.noting(run.assumptions, file.warnings if file else [])
     return replace(prediction, asked=run_facts(run), describe=partial(answer_facts, run=run, file=file))
-
-
-def _predict_strategy(
-    model: Model | str | None,
-    cluster: Cluster | str | None,
-    strategy: Strategy,
-    framework: Framework | str | None,
-    options: Options | None,
-    calibration: "Calibration | Path | None",
-) -> Prediction:
-    if model is None or cluster is None:
-        raise TypeError("predict() missing a model or a cluster")
-    software = framework or DEFAULT
-    profile = load_profile(software) if isinstance(software, str) else profile_of(software)
-    values = load_model(model), _load_cluster(cluster), strategy, profile.framework
-    prediction = predict_step(*values, options or DEFAULTS, _load_calibration(calibration))
-    missing = missing_features(profile, strategy, profile.framework)
-    return prediction.noting(warnings=missing) if missing else prediction
 
 
 def predict_many(
@@ -143,7 +123,7 @@ def search(
     top: int = 10,
     most_bytes: float | None = None,
     watch: "SearchWatch | None" = None,
-    **choices: "Unpack[SearchChoices]",
+    **choices: "Unpack[keywords.SearchChoices]",
 ) -> "SearchResult":
     """Search the best strategies, as ``stepcast search`` does.
 
@@ -197,7 +177,7 @@ def plan(
     runs: int = 1000,
     seed: int = 0,
     currency: str = DEFAULT_CURRENCY,
-    **choices: "Unpack[PlanChoices]",
+    **choices: "Unpack[keywords.PlanChoices]",
 ) -> "Plan":
     """Plan a whole training run, as ``stepcast plan`` does.
 
@@ -233,9 +213,8 @@ def plan(
     price = choices.pop("price", price_per_gpu_hour)
     words = {"price": price, "pue": pue, "runs": runs, "seed": seed, "currency": currency, **choices}
     with _in_python_words("plan"):
-        given = read_choices(PlanQuestion, words)
-        file = read_run_file(None, None if config is None else fspath(config), ignore_unknown=ignore_unknown)
-        settled = settle_plan(ask_with_file(PlanQuestion, given, file))
+        question, file = _ask(PlanQuestion, words, config, ignore_unknown)
+        settled = settle_plan(question)
         return replace(settled, warnings=(*settled.warnings, *(file.warnings if file else ()))).answer()
 
 
@@ -259,7 +238,9 @@ def alternatives(verb: str, **choices: object) -> "Alternatives":
 
 
 def predict_generation(
-    model: Model | str | None = None, cluster: Cluster | str | None = None, **choices: "Unpack[GenerateChoices]"
+    model: Model | str | None = None,
+    cluster: Cluster | str | None = None,
+    **choices: "Unpack[keywords.GenerateChoices]",
 ) -> "GenerationForecast":
     """Forecast serving at a concurrency, or a batch of responses; ``.facts()`` is the JSON of ``stepcast generate``.
 
@@ -279,7 +260,7 @@ def predict_rl(
     cluster: Cluster | str | None = None,
     *,
     config: Path | None = None,
-    **choices: "Unpack[RlChoices]",
+    **choices: "Unpack[keywords.RlChoices]",
 ) -> "RlStep":
     """Forecast a step of RL post-training, as ``stepcast rl`` does; ``step_s`` and ``phases_s`` are its times.
 
@@ -294,11 +275,11 @@ def predict_rl(
     with _in_python_words("predict_rl"):
         given = {name: value for name, value in choices.items() if value is not None}
         given |= {} if cluster is None else {"cluster": cluster}
-        question, keys = ask_rl(given, model, None if config is None else fspath(config))
+        question, keys = ask_rl(given, model, _path(config))
         return replace(answer_rl(question), describe=partial(rl_facts, question=question, config=keys))
 
 
-def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResult":
+def analyze(*files: Path, **choices: "Unpack[keywords.AnalyzeChoices]") -> "AnalysisResult":
     """Return where the time of a measured run went; ``.facts()`` is the JSON of ``stepcast analyze``."""
     from stepcast.cli.analyze import analyze_files
     from stepcast.questions.measured import AnalyzeQuestion
@@ -306,11 +287,11 @@ def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> "AnalysisResul
     trace = choices.pop("trace", None)
     with _in_python_words("analyze"):
         question = build_question(AnalyzeQuestion, choices)
-        return analyze_files(_paths(files), question, None if trace is None else fspath(trace))[0]
+        return analyze_files(_paths(files), question, _path(trace))[0]
 
 
 def replay(
-    *files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]"
+    *files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[keywords.ReplayChoices]"
 ) -> "ReplayResult | KinetoReplay":
     """Return a measured run under changed conditions; ``.facts()`` is the JSON of ``stepcast replay``."""
     from stepcast.cli.replay import replay_files
@@ -319,7 +300,7 @@ def replay(
     trace = choices.pop("trace", None)
     with _in_python_words("replay"):
         question = build_question(ReplayQuestion, {"what_if": what_if, **choices})
-        return replay_files(_paths(files), question, None if trace is None else fspath(trace))[0]
+        return replay_files(_paths(files), question, _path(trace))[0]
 
 
 def compare(
@@ -373,10 +354,10 @@ def gate(
         forecast: the JSON of a forecast; a step slower than its interval fails.
         min_change: the smallest regression that fails, as a share of the step.
     """
-    from stepcast.cli.gate import GateOptions, gate_files
+    from stepcast.cli.compare import GateOptions, gate_files
 
-    paths = [None if path is None else fspath(path) for path in (history, baseline, save, forecast)]
-    options = GateOptions(paths[0], name, label, accept, paths[1], paths[2], paths[3], min_change)
+    paths = {"history": _path(history), "baseline": _path(baseline), "save": _path(save), "forecast": _path(forecast)}
+    options = GateOptions(name=name, label=label, accept=accept, min_change=min_change, **paths)
     with _in_python_words("gate"):
         return gate_files(_paths(measured), options)
 
@@ -393,10 +374,9 @@ def watch(
         idle_s: end after so many seconds without a line; 0 ends with the log; None never ends.
     """
     from stepcast.analyze.watch import StepWatch
-    from stepcast.cli.watch import read_forecast, watch_events
+    from stepcast.cli.compare import read_forecast, watch_events
 
-    known = read_forecast(None if forecast is None else fspath(forecast))
-    return watch_events(fspath(log), StepWatch(known, steps), idle_s)
+    return watch_events(fspath(log), StepWatch(read_forecast(_path(forecast)), steps), idle_s)
 
 
 def rows(*answers: Any) -> list[FactDict]:
@@ -420,12 +400,25 @@ def rows(*answers: Any) -> list[FactDict]:
     return table
 
 
+def _ask(
+    kind: type[AnyQuestion], choices: Facts, config: Path | None, ignore_unknown: bool
+) -> tuple[AnyQuestion, RunFile | None]:
+    """Return the question of *choices* and of a configuration file, and what is known of that."""
+    given = read_choices(kind, choices)
+    file = read_run_file(None, _path(config), ignore_unknown=ignore_unknown)
+    return ask_with_file(kind, given, file), file
+
+
 def _load_cluster(cluster: Cluster | str) -> Cluster:
     return load_cluster(cluster) if isinstance(cluster, str) else cluster
 
 
 def _load_calibration(given: "Calibration | Path | None") -> Calibration | None:
     return load_calibration(fspath(given)) if isinstance(given, str | PathLike) else given
+
+
+def _path(file: Path | None) -> str | None:
+    return None if file is None else fspath(file)
 
 
 def _paths(files: Sequence[Path]) -> list[str]:

@@ -209,7 +209,7 @@ def test_scaled_formats_without_matrix_units_are_refused(
 
 def test_an_error_stands_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What was noted before it concerns an answer that there is not."""
-    import stepcast.cli.list as verb
+    import stepcast.cli.show as verb
     from stepcast.cli.main import main
     from stepcast.cli.output import print_notes
 
@@ -217,7 +217,7 @@ def test_an_error_stands_alone(capsys: pytest.CaptureFixture[str], monkeypatch: 
         print_notes(["taken from a file"])
         raise ValueError("no such thing")
 
-    monkeypatch.setattr(verb, "run", fail)
+    monkeypatch.setattr(verb, "run_list", fail)
     assert main(["list", "gpus"]) == 2
     assert capsys.readouterr().err == "stepcast: no such thing\n"
     monkeypatch.undo()

@@ -6,9 +6,9 @@ import tempfile
 import pytest
 
 from stepcast.cli.completion import SCRIPTS
-from stepcast.cli.list import LISTED
 from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import OWN_TYPES, TYPES, add_arguments, add_row
+from stepcast.cli.show import LISTED
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.forecast.options import Engine
 from stepcast.questions.choices import choices_of

@@ -214,8 +214,7 @@ def _rl_config(path: str) -> Any:
 
 def _operated() -> Iterator[Target]:
     """Files of the daily loop: watched logs, gates, stores of sweeps, profiles of failures, lengths and loads."""
-    from stepcast.cli.compare import read_printed
-    from stepcast.cli.gate import GateOptions, gate_files
+    from stepcast.cli.compare import GateOptions, gate_files, read_printed
     from stepcast.generation.lengths import parse_lengths
     from stepcast.goodput.operation import load_failures
     from stepcast.inputs.expert_load import read_expert_load
@@ -252,7 +251,7 @@ def _operated() -> Iterator[Target]:
 
 def _watch(path: str) -> Any:
     from stepcast.analyze.watch import StepWatch
-    from stepcast.cli.watch import watch_events
+    from stepcast.cli.compare import watch_events
 
     watch = StepWatch(None, None)
     return [*watch_events(path, watch, 0.0)], watch.facts()

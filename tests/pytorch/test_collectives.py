@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
-from stepcast.cli.captured import read_captured
+from stepcast.cli.capture import read_captured
 from stepcast.forecast.captured import CapturedSharding, Spread, spread_out
 from stepcast.forecast.predict import compute_pricer
 from stepcast.hardware import load_cluster

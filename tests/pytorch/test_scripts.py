@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stepcast.cli.captured import read_captured
+from stepcast.cli.capture import read_captured
 from stepcast.ir.work import HostCopy
 
 ROOT = Path(__file__).parents[2]

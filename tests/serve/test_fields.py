@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs the extra web: pip install 'stepcast[web]'")
 
-from stepcast.cli.served import Verbs
+from stepcast.cli.served import predict
 from stepcast.questions.choices import build_question, choices_of
 from stepcast.questions.question import CHOICES, PredictQuestion
 from stepcast.questions.search import SearchQuestion
@@ -70,7 +70,7 @@ def test_every_value_of_every_field_is_one_of_its_choice() -> None:
 
 def test_the_initial_form_is_answered() -> None:
     choices = read_form(PREDICT, {field.name: field.initial for field in PREDICT})
-    answer = Verbs().predict(choices, None)
+    answer = predict(choices, None)
     assert "per step" in answer.page.title
     assert answer.page.about.command == form_command("predict", choices)
 

@@ -9,14 +9,13 @@ from stepcast.analyze.sweeps import MeasuredSweep
 from stepcast.calibrate.classes import calibrate_operators
 from stepcast.calibrate.collectives import CONSTANTS, Fitted, fit_collectives
 from stepcast.calibrate.megatron import calibrate_megatron
-from stepcast.cli.documents import expand
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import open_source, show_view, write_file
 from stepcast.hardware import load_cluster, load_gpu
 from stepcast.inputs.kineto.ops import read_operators
 from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
-from stepcast.inputs.table import format_named, read_as_one, read_sources, recognise
+from stepcast.inputs.table import folder_files, format_named, read_as_one, read_sources, recognise
 from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.grouping import group_by_key
 from stepcast.models.catalog import load_model
@@ -29,7 +28,7 @@ ERRORS = {"before": "before", "after": "after", "left_out": "on sizes left out"}
 
 
 def run(args: argparse.Namespace) -> int:
-    paths = expand(args.runs)
+    paths = [file for path in args.runs for file in (folder_files(path) if os.path.isdir(path) else [path])]
     kinds: dict[str, list[str]] = {}  # other files in the folder of a run are left out
     for path in paths:
         try:

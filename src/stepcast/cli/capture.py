@@ -1,15 +1,40 @@
-"""``stepcast capture CONFIG|module:function -o FILE``: a PyTorch training step, without a GPU."""
+"""``stepcast capture CONFIG|module:function -o FILE``: a PyTorch training step, without a GPU; and predictions of
+captured programs, for the verbs that make them.
+"""
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import product
 
-from stepcast.cli.captured import captured_facts, predict_program, shown_gpu
-from stepcast.cli.options import option_of
-from stepcast.cli.output import origin, print_json, print_warnings, terminal_width, write_file, write_view
-from stepcast.forecast.prediction import roofline
+from stepcast.cli.output import (
+    open_source,
+    origin,
+    print_json,
+    print_warnings,
+    show_view,
+    terminal_width,
+    write_file,
+    write_view,
+)
+from stepcast.forecast.captured import CapturedSharding, Spread, add_gaps, predict_captured
+from stepcast.forecast.options import Engine, Options
+from stepcast.forecast.predict import compute_pricer
+from stepcast.forecast.prediction import Prediction, roofline
+from stepcast.forecast.splitting import CutError, SplitError
+from stepcast.generate.aicb import record_times
+from stepcast.hardware import Cluster, Place, load_cluster
+from stepcast.inputs.table import read_as_one
+from stepcast.ir.captured import Captured
+from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.workload import Workload
 from stepcast.outputs.plain import write_captured
 from stepcast.pytorch.load import load_torch
+from stepcast.questions.choices import option_of, refuse_options
 from stepcast.questions.question import PredictQuestion
-from stepcast.views.documents import captured_view
+from stepcast.questions.settle import add_background, check_gpu, count_stated_gpus, load_calibration
+from stepcast.units import MIB
+from stepcast.views.documents import captured_search_view, captured_view
 from stepcast.views.step import step_view
 from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
@@ -20,8 +45,10 @@ PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", 
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.predict and (given := [name for name in (*PREDICTING, "html") if name in args.given]):
-        raise ValueError(f"{option_of(given[0])} has no effect without --predict")
+    if not args.predict:
+        refuse_options(
+            (name for name in (*PREDICTING, "html") if name in args.given), "has no effect without --predict"
+        )
     load_torch("capture")
     from stepcast.pytorch.capture.program import CaptureOptions
     from stepcast.pytorch.capture.run import capture, capture_command, is_command
@@ -36,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
     if args.tf32 and not args.autocast and args.dtype != "fp32":
         raise ValueError("--tf32 has no effect: only fp32 matmuls run as TF32; use --dtype fp32")
     if is_script:
-        for name in sorted((args.given & PROGRAM_OPTIONS) - ({"batch"} if shapes else set())):
-            raise ValueError(f"{option_of(name)} has no effect on a script: the script decides it; leave it out")
-        captured = capture_command([args.program, *args.words], args.gpus or 1, shown_gpu(question), shapes)
+        decided = (args.given & PROGRAM_OPTIONS) - ({"batch"} if shapes else set())
+        refuse_options(sorted(decided), "has no effect on a script: the script decides it; leave it out")
+        shown = load_place(question).gpu if question.gpu or question.cluster else None  # on which it is predicted
+        captured = capture_command([args.program, *args.words], args.gpus or 1, shown, shapes)
     else:
         if args.words:
             raise ValueError(f"{visible(args.words[0])}: one program at a time; a command begins with python, torchrun,"
@@ -66,3 +94,175 @@ def run(args: argparse.Namespace) -> int:
     if not args.predict:
         print_warnings(captured.warnings)
     return 0
+
+
+# Options of predict that apply to a captured program; the file has its computation and its software.
+ACTING = frozenset((
+    *("captured", "cluster", "gpu", "set", "place", "gpus", "nodes", "dp", "tp", "cp", "ep", "pp"),
+    *("global_batch", "schedule", "sharding", "bucket_mb", "zero_gradients", "calibration", "engine"),
+    *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
+    *("critical_path", "json"),
+))  # fmt: skip
+SPREADING = frozenset(("cluster", "gpu", "set", "gpus", "nodes", "global_batch", "calibration"))
+SEARCHED = SPREADING | {"captured", "top", "html", "json"}
+# Schedules with one model chunk per stage.
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2")
+SPLITS = {
+    "cp": "context parallelism needs attention that was written for it",
+    "ep": "expert parallelism needs experts that were written for it",
+}
+
+
+class BatchError(ValueError):
+    """A global batch that the replicas of a layout cannot share."""
+
+
+def read_captured(path: str) -> Captured:
+    _, document = read_as_one([open_source(path)])
+    if not isinstance(document, Captured):
+        raise ValueError(f"{path}: is not a captured program; 'stepcast capture ... -o FILE' writes one")
+    return document
+
+
+def load_place(question: PredictQuestion) -> Cluster:
+    """Load the cluster of --cluster, or one of the GPUs of --gpu."""
+    if (question.cluster is None) == (question.gpu is None):
+        raise ValueError("no cluster given: use either --gpu NAME or --cluster NAME")
+    return load_cluster(str(question.cluster or f"generic:gpu={question.gpu}"), question.set)
+
+
+def predict_program(
+    captured: Captured, question: PredictQuestion, cluster: Cluster | None = None
+) -> tuple[Prediction, FactDict]:
+    """Return the prediction that *question* asks for, and what was asked; *cluster* saves loading it again."""
+    for name, why in SPLITS.items():
+        if getattr(question, name) > 1:
+            raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
+    cluster = cluster or load_place(question)
+    spread = _read_spread(captured, question, cluster)
+    calibration = None
+    if question.calibration is not None:
+        calibration = load_calibration(str(question.calibration))
+        check_gpu(calibration, str(question.calibration), cluster.gpu.name)
+    if "place" in question.given and cluster.topology.scale_up_nodes == 1:
+        raise ValueError("--place has no effect: no rack of this cluster is one NVLink domain of several nodes")
+    options = Options(place=Place(question.place), engine=Engine(question.engine))
+    options = add_background(options, question, cluster, spread.layout.gpus)
+    prediction = predict_captured(captured, cluster, spread, calibration, options)
+    asked = {**pick(captured, "model=name parameters"), "cluster": cluster.name, "framework": "captured"}
+    asked |= pick(cluster, "gpu=gpu.name gpus_per_node=node.gpus")
+    return prediction, {**asked, "strategy": {**spread.layout.facts(), "sharding": str(spread.sharding)}}
+
+
+def run_captured_search(args: argparse.Namespace) -> int:
+    """Predict a captured program for every way to use the GPUs, and show the fastest that fit; return the status."""
+    why = "tensor and pipeline parallelism and sharding are searched, the captured program fixes the rest; leave it out"
+    refuse_options(sorted(args.given - SEARCHED), f"has no effect with --captured: {why}")
+    captured, asked = read_captured(args.captured), args.question
+    chosen = pick(asked, " ".join(args.given & SPREADING))
+    for name, value in chosen.items():
+        if name != "set" and isinstance(value, tuple):
+            if len(value) > 1:
+                raise ValueError(f"{option_of(name)}: one value at a time with --captured")
+            chosen[name] = value[0]
+    rows = list(search_layouts(captured, chosen))
+    best = sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
+    fitting = sum(bool(row["fits"]) for row in rows)
+    facts = {"kind": "captured search", "model": captured.name, "gpus": best[0]["gpus"], "candidates": len(rows)}
+    facts |= {"fitting": fitting, "rows": best[: asked.top], **origin(args)}
+    show_view(args, captured_search_view(facts))
+    return 0 if best[0]["fits"] else 1
+
+
+def search_layouts(captured: Captured, chosen: FactDict) -> Iterator[FactDict]:
+    """Yield step time and memory of the program for each tp, pp and sharding that its GPUs, layers and batch allow."""
+    probe = PredictQuestion(**{**chosen, "global_batch": None, "tp": 1, "pp": 1})
+    cluster = load_place(probe)
+    spread = _read_spread(captured, probe, cluster)
+    gpus, batch = spread.layout.gpus, captured.batch * spread.micro_batches * spread.dp
+    chosen = {"global_batch": batch, **chosen}  # layouts are compared at one batch: that of data parallelism alone
+    degrees = [degree for degree in range(1, gpus + 1) if gpus % degree == 0]
+    answered = False
+    refusal: ValueError | None = None
+    for tp, pp, sharding in product(degrees, degrees, CapturedSharding):
+        if tp < spread.layout.tp or gpus % (tp * pp) or (sharding is CapturedSharding.FSDP and tp * pp == gpus):
+            continue  # tensor parallelism of the script itself stays
+        words = {"tp": tp, "pp": pp, "sharding": str(sharding)}
+        try:
+            prediction, _ = predict_program(captured, PredictQuestion(**{**chosen, **words}), cluster)
+        except (BatchError, CutError, SplitError) as error:
+            refusal = refusal or error
+            continue
+        memory = prediction.report.memory_bytes or {}
+        yield {
+            "gpus": gpus, "tp": tp, "pp": pp, "dp": gpus // (tp * pp), "sharding": str(sharding),
+            "step_s": prediction.step_s, "memory_bytes": memory["total"], "fits": memory["fits"],
+        }  # fmt: skip
+        answered = True
+    if not answered and refusal:
+        raise refusal
+
+
+def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster) -> Spread:
+    """Return the distribution of the program over the GPUs of *cluster*."""
+    own = dict(captured.facts)  # a training script distributes itself, unless options say otherwise
+    tp, pp = question.tp if question.tp > 1 else int(own.get("tp", 1)), question.pp
+    own_gpus = 0 if question.nodes or question.dp else int(own.get("gpus", 0))
+    gpus = count_stated_gpus(question, cluster, tp * pp, "tp x pp", own_gpus) or 1
+    if gpus % (pp * tp):
+        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
+    dp, batch = gpus // (pp * tp), question.global_batch
+    accumulated = captured.batch * dp * int(own.get("accumulation", 1))
+    batches, rest = divmod(batch or accumulated, captured.batch * dp)
+    if rest or not batches:
+        raise BatchError(
+            f"--global-batch {batch}: the program was captured with a batch of {captured.batch} and runs on "
+            f"{dp} replicas; use a multiple of {captured.batch * dp}"
+        )
+    sharding = question.sharding or (own.get("sharding") if dp > 1 else None) or "none"
+    bucket_mb, schedule, bucket_bytes = question.bucket_mb, question.schedule, None
+    if isinstance(bucket_mb, str):
+        raise ValueError("--bucket-mb auto depends on the hidden size of a model; give a number of MB")
+    if bucket_mb is not None:
+        bucket_bytes = round(bucket_mb * 1e6)
+    elif "bucket_mb" in own and dp > 1 and sharding == CapturedSharding.NONE:
+        bucket_bytes = int(float(own["bucket_mb"]) * MIB)  # as DDP reads it
+    if sharding not in list(CapturedSharding):
+        raise ValueError(f"--sharding {sharding}: choose none or fsdp for a captured program")
+    if bucket_mb is not None and (dp == 1 or sharding == CapturedSharding.FSDP):
+        raise ValueError(
+            "--bucket-mb has no effect: only DDP reduces gradients in buckets; use more GPUs and no --sharding"
+        )
+    if schedule is not None and schedule not in SCHEDULES:
+        raise ValueError(
+            f"--schedule {schedule}: a captured program has one model chunk per stage; choose from "
+            f"{', '.join(SCHEDULES)}"
+        )
+    idle, every = question.zero_gradients, "gradients summed" in own and pp == 1
+    return Spread(dp, pp, batches, CapturedSharding(sharding), schedule, tp, idle, bucket_bytes, every)
+
+
+def captured_facts(captured: Captured) -> FactDict:
+    """Return the facts of a captured program in the words of the JSON contract."""
+    body = captured.stage.body
+    return {
+        "kind": "captured",
+        **pick(captured, "name parameters"),
+        "flops": captured.flops(),
+        "matmul_flops": captured.flops(attention=False),
+        "peak_memory_bytes": captured.memory.peak,
+        "memory_bytes": {**asdict(captured.memory), "peak": captured.memory.peak},
+        **pick(captured, "ops tokens batch"),
+        "precision": str(captured.precision),
+        "compiled": captured.compiled,
+        "facts": dict(captured.facts),
+        "body": [{"repeat": block.repeat, "layers": [layer.name for layer in block.layers]} for block in body],
+    }
+
+
+def build_workload(captured: Captured, args: argparse.Namespace) -> Workload:
+    """Return a workload with the times of the kernels on the GPU of *args*, for formats that have times."""
+    if not args.gpu:
+        raise ValueError(f"{args.to} has times, and a captured program has none: use --gpu NAME as well")
+    price = add_gaps(compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}")))
+    return record_times(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]

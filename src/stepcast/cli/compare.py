@@ -1,26 +1,42 @@
-"""``stepcast compare FIRST SECOND``: two steps, each predicted or measured."""
+"""Steps that are compared: ``stepcast compare`` two, each predicted or measured; ``gate`` a run, for CI, with the runs
+before it or with its forecast; and ``watch`` the log of a running job, to say when it goes wrong.
+"""
 
 import argparse
 import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 
 import msgspec
 
-from stepcast.analyze.compare import account_of, compare_files
+from stepcast.analyze.compare import account_of, compare_files, identity_of
+from stepcast.analyze.gate import STEP, GateResult, GateRun, advance, check_forecast, judge, measures_of, spread_of
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import PlayedStep, measured, timeline_of
+from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
 from stepcast.cli.analyze import ANALYSES, analyze_document, read_measured
-from stepcast.cli.output import open_source, show_view, write_trace
-from stepcast.inputs.source import FormatError, prefix_errors
+from stepcast.cli.output import open_source, print_view, show_view, terminal_width, write_file, write_trace, write_view
+from stepcast.cli.start import Interruptible
+from stepcast.cli.streams import show_status
+from stepcast.inputs.source import FormatError, Source, prefix_errors
+from stepcast.inputs.step_logs import StepLines
+from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
-from stepcast.ir.limits import RESULT
+from stepcast.ir.limits import LINE, RESULT
+from stepcast.ir.measured import LoggedScore, LoggedTimer
+from stepcast.outputs.gate import add_runs, open_history, read_runs, write_junit, write_markdown
 from stepcast.questions.measured import AnalyzeQuestion
-from stepcast.views.compare import compare_view
+from stepcast.views.compare import compare_view, gate_view
+from stepcast.views.declared import phrase
+from stepcast.views.jobs import watch_view
 from stepcast.views.view import View
 
 NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement of another run
 
 
-def run(args: argparse.Namespace) -> int:
+def run_compare(args: argparse.Namespace) -> int:
     files = [args.predicted, args.measured]
     found = compare_files(files, [read_facts(path) for path in files]).facts()
     args.predicted, args.measured = (side["file"] for side in found["sides"])
@@ -86,3 +102,199 @@ def _play(path: str) -> PlayedStep:
     if entry.name != "megatron":
         raise ValueError(f"{path}: is {entry.name}; --trace needs two Megatron runs")
     return measured(record_megatron(document))
+
+
+# ---- gate ----------------------------------------------------------------------------------------------
+
+SLOWER = 1  # exit status of a regression
+BASELINE = "stepcast baseline"
+# The commit under test, as GitHub and GitLab name it.
+COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA")
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """The options of a gate."""
+
+    history: str | None = None
+    name: str = "default"
+    label: str = ""
+    accept: bool = False
+    baseline: str | None = None
+    save: str | None = None
+    forecast: str | None = None
+    min_change: float = 0.01
+
+
+def run_gate(args: argparse.Namespace) -> int:
+    names = GateOptions.__dataclass_fields__
+    result = gate_files(args.measured, GateOptions(**{name: getattr(args, name) for name in names}))
+    facts = result.facts()
+    if args.markdown:
+        rows = sorted(result.measures, key=lambda row: (row.name != "step", -abs(row.difference)))
+        write_file(args.markdown, write_markdown(facts, [(row.name, row.texts) for row in rows]))
+    if args.junit:
+        write_file(args.junit, write_junit(facts))
+    show_view(args, gate_view(facts))
+    return SLOWER if result.failed else 0
+
+
+def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
+    """Return the verdict on the last of *measured* runs; add all to the history, and write the baseline."""
+    if options.history and options.baseline:
+        raise ValueError("use --history or --baseline: the baseline is part of a history")
+    if not (options.history or options.baseline or options.save or options.forecast):
+        raise ValueError("nothing to compare with: use --history FILE, --baseline FILE, --save FILE or --forecast FILE")
+    if options.accept and not options.history:
+        raise ValueError("--accept has no effect without --history")
+    label = options.label or next((os.environ[name][:12] for name in COMMITS if os.environ.get(name)), "")
+    forecast = read_forecast(options.forecast)
+    given = [_measure(path, label) for path in measured]
+    with ExitStack() as stack:
+        base, history = None, _read_baseline(options.baseline) if options.baseline else []
+        if options.history:
+            base = stack.enter_context(open_history(options.history))
+            history = [_decode(run, options.history) for run in read_runs(base, options.name)]
+        read = [*([] if options.history else history), *given]
+        first = len(history) + 1
+        alone = not options.history and len(given) == 1
+        for path, one in zip(measured, given, strict=True):
+            with prefix_errors(path):
+                result = judge(history, one, options.name, options.min_change, strict=alone)
+            history.append(advance(one, result, options.accept and one is given[-1]))
+        if base is not None:
+            add_runs(base, options.name, first, history[first - 1 :])
+    if options.save:
+        saved = {"format": BASELINE, "name": options.name, "runs": given}
+        write_file(options.save, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
+    warnings = [text for run in read for text in run.warnings]
+    result = msgspec.structs.replace(result, warnings=[*warnings, *result.warnings])
+    return check_forecast(result, forecast, given[-1].identity) if forecast else result
+
+
+def _measure(path: str, label: str) -> GateRun:
+    facts = read_facts(path)
+    with prefix_errors(path):
+        measures = measures_of(facts)
+    identity = {name: value for name, value in identity_of(facts).items() if name != "cluster"}
+    warnings = [f"{path}: {text}" for text in facts.get("warnings", ())]
+    return GateRun(measures, identity, label, spread=spread_of(facts), warnings=warnings)
+
+
+def _read_baseline(path: str) -> list[GateRun]:
+    """Return the runs of a baseline that ``--save`` wrote, or a measured run."""
+    if os.path.isfile(path) and BASELINE in (source := Source(path)).head[:200]:
+        with prefix_errors(f"{path}: is not a complete baseline", kinds=(msgspec.DecodeError, KeyError, TypeError)):
+            runs = [*msgspec.json.decode(source.data(RESULT))["runs"]]
+        return [_decode(msgspec.json.encode(run), path) for run in runs]
+    return [_measure(path, "baseline")]
+
+
+def _decode(run: "bytes | str", path: str) -> GateRun:
+    with prefix_errors(f"{path}: holds a run that cannot be read", kinds=(msgspec.MsgspecError, TypeError)):
+        decoded = msgspec.json.decode(run, type=GateRun)
+    if STEP not in decoded.measures:
+        raise ValueError(f"{path}: holds a run without a step")
+    return decoded
+
+
+# ---- watch ---------------------------------------------------------------------------------------------
+
+POLL_S = 0.2
+
+
+def run_watch(args: argparse.Namespace) -> int:
+    watch = StepWatch(read_forecast(args.forecast), args.steps)
+    encode = msgspec.json.encode
+    with suppress(KeyboardInterrupt), Interruptible():  # Ctrl-C is the usual end
+        for number, event in enumerate(watch_events(args.file, watch, 0.0 if args.once else args.idle)):
+            is_alert = isinstance(event, WatchAlert)
+            if args.json:
+                kind = {"event": "alert" if is_alert else "step"}
+                print(encode({**kind, **msgspec.to_builtins(event)}).decode(), flush=True)
+            elif isinstance(event, WatchAlert):
+                show_status("")
+                print(f"{event.kind.upper()} at step {event.step}: {event.text}", flush=True)
+            else:
+                words = phrase("watched-step", msgspec.to_builtins(event))
+                if number % args.every == 0 and not sys.stderr.isatty():
+                    print(words[: terminal_width()], flush=True)
+                else:
+                    show_status(words)
+    show_status("")
+    facts = {"event": "summary", **watch.facts()}
+    view = watch_view(facts, watch.steps)
+    write_view(args, view)
+    if args.json:
+        print(encode(facts).decode())
+    else:
+        print_view(args, view)
+    return 0
+
+
+def read_forecast(path: str | None) -> FactDict | None:
+    """Return the forecast that ``predict --json`` printed."""
+    forecast = read_printed(path) if path else None
+    if path and (forecast is None or not isinstance(forecast["step_s"], int | float)):
+        raise ValueError(f"{path}: is no forecast; expected the --json output of predict")
+    return forecast
+
+
+def watch_events(path: str, watch: StepWatch, idle_s: float | None) -> Iterator[WatchedStep | WatchAlert]:
+    """Yield the steps and alerts of a log, a folder of logs or standard input, as they are written.
+
+    It ends after *idle_s* seconds without a line; with zero at the end of what is there.
+    """
+    readers: dict[str, StepLines] = {}
+    stepping: str | None = None
+    piped = (("-", line.decode(errors="replace")) for line in iter(lambda: sys.stdin.buffer.readline(LINE.most), b""))
+    for name, line in piped if path == "-" else _follow(path, idle_s):
+        reader = readers.setdefault(name, StepLines())
+        for event in reader.feed(line):
+            if isinstance(event, LoggedTimer):
+                watch.time(event)
+            elif isinstance(event, LoggedScore):
+                yield from watch.score(event)
+            elif stepping in (None, name):  # every rank prints the same steps
+                stepping = name
+                yield from watch.add(event, reader.total)
+
+
+def _follow(path: str, idle_s: float | None) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a file, or of the files of a folder, with the file's name; wait for more at their end."""
+    places: dict[str, int] = {}
+    rests: dict[str, bytes] = {}
+    os.stat(path)  # an error names a file that is not there
+    quiet_since = time.monotonic()
+    while True:
+        heard = False
+        for name in _files(path):
+            size = os.path.getsize(name)
+            place = places.get(name, 0)
+            if size < place:  # rotated: begin again
+                place, rests[name] = 0, b""
+            if size == place:
+                continue
+            heard = True
+            with open(name, "rb") as file:
+                file.seek(place)
+                piece = file.read(LINE.most)
+            places[name] = place + len(piece)
+            *lines, rests[name] = (rests.get(name, b"") + piece).split(b"\n")
+            if len(rests[name]) > LINE.most:
+                raise ValueError(f"{name}: {LINE.message}")
+            yield from ((name, line.decode(errors="replace")) for line in lines)
+        now = time.monotonic()
+        quiet_since = now if heard else quiet_since
+        if not heard:
+            if idle_s is not None and now - quiet_since >= idle_s:
+                yield from ((name, rest.decode(errors="replace")) for name, rest in rests.items() if rest)
+                return
+            time.sleep(POLL_S)
+
+
+def _files(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return [path]
+    found = (os.path.join(path, name) for name in sorted(os.listdir(path)) if not name.startswith("."))
+    return [name for name in found if os.path.isfile(name)]

@@ -5,13 +5,12 @@ import contextlib
 import io
 import shlex
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from stepcast.cli.options import parse_arguments
 from stepcast.cli.output import print_json, terminal_width, write_file, write_trace
-from stepcast.cli.show import facts_of, warnings_of
+from stepcast.cli.show import facts_of
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
@@ -100,18 +99,15 @@ def _describe_document(path: Path) -> FactDict:
     source = Source(path)
     entry = recognise(source)
     document = read_sources([source], entry)
-    return {"file": str(path), "format": entry.name, **facts_of(document), "warnings": warnings_of(document)}
+    return {"file": str(path), "format": entry.name, **facts_of(document)}
 
 
 def _row(document: FactDict) -> tuple[str, str, str, str]:
     layout = " ".join(f"{name}{document[name]}" for name in ("tp", "pp", "dp") if document.get(name)) or "-"
-    return Path(document["file"]).name, document["format"], layout, _summarise(document)
-
-
-def _summarise(document: FactDict) -> str:
-    """Return a few words that a person can check against the file."""
     kind = str(document["kind"])
-    return phrase(f"demo-{kind.replace(' ', '-')}", document) if kind in SUMMARISED else kind
+    # A few words that a person can check against the file.
+    words = phrase(f"demo-{kind.replace(' ', '-')}", document) if kind in SUMMARISED else kind
+    return Path(document["file"]).name, document["format"], layout, words
 
 
 def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) -> Path:
@@ -142,8 +138,9 @@ def _write_page(words: tuple[str, ...], title: str, path: Path) -> DemoPage:
     from stepcast.cli.main import Verb, build_parser
 
     command = shlex.join(["stepcast", *words])
-    args = parse_arguments(build_parser([Verb(words[0], "")]), [*words, "--html", str(path)])
+    verb = Verb(words[0], "")
+    args = parse_arguments(build_parser([verb]), [*words, "--html", str(path)])
     args.command = command
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
-        import_module(f"stepcast.cli.{words[0]}").run(args)
+        verb.run(args)
     return DemoPage(title, path.name, command, printed.getvalue())

@@ -69,11 +69,6 @@ def _known_of(sources: Sequence[Source], folder: str, recognised: Recognise) -> 
     return known
 
 
-def expand(paths: Sequence[str]) -> list[str]:
-    """Return *paths* with folders replaced by their files."""
-    return [file for path in paths for file in (folder_files(path) if os.path.isdir(path) else [path])]
-
-
 def apply_edits(document: Any, args: argparse.Namespace) -> Any:
     if not isinstance(document, Workload):
         return document

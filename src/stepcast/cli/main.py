@@ -15,16 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from stepcast.cli import streams
-from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
+from stepcast.cli.start import INTERRUPTED, end_on_interrupt
+from stepcast.units import nearest
 from stepcast.version import __version__
 from stepcast.views.text import message as one_line
 
+# Modules of several verbs.
+KINDS = {"costs": "op collective", "show": "show list convert", "generate": "generate rl"}
+KINDS |= {"simulate": "simulate network", "compare": "compare gate watch"}
+MODULES = {verb: module for module, verbs in KINDS.items() for verb in verbs.split()}
 # Verbs with a second spelling.
 SPELLINGS = {"analyse": "analyze"}
 
 
 class Verb(NamedTuple):
-    """A verb of the command line; its module in ``cli`` has its name."""
+    """A verb of the command line; its module in ``cli`` has its name unless it is one of MODULES."""
 
     name: str
     summary: str
@@ -33,9 +38,11 @@ class Verb(NamedTuple):
     examples: tuple[str, ...] = ()
     others: tuple[str, ...] = ()  # verbs of other tools and of everyday language that mean it
 
-    @property
-    def module(self) -> str:
-        return f"stepcast.cli.{self.name}"
+    def run(self, args: argparse.Namespace) -> int:
+        """Run the verb, whose module is loaded now."""
+        if self.name not in MODULES:
+            return int(import_module(f"stepcast.cli.{self.name}").run(args))
+        return int(getattr(import_module(f"stepcast.cli.{MODULES[self.name]}"), f"run_{self.name}")(args))
 
     @property
     def sentence(self) -> str:
@@ -127,10 +134,7 @@ class Parser(argparse.ArgumentParser):
 
 def _suggest(word: str, known: Sequence[str]) -> str:
     """Return ``; did you mean ...?``, or nothing if no known word is close."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(word.partition("=")[0], known, n=2)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return nearest(word.partition("=")[0], known, 2, 0.6)
 
 
 def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.ArgumentParser:
@@ -236,7 +240,7 @@ def _run(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         # An array that overflowed is a wrong answer: stop instead of printing it.
         warnings.simplefilter("error", RuntimeWarning)
-        return int(import_module(named[0].module).run(args))
+        return named[0].run(args)
 
 
 def _help(words: Sequence[str]) -> int:

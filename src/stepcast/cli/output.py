@@ -22,7 +22,7 @@ from stepcast.ir.grouping import group_by_key
 from stepcast.ir.limits import PIPE
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
-from stepcast.questions.choices import option_of
+from stepcast.questions.choices import refuse_options
 from stepcast.version import __version__
 from stepcast.views.terminal import render_text
 from stepcast.views.text import UNSEEN, bullet, message, visible
@@ -222,17 +222,17 @@ def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> N
 
 # ---- answers of verbs as text, JSON, and pages for ``--html FILE`` ----------------------------------------
 
-SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")
-
 
 def about(args: argparse.Namespace) -> "About":
     """Return the origin of a page, with a link to the trace that was written with it."""
+    from urllib.parse import quote
+
     from stepcast.views.document import About
 
     links = []
     if trace := getattr(args, "trace", None):
         where = os.path.relpath(trace, os.path.dirname(os.path.abspath(args.html)))
-        links.append(("Trace for ui.perfetto.dev", link_to(where)))
+        links.append(("Trace for ui.perfetto.dev", f"./{quote(os.fsencode(where.replace(os.sep, '/')))}"))
     return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
 
 
@@ -256,9 +256,8 @@ def show_alternatives(args: argparse.Namespace, question: "Question", watching: 
     from stepcast.questions.alternatives import answer_alternatives
     from stepcast.views.search import alternatives_view
 
-    for name in SINGLE:
-        if getattr(args, name, None):
-            raise ValueError(f"{option_of(name)} is for a single answer: name one cluster and framework")
+    single = (name for name in SINGLE if getattr(args, name, None))
+    refuse_options(single, "is for a single answer: name one cluster and framework")
     try:
         answer = answer_alternatives(question, watching)
     finally:
@@ -293,12 +292,6 @@ def page_note(args: argparse.Namespace) -> str:
     return f"wrote {visible(args.html)}: open it in a browser"
 
 
-def link_to(path: str) -> str:
-    """Return the relative URL of a file next to a page."""
-    data = os.fsencode(path.replace(os.sep, "/"))
-    return "./" + "".join(chr(byte) if byte in SAFE else f"%{byte:02X}" for byte in data)
-
-
 # Smaller files need no progress bar.
 SMALLEST_BYTES = 32 * 2**20
 EVERY_S = 0.1
@@ -307,12 +300,9 @@ MOVING = "###"
 BAR_WIDTH = 30
 
 
-STANDARD_INPUT = "-"
-
-
 def open_source(path: str) -> Source:
     """Open the file at *path*, or standard input for ``-``; a large file shows its progress."""
-    if path == STANDARD_INPUT:
+    if path == "-":
         if sys.stdin.isatty():
             print("reading standard input; end it with Ctrl-D", file=sys.stderr)
         return Source("standard input", _read_all(sys.stdin.buffer))

@@ -13,7 +13,7 @@ from stepcast.ir.facts import ChangeFacts
 from stepcast.ir.framework import Execution
 from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
 from stepcast.ir.work import Work
-from stepcast.questions.choices import several_of
+from stepcast.questions.choices import refuse_options, several_of
 from stepcast.questions.runs import answer_facts, save_run
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_change, format_seconds
@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_captured(args: argparse.Namespace) -> int:
     """Predict the step of a captured program."""
-    from stepcast.cli.captured import check_captured_options, predict_program, read_captured
+    from stepcast.cli.capture import ACTING, predict_program, read_captured
 
-    check_captured_options(args)
+    why = "the captured program fixes what it computes and which software runs it; leave it out"
+    refuse_options(sorted(args.given - ACTING), f"has no effect with --captured: {why}")
     prediction, asked = predict_program(read_captured(args.captured), args.question)
     show_prediction(prediction, args, asked)
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0

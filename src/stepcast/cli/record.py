@@ -80,21 +80,18 @@ def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
     paths = [os.path.join(package, "pytorch", "record", "site"), os.path.dirname(package)]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
+    flight = {}
+    if args.flight_recorder is not None:  # under its new and old names, unless the user set them
+        names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+        flight = {name: os.environ.get(name, FLIGHT_CALLS) for name in names}
+        flight |= {} if args.flight_recorder else {"STEPCAST_RECORD_FLIGHT": "1"}
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "STEPCAST_RECORD": folder,
         "STEPCAST_RECORD_WINDOW": f"{args.skip},{args.steps}",
-        **(_flight(args.flight_recorder) if args.flight_recorder is not None else {}),
+        **flight,
     }
-
-
-def _flight(folder: str) -> dict[str, str]:
-    """Return the variables that enable the flight recorder, under its new and old names, unless the user set them."""
-    sizes = {
-        name: os.environ.get(name, FLIGHT_CALLS) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-    }
-    return sizes if folder else {**sizes, "STEPCAST_RECORD_FLIGHT": "1"}
 
 
 def _taken(given: str | None, folder: str, name: str) -> list[str]:

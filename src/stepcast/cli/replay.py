@@ -14,6 +14,7 @@ from stepcast.cli.output import print_notes, show_view, write_trace
 from stepcast.hardware import load_cluster
 from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
+from stepcast.questions.choices import option_of
 from stepcast.questions.measured import ReplayQuestion
 from stepcast.questions.question import check_rules
 from stepcast.views.view import View
@@ -32,7 +33,10 @@ def replay_files(
     """Return result and view of measured *files* under changes, and notes on choices without effect; write *trace*."""
     entry, timeline = read_measured(files)
     if entry.name == "kineto":
-        return _replay_kineto(timeline, question, files[0], trace)
+        if other := sorted(question.given - {"what_if"} | ({"trace"} if trace else set())):
+            raise ValueError(f"{files[0]}: {option_of(other[0])} is for Megatron traces; leave it out")
+        found = replay_kineto(timeline, question.changes)
+        return found, found.show(), ()
     if entry.name != "megatron":
         raise ValueError(f"{files[0]}: is {entry.name}; replay needs Megatron or Kineto traces")
     recording, changes = record_megatron(timeline), question.changes
@@ -50,15 +54,6 @@ def replay_files(
     result = replayed.result
     result = replace(result, warnings=[*result.warnings, *find_doubts(result.facts())])
     return result, result.show(_build_timeline(replayed) if with_timeline else None), notes
-
-
-def _replay_kineto(
-    timeline: Timeline, question: ReplayQuestion, file: str, trace: str | None
-) -> tuple[KinetoReplay, View, tuple[str, ...]]:
-    if other := sorted(question.given - {"what_if"} | ({"trace"} if trace else set())):
-        raise ValueError(f"{file}: --{other[0].replace('_', '-')} is for Megatron traces; leave it out")
-    result = replay_kineto(timeline, question.changes)
-    return result, result.show(), ()
 
 
 def _build_timeline(result: Replay) -> Timeline:

@@ -7,7 +7,7 @@ from types import ModuleType
 import msgspec
 
 from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
-from stepcast.cli.captured import load_place, predict_program
+from stepcast.cli.capture import load_place, predict_program
 from stepcast.cli.documents import read_document
 from stepcast.cli.output import origin, print_notes, show_view, write_file, write_trace
 from stepcast.forecast.options import Options

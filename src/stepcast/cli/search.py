@@ -9,8 +9,8 @@ from types import FrameType
 
 import msgspec
 
-from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.output import moving_text, origin, show_alternatives, show_emitted, show_view, write_file
+from stepcast.cli.start import INTERRUPTED
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict, pick
 from stepcast.outputs.plain import check_parquet, table_bytes
@@ -30,7 +30,7 @@ EVERY_S = 0.1
 
 def run(args: argparse.Namespace) -> int:
     if args.captured:
-        from stepcast.cli.captured import run_captured_search
+        from stepcast.cli.capture import run_captured_search
 
         return run_captured_search(args)
     if args.output and not args.output.endswith(WRITTEN):

@@ -14,11 +14,9 @@ from stepcast.cli.documents import load_lazily
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class _Verbs:
-    """The verbs, loaded at the first request, after the server has started to listen."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(load_lazily("cli.served:verbs")(), name)
+def _answer(verb: str, *given: object) -> Any:
+    """Return the answer of a verb; verbs are loaded at the first request, after the server has started to listen."""
+    return load_lazily(f"cli.served:{verb}")(*given)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,9 +33,8 @@ def run(args: argparse.Namespace) -> int:
     warnings.simplefilter("error", RuntimeWarning)
     token = secrets.token_urlsafe(24)
 
-    verbs: Any = _Verbs()
-    threading.Thread(target=verbs.warm, daemon=True).start()
-    guard = make_app(verbs, token, frozenset(), args.max_upload * 2**20)
+    threading.Thread(target=_answer, args=("warm",), daemon=True).start()
+    guard = make_app(_answer, token, frozenset(), args.max_upload * 2**20)
     config = uvicorn.Config(
         guard,
         host=args.host,

@@ -1,4 +1,4 @@
-"""Answers of the local app, for the choices of its forms."""
+"""Answers of the local app, for the choices of its forms: a function for each of its verbs."""
 
 import gc
 import sys
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import cache
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from stepcast.analyze.compare import compare
+from stepcast.analyze.compare import compare as compare_facts
 from stepcast.cli.analyze import ANALYSES, analyze_document
 from stepcast.cli.search import describe_candidate, result_view
 from stepcast.forecast.prediction import roofline
@@ -56,60 +56,66 @@ FORGET_EVERY = 100  # predictions
 FORGOTTEN = ("stepcast.generate.", "stepcast.cost.", "stepcast.forecast.", "stepcast.simulation.", "stepcast.ir.")
 
 
-class Verbs:
-    """The verbs behind the forms of the app."""
+PREDICTIONS = count(1)
 
-    predicted = 0
 
-    def warm(self) -> None:
-        """Load what the first answer needs before anybody asks for it."""
-        self.predict(read_form(PREDICT, {field.name: field.initial for field in PREDICT}), None)
+def warm() -> None:
+    """Load what the first answer needs before anybody asks for it."""
+    predict(read_form(PREDICT, {field.name: field.initial for field in PREDICT}), None)
 
-    def predict(self, choices: FormChoices, pause: Pause | None) -> AppAnswer:
-        run, facts = self._predict(choices)
-        return _step_answer(run, facts, pause)
 
-    def _predict(self, choices: FormChoices) -> tuple[SettledRun, FactDict]:
-        self.predicted += 1
-        if self.predicted % FORGET_EVERY == 0:
-            forget_costs()
-        run = settle(build_question(PredictQuestion, dict(choices)))
-        report = run.prediction.noting(run.assumptions).report
-        command = form_command("predict", choices)
-        return run, {**run_facts(run), "command": command, "version": __version__, **report.facts()}
+def predict(choices: FormChoices, pause: Pause | None) -> AppAnswer:
+    return _step_answer(*predict_choices(choices), pause)
 
-    def compare(self, first: FormChoices, second: FormChoices) -> AppAnswer:
-        sides = [self._predict(choices)[1] for choices in (first, second)]
-        names = tuple(f"{subject(side)}, {layout_words(side['run'])}" for side in sides)
-        if names[0] == names[1]:
-            names = (f"{names[0]} (first)", f"{names[1]} (second)")
-        found = compare(*sides).facts()
-        commands = "\n".join(side["command"] for side in sides)
-        view = compare_view(found, (names[0], names[1]))
-        return _answer(view, "compare", commands, found["step_s"])
 
-    def plan(self, choices: FormChoices) -> AppAnswer:
-        given = {name: value for name, value in choices if name != "currency" or dict(choices).get("price")}
-        plan = settle_plan(build_question(PlanQuestion, {**given, "allow_oom": True})).answer()
-        command = form_command("plan", tuple(given.items())) + (" --allow-oom" if plan.fits is False else "")
-        facts = {**plan.to_dict(), "command": command, "version": __version__}
-        return _answer(plan_view(facts), "plan", command)
+def predict_choices(choices: FormChoices) -> tuple[SettledRun, FactDict]:
+    """Return the run that a form asks for, and its facts."""
+    if next(PREDICTIONS) % FORGET_EVERY == 0:
+        forget_costs()
+    run = settle(build_question(PredictQuestion, dict(choices)))
+    report = run.prediction.noting(run.assumptions).report
+    return run, {**run_facts(run), **_origin(form_command("predict", choices)), **report.facts()}
 
-    def alternatives(self, choices: FormChoices) -> AppAnswer:
-        given = join_others(choices)
-        verb, kind = ("plan", PlanQuestion) if "tokens" in given else ("predict", PredictQuestion)
-        question = build_question(kind, given)
-        if not several_of(question):
-            raise ValueError("choose a second cluster or framework to compare")
-        command = form_command(verb, tuple(given.items()))
-        facts = {**answer_alternatives(question).facts(), "command": command, "version": __version__}
-        return _answer(alternatives_view(facts), verb, command)
 
-    def search(self, choices: FormChoices, report: Report) -> AppAnswer:
-        return _run_apart(_search, (choices,), report)
+def compare(first: FormChoices, second: FormChoices) -> AppAnswer:
+    sides = [predict_choices(choices)[1] for choices in (first, second)]
+    names = tuple(f"{subject(side)}, {layout_words(side['run'])}" for side in sides)
+    if names[0] == names[1]:
+        names = (f"{names[0]} (first)", f"{names[1]} (second)")
+    found = compare_facts(*sides).facts()
+    commands = "\n".join(side["command"] for side in sides)
+    view = compare_view(found, (names[0], names[1]))
+    return _answer(view, "compare", commands, found["step_s"])
 
-    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> AppAnswer:
-        return _run_apart(_analyze, (given, choices), report, UPLOAD_S)
+
+def plan(choices: FormChoices) -> AppAnswer:
+    given = {name: value for name, value in choices if name != "currency" or dict(choices).get("price")}
+    plan = settle_plan(build_question(PlanQuestion, {**given, "allow_oom": True})).answer()
+    command = form_command("plan", tuple(given.items())) + (" --allow-oom" if plan.fits is False else "")
+    return _answer(plan_view({**plan.to_dict(), **_origin(command)}), "plan", command)
+
+
+def alternatives(choices: FormChoices) -> AppAnswer:
+    given = join_others(choices)
+    verb, kind = ("plan", PlanQuestion) if "tokens" in given else ("predict", PredictQuestion)
+    question = build_question(kind, given)
+    if not several_of(question):
+        raise ValueError("choose a second cluster or framework to compare")
+    command = form_command(verb, tuple(given.items()))
+    return _answer(alternatives_view({**answer_alternatives(question).facts(), **_origin(command)}), verb, command)
+
+
+def search(choices: FormChoices, report: Report) -> AppAnswer:
+    return _run_apart(_search, (choices,), report)
+
+
+def analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> AppAnswer:
+    """Return the analysis of measured runs, or the prediction of a configuration or of a model's config.json."""
+    return _run_apart(_analyze, (given, choices), report, UPLOAD_S)
+
+
+def _origin(command: str) -> FactDict:
+    return {"command": command, "version": __version__}
 
 
 def _answer(view: View, verb: str, command: str, step_s: float | None = None) -> AppAnswer:
@@ -142,11 +148,6 @@ def forget_costs() -> None:
                 if not isinstance(value, type) and callable(clear := getattr(value, "cache_clear", None)):
                     clear()
     gc.collect()
-
-
-@cache
-def verbs() -> Verbs:
-    return Verbs()
 
 
 # ---- answers in a process of their own, which can be ended --------------------------------------------------
@@ -198,7 +199,7 @@ def _predict_file(source: Source, choices: FactDict) -> AppAnswer:
     named = " ".join(f"{option_of(name)} {value}" for name, value in given.items() if filed or name != "model")
     line = f"stepcast predict {'--config' if filed else '--model'} {source.path} {named}"
     report = run.prediction.noting(run.assumptions).report
-    facts = {**run_facts(run), "command": line, "version": __version__, **report.facts()}
+    facts = {**run_facts(run), **_origin(line), **report.facts()}
     return _step_answer(run, facts, lambda: None)
 
 
@@ -235,5 +236,4 @@ def _search(choices: FormChoices, send: Send) -> AppAnswer:
     asked = settle_search(build_question(SearchQuestion, {**dict(choices), "workers": 1}))
     result = asked.answer(watching=lambda: nullcontext(watch))
     command = form_command("search", choices)
-    found = {**search_facts(asked, result), "command": command, "version": __version__}
-    return _answer(result_view(found, result), "search", command)
+    return _answer(result_view({**search_facts(asked, result), **_origin(command)}, result), "search", command)

@@ -1,25 +1,36 @@
-"""``stepcast show FILE...``"""
+"""``stepcast show FILE...``, ``list`` and ``convert``: documents of any known format, and the catalogues."""
 
 import argparse
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import methodcaller
 
-from stepcast.cli.documents import apply_edits, load_lazily, open_sources
+from stepcast.cli.documents import apply_edits, load_lazily, open_sources, read_document
 from stepcast.cli.options import check_applicable
-from stepcast.cli.output import page_note, print_json, print_warnings, terminal_width, write_view
+from stepcast.cli.output import (
+    page_note,
+    print_data,
+    print_json,
+    print_warnings,
+    show_view,
+    terminal_width,
+    write_files,
+    write_view,
+)
 from stepcast.cli.streams import heading
 from stepcast.frameworks.catalog import looks_like_framework
 from stepcast.hardware import Cluster, load_cluster
-from stepcast.hardware.catalog import CatalogError
+from stepcast.hardware.catalog import CatalogError, data_names
 from stepcast.hardware.facts import looks_like_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
-from stepcast.ir.facts import FactDict
+from stepcast.ir.facts import FactDict, pick
+from stepcast.outputs.table import TARGETS, target_named
 from stepcast.views.documents import document_view, documents_view
 from stepcast.views.terminal import render_text
+from stepcast.views.text import visible
 
 CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
 FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepcast.frameworks")
@@ -34,13 +45,12 @@ DESCRIBED = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
+def run_show(args: argparse.Namespace) -> int:
     read = list(_documents(args))
     check_applicable(args, kinds={type(document).__name__ for _, _, document in read}, file=args.files[0])
     documents = []
     for where, entry, document in read:
-        facts = {**facts_of(document), "warnings": warnings_of(document)}
-        documents.append({"file": where, "format": entry.name, "title": entry.title, **facts})
+        documents.append({"file": where, "format": entry.name, "title": entry.title, **facts_of(document)})
     view = documents_view(documents)
     write_view(args, view)
     if args.json:
@@ -107,9 +117,8 @@ def _recognise(source: Source) -> Format:
 
 
 def facts_of(document: object) -> FactDict:
-    """Return the facts of any document."""
-    found: FactDict = FACTS[type(document).__name__](document)
-    return found
+    """Return the facts of any document, with its warnings."""
+    return {**FACTS[type(document).__name__](document), "warnings": list(getattr(document, "warnings", ()))}
 
 
 def _analyze_log(kind: str, analyze: str) -> Callable[[object], FactDict]:
@@ -128,7 +137,7 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     "StepLog": _analyze_log("step log", "analyze.logs:analyze_step_log"),
     "CollectiveLog": _analyze_log("collectives", "analyze.logs:analyze_collective_log"),
     "WorkerSteps": _analyze_log("worker steps", "analyze.stragglers:analyze_stragglers"),
-    "Captured": load_lazily("cli.captured:captured_facts"),
+    "Captured": load_lazily("cli.capture:captured_facts"),
     "Wiring": methodcaller("facts"),
     "Cluster": load_lazily("hardware.facts:cluster_facts"),
     "Profile": load_lazily("frameworks.catalog:profile_facts"),
@@ -140,6 +149,108 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     },
 }
 
+# ---- catalogues ----------------------------------------------------------------------------------------
 
-def warnings_of(document: object) -> list[str]:
-    return list(getattr(document, "warnings", ()))
+
+def run_list(args: argparse.Namespace) -> int:
+    from stepcast.views.documents import list_view
+
+    show_view(args, list_view(args.what, LISTED[args.what]()))
+    return 0
+
+
+def _formats() -> list[FactDict]:
+    from stepcast.inputs.table import FORMATS
+    from stepcast.outputs.table import TARGETS
+
+    read, written = {entry.name for entry in FORMATS}, {target.name for target in TARGETS}
+    rows = [(entry.name, entry.gives, entry.title) for entry in FORMATS]
+    rows += [(target.name, target.takes or "anything", target.title) for target in TARGETS if target.name not in read]
+    return [
+        {"format": name, "holds": holds, "read": name in read, "written": name in written, "title": title}
+        for name, holds, title in rows
+    ]
+
+
+def _gpus() -> list[FactDict]:
+    from stepcast.cost.serving import cost_evidence
+    from stepcast.hardware import load_gpu
+    from stepcast.hardware.facts import all_gpus
+
+    return [{**facts, "costs": cost_evidence(load_gpu(facts["gpu"]))} for facts in all_gpus()]
+
+
+def _frameworks() -> list[FactDict]:
+    from stepcast.frameworks.catalog import load_profile, profile_facts
+
+    return [{"framework": name, **profile_facts(load_profile(name))} for name in data_names("frameworks")]
+
+
+def _failures() -> list[FactDict]:
+    from stepcast.goodput.operation import load_failures
+
+    rows: list[FactDict] = []
+    for name in data_names("failures"):
+        failures, restart = load_failures(name)
+        between = pick(failures, "gpu_s node_s link_s").items()
+        times_s = {part: value if value < float("inf") else None for part, value in between}
+        about = {"restart_s": restart.total_s, "description": failures.description, "sources": dict(failures.sources)}
+        rows.append({"failures": name, **times_s, **about})
+    return rows
+
+
+def _models() -> list[FactDict]:
+    from stepcast.models.catalog import load_model, model_names
+
+    rows = []
+    for model in map(load_model, model_names()):
+        sizes = pick(model, "model=name parameters layers hidden heads kv_heads")
+        rows.append({**sizes, "experts": model.experts.count if model.experts else 0, "vocab": model.vocab})
+    return rows
+
+
+LISTED: dict[str, Callable[[], list[FactDict]]] = {
+    "formats": _formats,
+    "gpus": _gpus,
+    "clusters": load_lazily("hardware.facts:all_clusters"),
+    "models": _models,
+    "frameworks": _frameworks,
+    "failures": _failures,
+    "prices": load_lazily("questions.settle:list_prices"),
+}
+
+# ---- other formats -------------------------------------------------------------------------------------
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    to_stdout = args.output == "-"
+    if to_stdout and args.json:
+        raise ValueError("--json and - both take standard output: write to a file, or leave --json out")
+    to = args.to or ("cluster" if args.output.endswith(".toml") else None)
+    if to is None:
+        known = ", ".join(target.name for target in TARGETS)
+        raise ValueError(f"no format given: use --to with one of {known}; OUT.toml is a cluster description")
+    document = read_document([args.input], args)
+    check_applicable(args, kinds={type(document).__name__}, file=args.input)
+    target = target_named(to)
+    if type(document).__name__ == "Captured" and target.takes == "workload":
+        from stepcast.cli.capture import build_workload
+
+        document = build_workload(document, args)
+    elif args.gpu and type(document).__name__ == "Wiring":
+        document = replace(document, gpu=args.gpu)
+    elif args.gpu:
+        raise ValueError("--gpu has no effect: it is for captured programs and topologies")
+    files = target.files(document, args.output)
+    sizes = {name: print_data(data) for name, data in files} if to_stdout else write_files(files)
+    names, size = list(sizes), sum(sizes.values())
+    warnings = [*getattr(document, "warnings", ()), *target.losses(document)]
+    if args.json:
+        result = {"format": target.name, "output": args.output, "files": names, "bytes": size}
+        print_json({**result, "warnings": warnings})
+    else:
+        print_warnings(warnings)
+        if not to_stdout:
+            written = " to ".join(visible(name) for name in dict.fromkeys((names[0], names[-1])))
+            print(f"wrote {written}: {target.title}, {size:,} bytes")
+    return 0

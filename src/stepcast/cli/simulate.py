@@ -1,4 +1,4 @@
-"""``stepcast simulate FILE --cluster C``."""
+"""``stepcast simulate FILE --cluster C``, and ``stepcast network``: link utilisation and contention during a step."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,7 +7,15 @@ from pathlib import Path
 
 from stepcast.cli.documents import read_document
 from stepcast.cli.options import check_applicable, cluster_question, has_racks
-from stepcast.cli.output import print_json, print_warnings, show_prediction, terminal_width
+from stepcast.cli.output import (
+    origin,
+    print_json,
+    print_notes,
+    print_warnings,
+    show_prediction,
+    show_view,
+    terminal_width,
+)
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.cost.simai import GROUPS as SIMAI_GROUPS
 from stepcast.cost.simai import SimaiSystem, simai_price
@@ -16,27 +24,30 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Place, load_cluster
 from stepcast.inputs.source import Source, prefix_errors
+from stepcast.inputs.table import read
 from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.layout import Group
 from stepcast.ir.limits import SCHEDULE_FILE
 from stepcast.ir.step import PARTS
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
-from stepcast.questions.choices import check_multiple
+from stepcast.questions.choices import check_multiple, refuse_options
 from stepcast.questions.question import SCHEDULES
-from stepcast.questions.settle import add_background
+from stepcast.questions.runs import is_workload, run_facts
+from stepcast.questions.settle import add_background, settle
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_file import parse_schedule
 from stepcast.simulation.step import Conditions
 from stepcast.units import US, format_percent
+from stepcast.views.network import network_view
 from stepcast.views.text import table
 
 MOST_TIMES = 1e6  # a slower part than that has stopped
 
 
-def run(args: argparse.Namespace) -> int:
+def run_simulate(args: argparse.Namespace) -> int:
     workload = read_document(args.files, args)
     if not isinstance(workload, Workload):
         raise ValueError(f"{args.files[0]}: is not a workload, which simulate needs; 'stepcast show' says what it is")
@@ -182,3 +193,53 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     print(table(("SimAI's part", "us", "share"), rows, terminal_width()))
     print_warnings(warnings)
     return 0
+
+
+# Options that a workload file leaves open.
+WITH_WORKLOAD = {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
+
+
+def run_network(args: argparse.Namespace) -> int:
+    has_workload = args.model is not None and is_workload(args.model)
+    prediction, fast_s, asked = _simulate_workload(args) if has_workload else _simulate_model(args)
+    shared = prediction.fluid
+    assert shared is not None, "the fluid engine was asked for"
+    topology = prediction.cluster.topology
+    pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} per connection"
+    routing = {"ecmp": f"ECMP by hash, {pairs}", "adaptive": f"adaptive routing, {pairs}"}
+    routing["spray"] = "packets sprayed evenly over all paths"
+    found: FactDict = {
+        **asked,
+        **origin(args),
+        "gpus": prediction.workload.layout.gpus,
+        "engine": "fluid",
+        "alone_step_s": prediction.run.makespan_s,
+        "fast_step_s": fast_s,
+        "routing": routing[topology.routing],
+        **shared.observed.facts(args.top),
+        "assumptions": list(prediction.report.assumptions),
+        "warnings": list(prediction.report.warnings),
+    }
+    show_view(args, network_view(found))
+    return 0
+
+
+def _simulate_model(args: argparse.Namespace) -> tuple[Prediction, float, FactDict]:
+    run = settle(args.question.change({"engine": "fluid"}))
+    print_notes(run.notes)
+    fast = replace(run, options=replace(run.options, engine=Engine.FAST)).prediction
+    return run.prediction.noting(run.assumptions), fast.simulated_s, run_facts(run)
+
+
+def _simulate_workload(args: argparse.Namespace) -> tuple[Prediction, float, FactDict]:
+    why = "has no effect with a workload file, which states it itself; leave it out"
+    refuse_options(sorted(args.given - WITH_WORKLOAD), why)
+    if args.cluster is None:
+        raise ValueError("no cluster given: use --cluster NAME (see 'stepcast list clusters') or a TOML file")
+    cluster = load_cluster(args.cluster, args.set)
+    options = Options(gpus=args.gpus, place=Place(args.place))
+    workload = read(args.model)
+    fast = simulate(workload, cluster, options)
+    options = add_background(options, cluster_question(args), cluster, fast.workload.layout.gpus)
+    shared = simulate(workload, cluster, replace(options, engine=Engine.FLUID))
+    return shared, fast.simulated_s, asked_facts([args.model], fast)

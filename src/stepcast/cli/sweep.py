@@ -3,53 +3,42 @@
 import argparse
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 
 import msgspec
 
-from stepcast.cli.interrupts import Interruptible
-from stepcast.cli.options import option_of
 from stepcast.cli.output import print_notes, print_view, write_file, write_view
+from stepcast.cli.start import Interruptible
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.outputs.plain import table_bytes
+from stepcast.questions.choices import option_of, refuse_options
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import read_spec
 from stepcast.sweep.store import Store, page_facts, rows_of, status_facts
 from stepcast.views.declared import phrase
 from stepcast.views.sweep import counts_view, rows_view, sweep_view
 
-# Options that matter for each kind of call.
 RUNNING = ("html", "output", "engine", "workers", "address", "limit")
-ASKING = (*RUNNING, "dry_run")
-SEEING: dict[str, tuple[str, ...]] = {
-    "status": (),
-    "show": ("html", "where", "sort", "reverse", "top"),
-    "export": ("where", "sort", "reverse", "top", "to", "to_file"),
-}
 FORMATS = ("csv", "parquet", "json")
 EVERY_S = 0.2
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.what in SEEING and not os.path.isfile(args.what):
-        if args.folder is None:
-            raise ValueError(f"'stepcast sweep {args.what}' needs the folder of a sweep")
-        _check_used(args, SEEING[args.what])
-        return {"status": _status, "show": _show, "export": _export}[args.what](args)
-    if args.folder is not None:
+    asks = args.what not in VIEWS or os.path.isfile(args.what)
+    if not asks and args.folder is None:
+        raise ValueError(f"'stepcast sweep {args.what}' needs the folder of a sweep")
+    if asks and args.folder is not None:
         raise ValueError(f"unexpected argument {args.folder!r}; give the folder of the answers as -o {args.folder}")
-    _check_used(args, ASKING)
-    return _ask(args)
-
-
-def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
-    every = {*ASKING, *(name for names in SEEING.values() for name in names)}
-    for name in sorted(args.given & every - set(used)):
-        takes = ", ".join(map(option_of, used))
-        raise ValueError(f"{option_of(name)} has no effect with 'stepcast sweep {args.what}', which takes {takes}")
+    answer, used = (_ask, ASKING) if asks else VIEWS[args.what]
+    every = {*ASKING, *(name for _, names in VIEWS.values() for name in names)}
+    takes = ", ".join(map(option_of, used))
+    why = f"has no effect with 'stepcast sweep {args.what}', which takes {takes}"
+    refuse_options(sorted(args.given & every - set(used)), why)
+    return answer(args)
 
 
 # ---- asking -------------------------------------------------------------------------------------------
@@ -61,8 +50,7 @@ def _ask(args: argparse.Namespace) -> int:
     spec = read_spec(Source(args.what).text(DESCRIPTION), args.what)
     check_words(spec)
     if args.dry_run:
-        for name in sorted(args.given.intersection(RUNNING)):
-            raise ValueError(f"{option_of(name)} has no effect with --dry-run")
+        refuse_options(sorted(args.given.intersection(RUNNING)), "has no effect with --dry-run")
         points, exact = spec.count_points()
         if not exact:
             print_notes([f"the count is estimated from a random sample of the {spec.size:,} points"])
@@ -96,12 +84,10 @@ def _ask(args: argparse.Namespace) -> int:
 
 def _write_page(args: argparse.Namespace, folder: str) -> None:
     """Write the page of all answers in *folder* where one was asked for."""
-    if not args.html:
-        return
-
-    with Store(folder) as store:
-        facts = {"folder": folder, **page_facts(store)}
-    write_view(args, sweep_view(facts))
+    if args.html:
+        with Store(folder) as store:
+            facts = {"folder": folder, **page_facts(store)}
+        write_view(args, sweep_view(facts))
 
 
 class _SweepWatch:
@@ -154,3 +140,12 @@ def _export(args: argparse.Namespace) -> int:
         rows = rows_of(store, args.where, args.sort or "position", args.top, args.reverse)
     write_file(name, msgspec.json.encode(rows) + b"\n" if kind == "json" else table_bytes(f"{name}.{kind}", rows))
     return _show_counts(args, {"written": name, "rows": len(rows)})
+
+
+# The verbs that see answers, and the options that matter to each; and those that matter to a new sweep.
+VIEWS: dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]] = {
+    "status": (_status, ()),
+    "show": (_show, ("html", "where", "sort", "reverse", "top")),
+    "export": (_export, ("where", "sort", "reverse", "top", "to", "to_file")),
+}
+ASKING = (*RUNNING, "dry_run")

@@ -125,30 +125,24 @@ def board_facts(board: Scoreboard) -> FactDict:
     }
 
 
-def _ends(columns: MeasuredColumns, at: int, banded: bool) -> tuple[str, ...]:
-    """Return the ends of the interval of a row, blank if it has none."""
-    if not banded:
-        return ()
-    ends = [float(side[at]) for side in columns.ends] if columns.ends else [float("nan")] * 2
-    return tuple("" if end != end else f"{end:.9g}" for end in ends)
-
-
 def _write_csv(path: str, measured: Mapping[str, MeasuredColumns], units: Mapping[str, str]) -> None:
-    """Sets of one unit share its two columns; those of the other are blank."""
-    tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
-    known = [unit for unit in ("s", "bytes") if unit in units.values()]
-    heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
-    rows: list[tuple[object, ...]] = []
-    banded = any(columns.ends is not None for columns in measured.values())
+    """Write all rows; sets of one unit share its two columns, and what a row does not have is blank."""
+    rows: list[dict[str, str]] = []
     for name, columns in measured.items():
-        blanks = [unit != units[name] for unit in known for _ in range(2)]
-        labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
+        tags = {tag: values.tolist() for tag, values in columns.tags.items()}
+        ends = {} if columns.ends is None else dict(zip(ENDS, columns.ends, strict=True))
         times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
         for at, (measured_s, predicted_s) in enumerate(times):
-            own = ("" if label is None else label[at] for label in labels)
-            error = f"{predicted_s / measured_s - 1:.6g}"
-            pair = (f"{measured_s:.9g}", f"{predicted_s:.9g}") * len(known)
-            values = ["" if blank else value for blank, value in zip(blanks, pair, strict=True)]
-            rows.append((name, columns.name(at), *own, *values, error, *_ends(columns, at, banded)))
-    names = ("set", "name", *tags, *heads, "error", *(("low_s", "high_s") if banded else ()))
-    write_file(path, csv_bytes(names, rows))
+            pair = {f"measured_{units[name]}": f"{measured_s:.9g}", f"predicted_{units[name]}": f"{predicted_s:.9g}"}
+            interval = {end: f"{float(side[at]):.9g}" for end, side in ends.items() if side[at] == side[at]}
+            about = {"set": name, "name": columns.name(at), **{tag: values[at] for tag, values in tags.items()}}
+            rows.append({**about, **pair, "error": f"{predicted_s / measured_s - 1:.6g}", **interval})
+    known = [unit for unit in ("s", "bytes") if unit in units.values()]
+    heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
+    banded = ENDS if any(columns.ends is not None for columns in measured.values()) else ()
+    tagged = dict.fromkeys(tag for columns in measured.values() for tag in columns.tags)
+    names = ("set", "name", *tagged, *heads, "error", *banded)
+    write_file(path, csv_bytes(names, [[row.get(name, "") for name in names] for row in rows]))
+
+
+ENDS = ("low_s", "high_s")

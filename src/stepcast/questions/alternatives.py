@@ -139,11 +139,12 @@ def _name_rows(questions: Sequence[Question]) -> list[str]:
     """Return the names of rows: the values in which the questions differ."""
     several = [name for name, choice in choices_of(type(questions[0])).items() if choice.several and name != "price"]
     names = [name for name in several if len({str(getattr(each, name)) for each in questions}) > 1]
-    return [", ".join(_describe(name, getattr(each, name)) for name in names) for each in questions]
-
-
-def _describe(name: str, value: object) -> str:
-    return f"{value:,} GPUs" if name == "gpus" and isinstance(value, int) else str(getattr(value, "name", value))
+    values = [[getattr(each, name) for name in names] for each in questions]
+    # The only numbers are those of GPUs.
+    return [
+        ", ".join(f"{value:,} GPUs" if isinstance(value, int) else str(getattr(value, "name", value)) for value in row)
+        for row in values
+    ]
 
 
 Row = tuple[FactDict, Sequence[str]]

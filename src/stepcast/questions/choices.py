@@ -261,10 +261,8 @@ def several_of(question: Question) -> list[str]:
 
 def refuse_several(question: Question) -> None:
     """Raise a ValueError if *question* asks for several answers where one is given."""
-    for name in several_of(question):
-        raise ValueError(
-            f"{option_of(name)} has several values, which only the commands predict, search and plan compare: give one"
-        )
+    why = "has several values, which only the commands predict, search and plan compare: give one"
+    refuse_options(several_of(question), why)
 
 
 # Choices that state one quantity in different terms: one that is given replaces the others.
@@ -400,6 +398,12 @@ def invert_words(words: Mapping[str, str]) -> dict[str, str]:
 def option_of(name: str) -> str:
     """Return the option of a command line that sets the choice *name*."""
     return f"--{name.rstrip('_').replace('_', '-')}"
+
+
+def refuse_options(names: Iterable[str], why: str) -> None:
+    """Raise a ValueError for the first of the choices *names*; *why* follows its option in the message."""
+    for name in names:
+        raise ValueError(f"{option_of(name)} {why}")
 
 
 def spell_option(name: str, value: object) -> list[str]:

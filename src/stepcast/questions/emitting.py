@@ -11,17 +11,9 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.strategy import Strategy
 from stepcast.outputs.configs import WRITERS, EmittedRun
+from stepcast.questions import runs
 from stepcast.questions.choices import Question, read_choices, spell_option
 from stepcast.questions.question import CHOICES, PredictQuestion
-from stepcast.questions.runs import (
-    SET_BY_OTHERS,
-    SETTERS,
-    NoOptionError,
-    RunFile,
-    ask_with_file,
-    choice_of_field,
-    run_of_config,
-)
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_seconds
 from stepcast.version import __version__
@@ -71,7 +63,7 @@ def emit_config(
     title += f"(stepcast {__version__})"
     choices = _state_choices(model, strategy, framework)
     emitted = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title, choices))
-    file = run_of_config(read_text(emitted, f"emitted{ending}"), f"emitted{ending}")
+    file = runs.run_of_config(read_text(emitted, f"emitted{ending}"), f"emitted{ending}")
     written_for = str(file.choices["framework"])
     if not framework.name.startswith(written_for.partition("-")[0]):
         raise ValueError(
@@ -113,8 +105,8 @@ def _state_choices(model: Model, strategy: Strategy, framework: Framework) -> Fa
     unused |= {"schedule"} if layout.pp == 1 else set()
     choices = {**_state_layout(strategy), "clipping": framework.optimizer.clips}
     for owner in (strategy, framework):
-        for name in (field.name for field in fields(owner) if field.name in SETTERS):
-            value, choice = getattr(owner, name), SETTERS[name]
+        for name in (field.name for field in fields(owner) if field.name in runs.SETTERS):
+            value, choice = getattr(owner, name), runs.SETTERS[name]
             choices[choice] = value if isinstance(value, int | float) or value is None else CHOICES[choice].write(value)
     used = {name: value for name, value in choices.items() if name not in unused and (value or value is False)}
     return {name.replace("_", "-"): value for name, value in used.items()}
@@ -126,9 +118,9 @@ def _state_layout(strategy: Strategy) -> FactDict:
     return {**degrees, **pick(strategy, "micro_batch global_batch seq"), "precision": str(strategy.precision)}
 
 
-def _ask(file: RunFile, choices: Facts) -> SettledRun:
+def _ask(file: runs.RunFile, choices: Facts) -> SettledRun:
     given = read_choices(PredictQuestion, {name: value for name, value in choices.items() if value != ()})
-    return settle(ask_with_file(PredictQuestion, given, file))
+    return settle(runs.ask_with_file(PredictQuestion, given, file))
 
 
 def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, object]]:
@@ -136,7 +128,7 @@ def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> l
     own, found, overlaps = _state_layout(strategy), _state_layout(run.strategy), FEATURES["overlaps"].used
     pairs: list[tuple[str, object]] = [(name, value) for name, value in own.items() if value != found[name]]
     for wanted, known in ((strategy, run.strategy), (framework, run.framework)):
-        for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
+        for name in (field.name for field in fields(wanted) if field.name not in runs.SET_BY_OTHERS):
             if getattr(wanted, name) == getattr(known, name):
                 continue
             if name == "overlap" and overlaps(strategy, framework) == overlaps(run.strategy, run.framework):
@@ -144,7 +136,7 @@ def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> l
             if name == "stage_layers" and pieces(run.model, strategy) == pieces(run.model, run.strategy):
                 continue
             try:
-                pairs.append(choice_of_field(name, getattr(wanted, name)))
-            except NoOptionError:
+                pairs.append(runs.choice_of_field(name, getattr(wanted, name)))
+            except runs.NoOptionError:
                 pairs.append((name, None))
     return pairs

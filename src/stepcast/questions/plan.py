@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
+from stepcast import units
 from stepcast.cost.memory.states import checkpoint_bytes
 from stepcast.goodput.operation import Operation, Pause, Saving, Stragglers, idle_node_watts, load_failures, node_watts
 from stepcast.goodput.plan import Plan, TrainingPhase, expected_s, plan, plan_alternatives, steps_within
@@ -32,16 +33,6 @@ from stepcast.questions.choices import (
 from stepcast.questions.question import CHOICES, PredictQuestion, check_rules
 from stepcast.questions.runs import run_facts
 from stepcast.questions.settle import SettledRun, settle, settle_price
-from stepcast.units import (
-    DAY,
-    DEFAULT_CURRENCY,
-    Dimension,
-    format_percent,
-    parse_count,
-    parse_duration_s,
-    parse_quantity,
-    parse_size_bytes,
-)
 from stepcast.views.step import memory_words, remedy_pairs
 
 MOST_STEPS = STEPS.most
@@ -61,21 +52,21 @@ def _read_date(text: str) -> datetime.date:
 
 _read_pue = number_reader("a ratio from 1 to 10", lambda value: 1 <= value <= 10)
 _read_share = number_reader("a share from 0 to 1", lambda value: 0 <= value <= 1)
-_read_bandwidth = positive(lambda text: parse_quantity(text, Dimension.RATE))
+_read_bandwidth = positive(lambda text: units.parse_quantity(text, units.Dimension.RATE))
 
 
 class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     """A question about a training run: a step, the length of the run, and how it is operated."""
 
     # fmt: off
-    tokens: Annotated[float | None, Choice(group=RUN, read=positive(parse_count))] = None
+    tokens: Annotated[float | None, Choice(group=RUN, read=positive(units.parse_count))] = None
     steps: Annotated[int | None, Choice(group=RUN, read=count(1, MOST_STEPS))] = None
     until: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
     from_: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
     step_s: Annotated[float | None, Choice(group=RUN, read=rate)] = None
     stage: Annotated[tuple[str, ...], Choice(group=RUN)] = ()
     price: Annotated[float | str | None, replace(CHOICES["price"], group=RUN)] = None
-    currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = DEFAULT_CURRENCY
+    currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = units.DEFAULT_CURRENCY
     buy: Annotated[str | None, Choice(group=RUN)] = None
     carbon: Annotated[str | None, Choice(group=RUN)] = None
     pue: Annotated[float, Choice(group=RUN, read=_read_pue)] = 1.0
@@ -84,7 +75,7 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     mtbf: Annotated[str | None, Choice(group=OPERATION)] = None
     spot: Annotated[float | None, Choice(group=OPERATION, read=share)] = None
     checkpoint_every: Annotated[str | None, Choice(group=OPERATION)] = None
-    checkpoint_size: Annotated[float | None, Choice(group=OPERATION, read=positive(parse_size_bytes))] = None
+    checkpoint_size: Annotated[float | None, Choice(group=OPERATION, read=positive(units.parse_size_bytes))] = None
     node_write: Annotated[float | None, Choice(group=OPERATION, read=_read_bandwidth)] = None
     store_write: Annotated[float | None, Choice(group=OPERATION, read=_read_bandwidth)] = None
     blocking: Annotated[bool, Choice(group=OPERATION)] = False
@@ -196,7 +187,7 @@ YEAR_HOURS = 365.25 * 24
 # (gpu_memory_reclaim_timeout). In a process, the training function is called again (inprocess/wrap.py: soft_timeout of
 # 60 s without progress, then monitor_process_interval and last_call_wait of 1 s each).
 RESTARTS = {"in-job": "detect=5m,reschedule=50s,warm-up=1m", "in-process": "detect=1m,reschedule=2s,warm-up=1m"}
-MONTH_S = 30.44 * DAY
+MONTH_S = 30.44 * units.DAY
 
 
 def _grams_per_kwh(text: str) -> float:
@@ -423,33 +414,33 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
     if question.failures is None and question.mtbf is None:
         assumptions.append(f"parts fail as {failures.description} (--failures, --mtbf)")
     if question.mtbf is not None:
-        times_s = _read_pairs("--mtbf", question.mtbf, dict.fromkeys(("gpu", "node", "link"), parse_duration_s))
+        times_s = _read_pairs("--mtbf", question.mtbf, dict.fromkeys(("gpu", "node", "link"), units.parse_duration_s))
         for name, value in times_s.items():
             if not value:
                 raise ValueError(f"--mtbf {name}=0: a time between failures is above zero")
         name = failures.name if question.failures else "as given"
         failures = replace(failures, name=name, **{f"{part}_s": value for part, value in times_s.items()})
     if question.repair is not None:
-        repair = _read_pairs("--repair", question.repair, {"share": _read_share, "takes": parse_duration_s})
+        repair = _read_pairs("--repair", question.repair, {"share": _read_share, "takes": units.parse_duration_s})
         fields = {"share": "broken_share", "takes": "repair_s"}
         failures = replace(failures, **{fields[name]: value for name, value in repair.items()})
     if question.restart is not None:
-        parts = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
+        parts = dict.fromkeys(("detect", "reschedule", "warm-up"), units.parse_duration_s)
         times_s = _read_pairs("--restart", RESTARTS.get(question.restart, question.restart), parts)
         restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in times_s.items()})
     if question.spot:
         reclaimed_per_s = -math.log1p(-min(question.spot, 1 - 1e-9)) / MONTH_S
         failures = replace(failures, node_s=1 / (1 / failures.node_s + reclaimed_per_s))
         assumptions.append(
-            f"{format_percent(question.spot, 0)} of nodes are reclaimed in a month, each an interruption (--spot)"
+            f"{units.format_percent(question.spot, 0)} of nodes are reclaimed in a month, each an interruption (--spot)"
         )
     pause, stragglers = None, Stragglers()
     if question.evaluate is not None:
-        readers: Readers = {"every": count(1, MOST_STEPS), "for": parse_duration_s}
+        readers: Readers = {"every": count(1, MOST_STEPS), "for": units.parse_duration_s}
         breaks = _read_pairs("--evaluate", question.evaluate, readers, needed=True)
         pause = Pause(breaks["every"], breaks["for"])
     if question.stragglers is not None:
-        readers = {"per-node-day": amount, "for": parse_duration_s, "slower": amount}
+        readers = {"per-node-day": amount, "for": units.parse_duration_s, "slower": amount}
         slow = _read_pairs("--stragglers", question.stragglers, readers, needed=True)
         stragglers = Stragglers(*(slow[name] for name in readers))
     can_fail = failures.per_s(1, 1, 1) > 0
@@ -483,7 +474,7 @@ def _read_interval_s(question: PlanQuestion, step: SettledRun | None) -> float |
         assert step_s is not None
         return float(count(1, MOST_STEPS)(number) * step_s)
     try:
-        seconds = parse_duration_s(text)
+        seconds = units.parse_duration_s(text)
     except ValueError as error:
         raise ValueError(f"--checkpoint-every {error}") from None
     if not seconds > 0:

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from importlib.resources import files
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import sleep
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -50,24 +50,11 @@ class AppAnswer:
         return {"html": str(body_of(self.page)), "command": self.page.about.command, "summary": self.summary}
 
 
-class Answers(Protocol):
-    """The verbs behind the app, for the choices of its forms."""
-
-    def predict(self, choices: FormChoices, pause: Pause | None) -> AppAnswer:
-        """Return the full answer if *pause* is given, else what is known at once."""
-        ...
-
-    def search(self, choices: FormChoices, report: Report) -> AppAnswer: ...
-
-    def plan(self, choices: FormChoices) -> AppAnswer: ...
-
-    def alternatives(self, choices: FormChoices) -> AppAnswer: ...
-
-    def compare(self, first: FormChoices, second: FormChoices) -> AppAnswer: ...
-
-    def analyze(self, given: Sequence[tuple[str, bytes]], choices: FormChoices, report: Report) -> AppAnswer:
-        """Return the analysis of measured runs, or the prediction of a configuration or of a model's config.json."""
-        ...
+Answer = Callable[..., AppAnswer]
+"""``answer(verb, choices, ...)`` is the answer of a verb for the choices of its form. Predictions take a Pause too, and
+are complete only with it; searches take a Report, as do analyses, after their files and choices; comparisons take the
+choices of both sides.
+"""
 
 
 class LeftError(Exception):
@@ -122,9 +109,9 @@ class Turns:
             self.lock.acquire()
 
 
-def make_app(answers: Answers, token: str, hosts: frozenset[str], most_bytes: int) -> Guard:
+def make_app(answer: Answer, token: str, hosts: frozenset[str], most_bytes: int) -> Guard:
     """Return the app behind its guard."""
-    routes = _Routes(answers)
+    routes = _Routes(answer)
     inner = Starlette(
         routes=[
             Route("/", routes.home),
@@ -153,8 +140,8 @@ def _load_asset(name: str) -> str:
 
 
 class _Routes:
-    def __init__(self, answers: Answers) -> None:
-        self.answers = answers
+    def __init__(self, answer: Answer) -> None:
+        self.ask = answer
         self.turns = Turns()
         # Searches and uploads run in processes; their threads wait for them, and no other answer waits for these.
         self.quick, self.slow, self.uploads, self.searches = (Workers(2) for _ in range(4))
@@ -162,11 +149,11 @@ class _Routes:
 
     def _predict_quickly(self, choices: FormChoices) -> bytes:
         with self.turns:
-            return _encode(self.answers.predict(choices, None))
+            return _encode(self.ask("predict", choices, None))
 
     def _predict_fully(self, choices: FormChoices) -> AppAnswer:
         with self.turns:
-            return self.answers.predict(choices, self.turns.rest)
+            return self.ask("predict", choices, self.turns.rest)
 
     async def home(self, request: Request) -> Response:
         return HTMLResponse(shell(_load_asset("shell.html")))
@@ -200,7 +187,7 @@ class _Routes:
                 _read_predict(dict(pair.partition("=")[::2] for pair in text.split("&") if pair)) for text in texts
             ]
             with self.turns:
-                return _encode(self.answers.compare(*sides))
+                return _encode(self.ask("compare", *sides))
 
         return await self._answer(answer, self.quick)
 
@@ -211,7 +198,7 @@ class _Routes:
             form = request.url.path.rpartition("/")[2]
             choices = read_form(FORMS[form], request.query_params)
             with self.turns:
-                return _encode((self.answers.plan if form == "plan" else self.answers.alternatives)(choices))
+                return _encode(self.ask(form, choices))
 
         return await self._answer(answer, self.slow)
 
@@ -246,7 +233,7 @@ class _Routes:
                     ((NOT_IN_NAMES.sub("_", last).strip(". ")[-LONGEST_NAME:] or "file"), data[start : start + size])
                 )
                 start += size
-            return _encode(self.answers.analyze(files, choices, report))
+            return _encode(self.ask("analyze", files, choices, report))
 
         async def leave() -> None:
             nonlocal gone
@@ -288,7 +275,7 @@ class _Routes:
         def work() -> None:
             try:
                 report({})
-                event = ("done", self.answers.search(choices, report).facts())
+                event = ("done", self.ask("search", choices, report).facts())
             except LeftError:
                 return
             except MISTAKES as error:

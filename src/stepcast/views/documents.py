@@ -102,11 +102,6 @@ def _timeline(facts: Facts) -> FactDict:
     }
 
 
-def _run_log(facts: Facts) -> FactDict:
-    ended = {"ends_with": lambda row: row["ends_with"] or "-"}
-    return {"layout": _layout(facts), "median_s": facts["median_batch_s"] or None, **ended}
-
-
 def _model(facts: Facts) -> FactDict:
     hidden = ("kind", "format", "file", "title", "warnings")
     shown = {name: value for name, value in facts.items() if name not in hidden and not isinstance(value, dict)}
@@ -199,7 +194,11 @@ VALUES: dict[str, Callable[[Facts], FactDict]] = {
     "workload": _workload,
     "timeline": _timeline,
     "operator times": lambda facts: {"unknown": sum(facts["left_out"].values()) or None},
-    "run log": _run_log,
+    "run log": lambda facts: {
+        "layout": _layout(facts),
+        "median_s": facts["median_batch_s"] or None,
+        "ends_with": lambda row: row["ends_with"] or "-",
+    },
     "model": _model,
     "cluster": _cluster,
     "wiring": _wiring,

@@ -5,20 +5,8 @@ from collections.abc import Callable, Sequence
 
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
+from stepcast.views import document as page
 from stepcast.views import view as ui
-from stepcast.views.document import (
-    About,
-    BarPiece,
-    BarRow,
-    ChartFrame,
-    Page,
-    Section,
-    asset,
-    axis_row,
-    draw_bars,
-    legend,
-    render,
-)
 from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
@@ -34,16 +22,18 @@ NOTEBOOK_HEIGHT = 720
 NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 
 
-def page_of(view: ui.View, about: About) -> Page:
+def page_of(view: ui.View, about: page.About) -> page.Page:
     """Return the page of an answer."""
     shown = (_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT)
     sections = [section for section in shown if section]
-    return Page(view.title, _answer(view), sections, about, view.facts, view.shown_assumptions, view.shown_warnings)
+    return page.Page(
+        view.title, _answer(view), sections, about, view.facts, view.shown_assumptions, view.shown_warnings
+    )
 
 
-def render_page(view: ui.View, about: About) -> bytes:
+def render_page(view: ui.View, about: page.About) -> bytes:
     """Return the file of a page."""
-    return render(page_of(view, about))
+    return page.render(page_of(view, about))
 
 
 def render_notebook(view: ui.View, verb: str) -> str:
@@ -54,7 +44,7 @@ def render_notebook(view: ui.View, verb: str) -> str:
     frame = tag(
         "iframe", sandbox="allow-scripts", width="100%", height=NOTEBOOK_HEIGHT, frameborder=0, title=view.title
     )
-    document = render_page(view, About(verb, version=__version__)).decode()
+    document = render_page(view, page.About(verb, version=__version__)).decode()
     document = document.replace("&", "&amp;").replace('"', "&quot;")
     return f"<p>{tag('strong', view.title)}</p>" + frame.replace("<iframe", f'<iframe srcdoc="{document}"', 1)
 
@@ -78,7 +68,7 @@ def _interval(band: ui.HeadlineInterval) -> Markup:
     """Return a line from low to high with the answer on it."""
     center = f"{4 + 92 * (band.value - band.low) / ((band.high - band.low) or 1.0):.2f}%"
     ends = {"low": band.low_text, "high": band.high_text}
-    return fill_template(asset("interval.html"), center=center, words=band.words, **ends)
+    return fill_template(page.asset("interval.html"), center=center, words=band.words, **ends)
 
 
 def _card(figure: ui.Figure) -> Markup:
@@ -93,11 +83,11 @@ def _minus(text: str) -> str:
     return NEGATIVE.sub("−", text)
 
 
-def _section(part: ui.Part, about: About) -> Section | None:
+def _section(part: ui.Part, about: page.About) -> page.Section | None:
     if isinstance(part, ui.TimelineChart):
         return timeline_section(part.timeline, about.links, part.what)
     body = render_body(part)
-    return Section(part.title, body, _minus(part.lead), part.wide) if body else None
+    return page.Section(part.title, body, _minus(part.lead), part.wide) if body else None
 
 
 def render_body(part: ui.Part | None) -> Child:
@@ -152,12 +142,12 @@ def _breakdown(part: ui.Breakdown) -> Markup:
     for kind, name, amount in part.parts:
         if amount > 0 and amount >= SMALLEST_SHARE * part.total:
             share = format_percent(amount / part.total) if part.total else "-"
-            piece = BarPiece(kind, start, amount, f"{name}: {part.show(amount)}, {share} of the {part.whole}")
-            rows.append(BarRow(explain(name), (piece,), (part.show(amount), tag("small", share))))
+            piece = page.BarPiece(kind, start, amount, f"{name}: {part.show(amount)}, {share} of the {part.whole}")
+            rows.append(page.BarRow(explain(name), (piece,), (part.show(amount), tag("small", share))))
             pieces.append(piece)
             start += amount
-    rows.append(BarRow(part.whole, pieces, (part.show(part.total), tag("small", "100 %")), strong=True))
-    return draw_bars(rows, part.total, part.show, part.unit)
+    rows.append(page.BarRow(part.whole, pieces, (part.show(part.total), tag("small", "100 %")), strong=True))
+    return page.draw_bars(rows, part.total, part.show, part.unit)
 
 
 def _bars(part: ui.Bars) -> Markup | None:
@@ -170,14 +160,14 @@ def _bars(part: ui.Bars) -> Markup | None:
             if amount > 0:
                 used.add(kind)
                 words = part.kinds.get(kind, bar.label)
-                pieces.append(BarPiece(kind, start, amount, bar.tip or f"{words}: {part.show(amount)}"))
+                pieces.append(page.BarPiece(kind, start, amount, bar.tip or f"{words}: {part.show(amount)}"))
                 start += amount
         value = (bar.value, tag("small", _minus(bar.note))) if bar.note else bar.value
-        rows.append(BarRow(bar.label, pieces, value, part.marks, bar.strong))
+        rows.append(page.BarRow(bar.label, pieces, value, part.marks, bar.strong))
     known = [(kind, words) for kind, words in part.kinds.items() if kind in used]
     commands = [tag("li", tag("code", command)) for command in part.commands]
     below = tag("details", tag("summary", "Commands"), tag("ol", commands)) if commands else None
-    return join((legend(known) if known else None, draw_bars(rows, part.most, part.show, part.unit), below))
+    return join((page.legend(known) if known else None, page.draw_bars(rows, part.most, part.show, part.unit), below))
 
 
 def _pairs(part: ui.PairTable) -> Markup | None:
@@ -190,13 +180,13 @@ def _pairs(part: ui.PairTable) -> Markup | None:
         value = (_minus(row.difference), tag("small", _minus(row.note)) if row.note != "-" else None)
         sides = zip(("first", "second"), part.sides, (row.first, row.second), (row.name, ""), (value, ""), strict=True)
         for kind, side, seconds, label, text in sides:
-            piece = BarPiece(kind, 0, seconds, f"{row.name}, {side}: {format_seconds(seconds)}")
-            bars.append(BarRow(label, (piece,), text))
+            piece = page.BarPiece(kind, 0, seconds, f"{row.name}, {side}: {format_seconds(seconds)}")
+            bars.append(page.BarRow(label, (piece,), text))
     longest = max(max(row.first, row.second) for row in shown)
     left_out = len(part.rows) - len(shown)
-    drawn = tag("div", draw_bars(bars, longest, format_seconds), class_="pairwise")
+    drawn = tag("div", page.draw_bars(bars, longest, format_seconds), class_="pairwise")
     more = tag("p", f"{left_out} more are in the JSON.", class_="lead") if left_out else None
-    return join((legend(zip(("first", "second"), part.sides, strict=True)), drawn, more))
+    return join((page.legend(zip(("first", "second"), part.sides, strict=True)), drawn, more))
 
 
 def _exposure(part: ui.ExposureBars) -> Markup | None:
@@ -207,12 +197,12 @@ def _exposure(part: ui.ExposureBars) -> Markup | None:
             name, exposed_s = part.names.get(group, group), seconds["exposed"]
             hidden_s = max(0.0, seconds["total"] - exposed_s)
             amounts = (("exposed", 0.0, exposed_s), ("hidden", exposed_s, hidden_s))
-            pieces = [BarPiece(*amount, f"{name}, {amount[0]}: {format_seconds(amount[2])}") for amount in amounts]
+            pieces = [page.BarPiece(*amount, f"{name}, {amount[0]}: {format_seconds(amount[2])}") for amount in amounts]
             note = f"{format_percent(hidden_s / seconds['total'])} hidden"
-            rows.append(BarRow(name, pieces, (format_seconds(exposed_s), tag("small", note))))
-    key = legend((("exposed", "exposed: the step waits for it"), ("hidden", "hidden behind computation")))
+            rows.append(page.BarRow(name, pieces, (format_seconds(exposed_s), tag("small", note))))
+    key = page.legend((("exposed", "exposed: the step waits for it"), ("hidden", "hidden behind computation")))
     longest = max((seconds["total"] for seconds in part.groups.values()), default=0.0)
-    return join((key, draw_bars(rows, longest, format_seconds))) if rows else None
+    return join((key, page.draw_bars(rows, longest, format_seconds))) if rows else None
 
 
 def _heat_map(part: ui.HeatMap) -> Markup | None:
@@ -225,7 +215,7 @@ def _heat_map(part: ui.HeatMap) -> Markup | None:
         for step in range(1, SHADES)
     ]
     key = tag("p", squares, tag("span", "from 0 to 100 % use"), class_="shades")
-    return join((key, tag("ul", rows, axis_row(part.span_s, format_seconds, about=4), class_="rows")))
+    return join((key, tag("ul", rows, page.axis_row(part.span_s, format_seconds, about=4), class_="rows")))
 
 
 def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
@@ -271,7 +261,7 @@ def _shaded(value: float | None, largest: float, show: ui.Show) -> Markup:
 
 
 def _scatter(part: ui.Scatter) -> Markup:
-    frame = ChartFrame(part.x, part.y, part.log)
+    frame = page.ChartFrame(part.x, part.y, part.log)
     marks: list[Child] = []
     for mark in part.marks:
         if isinstance(mark, ui.Dot):
@@ -282,7 +272,7 @@ def _scatter(part: ui.Scatter) -> Markup:
         else:
             marks.append(frame.line(mark.points, mark.kind))
     chart = frame.draw(marks, label=part.label, key=part.key)
-    key = legend(part.legend) if part.legend else None
+    key = page.legend(part.legend) if part.legend else None
     note = tag("p", part.note, class_="lead") if part.note else None
     return join((key, tag("div", chart, class_="square") if part.square else chart, note))
 

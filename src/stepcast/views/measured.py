@@ -138,10 +138,9 @@ def _experts(facts: Facts) -> ui.Remarks:
 
 
 def _stragglers(facts: Facts) -> ui.Remarks:
-    remarks = []
-    for row in facts["stragglers"]:
-        words = f" is slow: {row['factor']:.2f}x as long as others for the same work"
-        remarks.append(ui.Remark(f"rank {row['rank']}", words, row["evidence"]))
+    words = " is slow: {factor:x} as long as others for the same work"
+    rows = facts["stragglers"]
+    remarks = [ui.Remark(f"rank {row['rank']}", str(ui.say(words, row)), row["evidence"]) for row in rows]
     return ui.Remarks("Slow ranks", remarks, lead="What to look at first.")
 
 

@@ -24,6 +24,7 @@ def plan_view(facts: Facts) -> ui.View:
     words = str(ui.say("[{tokens:!}{tokens:short} tokens, ]{steps:,} steps ", facts))
     about = [f"{words}{steps} on {last['gpus']:,} GPUs", f"failures: {facts['failures']}"]
     ends = {name: units.format_duration(days[name] * units.DAY) for name in ("p10", "p90")}
+    money = [units.format_money(facts["cost"] or 0.0, facts["currency"], short=short) for short in (True, False)]
     view = build_view(
         "plan",
         facts,
@@ -35,7 +36,7 @@ def plan_view(facts: Facts) -> ui.View:
         large=_large(
             "GPU-hours", units.format_short_count(facts["gpu_hours"]), units.format_amount(facts["gpu_hours"])
         ),
-        paid=[] if facts["cost"] is None else _large("cost", *_money(facts)),
+        paid=[] if facts["cost"] is None else _large("cost", *money),
         energy_mwh=facts["energy_mwh"] or None,
         interval_s=last["interval_s"] or None,
         between_s=last["between_interruptions_s"] or None,
@@ -49,10 +50,6 @@ def plan_view(facts: Facts) -> ui.View:
         choices=_choices(facts),
     )
     return replace(view, warnings=list(dict.fromkeys(facts["warnings"])))
-
-
-def _money(facts: Facts) -> list[str]:
-    return [units.format_money(facts["cost"], facts["currency"], short=short) for short in (True, False)]
 
 
 def _band(facts: Facts) -> ui.HeadlineInterval:

@@ -6,19 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from stepcast import units
 from stepcast.ir.facts import Facts
 from stepcast.ir.strategy import Strategy
-from stepcast.units import (
-    DAY,
-    GIB,
-    format_bytes,
-    format_change,
-    format_duration,
-    format_energy,
-    format_money,
-    format_percent,
-    format_seconds,
-)
 from stepcast.views import view as ui
 from stepcast.views.declared import LAYOUT, asked_pairs, build_pairs, build_view
 from stepcast.views.step import PART_NAMES, step_band
@@ -44,7 +34,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
     view = build_view(
         "search",
         facts,
-        found=f"{format_seconds(best['step_s'])} per step" if best else _describe_nothing(counts),
+        found=f"{units.format_seconds(best['step_s'])} per step" if best else _describe_nothing(counts),
         nothing=None if best else _describe_nothing(counts).capitalize(),
         best=best,
         strategy=strategy_words,
@@ -126,7 +116,9 @@ def _unseen_words(facts: Facts) -> str:
     gain = 1.0 - least_s / facts["rows"][0]["step_s"]
     if gain <= 0:
         return f"{left}, none of them better than the best"
-    return f"{left}, none of them below {format_seconds(least_s)}, {format_percent(gain)} less than the best"
+    return (
+        f"{left}, none of them below {units.format_seconds(least_s)}, {units.format_percent(gain)} less than the best"
+    )
 
 
 def _ranked(facts: Facts) -> ui.Table | None:
@@ -163,7 +155,7 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
         facts,
         best=facts["rows"][0],
         equal=equal if equal > 1 else None,
-        share_words=", ".join(f"{name} {format_percent(share)}" for name, share in binds["shares"].items()),
+        share_words=", ".join(f"{name} {units.format_percent(share)}" for name, share in binds["shares"].items()),
         missed={**missed, "words": strategy_words(missed)} if missed else None,
         slower_s=abs(second["slower_s"]) if second else None,
         slower="faster" if second and second["slower_s"] < 0 else "slower",
@@ -175,14 +167,10 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
     return pairs
 
 
-def _interval_words(row: Facts) -> str:
-    return f"{format_seconds(row['low_s'])} to {format_seconds(row['high_s'])}"
-
-
 def _slower_words(row: Facts, best: Facts | None) -> str:
     """Return how much slower a row is than the best of its layout, or than rank 1."""
     best = row.get("best", best)
-    return format_change(row["step_s"] / best["step_s"] - 1) if row["step_s"] is not None and best else "-"
+    return units.format_change(row["step_s"] / best["step_s"] - 1) if row["step_s"] is not None and best else "-"
 
 
 def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
@@ -192,7 +180,7 @@ def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
     bars = []
     for row in shown:
         amounts = {part: row["breakdown_s"].get(part, 0.0) for part in PART_NAMES}
-        bars.append(ui.Bar(_rank(row), amounts, format_seconds(row["step_s"])))
+        bars.append(ui.Bar(_rank(row), amounts, units.format_seconds(row["step_s"])))
     most_s = max(row["step_s"] for row in shown)
     lead = "The ranked strategies, part by part."
     return ui.Bars("Time breakdown by rank", bars, PART_NAMES, most_s, lead=lead, shown=ui.Shown.PAGE)
@@ -206,21 +194,21 @@ def _trade_off(
     others = sorted(simulated, key=lambda row: row["step_s"])[:MOST_DOTS]
     points = [(row["step_s"], row["memory_bytes"]) for row in (*others, *front, *rows)]
     steps = [step_s for step_s, _ in points]
-    sizes = [size / GIB for _, size in points]
+    sizes = [size / units.GIB for _, size in points]
     high_s = min(max(steps), 6 * min(steps))
-    x = ui.Axis(min(steps) * 0.97, high_s * 1.03, format_seconds, "time of a step")
-    y = ui.Axis(0.0, max((capacity_bytes or 0.0) / GIB, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
+    x = ui.Axis(min(steps) * 0.97, high_s * 1.03, units.format_seconds, "time of a step")
+    y = ui.Axis(0.0, max((capacity_bytes or 0.0) / units.GIB, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
     shown = [row for row in others if row["step_s"] <= high_s]
     near = [row for row in front if row["step_s"] <= high_s]
     marks: list[ui.Dot | ui.Line] = [_dot(row, "other", 3) for row in shown]
     lead = "Lower left is better. Dots of the table light up with their rows."
     if capacity_bytes is not None:
-        level = capacity_bytes / GIB
+        level = capacity_bytes / units.GIB
         marks.insert(0, ui.Line(((x.low, level), (x.high, level)), "capacity"))
         lead = "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
     if left := len(simulated) - len(shown):
         lead += f" {left:,} slower ones are not shown."
-    marks.append(ui.Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in near), "front"))
+    marks.append(ui.Line(sorted((row["step_s"], row["memory_bytes"] / units.GIB) for row in near), "front"))
     marks += [_dot(row, "optimizer", 5) for row in near]
     marks += [
         _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7) for row in rows
@@ -233,10 +221,10 @@ def _trade_off(
 
 def _dot(row: Facts, kind: str, radius: float) -> ui.Dot:
     words = row.get("words") or strategy_words(row)
-    tip = f"{format_seconds(row['step_s'])}, {format_bytes(row['memory_bytes'])}: {words}"
+    tip = f"{units.format_seconds(row['step_s'])}, {units.format_bytes(row['memory_bytes'])}: {words}"
     rank = row.get("rank")
     label = "" if rank is None else f"rank {rank}: {tip}"
-    return ui.Dot(row["step_s"], row["memory_bytes"] / GIB, kind, tip, radius, rank, label)
+    return ui.Dot(row["step_s"], row["memory_bytes"] / units.GIB, kind, tip, radius, rank, label)
 
 
 Candidate = tuple[Strategy, float, float]
@@ -263,17 +251,17 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
     about = (f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
     headline = ui.Headline.of_seconds(step_s, "per step, the best found", about)
     parts = [table, _trade_off(front, ranked, (), None)]
-    return ui.View(f"{format_seconds(step_s)} per step", headline, figures, parts, {})
+    return ui.View(f"{units.format_seconds(step_s)} per step", headline, figures, parts, {})
 
 
 # ---- alternatives: one table, and what wins under which objective -------------------------------------------
 
 VALUES: Mapping[str, Callable[[Facts, float], str]] = {
-    "step time": lambda _, value: format_seconds(value),
+    "step time": lambda _, value: units.format_seconds(value),
     "throughput per GPU": lambda _, value: f"{value:,.0f} tokens/s",
-    "days": lambda _, value: format_duration(value * DAY),
-    "cost": lambda row, value: format_money(value, row["currency"]),
-    "energy": lambda _, value: format_energy(value),
+    "days": lambda _, value: units.format_duration(value * units.DAY),
+    "cost": lambda row, value: units.format_money(value, row["currency"]),
+    "energy": lambda _, value: units.format_energy(value),
 }
 # Objectives in the order in which one becomes the headline.
 HEADLINES = ("cost", "days", "throughput per GPU", "step time")
@@ -293,10 +281,10 @@ def alternatives_view(facts: Facts) -> ui.View:
             break
     else:  # a single one fits, or none
         best = min(rows, key=lambda row: (row["fits"] is False, row["step_s"]))
-        value, fits = format_seconds(best["step_s"]), best["fits"] is not False
+        value, fits = units.format_seconds(best["step_s"]), best["fits"] is not False
         words = f"per step with {best['name']}: {'the only answer that fits' if fits else 'none of them fits'}"
     row = by_name[best["name"]]
-    bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, format_seconds(row["step_s"])) for row in rows]
+    bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, units.format_seconds(row["step_s"])) for row in rows]
     most_s, currency = max(row["step_s"] for row in rows), rows[0]["currency"]
     return build_view(
         "alternatives",
@@ -313,8 +301,8 @@ def alternatives_view(facts: Facts) -> ui.View:
         bars=ui.Bars("Step time", bars, {"compute": "step"}, most_s, shown=ui.Shown.PAGE),
         commands=ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
         **{
-            "price_per_GPU-hour": lambda row: format_money(row["price"], currency),
-            "break-even_price": lambda row: format_money(row["break_even_price"], currency),
+            "price_per_GPU-hour": lambda row: units.format_money(row["price"], currency),
+            "break-even_price": lambda row: units.format_money(row["break_even_price"], currency),
         },
     )
 
@@ -322,14 +310,14 @@ def alternatives_view(facts: Facts) -> ui.View:
 def _winner_figure(winner: Facts, rows: Mapping[str, Facts]) -> ui.Figure:
     value = VALUES[winner["objective"]](rows[winner["name"]], winner["value"])
     certain = "" if winner["clear"] else ", within our error"
-    note = f"{winner['name']}, {format_percent(winner['advantage'])} ahead of {winner['second']}{certain}"
+    note = f"{winner['name']}, {units.format_percent(winner['advantage'])} ahead of {winner['second']}{certain}"
     return ui.Figure(f"best {winner['objective']}", value, note, mood=ui.Mood.GOOD)
 
 
 def _fit_words(row: Facts) -> str:
     if row["memory_bytes"] is None:
         return "-"
-    return f"{format_bytes(row['memory_bytes'])}{'' if row['fits'] else ', does not fit'}"
+    return f"{units.format_bytes(row['memory_bytes'])}{'' if row['fits'] else ', does not fit'}"
 
 
 def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
@@ -343,7 +331,7 @@ def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
         if all(row[key] is None for row in rows):
             del columns[head]
     if shown is ui.Shown.PAGE:
-        columns |= {"90 % interval": ("high_s", _interval_words), "GPUs": "gpus,"}
+        columns |= {"90 % interval": ("high_s", lambda row: ui.say("{low_s} to {high_s}", row)), "GPUs": "gpus,"}
     if shown is ui.Shown.PAGE or len(set(map(strategy_words, rows))) > 1:
         columns["layout"] = strategy_words
     return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))

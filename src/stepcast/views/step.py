@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stepcast.ir.facts import ChangeFacts, Facts, OperatorFacts, RooflineFacts, read_interval
+from stepcast.ir.facts import ChangeFacts, Facts, RooflineFacts, read_interval
 from stepcast.units import GIB, TFLOPS, format_bytes, format_change, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import LAYOUT, build_view, config_notes, phrase, plain_pairs
@@ -327,7 +327,8 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     for intensity, speed, operator in zip(intensities, reached, operators, strict=True):
         kind, _ = OPERATOR_KINDS.get(operator["kind"], ("other", ""))
         radius = 3 + 15 * (operator["seconds"] / total_s) ** 0.5
-        dots.append(ui.Dot(intensity, speed, kind, _operator_words(operator, total_s), radius))
+        tip = phrase("operator", operator, total_s=total_s, rate=speed)
+        dots.append(ui.Dot(intensity, speed, kind, tip, radius))
     kinds = dict.fromkeys(operator["kind"] for operator in operators)
     lead = phrase("roofline", facts)
     roof = ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof")
@@ -336,10 +337,6 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     chart = ui.Scatter("Roofline", x, y, [roof, *dots], label, legend=legend, log=True)
     table = _operator_table(facts, total_s)
     return ui.Columns("Operators", [chart], [table], lead=lead, wide=True, shown=ui.Shown.PAGE)
-
-
-def _operator_words(operator: OperatorFacts, total_s: float) -> str:
-    return phrase("operator", operator, total_s=total_s, rate=operator["flops"] / operator["seconds"])
 
 
 def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:

@@ -24,7 +24,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int =
 
     def line(row: Sequence[str]) -> str:
         parts = [
-            _fit(cell, size).rjust(size) if right else _fit(cell, size).ljust(size)
+            fit(cell, size).rjust(size) if right else fit(cell, size).ljust(size)
             for cell, size, right in zip(row, sizes, numeric, strict=True)
         ]
         return GAP.join(parts).rstrip()
@@ -83,8 +83,9 @@ def _shrink(sizes: list[int], fixed: list[bool], width: int) -> None:
         sizes[max(words, key=lambda index: sizes[index])] -= 1
 
 
-def _fit(cell: str, size: int) -> str:
-    return cell if len(cell) <= size else cell[: size - 1] + "…"
+def fit(text: str, size: int) -> str:
+    """Return *text*, cut to *size* characters."""
+    return text if len(text) <= size else text[: size - 1] + "…"
 
 
 # Text of others as it may be shown: what would move a cursor, hide or turn text is spelt out.

@@ -15,7 +15,7 @@ from stepcast.ir.step import PART_OF_GROUP
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.views.document import Section, asset, data_block, swatch
 from stepcast.views.markup import fill_template, join, tag
-from stepcast.views.text import visible, wrap
+from stepcast.views.text import fit, visible, wrap
 from stepcast.views.view import NAMES
 
 # A Timeline packed for the canvas of a page: columns of whole numbers, squeezed, as text.
@@ -79,7 +79,7 @@ def pack_timeline(timeline: Timeline, most: int = MOST_SLICES) -> FactDict:
         "of": len(timeline),
         "tick_s": tick_s,
         "span_s": timeline.span_s,
-        "names": [*(_shown(name) for name in timeline.names), SEVERAL],
+        "names": [*(fit(visible(name), LONGEST_NAME) for name in timeline.names), SEVERAL],
         "details": [", ".join(map(visible, detail.values()))[:LONGEST_NAME] for detail in timeline.details],
         "rows": [_row(timeline, int(used[index])) for index in order],
         "kinds": list(KINDS),
@@ -129,7 +129,7 @@ def _row(timeline: Timeline, key: int) -> FactDict:
     return {
         "rank": lane.rank,
         "stage": timeline.stage_of_rank.get(lane.rank),
-        "name": _shown(lane.name),
+        "name": fit(visible(lane.name), LONGEST_NAME),
         "depth": key % DEEPEST,
     }
 
@@ -152,11 +152,6 @@ def _kinds(timeline: Timeline) -> IntArray:
     kinds = np.where(~computing & (lanes != NONE), lanes, kinds)
     waits = np.array([name.startswith("wait") for name in timeline.names])[timeline.name_of]
     return np.where(waits & ~computing, number["bubble"], kinds)
-
-
-def _shown(name: str) -> str:
-    shown = visible(name)
-    return shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…"
 
 
 def _compress(columns: tuple[IntArray, ...]) -> str:

@@ -10,6 +10,7 @@ from stepcast.units import format_bytes, format_percent, format_rate, format_sec
 from stepcast.views import view as ui
 from stepcast.views.declared import build_figures, build_pairs, build_view
 from stepcast.views.measured import KINDS, bottleneck_figures, replayed_figures, shares_of
+from stepcast.views.text import fit
 from stepcast.views.view import NAMES
 
 HEADS = NAMES["rank_parts"]
@@ -67,10 +68,10 @@ def _straggler_figures(facts: Facts) -> list[ui.Figure]:
 
 
 def _slow_ranks(facts: Facts) -> ui.Remarks:
-    remarks = []
-    for row in facts["stragglers"]:
-        words = f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank"
-        remarks.append(ui.Remark(f"rank {row['rank']}", words))
+    remarks = [
+        ui.Remark(f"rank {row['rank']}", f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank")
+        for row in facts["stragglers"]
+    ]
     return ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE)
 
 
@@ -95,7 +96,7 @@ def _short_name(name: str) -> str:
     """Return the name of a kernel without the words that every PyTorch kernel starts with."""
     for word in ("void ", "at::native::", "(anonymous namespace)::"):
         name = name.replace(word, "")
-    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+    return fit(name, NAME_WIDTH)
 
 
 def _recorded_parts(recorded: Facts | None) -> list[ui.Part]:
@@ -190,19 +191,17 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         "link sweep",
         facts,
         verdict=causes or "all sizes reach the predicted bandwidth",
-        sizes=[_size_range(name, row) for name, row in facts["ranges"].items() if row],
+        sizes=[figure for name, row in facts["ranges"].items() if row for figure in _size_range(name, row)],
         short=ui.Remarks("What falls short", findings, "Nothing does."),
         chart=_bandwidth(facts["rows"]),
         table=ui.table_of("Sizes", facts["rows"], columns, sortable=True, wide=True, **texts),
     )
 
 
-def _size_range(name: str, row: Facts) -> ui.Figure:
-    fine = row["reached"] is None or row["reached"] >= 0.8
-    (figure,) = build_figures(
-        "sizes judged" if row["reached"] is not None else "sizes disturbed", row, name=name, fine=fine
-    )
-    return figure
+def _size_range(name: str, row: Facts) -> list[ui.Figure]:
+    if row["reached"] is None:
+        return build_figures("sizes disturbed", row, name=name, fine=True)
+    return build_figures("sizes judged", row, name=name, fine=row["reached"] >= 0.8)
 
 
 def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:

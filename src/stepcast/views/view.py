@@ -11,21 +11,6 @@ from stepcast import units
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Fact, Facts
 from stepcast.ir.tables import parse_tables
-from stepcast.units import (
-    DAY,
-    GB,
-    format_amount,
-    format_bytes,
-    format_change,
-    format_count,
-    format_duration,
-    format_energy,
-    format_money,
-    format_percent,
-    format_rate,
-    format_seconds,
-    format_short_count,
-)
 
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
@@ -38,15 +23,15 @@ Show = Callable[[float], str]
 
 # The first ending of a name that fits decides the unit; a comma after a name separates the thousands of a count.
 FORMATS: Mapping[str, Callable[..., str]] = {
-    "_bytes_per_s": format_rate,
-    "_s": format_seconds,
-    "bytes": format_bytes,
-    "share": format_percent,
-    "abs_error": format_percent,
-    "mfu": format_percent,
-    "goodput": format_percent,
-    "reached": format_percent,
-    ",": format_count,
+    "_bytes_per_s": units.format_rate,
+    "_s": units.format_seconds,
+    "bytes": units.format_bytes,
+    "share": units.format_percent,
+    "abs_error": units.format_percent,
+    "mfu": units.format_percent,
+    "goodput": units.format_percent,
+    "reached": units.format_percent,
+    ",": units.format_count,
 }
 
 
@@ -99,7 +84,7 @@ class Headline:
         cls, seconds: float, words: str, about: Sequence[str], band: HeadlineInterval | None = None
     ) -> "Headline":
         """Return the headline of a duration; *words* follow its unit."""
-        number, unit = format_seconds(seconds).split(" ")
+        number, unit = units.format_seconds(seconds).split(" ")
         return cls(number, f"{unit} {words}", about, band)
 
 
@@ -217,7 +202,10 @@ def cell_of(row: Facts, source: Source) -> Cell:
     return value if isinstance(value, Cell) else Cell(str(value), row.get(name) if name else None)
 
 
-UNITS = {"GBIT": GB / 8, **{name: vars(units)[name] for name in ("MS", "US", "HOUR", "GB", "TB", "GIB", "TFLOPS")}}
+UNITS = {
+    "GBIT": units.GB / 8,
+    **{name: vars(units)[name] for name in ("MS", "US", "HOUR", "GB", "TB", "GIB", "TFLOPS")},
+}
 """Units by which sentences and columns divide values."""
 
 
@@ -239,7 +227,7 @@ def find_value(facts: Facts, path: str) -> Fact:
 def show_value(path: str, form: str, value: Fact, facts: Facts) -> str:
     """Return a value in its form, or else in the unit of its name."""
     if form == "money":
-        return format_money(value, find_value(facts, ".".join([*path.split(".")[:-1], "currency"])))
+        return units.format_money(value, find_value(facts, ".".join([*path.split(".")[:-1], "currency"])))
     if not form and "/" not in path:
         return format_by_name(path, value)
     return FORMS[form or "%"](value) if form in ("", *FORMS) else format(value, form)
@@ -285,7 +273,7 @@ class Breakdown(Part):
     total: float
     _: KW_ONLY
     whole: str = "step"
-    show: Show = format_seconds
+    show: Show = units.format_seconds
     unit: float = 1.0  # of the ticks
 
 
@@ -312,7 +300,7 @@ class Bars(Part):
     kinds: Mapping[str, str]
     most: float
     _: KW_ONLY
-    show: Show = format_seconds
+    show: Show = units.format_seconds
     unit: float = 1.0
     marks: Sequence[tuple[str, float, str]] = ()
     table: Table | None = None
@@ -324,7 +312,7 @@ def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str]
     if not times_s:
         return None
     total_s = sum(times_s.values()) or 1.0
-    rows = {name: (name, format_seconds(s), format_percent(s / total_s)) for name, s in times_s.items()}
+    rows = {name: (name, units.format_seconds(s), units.format_percent(s / total_s)) for name, s in times_s.items()}
     longest_first = sorted(times_s.items(), key=lambda item: -item[1])
     bars = [Bar(name, {"compute": seconds}, *rows[name][1:]) for name, seconds in longest_first]
     listed = plain_table(title, heads, [row[: len(heads)] for row in rows.values()])
@@ -522,24 +510,24 @@ class View:
 
 def signed_seconds(seconds: float) -> str:
     """Return a difference of times with its sign."""
-    return ("+" if seconds > 0 else "-" if seconds < 0 else "") + format_seconds(abs(seconds))
+    return ("+" if seconds > 0 else "-" if seconds < 0 else "") + units.format_seconds(abs(seconds))
 
 
 FORMS: Mapping[str, Callable[..., str]] = {
-    "%": format_percent,
-    "+%": format_change,
-    "s": format_seconds,
+    "%": units.format_percent,
+    "+%": units.format_change,
+    "s": units.format_seconds,
     "+s": signed_seconds,
     "x": "{:.2f}x".format,
-    "duration": format_duration,
-    "days": lambda days: format_duration(days * DAY),
-    "mwh": format_energy,
+    "duration": units.format_duration,
+    "days": lambda days: units.format_duration(days * units.DAY),
+    "mwh": units.format_energy,
     "yes": lambda value: "yes" if value else "no",
-    "bytes": format_bytes,
-    "rate": format_rate,
-    "short": format_short_count,
-    "amount": format_amount,
-    "%0": lambda share: format_percent(share, 0),
+    "bytes": units.format_bytes,
+    "rate": units.format_rate,
+    "short": units.format_short_count,
+    "amount": units.format_amount,
+    "%0": lambda share: units.format_percent(share, 0),
     "plural": lambda count: "" if count == 1 else "s",
     "micro-batches": lambda count: f"{count:,} micro-batch{'' if count == 1 else 'es'}",
     "!": lambda value: "",  # known and not zero

@@ -1,25 +1,41 @@
-"""``stepcast op matmul --m 4096 --n 12288 --k 4096 --gpu h200``: how long one operator takes on a GPU.
+"""``stepcast op`` and ``stepcast collective``: how long one operator takes on a GPU, and one collective on a cluster.
 
-With ``--table``: how long each row of a measured table takes by our estimates.
+``op --table`` says how long each row of a measured table takes by our estimates.
 """
 
 import argparse
 from collections.abc import Iterator
 
 from stepcast.cli import validate
-from stepcast.cli.options import MATRIX_KINDS, check_applicable, option_of
+from stepcast.cli.options import MATRIX_KINDS, check_applicable, has_racks, option_of
 from stepcast.cli.output import show_view
+from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, price, send_receive_price
+from stepcast.cost.collectives.route import Route, route_of, uneven_warning
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import Price
-from stepcast.hardware import Gpu, load_gpu
+from stepcast.hardware import Cluster, Gpu, Place, load_cluster, load_gpu
+from stepcast.hardware.path import job_path
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, find_doubts, pick
-from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
+from stepcast.ir.layout import Group, Layout
+from stepcast.ir.work import (
+    Attention,
+    Collective,
+    CollectiveKind,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+    cast,
+    usual_kernel,
+)
 from stepcast.questions.settle import check_gpu, load_calibration
-from stepcast.units import TFLOPS
-from stepcast.views.costs import operator_view
+from stepcast.units import GIB, TFLOPS
+from stepcast.views.costs import collective_view, operator_view
+
+# ---- operators -----------------------------------------------------------------------------------------
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
 # Sizes of an operator; those with a question mark have a default.
@@ -34,7 +50,7 @@ SWEPT = {"matmul": "m", "bmm": "m", "grouped": "m", "attention": "seq"}
 LARGEST_OF_SWEEP = 65_536
 
 
-def run(args: argparse.Namespace) -> int:
+def run_op(args: argparse.Namespace) -> int:
     if args.table is not None:
         without_effect = [
             option_of(name) for name in args.given if name not in ("table", "output", "html", "json", "plain")
@@ -65,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     prices = [priced(work, gpu, default_fit(), load) for work in works]
     warnings = _format_warnings(works[0], gpu)
     about = {"operator": args.kind, "gpu": gpu.name, "dtype": args.dtype, "backward": args.backward}
-    records = [_record(work, price) for work, price in zip(works, prices, strict=True)]
+    records = [_operator_record(work, price) for work, price in zip(works, prices, strict=True)]
     warnings += find_doubts({"rows": records}) + _speed_warnings(works, prices, gpu)
     answer = {"rows": records} if args.sweep else records[0]
     show_view(args, operator_view({**about, **answer, "warnings": warnings}))
@@ -85,14 +101,14 @@ def _format_warnings(work: Operator, gpu: Gpu) -> list[str]:
     ]
 
 
-def _speed_warnings(works: list[Operator], prices: list[Price], gpu: Gpu) -> list[str]:
+def _speed_warnings(works: list[Operator], costs: list[Price], gpu: Gpu) -> list[str]:
     """Return a warning if a calibration makes an operator faster than the peak of the GPU."""
-    for work, price in zip(works, prices, strict=True):
+    for work, cost in zip(works, costs, strict=True):
         if not isinstance(work, Elementwise):
             peak = gpu.matrix_peak_flops(str(work.dtype))
-            if work.flops > peak * price.seconds:
+            if work.flops > peak * cost.seconds:
                 return [
-                    f"{work.flops / price.seconds / TFLOPS:.4g} TFLOP/s is more than the peak of {gpu.name}, "
+                    f"{work.flops / cost.seconds / TFLOPS:.4g} TFLOP/s is more than the peak of {gpu.name}, "
                     f"{peak / TFLOPS:.4g} TFLOP/s: look for a nonsense value in the calibration"
                 ]
     return []
@@ -145,7 +161,7 @@ def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
     )
 
 
-def _record(work: Operator, price: Price) -> FactDict:
+def _operator_record(work: Operator, price: Price) -> FactDict:
     moved = work.moved_bytes
     flops = 0.0 if isinstance(work, Elementwise) else work.flops
     return {
@@ -168,3 +184,76 @@ SIZES_OF = {
     Attention: "seq=query_len keys=key_len batch heads kv_heads head_dim",
     Elementwise: "rows columns",
 }
+
+# ---- collectives ---------------------------------------------------------------------------------------
+
+SEND_RECEIVE = "send-receive"
+SMALLEST_BYTES, LARGEST_BYTES = 8, 16 * GIB
+
+
+def run_collective(args: argparse.Namespace) -> int:
+    if args.size is None and not args.sweep and args.kind != CollectiveKind.BARRIER:
+        raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
+    check_applicable(args, racks=has_racks(args))
+    cluster = load_cluster(args.cluster, args.set)
+    route = _route(args, cluster)
+    sizes = [args.size or 0]
+    if args.sweep:
+        largest = LARGEST_BYTES if args.size is None else args.size
+        if largest < SMALLEST_BYTES:
+            raise ValueError(f"a sweep starts at {SMALLEST_BYTES} bytes; --size must be at least that")
+        sizes = [2**power for power in range(3, largest.bit_length())]
+    if args.engine == "fluid":
+        return _run_fluid(args, sizes, cluster)
+    prices = [_price(args, size, route) for size in sizes]
+    about = {"collective": args.kind, "cluster": cluster.name, "ranks": route.ranks, "nodes": route.nodes}
+    rows = [_collective_record(price) for price in prices]
+    uneven = uneven_warning("a group of", route, cluster, Place(args.place))
+    warnings = [*uneven, *cluster.topology.doubts, *find_doubts({"rows": rows})]
+    answer = {"rows": rows} if args.sweep else rows[0]
+    show_view(args, collective_view({**about, **answer, "warnings": warnings}))
+    return 0
+
+
+def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> int:
+    """Simulate the collective as flows of one group of all ranks on the links of the cluster."""
+    from stepcast.forecast.fluid import shared_collective
+
+    for option in ("sweep", "ranks_per_node"):
+        if getattr(args, option):
+            raise ValueError(f"{option_of(option)}: --engine fluid does not know it; leave it out")
+    if args.kind == SEND_RECEIVE or args.imbalance != 1 or args.ranks_per_thread != 1:
+        raise ValueError("--engine fluid runs even collectives, a process for each GPU; leave the engine out")
+    if cluster.gpus is not None and args.ranks > cluster.gpus:
+        raise ValueError(f"--ranks {args.ranks}: {cluster.name} has {cluster.gpus} GPUs")
+    work = Collective(CollectiveKind(args.kind), sizes[0], Group.DP)
+    algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
+    shared = shared_collective(cluster, Layout(dp=args.ranks), work, algorithm, place=Place(args.place))
+    about = {"collective": args.kind, "cluster": cluster.name, "ranks": args.ranks, "engine": "fluid"}
+    row = _collective_record(shared.alone) | pick(
+        shared, "time_s=seconds busbw_bytes_per_s alone_s=alone.seconds slowdown"
+    )
+    row |= {"algbw_bytes_per_s": shared.alone.algbw_bytes_per_s / shared.slowdown, "rates_within": shared.near}
+    links = [{"link": name, "busy": share} for name, share in shared.busiest()]
+    show_view(args, collective_view({**about, **row, "links": links, "warnings": find_doubts({"rows": [row]})}))
+    return 0
+
+
+def _price(args: argparse.Namespace, size: int, route: Route) -> CollectivePrice:
+    if args.kind == SEND_RECEIVE:
+        if route.ranks != 2:
+            raise ValueError(f"a message goes from one rank to another; --ranks must be 2, not {route.ranks}")
+        return send_receive_price(size, route)
+    algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
+    return price(CollectiveKind(args.kind), size, route, algorithm, args.imbalance)
+
+
+def _route(args: argparse.Namespace, cluster: Cluster) -> Route:
+    held = args.ranks_per_node
+    if held is not None and not 1 <= held <= cluster.domain_gpus:
+        raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
+    return route_of(job_path(cluster, args.ranks, held, Place(args.place)), cluster, args.ranks_per_thread)
+
+
+def _collective_record(price: CollectivePrice) -> FactDict:
+    return pick(price, "size_bytes time_s=seconds algbw_bytes_per_s busbw_bytes_per_s algorithm protocol")
