@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from stepcast.cli import streams
-from stepcast.cli.start import INTERRUPTED, end_on_interrupt
+from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.units import nearest
 from stepcast.version import __version__
 from stepcast.views.text import message as one_line

@@ -222,17 +222,19 @@ def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> N
 
 # ---- answers of verbs as text, JSON, and pages for ``--html FILE`` ----------------------------------------
 
+SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
+
 
 def about(args: argparse.Namespace) -> "About":
     """Return the origin of a page, with a link to the trace that was written with it."""
-    from urllib.parse import quote
-
     from stepcast.views.document import About
 
     links = []
     if trace := getattr(args, "trace", None):
         where = os.path.relpath(trace, os.path.dirname(os.path.abspath(args.html)))
-        links.append(("Trace for ui.perfetto.dev", f"./{quote(os.fsencode(where.replace(os.sep, '/')))}"))
+        data = os.fsencode(where.replace(os.sep, "/"))
+        url = "./" + "".join(chr(byte) if byte in SAFE else f"%{byte:02X}" for byte in data)
+        links.append(("Trace for ui.perfetto.dev", url))
     return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
 
 

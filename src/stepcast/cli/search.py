@@ -9,8 +9,8 @@ from types import FrameType
 
 import msgspec
 
+from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.output import moving_text, origin, show_alternatives, show_emitted, show_view, write_file
-from stepcast.cli.start import INTERRUPTED
 from stepcast.cli.streams import show_status
 from stepcast.ir.facts import FactDict, pick
 from stepcast.outputs.plain import check_parquet, table_bytes
