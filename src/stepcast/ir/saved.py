@@ -11,14 +11,10 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework
-from stepcast.ir.layers.attention import ATTENTION
-from stepcast.ir.layers.experts import EXPERTS
-from stepcast.ir.layers.kind import LayerKind, SavedTensor
-from stepcast.ir.layers.kinds import KINDS, kinds_of
-from stepcast.ir.layers.mlp import mlp_transient
-from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
+from stepcast.ir.layers.kinds import KINDS, LayerKind, kinds_of
+from stepcast.ir.layers.sizes import MASK_BYTES, SavedTensor, Sizes
 from stepcast.ir.layers.weights import adapted_linears, norm_readers
-from stepcast.ir.model_parts import LayerParts, Mixer
+from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
 
 
@@ -50,9 +46,7 @@ def count_saved(
     halves = saved_halves(sizes, block)
     if sizes.alternates_matmuls:
         # torchtitan's selective recomputation saves the layer's input and the outputs of every second matmul.
-        transient = mlp_transient(sizes, sizes.tokens, model.ffn / sizes.tp)
-        if block.mixer is not Mixer.NONE:
-            transient = max(transient, KINDS[block.mixer].transient(sizes, block))
+        transient = max(kind.transient(sizes, block) for kind in kinds_of(block.mixer, FeedForward.DENSE))
         saved = layer_input + sum(tensor.size_bytes for tensors, _ in halves for tensor in tensors)
         return SavedActivations(saved, layer_input, transient)
     modules = frozenset(sizes.strategy.recompute.selected)
@@ -72,7 +66,7 @@ def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor
     model, halves = sizes.model, []
     for kind in kinds_of(block.mixer, block.feed_forward):
         # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
-        own_norm = kind is EXPERTS or (kind is ATTENTION and model.latent is not None)
+        own_norm = kind is KINDS[FeedForward.EXPERTS] or (kind is KINDS[Mixer.ATTENTION] and model.latent is not None)
         normed = kind is KINDS.get(block.mixer) or not (model.shared_norm and block.mixer is Mixer.ATTENTION)
         norms = _saved_norms(sizes, kind, own_norm, normed)
         tensors = [*norms, *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -124,8 +124,9 @@ def constants(topic: str) -> FactDict:
     return known
 
 
-def _parse_other(text: str) -> Any:
+def _parse_other(text: str) -> object:
     try:  # an inline table; where a string contains such a pair, this is no JSON either
         return msgspec.json.decode(_PAIR.sub(r'"\1": ', text))
     except msgspec.DecodeError:
-        return tomllib.loads(f"value = {text}")["value"]
+        value: object = tomllib.loads(f"value = {text}")["value"]
+        return value

@@ -2,7 +2,7 @@
 
 from itertools import groupby, pairwise
 
-from stepcast.cost.memory.states import Collected, StateBytes, States
+from stepcast.cost.memory.states import StateBytes, States
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
@@ -31,7 +31,8 @@ class PieceTotals:
     transient: float
     largest_layer: float
     first_layer_gradients: float
-    collected: Collected
+    collected_weights: float  # unsharded for a while
+    collected_gradients: float
     layers: int
     embedding: bool
     head: bool
@@ -76,6 +77,7 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
         ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
         activations += strategy.further_tokens * (ends + sum(saved.saved for saved in mtp_blocks))
         recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
+    weights, gradients = sizes.collected(piece, held, trained)
     first = trained_shard(model, strategy, StagePiece(piece.layers[:1], False, False))
     return PieceTotals(
         states=sizes.states(piece, held, trained),
@@ -88,7 +90,8 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
         transient=max((saved.transient for saved in kinds.values()), default=0.0),
         largest_layer=max((saved.saved + saved.again for saved in kinds.values()), default=0.0),
         first_layer_gradients=sizes.gradients(first),
-        collected=sizes.collected(piece, held, trained),
+        collected_weights=weights,
+        collected_gradients=gradients,
         layers=len(piece.layers),
         embedding=piece.embedding,
         head=piece.head,

@@ -310,9 +310,9 @@ class _Held:
         self.heads = [number for number, piece in enumerate(pieces) if piece.head]
         self.again = max([piece.recomputed for piece in pieces])
         combine = sum if keeps_weights(plan) else max
-        gathered = combine([piece.collected.weights for piece in pieces])
+        gathered = combine([piece.collected_weights for piece in pieces])
         combine = sum if plan.reduced is Reduced.ONCE else max
-        unreduced = combine([piece.collected.gradients for piece in pieces])
+        unreduced = combine([piece.collected_gradients for piece in pieces])
         self.at_loss = gathered + shared.workspace
         sharded = gathered + unreduced + shared.workspace
         working = max([piece.transient for piece in pieces]) + shared.exchanged

@@ -33,13 +33,6 @@ class States(NamedTuple):
     buckets: float = 0.0  # of gradients, which exist in addition to them
 
 
-class Collected(NamedTuple):
-    """Bytes of a piece that are unsharded for a while: its weights, and its gradients beyond the rank's share."""
-
-    weights: float = 0.0
-    gradients: float = 0.0
-
-
 class StateBytes:
     """The states of a model under one strategy. The bytes of a parameter are found once for all pieces, in pairs: those
     of weights that products read quantised, and those of others.
@@ -133,11 +126,11 @@ class StateBytes:
             wide = words * self.moments * (FP32_BYTES - self.moment) if trained else 0.0
         return moments * self.moment + wide + (FP32_BYTES * owned if self.copies else 0.0)
 
-    def collected(self, piece: StagePiece, held: Shard, trained: Shard) -> Collected:
-        """Return what is unsharded at the fullest moment."""
+    def collected(self, piece: StagePiece, held: Shard, trained: Shard) -> tuple[float, float]:
+        """Return the bytes that are unsharded at the fullest moment: weights, and gradients beyond the rank's share."""
         plan = self.plan
         if not (plan.by_unit or plan.splits_gradients):
-            return Collected()
+            return 0.0, 0.0
         units = [self.find_shards(unit) for unit in _list_units(self.model, piece)]
         weights = 0.0
         if keeps_weights(plan):
@@ -153,7 +146,7 @@ class StateBytes:
         if plan.reduced is not Reduced.EACH_MICRO_BATCH:
             split = plan.unreduced(trained)
             gradients += (split.total - plan.share(split)) * self.framework.gradient_dtype.bytes
-        return Collected(weights, gradients)
+        return weights, gradients
 
 
 def _weigh(shard: Shard, widths: tuple[float, float]) -> float:

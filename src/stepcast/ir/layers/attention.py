@@ -37,9 +37,8 @@ from stepcast.ir.layers.kernels import (
     make_layer,
     stream_op,
 )
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.layers.weights import norm_readers
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
@@ -56,7 +55,7 @@ def _attended(model: Architecture, block: LayerParts) -> LayerParts:
     return replace(block, window=model.latent.top_keys) if model.latent and sparse else block
 
 
-def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+def count_mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     """Count scores and weighted sums of one forward; not *causal* takes attention as the full square."""
     all_keys: float = seq / 2 if causal else seq
     keys = min(all_keys, core.window_keys(seq, _attended(model, block)) or all_keys)
@@ -67,7 +66,7 @@ def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, 
     return flops
 
 
-def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the projection's output to the output projection's input."""
     model, tp, tokens, element = sizes.model, sizes.tp, sizes.tokens, sizes.stored.bytes
     kv_heads = max(model.kv_heads / tp, 1)
@@ -115,7 +114,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     return [*tensors, SavedTensor("probabilities", _scores(sizes) * _score_bytes(sizes), (M.CORE,))]
 
 
-def _transient(sizes: Sizes, block: LayerParts) -> float:
+def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
     """Return the gradients of queries, keys, values and their projection; unfused, those of two squares; with
     context parallelism what its exchange needs.
     """
@@ -155,7 +154,7 @@ def _score_bytes(sizes: Sizes) -> float:
     return before_cast + _probability_bytes(sizes) + dropped
 
 
-def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     model = sizes.model
     bias = model.biases.attention_output
     output = Linear("output", sizes.tokens, sizes.output_width, model.hidden, sizes.dtype, bias=bias)
@@ -169,9 +168,6 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     roles = (Role.ATTENTION_NORM, Role.ATTENTION_POST_NORM)
     products = len(norm_readers(model, "attention"))
     return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
-
-
-ATTENTION = LayerKind("attention", _mixing_flops, _operators, _saved, _transient)
 
 
 def _qkv_layer(sizes: Sizes) -> Layer:

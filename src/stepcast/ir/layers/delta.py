@@ -15,9 +15,8 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Delta, DeltaRule, delta_rule_of
 from stepcast.ir.work import Elementwise
@@ -27,7 +26,7 @@ from stepcast.ir.workload import Layer, Op, Role
 RULE_KERNELS, RULE_GRADIENT_KERNELS = 8, 12
 
 
-def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+def count_mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     return delta_rule_of(present(model.delta), batch, seq).flops
 
 
@@ -45,7 +44,7 @@ def rule_saved(rule: DeltaRule, element: float) -> float:
     return narrow * element + 3 * rule.rows * FP32_BYTES
 
 
-def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the in-projection's result to the out-projection's input."""
     rule, element = _saved_rule(sizes), sizes.stored.bytes
     convolved = rule.batch * rule.seq * present(sizes.model.delta).channels / (sizes.tp * sizes.cp)
@@ -59,7 +58,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     ]
 
 
-def _transient(sizes: Sizes, block: LayerParts) -> float:
+def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
     """Return the gradient of the projection; states of all chunks and their gradients; what the system solved
     and its gradients; gradients of queries, keys and values.
     """
@@ -68,7 +67,7 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
     return (projected + 2 * rule.states + 5 * rule.keys + 4 * rule.inputs) * sizes.stored.bytes
 
 
-def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     delta, model = present(sizes.model.delta), sizes.model
     into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype)
     out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype)
@@ -82,9 +81,6 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         build.row_layer(sizes, Role.DELTA_OUT, out),
         waits=build.column_waits(sizes, Role.DELTA_IN),
     )
-
-
-DELTA = LayerKind("delta", _mixing_flops, _operators, _saved, _transient, alternates=False)
 
 
 def _rule_layer(sizes: Sizes, delta: Delta) -> Layer:

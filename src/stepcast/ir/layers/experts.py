@@ -25,10 +25,9 @@ from stepcast.ir.layers.kernels import (
     make_layer,
     stream_op,
 )
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.mlp import activation_ops, mlp_layers, mlp_saved
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
@@ -45,7 +44,7 @@ def _saved_rows(sizes: Sizes) -> float:
     return sizes.outer_share * present(sizes.model.experts).top_k * sizes.strategy.busiest_share
 
 
-def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return tokens in the order of the experts, and the experts' own activations.
 
     Megatron-LM weights inside the activation; a plain loop saves each result before and after its weight.
@@ -79,7 +78,7 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     return tensors
 
 
-def _transient(sizes: Sizes, block: LayerParts) -> float:
+def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
     experts, model = present(sizes.model.experts), sizes.model
     ways = sizes.strategy.layout.expert_tp_size
     rows = _saved_rows(sizes) * ways
@@ -88,7 +87,7 @@ def _transient(sizes: Sizes, block: LayerParts) -> float:
     return rows * (experts.ffn / ways * model.sides + model.expert_width) * sizes.stored.bytes
 
 
-def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     experts = present(sizes.model.experts)
     layers = [_router(sizes, experts), _dispatch(sizes, experts), *_routed(sizes, experts), _combine(sizes, experts)]
     if experts.shared_ffn:
@@ -98,9 +97,6 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         total = build.add_op(sizes, "shared sum", *shape, OpPart.SUM)
         layers.append(make_layer(Role.EXPERTS_SUM, (total,), (build.add_op(sizes, "shared gradient sum", *shape),)))
     return norms.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
-
-
-EXPERTS = LayerKind("experts", None, _operators, _saved, _transient)
 
 
 def _routed_rows(sizes: Sizes) -> int:

@@ -1,28 +1,52 @@
 """Every kind of layer half, declared once, and what a layer of two halves has: weights, operators, FLOPs.
 
-A new kind is a module with a ``LayerKind`` and a line here: parameters, memory, FLOPs and operators follow.
+A new kind is a module and a line here: parameters, memory, FLOPs and operators follow.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from stepcast.ir.architecture import Architecture, Shard, Weight, WeightPart
-from stepcast.ir.layers.attention import ATTENTION
-from stepcast.ir.layers.delta import DELTA
-from stepcast.ir.layers.experts import EXPERTS
-from stepcast.ir.layers.kind import LayerKind
-from stepcast.ir.layers.mamba import MAMBA
-from stepcast.ir.layers.mlp import MLP
-from stepcast.ir.layers.selective import SELECTIVE
+from stepcast.ir.dataclass import dataclass
+from stepcast.ir.layers import attention, delta, experts, mamba, mlp, selective
+from stepcast.ir.layers.sizes import SavedTensor, Sizes
 from stepcast.ir.layers.weights import adapted_linears, list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
+from stepcast.ir.workload import Layer
 
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A kind of layer half, a token mixer or a feed-forward.
+
+    *weights* is the list of its tensors in ``data/weights.txt``, without the norms around it; parameters, optimizer
+    states, adapters and the FLOPs of products with weights are sums over them. *mixing_flops* are the forward's other
+    products, if any. *operators* are its layers in the order of the forward, norms included. *saved* are the tensors it
+    saves for the backward without those norms, *transient* the bytes that its backward needs on top for a moment.
+    *alternates*: torchtitan's selective recomputation knows its matmuls.
+    """
+
+    weights: str
+    mixing_flops: Callable[[Architecture, LayerParts, int, int, bool], float] | None
+    operators: Callable[[Sizes, LayerParts], tuple[Layer, ...]]
+    saved: Callable[[Sizes, LayerParts], list[SavedTensor]]
+    transient: Callable[[Sizes, LayerParts], float]
+    alternates: bool = True
+
+
+ATTENTION = (attention.count_mixing_flops, attention.list_operators, attention.list_saved, attention.transient_bytes)
+MAMBA = (mamba.count_mixing_flops, mamba.list_operators, mamba.list_saved, mamba.transient_bytes)
+SELECTIVE = (selective.count_mixing_flops, selective.list_operators, selective.list_saved, selective.transient_bytes)
+DELTA = (delta.count_mixing_flops, delta.list_operators, delta.list_saved, delta.transient_bytes)
 KINDS: dict[Mixer | FeedForward, LayerKind] = {
-    Mixer.ATTENTION: ATTENTION,
-    Mixer.MAMBA: MAMBA,
-    Mixer.SELECTIVE: SELECTIVE,
-    Mixer.DELTA: DELTA,
-    FeedForward.DENSE: MLP,
-    FeedForward.EXPERTS: EXPERTS,
+    Mixer.ATTENTION: LayerKind("attention", *ATTENTION),
+    Mixer.MAMBA: LayerKind("mamba", *MAMBA, alternates=False),
+    Mixer.SELECTIVE: LayerKind("selective", *SELECTIVE, alternates=False),
+    Mixer.DELTA: LayerKind("delta", *DELTA, alternates=False),
+    FeedForward.DENSE: LayerKind("mlp", None, mlp.list_operators, mlp.list_saved, mlp.transient_bytes),
+    FeedForward.EXPERTS: LayerKind(
+        "experts", None, experts.list_operators, experts.list_saved, experts.transient_bytes
+    ),
 }
 
 

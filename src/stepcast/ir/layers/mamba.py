@@ -25,15 +25,14 @@ from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, K, list_phases, make_layer, stream_op
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.model_parts import Hybrid, LayerParts
 from stepcast.ir.recurrent import Scan, scan_of
 from stepcast.ir.workload import Layer, Op, Role
 
 
-def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+def count_mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     """Return the products of the chunked form (Dao and Gu 2024, section 6), as they are executed."""
     return scan_of(present(model.hybrid), batch, seq).flops
 
@@ -87,7 +86,7 @@ def _is_eager(sizes: Sizes) -> bool:
     return sizes.framework.ssm_kernels is SsmKernels.EAGER and not sizes.alternates_matmuls
 
 
-def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     scan, element = saved_scan(sizes), sizes.stored.bytes
     if not _is_eager(sizes):
         return fused_scan_saved(scan, element, element if sizes.alternates_matmuls else sizes.matmul_bytes)
@@ -134,7 +133,7 @@ def padded_tokens(scan: Scan) -> tuple[int, int]:
     return scan.batch * chunks * scan.chunk, chunks
 
 
-def _transient(sizes: Sizes, block: LayerParts) -> float:
+def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
     scan = saved_scan(sizes)
     return eager_scan_transient(scan) if _is_eager(sizes) else scan_transient(scan, sizes.stored.bytes)
 
@@ -158,7 +157,7 @@ def eager_scan_transient(scan: Scan) -> float:
     return 2 * FP32_BYTES * rows * max(pairs, scan.head_dim * scan.state)
 
 
-def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     model, own = sizes.model, MambaSizes(sizes, present(sizes.model.hybrid))
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
     projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype)
@@ -172,9 +171,6 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         build.row_layer(sizes, Role.MAMBA_OUT, output),
         waits=build.column_waits(sizes, Role.MAMBA_IN),
     )
-
-
-MAMBA = LayerKind("mamba", _mixing_flops, _operators, _saved, _transient, alternates=False)
 
 
 def _core(own: MambaSizes) -> Layer:

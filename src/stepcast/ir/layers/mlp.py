@@ -7,9 +7,8 @@ from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, list_phases
-from stepcast.ir.layers.kind import LayerKind, SavedTensor
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import SavedTensor, Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.work import ElementwiseKind
@@ -55,10 +54,6 @@ def mlp_saved(
     ]
 
 
-def mlp_transient(sizes: Sizes, rows: float, inner: float) -> float:
-    return rows * inner * sizes.stored.bytes * sizes.model.sides
-
-
 def mlp_layers(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> tuple[Layer, Layer]:
     """Return both linear layers and the activation between them; *ends*: the branch joins the stream here."""
     inner, model, bias = ffn // sizes.tp, sizes.model, sizes.model.biases.mlp
@@ -71,13 +66,13 @@ def mlp_layers(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> 
     return build.sum_input_gradients(sizes, first, len(firsts)), build.row_layer(sizes, roles[1], down, ends)
 
 
-def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     layers = mlp_layers(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True)
     waits, roles = build.column_waits(sizes, Role.MLP_UP), (Role.MLP_NORM, Role.MLP_POST_NORM)
     return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=sizes.model.sides)
 
 
-def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     model, tokens, inner = sizes.model, sizes.tokens, sizes.model.ffn / sizes.tp
     if sizes.alternates_matmuls:
         widths = inner + model.hidden / sizes.strategy.outer_ways
@@ -85,11 +80,8 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     return mlp_saved(sizes, tokens, inner, (M.MLP,), (M.MLP,))
 
 
-def _transient(sizes: Sizes, block: LayerParts) -> float:
-    return mlp_transient(sizes, sizes.tokens, sizes.model.ffn / sizes.tp)
-
-
-MLP = LayerKind("mlp", None, _operators, _saved, _transient)
+def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
+    return sizes.tokens * (sizes.model.ffn / sizes.tp) * sizes.stored.bytes * sizes.model.sides
 
 
 def activation_ops(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> tuple[Ops, Ops]:

@@ -11,9 +11,8 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, make_layer, stream_op
-from stepcast.ir.layers.kind import LayerKind, SavedTensor, present
 from stepcast.ir.layers.operators import Linear
-from stepcast.ir.layers.sizes import Sizes
+from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Selective, SelectiveScan
 from stepcast.ir.workload import Layer, Op, Role
@@ -22,7 +21,7 @@ from stepcast.ir.workload import Layer, Op, Role
 SCAN_CHUNK = 2048
 
 
-def _mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
+def count_mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
     own = present(model.selective)
     return SelectiveScan(batch, seq, own.inner, own.state).flops
 
@@ -35,7 +34,7 @@ def scan_saved(scan: SelectiveScan, element: float) -> float:
     return 2 * scan.inputs * element + 2 * states * FP32_BYTES
 
 
-def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
+def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the in-projection's result to the out-projection's input, which is the scan's."""
     own, tokens, element = present(sizes.model.selective), sizes.tokens, sizes.stored.bytes
     batch = sizes.strategy.micro_batch
@@ -47,12 +46,12 @@ def _saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     ]
 
 
-def _transient(sizes: Sizes, block: LayerParts) -> float:
+def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
     """Return the gradients of the channels, time steps, gate and the projection."""
     return sizes.tokens * 5.0 * present(sizes.model.selective).inner * sizes.stored.bytes
 
 
-def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
+def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     own, model, tokens, dtype = present(sizes.model.selective), sizes.model, sizes.tokens, sizes.stored
     into = Linear("in", tokens, model.hidden, 2 * own.inner, sizes.dtype)
     out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype)
@@ -69,9 +68,6 @@ def _operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         make_layer(Role.MAMBA_SCAN, (Op("scan", forward),), (Op("scan gradient", backward),)),
         build.row_layer(sizes, Role.MAMBA_OUT, out),
     )
-
-
-SELECTIVE = LayerKind("selective", _mixing_flops, _operators, _saved, _transient, alternates=False)
 
 
 def _steps_layer(sizes: Sizes, own: Selective) -> Layer:

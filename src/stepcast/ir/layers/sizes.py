@@ -1,14 +1,31 @@
 """Sizes that one rank sees of a model under a strategy: tokens, heads and widths after every split."""
 
+from typing import NamedTuple, TypeVar
+
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.sharding import ShardingPlan, plan_of
-from stepcast.ir.strategy import BaseWeights, RecomputeKind, Strategy
+from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, Strategy
 
 MASK_BYTES = 1.0  # of one element in dropout's mask
+Part = TypeVar("Part")
+
+
+def present(part: Part | None) -> Part:
+    """Return a part of a model that those with this kind of layer have."""
+    assert part is not None
+    return part
+
+
+class SavedTensor(NamedTuple):
+    """A tensor saved for the backward; recomputing any of the modules in *freed_by* frees it."""
+
+    name: str
+    size_bytes: float
+    freed_by: tuple[RecomputeModule, ...] = ()
 
 
 @dataclass(frozen=True)
