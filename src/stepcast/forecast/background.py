@@ -109,6 +109,6 @@ def _outside_flows(network: Network, flows: FlowSet) -> FlowSet:
     tiers = network.links.tiers
     inside = [tiers.index(tier) for tier in WITHIN if tier in tiers]
     meets = ~np.isin(network.links.tier[flows.link], inside)
-    kept = np.bincount(flows.flow[meets], minlength=len(flows))
-    first = np.concatenate([[0], np.cumsum(kept[kept > 0])]).astype(np.int64)
-    return FlowSet(first, flows.link[meets], flows.bytes_on[meets], flows.weight[kept > 0], flows.group[kept > 0])
+    entries = np.bincount(flows.flow[meets], minlength=len(flows))
+    first = np.concatenate([[0], np.cumsum(entries[entries > 0])]).astype(np.int64)
+    return FlowSet(first, flows.link[meets], flows.bytes_on[meets], flows.weight[entries > 0], flows.group[entries > 0])

@@ -38,8 +38,8 @@ def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matric
     copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
     if sizes.strategy.offload.optimizer:
         on_host = round(own * sizes.strategy.offload.optimizer)
-        kept = (_update_op(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
-        return update_on_host(sizes, on_host, _moved_bytes(sizes, optimizer, copied), kept)
+        on_gpu = (_update_op(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
+        return update_on_host(sizes, on_host, _moved_bytes(sizes, optimizer, copied), on_gpu)
     if optimizer.kind is not OptimizerKind.MUON:
         return _plain_updates(sizes, optimizer, max(1, own), copied)
     inside = [each for each in matrices if each.inside]

@@ -407,8 +407,8 @@ class PieceFactory:
         """
         pieces = [self.make_layers(sequence, True) for sequence in sequences]
         if pieces and pieces[-1].costs and isinstance(pieces[-1].costs[-1], ContentionSlot):
-            kept = pieces if is_last_repeated else pieces[:-1]
-            pieces = [*kept, self.make_layers(sequences[-1])]
+            others = pieces if is_last_repeated else pieces[:-1]
+            pieces = [*others, self.make_layers(sequences[-1])]
         begin, end = self.make_ends(1)
         return Chain((begin, *pieces, end))
 

@@ -310,11 +310,11 @@ class _PlanBuilder:
         """Return the segment of a call of *slots*; the same one for calls that run the same ops at the same speed."""
         factor = self.slow_stages.get(stage, 1.0)
         own = [self._chunk(stage, slot) for slot in slots]
-        found = [chunk.find_slot(slot) for chunk, slot in zip(own, slots, strict=True)]
-        key = (factor, *found, *map(id, own))
+        keys = [chunk.find_slot(slot) for chunk, slot in zip(own, slots, strict=True)]
+        key = (factor, *keys, *map(id, own))
         if key not in self.segments:
             if len(slots) == 1:
-                every, sequences, repeats = own[0].slots[found[0]]
+                every, sequences, repeats = own[0].slots[keys[0]]
                 chain = self.factory.make_chain(sequences, sum(repeats[-1:]) > 1)
             else:
                 pairs = zip(own, slots, strict=True)
