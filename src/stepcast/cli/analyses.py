@@ -3,7 +3,7 @@
 ``cli.analyze`` loads them for these formats alone.
 """
 
-from stepcast.analyze.megatron.analysis import BusBandwidth, MeetingTraffic, analyze_megatron
+from stepcast.analyze.megatron.analysis import MeetingTraffic, analyze_megatron
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import measured, timeline_of
 from stepcast.analyze.result import AnalysisResult
@@ -28,20 +28,17 @@ def measured_timeline(timeline: Timeline) -> Timeline:
 
 def analyze_megatron_run(timeline: Timeline, question: AnalyzeQuestion) -> AnalysisResult:
     """Explain the traces of a Megatron-LM step; with a cluster, next to the bandwidth it should reach."""
-    return analyze_megatron(timeline, _estimate_busbw(question) if question.cluster else None).result
-
-
-def _estimate_busbw(question: AnalyzeQuestion) -> BusBandwidth:
-    """Return the bus bandwidth that the cluster reaches for the same collective over as many adjacent ranks."""
-    assert question.cluster is not None
+    if not question.cluster:
+        return analyze_megatron(timeline).result
     cluster = load_cluster(question.cluster, question.set)
 
     def busbw(traffic: MeetingTraffic) -> float | None:
+        """Return the bus bandwidth that the cluster reaches for the same collective over as many adjacent ranks."""
         if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
             return None
         return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
 
-    return busbw
+    return analyze_megatron(timeline, busbw).result
 
 
 def analyze_optimus_run(log: RunLog, question: AnalyzeQuestion) -> AnalysisResult:

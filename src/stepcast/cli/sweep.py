@@ -12,7 +12,6 @@ from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.output import print_notes, print_view, write_file, write_view
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.outputs.plain import table_bytes
 from stepcast.questions.choices import option_of, refuse_options
@@ -21,6 +20,7 @@ from stepcast.sweep.spec import read_spec
 from stepcast.sweep.store import Store, page_facts, rows_of, status_facts
 from stepcast.views.declared import phrase
 from stepcast.views.sweep import counts_view, rows_view, sweep_view
+from stepcast.views.view import View
 
 RUNNING = ("html", "output", "engine", "workers", "address", "limit")
 FORMATS = ("csv", "parquet", "json")
@@ -33,12 +33,15 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"'stepcast sweep {args.what}' needs the folder of a sweep")
     if asks and args.folder is not None:
         raise ValueError(f"unexpected argument {args.folder!r}; give the folder of the answers as -o {args.folder}")
-    answer, used = (_ask, ASKING) if asks else VIEWS[args.what]
+    used = ASKING if asks else VIEWS[args.what][1]
     every = {*ASKING, *(name for _, names in VIEWS.values() for name in names)}
     takes = ", ".join(map(option_of, used))
     why = f"has no effect with 'stepcast sweep {args.what}', which takes {takes}"
     refuse_options(sorted(args.given & every - set(used)), why)
-    return answer(args)
+    if asks:
+        return _ask(args)
+    print_view(args, VIEWS[args.what][0](args))
+    return 0
 
 
 # ---- asking -------------------------------------------------------------------------------------------
@@ -54,7 +57,8 @@ def _ask(args: argparse.Namespace) -> int:
         points, exact = spec.count_points()
         if not exact:
             print_notes([f"the count is estimated from a random sample of the {spec.size:,} points"])
-        return _show_counts(args, {"points": points, "of": spec.size})
+        print_view(args, counts_view({"points": points, "of": spec.size}))
+        return 0
     if args.output is None:
         raise ValueError("no folder for the answers: use -o DIR")
     if args.address and args.engine == "local":
@@ -78,7 +82,7 @@ def _ask(args: argparse.Namespace) -> int:
         show_status("")
     _write_page(args, args.output)
     counted = {name: value for name, value in asdict(found).items() if name != "best"}
-    _show_counts(args, {"folder": args.output, **counted, "points_per_s": found.rate})
+    print_view(args, counts_view({"folder": args.output, **counted, "points_per_s": found.rate}))
     return 1 if found.errors else 0
 
 
@@ -106,30 +110,22 @@ class _SweepWatch:
         show_status(words)
 
 
-def _show_counts(args: argparse.Namespace, facts: FactDict) -> int:
-    print_view(args, counts_view(facts))
-    return 0
-
-
 # ---- seeing -------------------------------------------------------------------------------------------
 
 
-def _status(args: argparse.Namespace) -> int:
+def _status(args: argparse.Namespace) -> View:
     with Store(args.folder) as store:
-        found = status_facts(store)
-    return _show_counts(args, {"folder": args.folder, **found})
+        return counts_view({"folder": args.folder, **status_facts(store)})
 
 
-def _show(args: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace) -> View:
     _write_page(args, args.folder)
     with Store(args.folder) as store:
         rows = rows_of(store, args.where, args.sort, args.top or 20, args.reverse)
-        facts = {"folder": args.folder, **store.counts(), "rows": rows}
-    print_view(args, rows_view(facts))
-    return 0
+        return rows_view({"folder": args.folder, **store.counts(), "rows": rows})
 
 
-def _export(args: argparse.Namespace) -> int:
+def _export(args: argparse.Namespace) -> View:
     if args.to is None and args.to_file is None:
         raise ValueError("export needs --to csv, parquet or json, or --to-file with such an ending")
     kind = args.to or os.path.splitext(args.to_file)[1].lstrip(".")
@@ -139,11 +135,11 @@ def _export(args: argparse.Namespace) -> int:
     with Store(args.folder) as store:
         rows = rows_of(store, args.where, args.sort or "position", args.top, args.reverse)
     write_file(name, msgspec.json.encode(rows) + b"\n" if kind == "json" else table_bytes(f"{name}.{kind}", rows))
-    return _show_counts(args, {"written": name, "rows": len(rows)})
+    return counts_view({"written": name, "rows": len(rows)})
 
 
 # The verbs that see answers, and the options that matter to each; and those that matter to a new sweep.
-VIEWS: dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]] = {
+VIEWS: dict[str, tuple[Callable[[argparse.Namespace], View], tuple[str, ...]]] = {
     "status": (_status, ()),
     "show": (_show, ("html", "where", "sort", "reverse", "top")),
     "export": (_export, ("where", "sort", "reverse", "top", "to", "to_file")),

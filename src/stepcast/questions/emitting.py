@@ -72,16 +72,13 @@ def emit_config(
         )
     if missing := missing_features(load_profile(written_for), strategy, framework):
         raise ValueError(f"--emit {tool}: {missing[0]}")
-    needed: FactDict = {name: value for name, value in asked.items() if value}
-    remaining: FactDict = {}
-    if written_for != framework.name:
-        remaining["framework"] = framework.name
+    needed: FactDict = {name: value for name, value in asked.items() if value and name != "model"}
+    remaining: FactDict = {"framework": framework.name} if written_for != framework.name else {}
     for name, degree in (("gpus", strategy.layout.gpus), *((name, getattr(strategy, name)) for name in BATCH)):
         if name not in file.choices and not (name == "global_batch" and "accumulation" in file.choices):
             remaining[name] = degree
     if "model" not in file.choices:
         remaining["model"] = asked["model"]
-    needed.pop("model", None)
     run = _ask(file, {**needed, **remaining})
     if replace(run.model, name=model.name, max_seq=model.max_seq, source=model.source) != model:
         remaining["model"] = asked["model"]

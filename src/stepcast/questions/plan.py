@@ -315,12 +315,9 @@ def _check_memory(steps: list[SettledRun | None], allowed: bool) -> list[str]:
 
 def _read_stage(question: PlanQuestion, text: str) -> PlanQuestion:
     """Return *question* with the changes of one stage."""
-    words: dict[str, str] = {}
-    for pair in text.split(","):
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
-            raise ValueError(f"--stage {text!r}: expected KEY=VALUE,..., such as tokens=1T,seq=8192")
-        words[name.strip()] = value.strip()
+    words = {name.strip(): value.strip() for name, _, value in (pair.partition("=") for pair in text.split(","))}
+    if "" in words or not all("=" in pair for pair in text.split(",")):
+        raise ValueError(f"--stage {text!r}: expected KEY=VALUE,..., such as tokens=1T,seq=8192")
     with prefix_errors(f"--stage {text!r}", kinds=(TypeError, ValueError)):
         choices = read_choices(PlanQuestion, words)
     stage = question.change({"tokens": None, "steps": None, **choices})

@@ -163,15 +163,15 @@ class _Routes:
         return Response(_load_asset(name), media_type=ASSETS[name])
 
     async def answer(self, request: Request) -> Response:
-        """AppAnswer live, without a timeline."""
+        """Answer at once, without a timeline."""
         return await self._answer(lambda: self.predict(_read_predict(request.query_params)), self.quick)
 
     async def whole(self, request: Request) -> Response:
-        """AppAnswer with the timeline and changes to try."""
+        """Answer with the timeline and changes to try."""
         return await self._answer(lambda: _encode(self._predict_fully(_read_predict(request.query_params))), self.slow)
 
     async def page(self, request: Request) -> Response:
-        """AppAnswer with the file that ``--html`` writes."""
+        """Answer with the file that ``--html`` writes."""
         try:
             choices = _read_predict(request.query_params)
             page = await _run(self.slow, lambda: render(self._predict_fully(choices).page))
@@ -192,7 +192,7 @@ class _Routes:
         return await self._answer(answer, self.quick)
 
     async def run(self, request: Request) -> Response:
-        """AppAnswer about a whole run: planned, or with several clusters and frameworks in one table."""
+        """Answer about a whole run: planned, or with several clusters and frameworks in one table."""
 
         def answer() -> bytes:
             form = request.url.path.rpartition("/")[2]
@@ -256,7 +256,7 @@ class _Routes:
             return _mistake(error)
 
     async def search(self, request: Request) -> Response:
-        """AppAnswer with events: the progress, then the result; a client that leaves ends the search."""
+        """Answer with events: the progress, then the result; a client that leaves ends the search."""
         try:
             choices = read_form(FORMS["search"], request.query_params)
         except FieldError as error:

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
-from stepcast.ir.facts import Facts
+from stepcast.ir.facts import Fact, Facts
 from stepcast.units import GIB, format_bytes, format_count, format_money, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
@@ -57,7 +56,7 @@ def _shown_rows(rows: Rows, names: Sequence[str], left_out: tuple[str, ...] = ()
     return _table("Rows", rows, names, uncut=uncut, note=note, narrow=narrow or None)
 
 
-def _table(title: str, rows: Rows, names: Sequence[str], **options: Any) -> ui.Table:
+def _table(title: str, rows: Rows, names: Sequence[str], **options: Fact) -> ui.Table:
     return ui.table_of(title, rows, dict(map(_column, names)), sortable=True, wide=True, **options)
 
 
