@@ -32,7 +32,6 @@ MODEL = load_model("llama-3.2-1b")
 LAYER_WEIGHTS = sum(module_weights(MODEL).values())
 LENGTHS = (88, 109, 109, 120, 124, 116, 108, 95, 122, 122, 121, 121, 108, 94, 120, 120, 104, 106, 101, 117, 102)
 MACHINE = Machine(
-    name="test",
     matrix_flops=37.4e12,
     memory_bytes_per_s=696e9,
     launch_s=4e-6,

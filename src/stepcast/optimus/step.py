@@ -38,7 +38,6 @@ MEMORY_EFFICIENCY = 0.85  # share of the peak bandwidth that element-wise kernel
 class Machine:
     """The facts of a cluster that determine the cost of a step."""
 
-    name: str
     matrix_flops: float  # fp32
     memory_bytes_per_s: float
     launch_s: float  # the shortest a kernel takes
@@ -71,7 +70,7 @@ def machine_of(cluster: Cluster) -> Machine:
         return link.effective_bytes_per_s
 
     rates = gpu.matrix_peak_flops("fp32"), gpu.memory_bandwidth_bytes_per_s, gpu.launch_overhead_s
-    return Machine(cluster.name, *rates, all_reduce_s, hop_bytes_per_s)
+    return Machine(*rates, all_reduce_s, hop_bytes_per_s)
 
 
 # Work of the host in plain operators, passes over tensors and bytes of one layer and of the ends of a model.

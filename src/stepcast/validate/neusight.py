@@ -216,7 +216,7 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
             figures |= _cell_figures(cells)
             pieces += cells
         elif "model" in table.columns:
-            pieces.append(_compare_models(table, skipped, file.name, figures))
+            pieces.append(_compare_models(file, skipped, figures))
         else:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
     joined = scoreboard.join_columns(pieces)
@@ -316,12 +316,11 @@ def _cell_figures(cells: Sequence[scoreboard.MeasuredColumns]) -> dict[str, floa
     }
 
 
-def _compare_models(
-    table: OperatorTable, skipped: Counter[str], file: str, figures: dict[str, float]
-) -> scoreboard.MeasuredColumns:
+def _compare_models(path: Path, skipped: Counter[str], figures: dict[str, float]) -> scoreboard.MeasuredColumns:
     """Return the models; *figures* gains errors with the GPU left out of the fit, and of NeuSight's own predictions."""
     unseen: list[float] = []
     theirs: list[tuple[float, float]] = []
+    file = path.name
 
     def compare(numbered: tuple[int, scoreboard.Record]) -> scoreboard.ScoredRow:
         number, record = numbered
@@ -346,9 +345,7 @@ def _compare_models(
             theirs.append((abs(row.error), abs(float(record["neusight_ms"]) * 1e-3 / measured_s - 1.0)))
         return row
 
-    columns = table.columns
-    records = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-    rows, left_out = scoreboard.compare_each(enumerate(records, start=2), compare)
+    rows, left_out = scoreboard.compare_each(enumerate(scoreboard.read_records(path), start=2), compare)
     skipped.update(left_out)
     if unseen:
         figures["models_mean_abs_error_gpu_left_out"] = float(np.mean(unseen))
