@@ -16,7 +16,11 @@ from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.huggingface.reader import read_config
 
 LOOKED_AT = 64  # samples of a data set
-FORMATS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+# Choices that follow from the format of trained weights.
+FORMATS: dict[str, dict[str, object]] = {
+    "torch.bfloat16": {"precision": "bf16"},
+    "torch.float32": {"stored_fp32": True},
+}
 
 
 def describe(script: Any, model: Any = None) -> dict[str, Any]:
@@ -83,10 +87,8 @@ def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
         wide = any(str(parameter.dtype) == "torch.float32" for parameter in trained)
         if framework in ("", "peft", "trainer"):
             choices["framework"] = "peft" if wide else "trainer"
-    elif trained and FORMATS.get(str(trained[0].dtype)) == "bf16":
-        choices["precision"] = "bf16"
-    elif trained and FORMATS.get(str(trained[0].dtype)) == "fp32":
-        choices["stored_fp32"] = True
+    elif trained and str(trained[0].dtype) in FORMATS:
+        choices |= FORMATS[str(trained[0].dtype)]
     return choices
 
 

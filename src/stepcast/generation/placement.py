@@ -198,8 +198,7 @@ def generation_memory(
 ) -> GenerationMemory:
     """Return the memory of an engine's GPUs; the cache gets what weights and reserved memory leave."""
     stages = range(0, model.layers, -(-model.layers // layout.pp))
-    weights = cache = states = 0.0
-    windows: dict[int, float] = {}
+    weights, held = 0.0, list[tuple[float, float, dict[int, float]]]()  # of caches, of states, of windows
     for start in stages:
         layers = range(start, min(start + stages.step, model.layers))
         shard = model.shard_of(
@@ -218,8 +217,8 @@ def generation_memory(
             else:
                 stage_windows[block.window] = stage_windows.get(block.window, 0.0) + size
         weights = max(weights, stage_weights)
-        if stage_cache + sum(stage_windows.values()) + stage_states >= cache + sum(windows.values()) + states:
-            cache, states, windows = stage_cache, stage_states, stage_windows
+        held.append((stage_cache, stage_states, stage_windows))
+    cache, states, windows = max(reversed(held), key=lambda stage: stage[0] + sum(stage[2].values()) + stage[1])
     share, reserved = engine.memory_share if memory_share is None else memory_share, engine.reserved_gib * GIB
     free = max(share * gpu.memory_bytes - weights - reserved, 0.0)
     return GenerationMemory(

@@ -376,12 +376,12 @@ class ScriptRun:
 
     def _backward(
         self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
-        grad_variables: object = None, inputs: Any = None, gradient: Any = None,
+        grad_variables: object = None, inputs: Any = None,
     ) -> None:  # fmt: skip
         """Run ``tensor.backward()`` and ``torch.autograd.backward`` outside of their own dispatch."""
         results = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        given = gradient if gradient is not None else grad_tensors
-        gradients = [given] if given is None or isinstance(given, Tensor) else list(given)
+        is_one = grad_tensors is None or isinstance(grad_tensors, Tensor)
+        gradients = [grad_tensors] if is_one else list(grad_tensors)
         pairs = zip(results, gradients + [None] * len(results), strict=False)
         seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
         self.gpu.autocast.clear_cache()
