@@ -383,7 +383,8 @@ def test_the_cpu_s_time_counts_modules_nodes_and_code_around_operators() -> None
     trace = StepTrace(events=[add, add._replace(moment=Moment.BACKWARD, nodes=0)])
     works: dict[int, Works] = {0: (), 1: ()}
     plain = count_calls(trace, works)
-    trace.called, trace.backwards, trace.updates = {0: ["module"]}, {1}, {1: 10}
+    first, second = trace.events
+    trace.events = [first._replace(called=("module",)), second._replace(begins_backward=True, updated=10)]
     counted = count_calls(trace, works)
     assert counted[0] > plain[0]
     around_us = STEP["backward"] + STEP["update"] + 10 * STEP["updated"]

@@ -178,7 +178,7 @@ class _Segments:
         for number in numbers:
             event, works = self._trace.events[number], self._works[number]
             compiled = self._compiled and number not in self._trace.uncompiled
-            calls = self.calls[number] + self._trace.host_calls.get(number, 0.0)
+            calls = self.calls[number] + event.host_calls
             if compiled:  # the second kernel of an operator and those after it take little
                 calls = CALLS["compiled"] * (1.0 + CALLS["further"] * (len(works) - 1)) if works else 0.0
             hosted.append(HostedEvent(event.name, works, number in self.host_waits, calls))

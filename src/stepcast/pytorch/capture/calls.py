@@ -49,18 +49,18 @@ def count_calls(trace: StepTrace, works: dict[int, Works]) -> list[float]:
     recent, counted = RecentCalls(), list[float]()
     for _ in range(2):  # the second time as in any later step
         counted = [
-            (_time_around(trace, number, recent) + _time_event(event, works[number], recent, node_us)) / LAUNCH_US
+            (_time_around(event, recent) + _time_event(event, works[number], recent, node_us)) / LAUNCH_US
             for number, event in enumerate(trace.events)
         ]
     return counted
 
 
-def _time_around(trace: StepTrace, number: int, recent: RecentCalls) -> float:
-    us = sum(recent.time_us(FORWARD, kind) for kind in trace.called.get(number, ()))
-    if number in trace.backwards:
+def _time_around(event: Event, recent: RecentCalls) -> float:
+    us = sum(recent.time_us(FORWARD, kind) for kind in event.called)
+    if event.begins_backward:
         us += STEP["backward"]
-    if number in trace.updates:
-        us += STEP["update"] + STEP["updated"] * trace.updates[number]
+    if event.updated is not None:
+        us += STEP["update"] + STEP["updated"] * event.updated
     return us
 
 

@@ -30,9 +30,9 @@ def call(kind: str) -> None:
     _called.append(kind)
 
 
-def take_host_work() -> tuple[float, list[str]]:
+def take_host_work() -> tuple[float, tuple[str, ...]]:
     """Return what the host spent, in additions, and what it called since it was last asked, and begin anew."""
-    work = _spent[0], _called[:]
+    work = _spent[0], tuple(_called)
     _spent[0] = 0.0
     _called.clear()
     return work

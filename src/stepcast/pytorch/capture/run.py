@@ -171,7 +171,7 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
         zeros = [torch.zeros_like(tensor) for tensor in others]
         tracer.trace.uncompiled.update(range(len(tracer.trace.events) - len(zeros), len(tracer.trace.events)))
         ones = torch.ones_like(loss)
-        tracer.trace.backwards.add(len(tracer.trace.events))
+        tracer.begins_backward = True
         # Outside of the modes, where checkpoints recompute a forward.
         torch.autograd.graph._engine_run_backward(
             (loss, *others), (ones, *zeros), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -180,7 +180,7 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
     for parameter in dict.fromkeys((*program.model.parameters(), *parameters_of(program.optimizer))):
         tracer.add_gradient(parameter)
     tracer.moment = Moment.OPTIMIZER
-    tracer.trace.updates[len(tracer.trace.events)] = len(tracer.trace.gradients)
+    tracer.updated = len(tracer.trace.gradients)
     with tracer, torch.no_grad():
         program.optimizer.step()
         program.optimizer.zero_grad(set_to_none=True)

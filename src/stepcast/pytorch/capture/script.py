@@ -187,7 +187,7 @@ class ScriptTracer(Tracer):
         self._storage_numbers.clear()
         self._watches.clear()
         take_host_work()
-        self._sequence = 0
+        self._sequence, self.begins_backward, self.updated = 0, False, None
         self.recording = True
         self.add_existing(self.roots.values(), optimizers)
 
@@ -348,7 +348,7 @@ class ScriptRun:
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.optimizers.setdefault(id(optimizer), optimizer)
         self.tracer.moment = Moment.OPTIMIZER
-        self.tracer.trace.updates[len(self.tracer.trace.events)] = sum(1 for _ in parameters_of(optimizer))
+        self.tracer.updated = sum(1 for _ in parameters_of(optimizer))
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.tracer.moment = Moment.FORWARD
@@ -386,7 +386,7 @@ class ScriptRun:
         seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
         self.gpu.autocast.clear_cache()
         before, self.tracer.moment = self.tracer.moment, Moment.BACKWARD
-        self.tracer.trace.backwards.add(len(self.tracer.trace.events))
+        self.tracer.begins_backward = True
         targets = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         torch.autograd.graph._engine_run_backward(
             tuple(results), tuple(seeds), bool(retain_graph), create_graph, targets,
@@ -534,8 +534,6 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         storage.made = bisect_left(kept, storage.made)
         storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
     trace.events = new_events
-    for name in ("host_calls", "called", "updates"):
-        setattr(trace, name, {place_of[n]: value for n, value in getattr(trace, name).items() if n in place_of})
-    for name in ("uncompiled", "host_waits", "backwards"):
+    for name in ("uncompiled", "host_waits"):
         setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
     return trace, len(sizes) if folds else 1

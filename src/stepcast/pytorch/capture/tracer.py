@@ -98,6 +98,10 @@ class Event(NamedTuple):
     recomputed: bool  # part of a forward that the backward runs again
     source: int = -1  # in a backward: the event of the forward whose gradient this computes
     nodes: int = 0  # of autograd, made for it
+    host_calls: float = 0.0  # before it: random numbers that the host draws, checkpoints that it enters or runs again
+    called: tuple[str, ...] = ()  # code of Python before it: modules, functions
+    begins_backward: bool = False
+    updated: int | None = None  # weights of an optimizer whose update begins with it
 
     @property
     def is_backward(self) -> bool:
@@ -137,11 +141,6 @@ class StepTrace:
     reduced: dict[int, int] = field(default_factory=dict)  # bytes of the gradient, likewise
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
-    # What the host does before an event: random numbers that it draws, checkpoints that it enters or runs again.
-    host_calls: dict[int, float] = field(default_factory=dict)
-    called: dict[int, list[str]] = field(default_factory=dict)  # code of Python before an event: modules, functions
-    updates: dict[int, int] = field(default_factory=dict)  # weights of an optimizer whose update begins at an event
-    backwards: set[int] = field(default_factory=set)  # events at which a backward begins
     units: list[TracedUnit] = field(default_factory=list)
 
 
@@ -166,6 +165,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._owners: dict[int, int] = {}
         self._last_source = self._sequence = 0
+        self.begins_backward = False  # as of the next event
+        self.updated: int | None = None
         take_host_work()
 
     # ---- modules --------------------------------------------------------------------------------------
@@ -442,14 +443,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = tuple(next(lists, [value for value in args if type(value) is int]))
         if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
             options = (TF32, *options)
-        calls, kinds = take_host_work()
-        if calls:
-            self.trace.host_calls[len(self.trace.events)] = calls
-        if kinds:
-            self.trace.called[len(self.trace.events)] = kinds
         sequence = torch.autograd._get_sequence_nr()
         nodes, self._sequence = sequence - self._sequence if self._sequence else 0, sequence
-        self.trace.events.append(Event(name, reads, writes, options, self.moment, module, recomputed, source, nodes))
+        begins = *take_host_work(), self.begins_backward, self.updated
+        self.begins_backward, self.updated = False, None
+        ran = self.moment, module, recomputed, source, nodes
+        self.trace.events.append(Event(name, reads, writes, options, *ran, *begins))
 
     def _describe(self, tensor: Tensor, is_read: bool = False) -> TracedTensor:
         dtype = DTYPES.get(tensor.dtype, "fp32")
