@@ -95,7 +95,7 @@ def _reported() -> Iterator[Choice]:
     found = _made(
         "DeepSeek-V3, 2,048 H800", "deepseek-v3", "h800-node", "hai-llm",
         Layout(pp=16, dp=128, ep=64, expert_tp=1), 1, 15360, 4096, sharding="zero-1", schedule="dualpipe",
-        precision="fp8", recompute="selective:norms,latent-up,expert-activation", further_tokens=1,
+        precision="fp8", recompute="selective:norms,latent-up,expert-activation", mtp_layers=1,
         fp8_parameters=True,
     )  # fmt: skip
     near: dict[str, Any] = {"tp": (1, 2), "pp": (8, 16), "vpp": (1, 2), "ep": (32, 64, 128), "micro_batch": (1, 2)}

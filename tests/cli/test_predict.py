@@ -104,7 +104,7 @@ def test_recomputed_modules_need_less_memory(capsys: pytest.CaptureFixture[str])
     assert totals == sorted(set(totals), reverse=True)
 
 
-def test_simai_text_holds_no_further_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simai_text_holds_no_mtp_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     further = ("predict", *SPREAD, "--further-tokens", "1", "--to-workload")
     status, _, err = run(capsys, *further, str(tmp_path / "w.txt"))
     assert status == 2

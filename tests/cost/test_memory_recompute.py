@@ -123,9 +123,9 @@ def test_memory_is_freed_where_time_is_spent(model: Model, module: RecomputeModu
     assert again == any(freed(model, MEGATRON_CORE, module, layer=layer) > 0 for layer in (0, -1))
 
 
-def test_losses_of_further_tokens_wait_for_that_of_the_next() -> None:
+def test_losses_of_mtp_layers_wait_for_that_of_the_next() -> None:
     softmax = SEQ * LATENT.padded_vocab(1) * 4
-    one, two = replace(ALONE, further_tokens=1), replace(ALONE, further_tokens=2)
+    one, two = replace(ALONE, mtp_layers=1), replace(ALONE, mtp_layers=2)
     assert loss_bytes(LATENT, one) - loss_bytes(LATENT, ALONE) == softmax
     assert loss_bytes(LATENT, two) - loss_bytes(LATENT, one) == softmax
     assert loss_bytes(LATENT, one, in_flight=3) - loss_bytes(LATENT, ALONE, in_flight=3) == 3 * softmax
@@ -133,7 +133,7 @@ def test_losses_of_further_tokens_wait_for_that_of_the_next() -> None:
 
 def test_a_further_token_keeps_a_block_and_its_ends() -> None:
     """The embedding, two normed streams side by side, input and output of the last norm."""
-    one, two = (memory(LATENT, replace(ALONE, further_tokens=n), B200)[0] for n in (1, 2))
+    one, two = (memory(LATENT, replace(ALONE, mtp_layers=n), B200)[0] for n in (1, 2))
     block = count_saved(LATENT, ALONE, LATENT.next_token_blocks[0])
     assert two.activations - one.activations == pytest.approx(block.saved + 5 * SEQ * LATENT.hidden * 2)
     assert two.parameters == one.parameters

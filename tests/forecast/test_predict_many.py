@@ -80,7 +80,7 @@ def test_a_report_on_demand_is_of_the_same_step() -> None:
 
 def test_what_fails_is_told_in_its_turn() -> None:
     """After all that come before it, though many are simulated together."""
-    good, bad = strategies()[:3], replace(strategies()[0], further_tokens=2)
+    good, bad = strategies()[:3], replace(strategies()[0], mtp_layers=2)
     assert not is_legal(MODEL, bad)
     found = predict_many(MODEL, CLUSTER, [*good, bad, *good])
     assert [next(found).step_s for _ in good] == [predict(MODEL, CLUSTER, each).step_s for each in good]

@@ -96,15 +96,15 @@ def test_without_a_release_there_is_no_preset() -> None:
     plain = recipe("deepseek-v3", "gb200", "mxfp8", "")
     assert plain.framework.execution is Execution.GRAPHS
     assert plain.choices["recompute"].modules == ()
-    assert plain.choices["further_tokens"] == 0
+    assert plain.choices["mtp_layers"] == 0
 
 
 def test_what_is_given_counts_more_than_presets() -> None:
     profile = load_profile("megatron-bridge-25.11")
-    said = {"execution": Execution.GRAPHS, "further_tokens": 0}
+    said = {"execution": Execution.GRAPHS, "mtp_layers": 0}
     settled = settle(profile, load_model("deepseek-v3"), "h100-sxm", EXPERTS, said)
     assert settled.framework.execution is Execution.GRAPHS
-    assert settled.choices["further_tokens"] == 0
+    assert settled.choices["mtp_layers"] == 0
 
 
 def test_olmo_core_recomputes_the_largest_model_alone() -> None:

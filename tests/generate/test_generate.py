@@ -311,7 +311,7 @@ def test_every_layer_says_what_it_is(name: str) -> None:
     """Rules go by the role, which no renaming touches; a role nobody gives would leave its rules without effect."""
     model = load_model(name)
     further = min(1, model.next_token_layers)
-    stage = generate(model, Strategy(Layout(dp=8), 1, 32, 2048, further_tokens=further)).stages[0]
+    stage = generate(model, Strategy(Layout(dp=8), 1, 32, 2048, mtp_layers=further)).stages[0]
     layers = (*stage.body_layers(), *stage.epilogue)
     assert all(layer.role is not None and layer.name == layer.role for layer in layers)
     assert {layer.role for layer in layers} >= {Role.EMBEDDING, Role.HEAD, Role.LOSS, Role.OPTIMIZER}

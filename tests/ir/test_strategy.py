@@ -181,9 +181,9 @@ def test_the_loss_then_the_embedding_have_a_piece_to_themselves() -> None:
     assert spread_layers(126, 128) == (0, *(1,) * 126, 0)
 
 
-def test_the_last_piece_makes_room_for_further_tokens() -> None:
+def test_the_last_piece_makes_room_for_mtp_layers() -> None:
     assert spread_layers(61, 16) == (2, *(4,) * 14, 3)
-    assert spread_layers(61, 16, further_tokens=1) == (3, 5, *(4,) * 13, 1)
+    assert spread_layers(61, 16, mtp_layers=1) == (3, 5, *(4,) * 13, 1)
 
 
 def test_pieces_of_a_stage() -> None:

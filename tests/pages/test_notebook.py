@@ -60,7 +60,7 @@ def test_a_prediction_of_very_many_micro_batches_travels_without_its_tasks() -> 
     assert long.source.steady
     there = pickle.loads(pickle.dumps(long))
     assert there.report == long.report
-    assert there.drawn is None
+    assert there.shown_timeline is None
     assert "Time breakdown" in there._repr_html_()
     with pytest.raises(ValueError, match="predict it again"):
         _ = there.timeline

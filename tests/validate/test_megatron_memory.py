@@ -77,7 +77,7 @@ def test_mixtures_layouts_and_recomputed_modules_are_read() -> None:
     mixture |= {"moe_layer_freq": "([0]*1+[1]*11)", "recompute": "selective modules [layernorm moe_act]"}
     mixture |= {"other_flags": "mtp-num-layers=1"}
     test = read_case({**GPT, **mixture, "pp_layout": "Et*3|(tt|)*4mL"}).run
-    assert (test.model.next_token_layers, test.strategy.further_tokens) == (1, 1)
+    assert (test.model.next_token_layers, test.strategy.mtp_layers) == (1, 1)
     assert test.model.experts is not None
     assert test.model.experts.first_dense == 1
     assert test.strategy.recompute.modules == (RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION)

@@ -181,8 +181,8 @@ def test_what_a_row_may_say_beyond_the_usual_columns() -> None:
     assert not read_setup(core).strategy.overlap.experts
     bridge = {**core, "framework": "Megatron-Bridge (NeMo container)", "model": "deepseek-v3"}
     bridge["table"] = "25.11 NeMo Container / Pre-Training Performance"
-    assert read_setup(bridge).strategy.further_tokens == 1
-    assert read_setup({**bridge, "mtp": "0"}).strategy.further_tokens == 0
+    assert read_setup(bridge).strategy.mtp_layers == 1
+    assert read_setup({**bridge, "mtp": "0"}).strategy.mtp_layers == 0
 
 
 def test_weights_kept_between_forward_and_backward_are_a_fact_of_the_row() -> None:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         found["prediction"] = {**asked, **prediction.report.facts()}
         if args.html:
             facts = {**found["prediction"], **origin(args)}
-            write_view(args, step_view(facts, prediction.drawn, roofline(prediction)))
+            write_view(args, step_view(facts, prediction.shown_timeline, roofline(prediction)))
     if args.json:
         print_json(found)
         return 0

@@ -372,20 +372,20 @@ def show_prediction(
     if args.trace:
         found["trace"] = args.trace
         write_trace(prediction.timeline, args.trace)
-    explained, drawn = getattr(args, "explain_memory", False), []
+    explained, below = getattr(args, "explain_memory", False), []
     if args.html:  # its page also has the timeline, the roofline and the changes to try
         from stepcast.forecast.prediction import roofline
 
-        view = step_view(found, prediction.drawn, roofline(prediction), changes(), explained)
+        view = step_view(found, prediction.shown_timeline, roofline(prediction), changes(), explained)
     else:
         view = step_view(found, explain_memory=explained)
     if args.gantt and not args.json:
         from stepcast.views.timeline import gantt
 
-        drawn.append(gantt(prediction.timeline, terminal_width()))
+        below.append(gantt(prediction.timeline, terminal_width()))
     if args.trace:
-        drawn.append(f"wrote {visible(args.trace)}: open it at ui.perfetto.dev")
-    show_view(args, view, below=drawn)
+        below.append(f"wrote {visible(args.trace)}: open it at ui.perfetto.dev")
+    show_view(args, view, below=below)
 
 
 def _path_rows(prediction: "Prediction") -> list[FactDict]:

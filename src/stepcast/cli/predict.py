@@ -90,7 +90,7 @@ def _write_workload(path: Path, settled: SettledRun) -> list[str]:
         timed = replace(record_times(workload, seconds), manner=manner_of(model, strategy, framework))
         write_files(chakra.files(timed, str(path)))
         return []
-    if strategy.further_tokens:
+    if strategy.mtp_layers:
         raise ValueError(f"{path}: AICB cannot describe MTP layers; a name that ends in .et writes Chakra, which can")
     times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
     try:

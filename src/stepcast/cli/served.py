@@ -130,7 +130,7 @@ def _step_answer(run: SettledRun, facts: FactDict, pause: Pause | None) -> AppAn
         if not run.prediction.fits:
             facts["remedies"] = find_remedies(run, facts["step_s"])
         changes = find_neighbours(run, facts["command"], pause)
-        view = step_view(facts, run.prediction.drawn, roofline(run.prediction), changes)
+        view = step_view(facts, run.prediction.shown_timeline, roofline(run.prediction), changes)
     else:
         view = step_view(facts, None, roofline(run.prediction))
     memory = facts["memory_bytes"]

@@ -404,7 +404,7 @@ def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float
         strategy.seq,
         strategy.global_batch,
         causal=True,
-        further_tokens=strategy.further_tokens,
+        mtp_layers=strategy.mtp_layers,
         lora_rank=strategy.lora_rank,
         lora_targets=strategy.lora_targets,
         kept_share=strategy.kept_share,

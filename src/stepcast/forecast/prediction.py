@@ -380,7 +380,7 @@ class PickledStep:
         return self._get()
 
 
-MOST_DRAWN = 5_000_000
+MOST_SHOWN = 5_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,7 +415,7 @@ class Prediction(Answer):
         from stepcast.views.html import render_notebook
         from stepcast.views.step import step_view
 
-        return render_notebook(step_view(self.facts(), self.drawn, roofline(self)), "prediction")
+        return render_notebook(step_view(self.facts(), self.shown_timeline, roofline(self)), "prediction")
 
     def __reduce__(self) -> tuple[Callable[..., "Prediction"], tuple[object, ...]]:
         """Pickle the results: functions that led to them are not pickled."""
@@ -491,7 +491,7 @@ class Prediction(Answer):
         from stepcast.views.html import render_page
         from stepcast.views.step import step_view
 
-        view = step_view({"command": "", "version": __version__, **self.to_dict()}, self.drawn, roofline(self))
+        view = step_view({"command": "", "version": __version__, **self.to_dict()}, self.shown_timeline, roofline(self))
         write_file(fspath(path), render_page(view, About("predict", "stepcast.predict()", __version__)))
 
     @property
@@ -534,12 +534,12 @@ class Prediction(Answer):
         return timeline_of(self.step, self.times, self.workload.layout, self.place)
 
     @property
-    def drawn(self) -> "Timeline | None":
+    def shown_timeline(self) -> "Timeline | None":
         """The timeline; None of so many tasks that nobody could look through them."""
         if self.source.is_long:
             return None
         try:
-            return None if self.step.program.written_out.tasks > MOST_DRAWN else self.timeline
+            return None if self.step.program.written_out.tasks > MOST_SHOWN else self.timeline
         except ValueError:  # it was pickled without its tasks
             return None
 

@@ -239,7 +239,7 @@ def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Fact
         "recompute": settings.pop("recompute", defaults.recompute),
         "overlap": replace(overlap, experts=True) if settings.pop("overlap_experts", False) else overlap,
         "context": defaults.context,
-        "further_tokens": settings.pop("further_tokens", 0) if model.next_token_layers else 0,
+        "mtp_layers": settings.pop("mtp_layers", 0) if model.next_token_layers else 0,
     }
     spread = settings.pop("stage_layers", None)
     if spread and "stage_layers" not in given:
@@ -363,7 +363,7 @@ SETTINGS: Keys = {
     **{key: entry for key, entry in SOFTWARE.items() if key not in ("gradients", "peak")},
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
     "overlap_experts": ("overlap_experts", _typed(bool)),
-    "further_tokens": ("further_tokens", _typed(Count)),
+    "mtp_layers": ("mtp_layers", _typed(Count)),
     "stage_layers": ("stage_layers", _typed(StageSpread)),
 }
 CONDITIONS = _fields_of(

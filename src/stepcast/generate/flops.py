@@ -14,7 +14,7 @@ def model_flops(
     batch: int,
     *,
     causal: bool = False,
-    further_tokens: int = 0,
+    mtp_layers: int = 0,
     lora_rank: int = 0,
     lora_targets: tuple[str, ...] = (),
     kept_share: float = 1.0,
@@ -26,7 +26,7 @@ def model_flops(
 
     For a dense GPT this is 72 B s l h^2 (1 + s / 6h + V / 12lh), as Narayanan et al. (2021, appendix) count,
     which takes attention as the full square; *causal* counts the half that is needed. Of routed experts the
-    top_k chosen ones count, as far as they keep their tokens (*kept_share*). Each of *further_tokens* is a
+    top_k chosen ones count, as far as they keep their tokens (*kept_share*). Each of *mtp_layers* is a
     module and the head once more. With LoRA frozen weights have no gradient of their own, which leaves two
     thirds of theirs, as Megatron-Bridge counts (flop_utils.py), and adapters of *lora_rank* come on top. In
     packed sequences attention stays within a *document*. A *reference* adds a forward. Where
@@ -34,7 +34,7 @@ def model_flops(
     """
     if document and document < seq:
         seq, batch = document, round(batch * seq / document)
-    weights, mixing = _forward_flops(model, seq, batch, causal, further_tokens, kept_share)
+    weights, mixing = _forward_flops(model, seq, batch, causal, mtp_layers, kept_share)
     frozen = weights + mixing if reference else 0.0
     if trained_layers:
         head = 2.0 * seq * batch * sum(_products_per_token(model, weight) for weight in list_weights(model, "head"))
@@ -48,16 +48,16 @@ def model_flops(
 
 @lru_cache(maxsize=1024)
 def _forward_flops(
-    model: Model, seq: int, batch: int, causal: bool, further_tokens: int, kept_share: float
+    model: Model, seq: int, batch: int, causal: bool, mtp_layers: int, kept_share: float
 ) -> tuple[float, float]:
     """Return a forward's products with weights, and those that mix tokens: attention and scans."""
     tokens = float(batch * seq)
     head = 2.0 * tokens * sum(_products_per_token(model, weight) for weight in list_weights(model, "head"))
-    weights = head * (1 + further_tokens) + further_tokens * 4.0 * tokens * model.hidden * model.hidden
+    weights = head * (1 + mtp_layers) + mtp_layers * 4.0 * tokens * model.hidden * model.hidden
     if model.embedding_width and model.embedding_width != model.hidden:
         weights += 2.0 * tokens * model.embedding_width * model.hidden
     mixing = 0.0
-    for block in (*model.blocks, *model.next_token_blocks * further_tokens):
+    for block in (*model.blocks, *model.next_token_blocks * mtp_layers):
         products = (_products_per_token(model, weight, kept_share) for weight in model.block_weights(block))
         weights += 2.0 * tokens * sum(products)
         mixing += mixing_flops(model, block, seq, batch, causal)

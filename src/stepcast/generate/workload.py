@@ -153,8 +153,8 @@ class StageMaker:
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             units.append(self.unit_maker.make_end(False, self.model.tied and piece.embedding))
-            if self.strategy.further_tokens:
-                units += [self._next_token_unit()] * self.strategy.further_tokens
+            if self.strategy.mtp_layers:
+                units += [self._next_token_unit()] * self.strategy.mtp_layers
         return units
 
     def _next_token_unit(self) -> Unit:

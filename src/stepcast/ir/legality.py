@@ -152,7 +152,7 @@ def _combination(model: Model, strategy: Strategy, framework: Framework) -> Iter
         yield f"lora rank {strategy.lora_rank} exceeds hidden {model.hidden}: use at most {model.hidden}"
     if strategy.lora_rank and not count_adapted(model, strategy.lora_targets):
         yield f"{model.name} has no {', '.join(strategy.lora_targets)} layer to adapt: use other --lora-targets"
-    if strategy.further_tokens and not model.next_token_layers:
+    if strategy.mtp_layers and not model.next_token_layers:
         yield f"{model.name} has no multi-token prediction (MTP) module: leave --mtp-layers out"
     if strategy.document and cp > 1 and context is not ContextKind.ALL_TO_ALL:  # rings and scans would need borders
         yield "packed documents are not modelled with context parallelism p2p or allgather; use --cp-comm a2a"

@@ -122,7 +122,7 @@ class StagePiece:
 def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     """Return the pipeline's pieces in model order, pp x vpp of them."""
     count, is_two_way = strategy.layout.pp * strategy.layout.vpp, strategy.schedule is ScheduleKind.DUALPIPE
-    return _pieces(model.layers, count, strategy.stage_layers, strategy.further_tokens, is_two_way)
+    return _pieces(model.layers, count, strategy.stage_layers, strategy.mtp_layers, is_two_way)
 
 
 def piece_kinds(model: Model, strategy: Strategy) -> tuple[tuple[StagePiece, ...], tuple[int, ...]]:
@@ -160,7 +160,7 @@ def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
     return SCHEDULES[strategy.schedule].pieces_of_stage(stage, layout.pp, layout.vpp)
 
 
-def spread_layers(layers: int, count: int, further_tokens: int = 0, two_way: bool = False) -> tuple[int, ...]:
+def spread_layers(layers: int, count: int, mtp_layers: int = 0, two_way: bool = False) -> tuple[int, ...]:
     """Spread *layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
 
     So do Llama 3 (2024, section 3.3.2), torchtitan and Megatron-Core
@@ -177,7 +177,7 @@ def spread_layers(layers: int, count: int, further_tokens: int = 0, two_way: boo
         )
     if layers < count:
         return (layers + 2 - count, *(1,) * (count - 2), 0)
-    end = 1 + 2 * further_tokens
+    end = 1 + 2 * mtp_layers
     share, rest = divmod(layers + 1 + end, count)
     # What is left over goes to the first pieces, after the one with the embedding where that rank saves the most.
     first = 0 if two_way else 1
@@ -191,13 +191,11 @@ def spread_layers(layers: int, count: int, further_tokens: int = 0, two_way: boo
 
 
 @lru_cache(maxsize=4096)
-def _pieces(
-    layers: int, count: int, given: tuple[int, ...], further_tokens: int, two_way: bool
-) -> tuple[StagePiece, ...]:
+def _pieces(layers: int, count: int, given: tuple[int, ...], mtp_layers: int, two_way: bool) -> tuple[StagePiece, ...]:
     sizes = given
     if not sizes:
         even = layers % count == 0
-        sizes = (layers // count,) * count if even else spread_layers(layers, count, further_tokens, two_way)
+        sizes = (layers // count,) * count if even else spread_layers(layers, count, mtp_layers, two_way)
     if sum(sizes) != layers:
         raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
     ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
@@ -214,10 +212,10 @@ def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     layout = strategy.layout
     sizes = (layout.tp, layout.ep, layout.expert_tp_size)
     shard = range_shard(model, piece.layers, *sizes, piece.embedding, piece.head)
-    if not (piece.head and strategy.further_tokens):
+    if not (piece.head and strategy.mtp_layers):
         return shard
     # Repeated for further tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
-    modules = min(strategy.further_tokens, model.next_token_layers)
+    modules = min(strategy.mtp_layers, model.next_token_layers)
     return sum([next_token_shard(model, *sizes)] * modules, start=shard)
 
 
@@ -275,8 +273,8 @@ def trained_matrices(model: Model, strategy: Strategy, piece: StagePiece) -> tup
         weights += list_weights(model, "embedding")
     if piece.head:
         weights += list_weights(model, "head")[1 if model.tied and piece.embedding else 0 :]
-        if strategy.further_tokens:
-            weights += next_token_weights(model) * min(strategy.further_tokens, model.next_token_layers)
+        if strategy.mtp_layers:
+            weights += next_token_weights(model) * min(strategy.mtp_layers, model.next_token_layers)
     sizes = (layout.tp, layout.ep, layout.expert_tp_size, model.padded_vocab(layout.tp))
     counts: Counter[tuple[int, int, WeightPart]] = Counter()
     for weight, repeats in Counter(weights).items():

@@ -245,7 +245,7 @@ class Strategy:
     expert_capacity: float | None = None
     # Number of runs of the model's module for further tokens (multi-token prediction, DeepSeek-V3, 2024,
     # section 2.2); 0 leaves it out.
-    further_tokens: Natural = 0
+    mtp_layers: Natural = 0
     # ZeRO 3 and FSDP: free a layer's gathered parameters after each forward and gather them again for its
     # backward, or keep them. None: free them but in a pipeline (torchtitan's fsdp_reshard_after_forward).
     reshard: bool | None = None

@@ -248,7 +248,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
         means=Objective)] = None
     lengths: Annotated[str | None, Choice(group=TUNING, read=_check_lengths)] = None
     batching: Annotated[str | None, Choice(group=TUNING, values=("padded", "grouped", "packed"))] = None
-    mtp_layers: Annotated[int | None, _number(count(0, MOST_MTP_LAYERS), sets="further_tokens")] = None
+    mtp_layers: Annotated[int | None, _number(count(0, MOST_MTP_LAYERS), sets="mtp_layers")] = None
     dropout: Annotated[bool | None, _flag("dropout")] = None
     fp8_activations: Annotated[bool | None, _flag("fp8_activations")] = None
     fp8_attention: Annotated[bool | None, _flag("fp8_attention")] = None

@@ -296,7 +296,7 @@ class SettledSearch:
             "optimizer": choice_of_field("optimizer", framework.optimizer)[1],
             "offload": offload_word(strategy.offload),
             "fp8_params": strategy.fp8_parameters,
-            "mtp_layers": strategy.further_tokens,
+            "mtp_layers": strategy.mtp_layers,
             "base_weights": str(strategy.base_weights),
         }
         several = {name for name, values in self.axes.items() if len(values) > 1}

@@ -443,7 +443,7 @@ def describe_settled(settled: Settled) -> FactDict:
         "fused_update": framework.optimizer.kind is OptimizerKind.ADAMW and framework.optimizer.fused,
         "writes_out": framework.writes_out,
         "dropout": framework.dropout,
-        "mtp_layers": choices["further_tokens"],
+        "mtp_layers": choices["mtp_layers"],
         "selective": str(framework.selective),
     }
 

@@ -212,7 +212,7 @@ class TimeBounds:
         space = self.space
         pieces = space.columns["pp"][rows] * space.columns["vpp"][rows]
         heat = np.where(pieces > 2, ALONE, np.where(pieces == 2, WITH_HEAD, WITH_BOTH))
-        if space.common.get("further_tokens"):
+        if space.common.get("mtp_layers"):
             heat = np.where(pieces > 2, ALONE, COOL)
         # Gathered weights and split gradients may be copied there, which cools the GPU.
         sharding = space.axes.sharding

@@ -70,7 +70,7 @@ STATES = (*LAYOUT, "sharding", "precision")
 SOFTWARE = ("pp", "vpp", "ep", "precision")
 LEGALITY = (*LAYOUT, "sequence_parallel", "sharding", "recompute", "precision", "overlap")
 # Fields of a Strategy on which the pieces of a pipeline depend.
-PIECE_FIELDS = ("stage_layers", "further_tokens")
+PIECE_FIELDS = ("stage_layers", "mtp_layers")
 
 
 def useful_recomputes(model: Model, framework: Framework) -> tuple[str, ...]:

@@ -70,12 +70,12 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
             recomputed = max(recomputed, saved.saved - saved.input if again else saved.again)
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, recomputed_layers)
-    if piece.head and strategy.further_tokens:
+    if piece.head and strategy.mtp_layers:
         mtp_blocks = [saved_by(block) for block in model.next_token_blocks]
         # Around its block a module saves the token's embedding, the joined results of two norms, and input and output
         # of the last norm; the stream it starts from is saved already.
         ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
-        activations += strategy.further_tokens * (ends + sum(saved.saved for saved in mtp_blocks))
+        activations += strategy.mtp_layers * (ends + sum(saved.saved for saved in mtp_blocks))
         recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
     weights, gradients = sizes.collected(piece, held, trained)
     first = trained_shard(model, strategy, StagePiece(piece.layers[:1], False, False))
@@ -143,9 +143,9 @@ def loss_bytes(
     tp, kernels = strategy.layout.tp, framework.kernels
     vocab = model.padded_vocab(tp)
     logits = strategy.local_tokens * vocab / tp
-    saved = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.further_tokens) - 1)
+    saved = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.mtp_layers) - 1)
     element = strategy.stored.bytes
-    saved += logits * element * waiting * (1 + strategy.further_tokens)
+    saved += logits * element * waiting * (1 + strategy.mtp_layers)
     if strategy.layout.pp > 1:
         saved += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
     if framework.runs_liger and strategy.objective is Objective.SFT:

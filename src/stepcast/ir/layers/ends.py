@@ -109,9 +109,9 @@ def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ..
     project = Linear("further", sizes.tokens, 2 * hidden, hidden // sizes.tp, sizes.dtype, adapted=False)
     return (
         *embedding_layers(sizes),
-        norms.norm_layer(sizes, Role.FURTHER_EMBEDDING_NORM),
-        norms.norm_layer(sizes, Role.FURTHER_NORM),
-        build.column_layer(sizes, Role.FURTHER_PROJECTION, (project,), width=2 * hidden),
+        norms.norm_layer(sizes, Role.MTP_EMBEDDING_NORM),
+        norms.norm_layer(sizes, Role.MTP_NORM),
+        build.column_layer(sizes, Role.MTP_PROJECTION, (project,), width=2 * hidden),
         *block,
         *head_layers(sizes),
     )

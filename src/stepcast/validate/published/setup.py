@@ -189,7 +189,7 @@ class PublishedRun:
     peak_memory_gib: float | None = None
     derived: bool = False
     compiled: bool | None = None
-    further_tokens: bool | None = None
+    mtp_layers: bool | None = None
     lora_rank: int | None = None
     fp8_parameters: bool | None = None
     # How kernels are captured in graphs; blank where the row is silent.
@@ -336,7 +336,7 @@ def _given(run: PublishedRun) -> FactDict:
         "dispatcher": next((kind for kind in Dispatcher if kind in run.framework.lower()), None),
         # Composer's PURE reduces in the training precision.
         "gradient_dtype": next((kind for word, kind in GRADIENTS.items() if word in run.sharding), None),
-        "further_tokens": 0 if run.further_tokens is False else None,
+        "mtp_layers": 0 if run.mtp_layers is False else None,
         # FSDP frees gathered weights between forward and backward, or keeps them.
         "reshard": False if "no reshard" in run.sharding else None,
     }

@@ -19,18 +19,18 @@ from tests.executed import hardware_flops
 
 DEEPSEEK, LLAMA = load_model("deepseek-v3"), load_model("llama-3.1-8b")
 STRATEGY = Strategy(Layout(ep=8, dp=8, expert_tp=1), 1, 16, 4096)
-FURTHER = replace(STRATEGY, further_tokens=1)
+FURTHER = replace(STRATEGY, mtp_layers=1)
 
 
 def test_a_further_token_runs_a_block_a_projection_and_the_head() -> None:
-    plain, further = (model_flops(DEEPSEEK, 4096, 16, further_tokens=tokens) for tokens in (0, 1))
+    plain, further = (model_flops(DEEPSEEK, 4096, 16, mtp_layers=tokens) for tokens in (0, 1))
     one_more = model_flops(DEEPSEEK.with_layers(62), 4096, 16) - plain
     matrices = 6.0 * 16 * 4096 * (2 * DEEPSEEK.hidden**2 + DEEPSEEK.vocab * DEEPSEEK.hidden)
     assert further - plain == pytest.approx(one_more + matrices)
 
 
 def test_workloads_execute_what_the_model_asks_for() -> None:
-    asked = [model_flops(DEEPSEEK, 4096, 16, causal=True, further_tokens=n) for n in (0, 1)]
+    asked = [model_flops(DEEPSEEK, 4096, 16, causal=True, mtp_layers=n) for n in (0, 1)]
     executed = [hardware_flops(generate(DEEPSEEK, strategy)) for strategy in (STRATEGY, FURTHER)]
     assert executed[1] / executed[0] == pytest.approx(asked[1] / asked[0], rel=0.003)
 
@@ -38,7 +38,7 @@ def test_workloads_execute_what_the_model_asks_for() -> None:
 def test_the_last_stage_holds_the_module_however_often_it_runs() -> None:
     alone = replace(STRATEGY, layout=Layout())
     for model in (DEEPSEEK, load_model("nemotron3-super")):
-        held = [held_shard(model, replace(alone, further_tokens=n), pieces(model, alone)[-1]).total for n in (0, 1, 2)]
+        held = [held_shard(model, replace(alone, mtp_layers=n), pieces(model, alone)[-1]).total for n in (0, 1, 2)]
         assert held[1] - held[0] == model.next_token_parameters
         assert held[2] == held[1]
         assert model.next_token_layers == 1
@@ -54,18 +54,18 @@ def test_time_and_memory_grow_on_the_last_stage_alone() -> None:
     layers = (16, 16, 16, 13)
     cluster = load_cluster("dgx-b200")
     four = replace(STRATEGY, layout=layout, global_batch=64, stage_layers=layers)
-    plain, further = (predict(DEEPSEEK, cluster, replace(four, further_tokens=n)).report for n in (0, 1))
+    plain, further = (predict(DEEPSEEK, cluster, replace(four, mtp_layers=n)).report for n in (0, 1))
     busy = [(one.busy_s, two.busy_s) for one, two in zip(plain.stages, further.stages, strict=True)]
     # How long stages wait for slow GPUs depends on which of them have as much work as the longest.
     assert all(two == pytest.approx(one, rel=0.02) for one, two in busy[:-1])
     assert busy[-1][1] > busy[-1][0] * 1.05
     # Three layers fewer leave room for the module: the step hardly grows.
     assert plain.step_s <= further.step_s < 1.05 * plain.step_s
-    held = [memory(DEEPSEEK, replace(four, further_tokens=n), cluster.gpu) for n in (0, 1)]
+    held = [memory(DEEPSEEK, replace(four, mtp_layers=n), cluster.gpu) for n in (0, 1)]
     assert [one.total == two.total for one, two in zip(*held, strict=True)] == [True, True, True, False]
 
 
 def test_models_without_such_a_module_are_refused() -> None:
     check(DEEPSEEK, FURTHER)
     with pytest.raises(StrategyError, match="has no multi-token prediction"):
-        check(LLAMA, Strategy(Layout(), 1, 1, 4096, further_tokens=1))
+        check(LLAMA, Strategy(Layout(), 1, 1, 4096, mtp_layers=1))
