@@ -230,3 +230,24 @@ def test_nothing_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 def test_several_clusters_are_compared_by_the_commands_alone() -> None:
     with pytest.raises(ValueError, match=r"cluster has several values, which only the commands .* compare: give one"):
         stepcast.predict(model="llama-3.1-8b", cluster="dgx-h100,hgx-h200", gpus=8)
+
+
+def test_a_gpu_and_a_cluster_of_a_saved_run_replace_one_another(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A GPU is written once, not as a cluster too; the one of the command line counts."""
+    small = ("--model", "llama-3.2-1b", "--gpus", "1", "--micro-batch", "1")
+    for name, place, other in (("a", ("--gpu", "h200"), "--cluster"), ("b", ("--cluster", "hgx-h200"), "--gpu")):
+        saved = tmp_path / f"{name}.toml"
+        run_json(capsys, "predict", *small, *place, "--save", str(saved))
+        assert ("cluster" in saved.read_text()) == (place[0] == "--cluster")
+        where = "dgx-h100" if other == "--cluster" else "h100-sxm"
+        again = run_json(capsys, "predict", str(saved), other, where)
+        assert again["step_s"] == run_json(capsys, "predict", *small, other, where)["step_s"]
+
+
+def test_search_explains_switches_in_words() -> None:
+    """By the words that --sequence-parallel takes."""
+    found = stepcast.search("llama-3.2-1b", "h100", gpus=8, global_batch=8, tp=2, pp=1, top=1, explain=True)
+    (row,) = (row for row in found.to_dict()["explained"] if row["choice"] == "sequence-parallel")
+    assert row["other"] in ("yes", "no")

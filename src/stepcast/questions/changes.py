@@ -250,7 +250,8 @@ def explain_choices(run: SettledRun, capacity_bytes: float) -> list[FactDict]:
     step_s, parts = run.prediction.step_s, run.prediction.report.breakdown_s
     rows: list[FactDict] = []
     for name, value in (*_neighbour_choices(run), *_other_words(run)):
-        row: FactDict = {"choice": name.replace("_", "-"), "other": str(value), "step_s": None, "memory_bytes": None}
+        other = ("no", "yes")[value] if isinstance(value, bool) else str(value)
+        row: FactDict = {"choice": name.replace("_", "-"), "other": other, "step_s": None, "memory_bytes": None}
         rows.append(row)
         try:
             changed = settle(run.question.change({**run.batch, **_reset_pipeline(name, value), name: value}))

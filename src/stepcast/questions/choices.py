@@ -267,7 +267,7 @@ def refuse_several(question: Question) -> None:
 
 # Choices that state one quantity in different terms: one that is given replaces the others.
 EXCLUSIVE: tuple[set[str], ...] = ({"global_batch", "accumulation"}, {"gpus", "nodes", "dp"}, {"shard", "replicate"})
-EXCLUSIVE += ({"tokens", "samples", "steps"},)
+EXCLUSIVE += ({"tokens", "samples", "steps"}, {"cluster", "gpu"})
 
 
 def replaced_names(given: Iterable[str], groups: Iterable[set[str]] = EXCLUSIVE[:1]) -> frozenset[str]:

@@ -187,8 +187,13 @@ def _read_table(table: Facts, file: str) -> FactDict:
 
 def write_command(run: SettledRun, verb: str = "predict") -> str:
     """Return the command that asks for the same run without its file."""
-    choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
-    return shlex.join(["stepcast", verb, *readers.spell_choices(choices)])
+    return shlex.join(["stepcast", verb, *readers.spell_choices(_stated_choices(run))])
+
+
+def _stated_choices(run: SettledRun) -> FactDict:
+    """Return the choices of *run*, its place once: by the number of GPUs, and without the cluster of a single GPU."""
+    again = ("nodes", "dp") if run.question.gpu is None else ("nodes", "dp", "cluster")
+    return {name: value for name, value in run.question.choices.items() if name not in again}
 
 
 def save_run(run: SettledRun) -> bytes:
@@ -197,8 +202,7 @@ def save_run(run: SettledRun) -> bytes:
     settled = {"gpus": run.strategy.layout.gpus, **run.batch, "framework": framework}
     if run.question.accumulation is not None:
         del settled["global_batch"]
-    choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
-    values = {**choices, **settled}.items()
+    values = {**_stated_choices(run), **settled}.items()
     lines = [
         "# Run it again with 'stepcast predict FILE'; options on the command line win.",
         f"stepcast = {json.dumps(__version__)}",
