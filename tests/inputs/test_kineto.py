@@ -85,8 +85,8 @@ class InPieces(Source):
         super().__init__("pieces.json", data)
         self.piece = piece
 
-    def salvaged_chunks(self, damage: list[str], chunk_bytes: int = 0) -> Iterator[bytes]:
-        return super().salvaged_chunks(damage, self.piece)
+    def salvage_chunks(self, damage: list[str], chunk_bytes: int = 0) -> Iterator[bytes]:
+        return super().salvage_chunks(damage, self.piece)
 
 
 def test_example_agrees_with_its_json() -> None:

@@ -117,7 +117,7 @@ def test_written_and_read_again() -> None:
 def test_errors_name_file_line_and_expectation(text: str, message: str) -> None:
     with pytest.raises(FormatError) as caught:
         read_text(text)
-    assert str(caught.value.at("t.tsv")).startswith(message)
+    assert str(caught.value.in_file("t.tsv")).startswith(message)
 
 
 FUZZ_SEED = b"".join(GPT2_LARGE.read_bytes().splitlines(keepends=True)[:16])

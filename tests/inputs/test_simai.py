@@ -152,7 +152,7 @@ def test_boundary_bytes_as_a_fraction_are_rounded() -> None:
 def test_errors_name_file_line_and_expectation(text: str, message: str) -> None:
     with pytest.raises(FormatError) as caught:
         read_text(text)
-    assert str(caught.value.at("w.txt")).startswith(message)
+    assert str(caught.value.in_file("w.txt")).startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
             raise FormatError("no dump of the flight recorder: expected an object", source.path)
         rank = dump.get("rank")
         if not isinstance(rank, int):
-            named = re.search(r"(\d+)(?:\.(?:json|pkl|pickle))?$", source.path)  # as TORCH_FR_DUMP_TEMP_FILE ends
-            rank = int(named[1]) if named else place
+            match = re.search(r"(\d+)(?:\.(?:json|pkl|pickle))?$", source.path)  # as TORCH_FR_DUMP_TEMP_FILE ends
+            rank = int(match[1]) if match else place
         if rank in ranks:
             raise FormatError(f"is of rank {rank}, as another file is", source.path)
         ranks.append(int(rank))
@@ -55,7 +55,7 @@ def read_run_flight_recorder(sources: Sequence[Source]) -> CollectiveLog:
         for number, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise FormatError(f"entry {number} is no object", source.path)
-            calls.append(_recorded_call(entry, int(rank), number))
+            calls.append(_read_call(entry, int(rank), number))
         if not entries:
             warnings.append(f"{source.path}: the recorder was empty; was TORCH_FR_BUFFER_SIZE set?")
     return CollectiveLog(
@@ -78,7 +78,7 @@ def _group_members(config: object) -> dict[str, tuple[int, ...]]:
     return members
 
 
-def _recorded_call(entry: Mapping[str, object], rank: int, number: int) -> LoggedCollective:
+def _read_call(entry: Mapping[str, object], rank: int, number: int) -> LoggedCollective:
     group = entry.get("process_group")
     label = _text_of(entry.get("profiling_name"))
     turn = entry.get("collective_seq_id", entry.get("record_id", number))

@@ -20,7 +20,7 @@ def workload_facts(workload: Workload) -> FactDict:
     sent: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)  # kind, group, phase -> sizes, counts
     for stage in workload.stages:
         for layers, count in stage.counted_blocks(workload.micro_batches):
-            for phase, op in ((each, op) for layer in layers for each in Phase for op in layer.ops(each)):
+            for phase, op in ((op_phase, op) for layer in layers for op_phase in Phase for op in layer.ops(op_phase)):
                 if isinstance(op.work, Recorded):
                     compute_s[phase] += op.work.duration_s * count
                     computed["recorded"] += count

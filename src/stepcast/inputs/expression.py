@@ -9,7 +9,7 @@ from stepcast.ir.facts import Facts
 from stepcast.ir.limits import EXPRESSION
 
 # No power and no shift: a few characters of them would be numbers of any size.
-_TWO: dict[type[ast.AST], Callable[..., object]] = {
+_BINARY: dict[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -22,10 +22,10 @@ _TWO: dict[type[ast.AST], Callable[..., object]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.In: lambda value, several: value in several,
-    ast.NotIn: lambda value, several: value not in several,
+    ast.In: lambda value, values: value in values,
+    ast.NotIn: lambda value, values: value not in values,
 }
-_ONE: dict[type[ast.AST], Callable[..., object]] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_UNARY: dict[type[ast.AST], Callable[..., object]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 _NUMBERS_ALONE = (ast.Mult, ast.Mod)
 EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
 
@@ -65,36 +65,36 @@ class Expression:
             name = node.id
             return lambda words: words.get(name)
         if isinstance(node, ast.Tuple | ast.List):
-            several = [self._read(each) for each in node.elts]
-            return lambda words: [each(words) for each in several]
+            items = [self._read(element) for element in node.elts]
+            return lambda words: [item(words) for item in items]
         if isinstance(node, ast.BoolOp):
-            parts = [self._read(each) for each in node.values]
+            parts = [self._read(part) for part in node.values]
             joined = any if isinstance(node.op, ast.Or) else all
             return lambda words: joined(part(words) for part in parts)
-        if isinstance(node, ast.UnaryOp) and type(node.op) in _ONE:
-            one, inner = _ONE[type(node.op)], self._read(node.operand)
-            return lambda words: one(inner(words))
-        if isinstance(node, ast.BinOp) and type(node.op) in _TWO:
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+            function, operand = _UNARY[type(node.op)], self._read(node.operand)
+            return lambda words: function(operand(words))
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             return self._read_binary(type(node.op), self._read(node.left), self._read(node.right))
-        if isinstance(node, ast.Compare) and all(type(each) in _TWO for each in node.ops):
-            sides = [self._read(each) for each in (node.left, *node.comparators)]
-            kinds = [_TWO[type(each)] for each in node.ops]
+        if isinstance(node, ast.Compare) and all(type(comparison) in _BINARY for comparison in node.ops):
+            sides = [self._read(side) for side in (node.left, *node.comparators)]
+            functions = [_BINARY[type(comparison)] for comparison in node.ops]
 
             def value(words: Facts) -> bool:
                 values = [side(words) for side in sides]
-                return all(two(values[at], values[at + 1]) for at, two in enumerate(kinds))
+                return all(compare(values[index], values[index + 1]) for index, compare in enumerate(functions))
 
             return value
         kind = type(node).__name__.lower()
         raise FormatError(f"where = {self.text!r}: {kind} is not allowed; expected {EXPECTED}")
 
     def _read_binary(self, kind: type[ast.AST], left: Value, right: Value) -> Value:
-        two = _TWO[kind]
+        function = _BINARY[kind]
 
         def value(words: Facts) -> object:
             first, second = left(words), right(words)
             if kind in _NUMBERS_ALONE and not all(isinstance(side, int | float) for side in (first, second)):
                 raise TypeError("text can only be compared")
-            return two(first, second)
+            return function(first, second)
 
         return value

@@ -41,21 +41,21 @@ def looks_like(head: str) -> bool:
 def read(source: Source) -> CollectiveSweep:
     """Return the first table of the log; a warning counts those that follow it."""
     lines = enumerate(source.each_line(errors="replace"), 1)
-    before: list[str] = []
+    lines_before: list[str] = []
     for number, header in lines:
         text = _strip_tag(header)
         if HEADER.match(text):
             start = number
             break
         if USED_LINES.search(text):
-            before.append(text)
+            lines_before.append(text)
     else:
         raise FormatError("has no table; expected a header line with size, count, time, algbw and busbw", source.path)
     table = _SweepTable(text, source, is_tagged=TAG.match(header) is not None)
     table.read(lines)
     if not table.rows:
         raise FormatError("has a table header but no rows; expected sizes and times", source.path, start)
-    return table.sweep(before)
+    return table.sweep(lines_before)
 
 
 def _strip_tag(line: str) -> str:
@@ -74,7 +74,7 @@ class _SweepTable:
         self.rows: list[SweepRow] = []
         # The fields of the largest size: its bandwidths have the most digits.
         self._largest: list[str] = []
-        self._after: list[str] = []
+        self._lines_after: list[str] = []
         self._others = 0  # tables that follow
 
     def read(self, lines: Iterable[tuple[int, str]]) -> None:
@@ -85,7 +85,7 @@ class _SweepTable:
                 text = _strip_tag(line)
                 self._others += HEADER.match(text) is not None
                 if USED_LINES.search(text):
-                    self._after.append(text)
+                    self._lines_after.append(text)
                 continue
             if self._others:
                 continue
@@ -104,21 +104,21 @@ class _SweepTable:
             if row.size_bytes > largest:
                 largest, self._largest = row.size_bytes, fields
         if self._others:
-            self._after = []
+            self._lines_after = []
 
     def _value(self, column: str) -> str:
         """Return a field of the largest size; nothing where the table lacks its column."""
         return self._largest[self._columns.index(column)] if column in self._columns else ""
 
-    def sweep(self, before: list[str]) -> CollectiveSweep:
+    def sweep(self, lines_before: list[str]) -> CollectiveSweep:
         warnings: list[str] = []
-        shape = _first_match(SHAPE, before)
-        ranks, nodes, device = _participants(before, shape, warnings)
-        kind = self._kind([*before, *self._after], ranks, warnings)
+        shape = _first_match(SHAPE, lines_before)
+        ranks, nodes, device = _participants(lines_before, shape, warnings)
+        kind = self._kind([*lines_before, *self._lines_after], ranks, warnings)
         type_name = self._value("type")
         if self._others:
             warnings.append(f"{self._others} more tables follow the first; only the first is read")
-        if wrong := _first_match(WRONG, self._after):
+        if wrong := _first_match(WRONG, self._lines_after):
             warnings.append(f"the test found {wrong[1]} wrong values")
         return CollectiveSweep(
             kind=kind,

@@ -76,7 +76,7 @@ def read(source: Source) -> RunLog:
     is_separate: BoolArray = np.diff(headers, prepend=-2) > 1
     signatures = _learn_signatures(scan, headers, is_separate)
     report_of = np.full(len(scan.sign), NO_REPORT, dtype=np.int64)
-    taken = np.zeros(len(scan.sign), dtype=bool)
+    is_attributed = np.zeros(len(scan.sign), dtype=bool)
     for stage, signature in signatures.items():
         starts = headers[is_separate & (scan.stages == stage)]
         starts = starts[starts + len(signature) < len(scan.sign)]
@@ -84,10 +84,10 @@ def read(source: Source) -> RunLog:
         complete = (scan.sign[places] == np.array(signature)).all(axis=1)
         starts, places = starts[complete], places[complete]
         report_of[places] = scan.header_of[starts][:, None]
-        taken[places] = True
-        taken[starts] = True
-    warnings = [f"{count} damaged {name} left out" for name, count in scan.damaged().items()]
-    ambiguous, orphans = _attribute_glued(scan, signatures, report_of, np.flatnonzero(~taken))
+        is_attributed[places] = True
+        is_attributed[starts] = True
+    warnings = [f"{count} damaged {name} left out" for name, count in scan.count_damaged().items()]
+    ambiguous, orphans = _attribute_glued(scan, signatures, report_of, np.flatnonzero(~is_attributed))
     if orphans:
         warnings.append(f"{orphans} layer records belong to no report and are left out")
     if ambiguous:
@@ -175,7 +175,7 @@ class _LogScan:
         for name, mark in BEGINNINGS.items():
             self._begun[name] += text.count(mark)
 
-    def damaged(self) -> dict[str, int]:
+    def count_damaged(self) -> dict[str, int]:
         """Count the prints that were begun but are incomplete."""
         records = len(self._sign) - len(self._ranks)
         complete = {"reports": len(self._ranks), "layer records": records, "batch lines": len(self.batches)}

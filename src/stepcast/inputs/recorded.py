@@ -44,9 +44,9 @@ def read_logs(folder: str) -> list[CollectiveLog]:
     """Return the logs of the flight recorder and of NCCL's Inspector, where the recorded *folder* holds them."""
     logs = []
     for name, read in ((FLIGHT, read_run_flight_recorder), (INSPECTOR, read_run_inspector)):
-        inside = os.path.join(folder, name)
-        if files := sorted(os.listdir(inside)) if os.path.isdir(inside) else []:
-            logs.append(read([Source(os.path.join(inside, file)) for file in files]))
+        logs_folder = os.path.join(folder, name)
+        if files := sorted(os.listdir(logs_folder)) if os.path.isdir(logs_folder) else []:
+            logs.append(read([Source(os.path.join(logs_folder, file)) for file in files]))
     return logs
 
 
@@ -56,10 +56,10 @@ def _read_rank(path: str) -> FactDict:
     skip, steps = file.window
     # Times by the wall clock, from the second step on. Step number skip + 1 warms the profiler up.
     steps_s = [after - before for before, after in pairwise(file.step_ends_s)]
-    inside = [step_s for index, step_s in enumerate(steps_s) if index in range(skip, skip + steps)]
-    near = range(skip - 2, skip + steps + 1)  # with those that start and warm up the profiler
-    outside = [step_s for index, step_s in enumerate(steps_s) if index not in near]
-    window_s = statistics.mean(inside) if inside else None
+    profiled_s = [step_s for index, step_s in enumerate(steps_s) if index in range(skip, skip + steps)]
+    profiled = range(skip - 2, skip + steps + 1)  # with those that start and warm up the profiler
+    outside = [step_s for index, step_s in enumerate(steps_s) if index not in profiled]
+    window_s = statistics.mean(profiled_s) if profiled_s else None
     outside_s = statistics.median(outside or steps_s or [0.0])
     return {
         "rank": file.rank,

@@ -35,7 +35,7 @@ class FormatError(ValueError):
         place = ":".join(str(part) for part in (self.path, self.line) if part)
         return f"{place}: {self.message}" if place else self.message
 
-    def at(self, path: str) -> "FormatError":
+    def in_file(self, path: str) -> "FormatError":
         """Return the same error with the file named, unless it already names one."""
         return FormatError(self.message, self.path or path, self.line)
 
@@ -125,7 +125,7 @@ class Source:
     def head_bytes(self) -> bytes:
         """Return the first bytes, for recognising the format; as many as a damaged gzip gives."""
         damage: list[str] = []
-        head = next(self.salvaged_chunks(damage, HEAD_BYTES), b"")
+        head = next(self.salvage_chunks(damage, HEAD_BYTES), b"")
         if damage and not head:
             raise FormatError(damage[0], self.path)
         return head
@@ -153,11 +153,11 @@ class Source:
     def chunks(self) -> Iterator[bytes]:
         """Yield the decompressed bytes, piece by piece."""
         damage: list[str] = []
-        yield from self.salvaged_chunks(damage)
+        yield from self.salvage_chunks(damage)
         if damage:
             raise FormatError(damage[0], self.path)
 
-    def salvaged_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    def salvage_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Yield chunks; where a gzip file is cut off or damaged, what comes before, and note the *damage*."""
         with self._translate_errors(), self._open_raw() as raw:
             packed = raw.read(chunk_bytes)
@@ -200,14 +200,14 @@ class Source:
     def raw(self, limit: Limit) -> bytes:
         """Return all decompressed bytes up to *limit*, as they are."""
         self._check_size(limit)
-        return b"".join(self._limited(self.chunks(), limit))
+        return b"".join(self._enforce_limit(self.chunks(), limit))
 
     def _check_size(self, limit: Limit) -> None:
         """Refuse a file that is too large before it is read."""
         if self._data is None and os.path.isfile(self.path) and os.path.getsize(self.path) > limit.most:
             raise FormatError(limit.message, self.path)
 
-    def _limited(self, pieces: Iterator[Piece], limit: Limit) -> Iterator[Piece]:
+    def _enforce_limit(self, pieces: Iterator[Piece], limit: Limit) -> Iterator[Piece]:
         read = 0
         for piece in pieces:
             read += len(piece)
@@ -249,7 +249,7 @@ class Source:
     def text(self, limit: Limit, errors: str = "strict") -> str:
         """Return all text up to *limit*, with plain line feeds."""
         self._check_size(limit)
-        return "".join(self._limited(self.slabs(errors, limit), limit))
+        return "".join(self._enforce_limit(self.slabs(errors, limit), limit))
 
     def each_line(self, errors: str = "strict") -> Iterator[str]:
         """Yield the lines without their ends; a final line end adds no empty line."""

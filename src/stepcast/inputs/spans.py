@@ -118,9 +118,9 @@ def _protobuf_spans(data: bytes) -> Spans:
             for span in bytes_in(scope, 2):
                 # Times are fixed64: eight bytes.
                 start, end = (int.from_bytes(next(bytes_in(span, number), b""), "little") for number in (7, 8))
-                own = dict(_pair(pair) for pair in bytes_in(span, 9))
+                attributes = dict(_pair(pair) for pair in bytes_in(span, 9))
                 name = next(bytes_in(span, 5), b"").decode(errors="replace")
-                yield {**shared, **own}, name, start, end
+                yield {**shared, **attributes}, name, start, end
 
 
 def _pair(data: bytes) -> tuple[str, object]:

@@ -197,7 +197,9 @@ def read(source: Source, variant: str) -> StepLog:
         slow = sorted(
             (score for score in scores.values() if 0 < score.score < SLOW_SCORE), key=lambda score: score.score
         )
-        facts["stragglers"] = [{"rank": each.rank, "node": each.node, "factor": 1 / each.score} for each in slow]
+        facts["stragglers"] = [
+            {"rank": slow_rank.rank, "node": slow_rank.node, "factor": 1 / slow_rank.score} for slow_rank in slow
+        ]
     if program == "Megatron-LM":
         facts |= {"iterations": lines.total, "memory_bytes_by_rank": {k: v for k, v in lines.peaks.items() if v}}
     peaks = [step.memory_bytes for step in steps if step.memory_bytes is not None] + [*lines.peaks.values()]

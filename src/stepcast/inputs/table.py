@@ -82,7 +82,7 @@ def read_sources(sources: Sequence[Source], entry: Format) -> Any:
         with _collector_paused():
             return entry.function("read_run")(sources) if entry.joins else entry.function("read")(sources[0])
     except FormatError as error:
-        raise error.at(sources[0].path) from None
+        raise error.in_file(sources[0].path) from None
     except RecursionError:
         raise FormatError("is nested too deeply", sources[0].path) from None
     except (ValueError, ArithmeticError) as error:  # a check that a document makes of itself, or a number too large
@@ -139,10 +139,11 @@ def read_as_one(sources: Sequence[Source], format_name: str | None = None) -> tu
     """Return the format and the one document of *sources*; several files are the ranks of one run."""
     entry = format_named(format_name) if format_name else recognise(sources[0])
     for source in sources[1:]:
-        other = entry if format_name else recognise(source)
-        if other is not entry:
+        source_format = entry if format_name else recognise(source)
+        if source_format is not entry:
             raise FormatError(
-                f"is {other.name}, but {sources[0].path} is {entry.name}; name the files of one run alone", source.path
+                f"is {source_format.name}, but {sources[0].path} is {entry.name}; name the files of one run alone",
+                source.path,
             )
     if len(sources) > 1 and not entry.joins:
         raise FormatError(f"{entry.name} files are read one at a time; give one of them", sources[1].path)

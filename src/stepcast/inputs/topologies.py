@@ -72,7 +72,7 @@ class _NcclDump:
                 self.links.append((len(self.gpus) - 1, target, kind, int(count)))
             case "net":
                 rate = _parse_number(attributes.get("speed", "0")) * MEGABIT
-                host = self._inside("cpu").get("host_hash", "")
+                host = self._open_attributes("cpu").get("host_hash", "")
                 if rate > 0:
                     key = (host, attributes.get("name", ""), attributes.get("port", ""))
                     self.nets[key] = (rate, attributes.get("gdr", "0") == "1")
@@ -80,12 +80,12 @@ class _NcclDump:
     def end(self, name: str) -> None:
         self.open.pop()
 
-    def _inside(self, tag: str) -> dict[str, str]:
+    def _open_attributes(self, tag: str) -> dict[str, str]:
         """Return the attributes of the nearest open element called *tag*."""
         return next((attributes for name, attributes in reversed(self.open) if name == tag), {})
 
     def _add_gpu(self, attributes: dict[str, str]) -> None:
-        device, cpu = self._inside("pci"), self._inside("cpu")
+        device, cpu = self._open_attributes("pci"), self._open_attributes("cpu")
         host = cpu.get("host_hash", "")
         self.hosts[host] += 1
         self.sockets.add((host, cpu.get("numaid", "")))
@@ -284,18 +284,18 @@ def read_slurm(source: Source) -> Wiring:
 
 def _slurm_lines(source: Source) -> Iterator[tuple[int, str]]:
     """Yield lines without comments, continued ones joined, with the number of their first."""
-    held, first = "", 0
+    text_before, first = "", 0
     for number, line in enumerate(source.text(RESULT).split("\n"), 1):
         text = line.partition("#")[0].rstrip()
         first = first or number
         if text.endswith("\\"):
-            held += text[:-1] + " "
+            text_before += text[:-1] + " "
             continue
-        if (held + text).strip():
-            yield first, held + text
-        held, first = "", 0
-    if held.strip():
-        yield first, held
+        if (text_before + text).strip():
+            yield first, text_before + text
+        text_before, first = "", 0
+    if text_before.strip():
+        yield first, text_before
 
 
 def expand_hostlist(expression: str, line: int | None = None) -> list[str]:
@@ -458,13 +458,13 @@ def read_simai(source: Source) -> Wiring:
                 raise FormatError("expected a link: source, target, rate in Gbps, delay", source.path, number)
             continue
         source_node, target, rate = int(match[1]), int(match[2]), float(match[3]) * GB / 8
-        gpu, other = min(source_node, target), max(source_node, target)
-        if gpu < count <= other < count + nvswitches:
+        gpu, neighbour = min(source_node, target), max(source_node, target)
+        if gpu < count <= neighbour < count + nvswitches:
             up[rate] += 1
-        elif gpu < count <= other:
+        elif gpu < count <= neighbour:
             out.setdefault(gpu, []).append(rate)
     nics = sum(map(len, out.values())) / (count // gpus)
-    rates = Counter(rate for each in out.values() for rate in each)
+    rates = Counter(rate for gpu_rates in out.values() for rate in gpu_rates)
     return Wiring(
         "SimAI",
         gpu=SIMAI_GPUS.get(head[5].lower()),

@@ -139,7 +139,7 @@ def _model_of_file(path: Path) -> Model:
     try:
         return read(Source(path))
     except FormatError as error:
-        raise error.at(str(path)) from None
+        raise error.in_file(str(path)) from None
 
 
 def _explain_unknown(text: str) -> str:

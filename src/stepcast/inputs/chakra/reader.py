@@ -98,8 +98,8 @@ def _transfer_ranks(nodes: ChakraTrace) -> tuple[int, int]:
     """Return the highest rank that messages name (-1: none), and the shortest distance they go (0: none)."""
     highest, distances = -1, []
     for content in (content for content in nodes.contents if content.type in TRANSFERS):
-        named = (content.attributes.get(name) for name in ("comm_src", "comm_dst"))
-        ends = [end for end in named if type(end) is int and 0 <= end < MOST_RANK]
+        peers = (content.attributes.get(name) for name in ("comm_src", "comm_dst"))
+        ends = [end for end in peers if type(end) is int and 0 <= end < MOST_RANK]
         highest = max([highest, *ends])
         if len(set(ends)) == 2:
             distances.append(abs(ends[1] - ends[0]))
@@ -341,7 +341,7 @@ class _LayerReader:
                 position = position_of[node]
                 (op,) = layers[position].forward
                 name = f"node {nodes.ids[node]}" if node in awaited else op.name
-                after = tuple(f"node {nodes.ids[other]}" for other in after_of.get(node, ()))
+                after = tuple(f"node {nodes.ids[predecessor]}" for predecessor in after_of.get(node, ()))
                 layers[position] = replace(layers[position], forward=(replace(op, name=name, after=after),))
         return tuple(layers)
 

@@ -36,8 +36,8 @@ Build = Callable[..., Any]
 
 def _record_type(described: type, changed: Mapping[str, object], **first: object) -> type[Any]:
     """Return a struct type with the fields *first*, then those of a dataclass; *changed* replaces the types of some."""
-    own = ((each.name, changed.get(each.name, each.type), each.default) for each in fields(described))
-    every = [field[:2] if field[2] is MISSING else field for field in own]
+    record_fields = ((field.name, changed.get(field.name, field.type), field.default) for field in fields(described))
+    every = [field[:2] if field[2] is MISSING else field for field in record_fields]
     name = f"{described.__name__}Record"
     return msgspec.defstruct(name, [*first.items(), *every], frozen=True, omit_defaults=True)
 
@@ -154,7 +154,7 @@ def write_head(record: bytes, rank: int, nodes: bytes) -> bytes:
         attribute(CHECKSUM, AttributeKind.UINT32, zlib.crc32(nodes)),
         attribute(RECORD, AttributeKind.BYTES, record),
     )
-    body = b"".join(bytes_field(2, each) for each in attributes)
+    body = b"".join(bytes_field(2, content) for content in attributes)
     return delimited(bytes_field(1, SCHEMA_VERSION.encode()) + body)
 
 

@@ -44,12 +44,12 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     return keys.config("deepspeed", DEEPSPEED, options)
 
 
-def _overlap(stage: int, asked: bool | None) -> str:
+def _overlap(stage: int, overlap_comm: bool | None) -> str:
     """Return what communication overlaps: gathers of ZeRO-3 use a stream of their own where reductions do.
 
     overlap_comm is on for stage 3 unless it is set (deepspeed/runtime/zero/config.py, overlap_comm_valid).
     """
-    if not (stage == 3 if asked is None else asked):
+    if not (stage == 3 if overlap_comm is None else overlap_comm):
         return "none"
     return "gradients,parameters" if stage == 3 else "gradients"
 
@@ -90,8 +90,12 @@ PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32", "false
 
 def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     values = flat(table)
-    inside = {name: values.pop(name) for name in [*values] if name.startswith(f"{FILE}.")}
-    inner = read_deepspeed({name.removeprefix(f"{FILE}."): value for name, value in inside.items()}) if inside else None
+    file_values = {name: values.pop(name) for name in [*values] if name.startswith(f"{FILE}.")}
+    inner = (
+        read_deepspeed({name.removeprefix(f"{FILE}."): value for name, value in file_values.items()})
+        if file_values
+        else None
+    )
     keys = Keys(values, "accelerate")
     kind = keys.text("distributed_type").upper()
     options, machines = keys.options(), keys.number("num_machines") or 1
@@ -147,8 +151,8 @@ def _deepspeed_stage(keys: Keys) -> int:
 
 def stage_by_name(keys: Keys, path: str) -> int:
     """Return the stage that the name of a DeepSpeed file carries; 3 if it has none."""
-    found = STAGE.search(os.path.basename(path))
-    stage = int(found[1] or found[2]) if found else 3
+    match = STAGE.search(os.path.basename(path))
+    stage = int(match[1] or match[2]) if match else 3
     keys.assume(f"{path}: no such file here, taken for ZeRO-{stage} by its name (--sharding, --offload)")
     return stage
 
@@ -158,8 +162,8 @@ def guess_accelerate(path: str) -> dict[str, object]:
     name = os.path.basename(path).lower()
     if "fsdp" in name:
         return {"distributed_type": "FSDP"}
-    if found := re.search(r"zero[_-]?([1-3])", name):
-        return {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(found[1])}}
+    if match := re.search(r"zero[_-]?([1-3])", name):
+        return {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(match[1])}}
     return {"distributed_type": "MULTI_GPU"} if "multi_gpu" in name else {}
 
 

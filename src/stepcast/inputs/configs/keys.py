@@ -274,7 +274,7 @@ class Keys:
         for name in self.values:
             part, text = self._place(name)
             lists[part][name] = text
-        names: FactDict = {part: found if part in EXPLAINED else tuple(found) for part, found in lists.items()}
+        names: FactDict = {part: texts if part in EXPLAINED else tuple(texts) for part, texts in lists.items()}
         return RunConfig(format_name, framework, sizes or {}, model, options, **names, assumed=tuple(self._assumed))
 
     def _place(self, name: str) -> tuple[str, str]:

@@ -183,8 +183,8 @@ def read_sizes(keys: Keys) -> FactDict:
         if any(value is not None for value in ranks.values()):
             sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
     zeros = ("mla_query_rank", "moe_dense_layers")
-    given = {name: value for name, value in sizes.items() if value or (name in zeros and value == 0)}
-    return {**given, **_read_parts(keys, is_latent or False)}
+    set_values = {name: value for name, value in sizes.items() if value or (name in zeros and value == 0)}
+    return {**set_values, **_read_parts(keys, is_latent or False)}
 
 
 def _layer_digits(keys: Keys, name: str, layers: int | None, repeat: Callable[[int], str]) -> str:
@@ -259,8 +259,8 @@ def _read_parts(keys: Keys, is_latent: bool) -> FactDict:
     if not is_latent:
         parts["position"] = POSITIONS.get(position, "rotary") if position else None
         parts["qk_norm"] = "head" if has_qk_norm else "plain" if has_plain_norm else None
-    given = {name: value for name, value in parts.items() if value is not None}
-    return {name: int(value) if isinstance(value, bool) else value for name, value in given.items()}
+    set_values = {name: value for name, value in parts.items() if value is not None}
+    return {name: int(value) if isinstance(value, bool) else value for name, value in set_values.items()}
 
 
 def read_options(keys: Keys, sizes: Facts) -> Options:
@@ -293,7 +293,7 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
         dispatcher=_dispatcher(keys, has_experts),
         loss=_loss(keys),
         bf16_final_layers=_wide_layers(keys),
-        deferred_gradients=_deferred(keys, pp),
+        deferred_gradients=_deferred_gradients(keys, pp),
         bucket_mb=_bucket_mb(keys),
         offload=_offload(keys),
         execution=_execution(keys, has_experts),
@@ -303,17 +303,17 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
 
 
 def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
-    given = keys.number("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
+    chunks = keys.number("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
     per_chunk = keys.number("num-layers-per-virtual-pipeline-stage")
-    if pp == 1 or given or not (per_chunk and layers):
-        return given if pp > 1 else None
-    counted = layers + sum(bool(keys.flag(name)) for name in COUNTED_AS_LAYERS)
-    if counted % (pp * per_chunk):
+    if pp == 1 or chunks or not (per_chunk and layers):
+        return chunks if pp > 1 else None
+    counted_layers = layers + sum(bool(keys.flag(name)) for name in COUNTED_AS_LAYERS)
+    if counted_layers % (pp * per_chunk):
         raise FormatError(
-            f"{counted} layers are not a multiple of {pp} pipeline stages times {per_chunk} of a virtual one "
+            f"{counted_layers} layers are not a multiple of {pp} pipeline stages times {per_chunk} of a virtual one "
             "(Megatron-LM refuses it too)"
         )
-    return counted // pp // per_chunk
+    return counted_layers // pp // per_chunk
 
 
 def _precision(keys: Keys) -> str | None:
@@ -457,7 +457,7 @@ def _recompute(keys: Keys) -> str | None:
 
 
 def _overlap(keys: Keys, tp: int, pp: int) -> str:
-    asked = {
+    flags = {
         "gradients": keys.flag("overlap-grad-reduce", "overlap-grad-sync"),
         "parameters": keys.flag("overlap-param-gather", "overlap-param-sync", "use-torch-fsdp2"),
         "tensor": keys.flag("tp-comm-overlap", "ub-tp-comm-overlap") and tp > 1,
@@ -468,7 +468,7 @@ def _overlap(keys: Keys, tp: int, pp: int) -> str:
         and pp > 1,
         "experts": keys.flag("overlap-moe-expert-parallel-comm"),
     }
-    return ",".join(name for name, on in asked.items() if on) or "none"
+    return ",".join(name for name, on in flags.items() if on) or "none"
 
 
 def _gradients(keys: Keys) -> str | None:
@@ -517,7 +517,7 @@ def _wide_layers(keys: Keys) -> int | None:
     return 1 if last is None else last
 
 
-def _deferred(keys: Keys, pp: int) -> int | None:
+def _deferred_gradients(keys: Keys, pp: int) -> int | None:
     on, limit = keys.flag("defer-embedding-wgrad-compute"), keys.number("wgrad-deferral-limit")
     if not on or pp == 1:
         keys.report_without_effect("defer-embedding-wgrad-compute", "wgrad-deferral-limit")

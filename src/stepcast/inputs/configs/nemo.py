@@ -37,9 +37,9 @@ def read(table: Mapping[str, object]) -> RunConfig:
     if (bucket_mb := keys.share("optim.bucket_cap_mb")) is not None:
         options["bucket-mb"] = bucket_mb
     if is_bridge:  # a file that overrides a recipe leaves the rest to it
-        named = ("use-distributed-optimizer", "data-parallel-sharding-strategy")
+        sharding_keys = ("use-distributed-optimizer", "data-parallel-sharding-strategy")
         switches = ("use-megatron-fsdp", "use-torch-fsdp2", "fsdp")
-        if not any(name in keys for name in named) and not any(keys.flag(name) for name in switches):
+        if not any(name in keys for name in sharding_keys) and not any(keys.flag(name) for name in switches):
             options.pop("sharding", None)
         overlaps = ("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap", "overlap-grad-sync")
         if not any(name in keys for name in overlaps):

@@ -47,7 +47,7 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
         from stepcast.inputs.captured import refuse_captured
 
         refuse_captured(source)
-        raise error.at(path) from None
+        raise error.in_file(path) from None
 
 
 def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
@@ -107,13 +107,13 @@ def _add_files(table: Table, folder: str | None, depth: int = 0) -> Table:
         elif name in INNER_FILES and isinstance(value, str) and (words := value.split()):
             # On a command line other words may follow.
             files = [place for file in (value, words[0]) for place in (file, os.path.join(folder, file))]
-            found = next((file for file in files if file.endswith(INNER_ENDINGS) and os.path.isfile(file)), None)
-            if found is not None:
+            inner_path = next((file for file in files if file.endswith(INNER_ENDINGS) and os.path.isfile(file)), None)
+            if inner_path is not None:
                 try:
-                    inner = _parse_table(Source(found).text(DESCRIPTION), found)
+                    inner = _parse_table(Source(inner_path).text(DESCRIPTION), inner_path)
                 except FormatError as error:
-                    raise error.at(found) from None
-                filled[name] = _add_files(inner, os.path.dirname(found), depth + 1)
+                    raise error.in_file(inner_path) from None
+                filled[name] = _add_files(inner, os.path.dirname(inner_path), depth + 1)
     return filled
 
 

@@ -73,7 +73,7 @@ def read_rl_config(path: str | os.PathLike[str], gpus: int | None = None) -> RlC
     try:
         return read_rl_text(Source(path).text(DESCRIPTION), path, gpus)
     except FormatError as error:
-        raise error.at(path) from None
+        raise error.in_file(path) from None
 
 
 def read_rl_text(text: str, path: str = "", gpus: int | None = None) -> RlConfig:
@@ -123,12 +123,12 @@ def _finish_nemo(keys: _RlKeys, choices: dict[str, object]) -> None:
         choices.pop("max_response", None)
     if keys.flag("policy.dtensor_cfg.enabled"):
         choices |= {"framework": "pytorch-fsdp", "sharding": "fsdp"}
-    own = keys.number("policy.generation.colocated.resources.num_nodes")
-    held = keys.number("policy.generation.colocated.resources.gpus_per_node") or per_node
+    rollout_nodes = keys.number("policy.generation.colocated.resources.num_nodes")
+    gpus_per_node = keys.number("policy.generation.colocated.resources.gpus_per_node") or per_node
     colocated = keys.raw("policy.generation.colocated.enabled")
     asynchronous = keys.flag("grpo.async_grpo.enabled")
     if str(colocated).lower() == "false":
-        rollout, mode = held * (own or 1), "async" if asynchronous else "split"
+        rollout, mode = gpus_per_node * (rollout_nodes or 1), "async" if asynchronous else "split"
         choices |= {"mode": mode, "rollout_gpus": rollout, "gpus": per_node * nodes - rollout}
     else:
         choices |= {"mode": "colocated", "gpus": per_node * nodes}
@@ -146,8 +146,8 @@ def _finish_verl(keys: _RlKeys, choices: dict[str, object]) -> None:
     per_node = keys.number("trainer.n_gpus_per_node") or 8
     choices["gpus"] = per_node * (keys.number("trainer.nnodes") or 1)
     if rollout_nodes := keys.number("rollout.nnodes"):
-        held = keys.number("rollout.n_gpus_per_node") or per_node
-        choices |= {"mode": "async", "rollout_gpus": rollout_nodes * held, "staleness": 1}
+        gpus_per_node = keys.number("rollout.n_gpus_per_node") or per_node
+        choices |= {"mode": "async", "rollout_gpus": rollout_nodes * gpus_per_node, "staleness": 1}
     penalties = [keys.flag(name) for name in (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")]
     choices["reference"] = any(penalties)
     share = choices.pop("staleness_share", None)
@@ -176,7 +176,7 @@ def _finish_openrlhf(keys: _RlKeys, choices: dict[str, object]) -> None:
 
 def _finish_trl(keys: _RlKeys, choices: dict[str, object]) -> None:
     gpus = keys.number(PROCESSES)
-    each = keys.number("per_device_train_batch_size") or 8
+    batch = keys.number("per_device_train_batch_size") or 8
     accumulated = keys.number("gradient_accumulation_steps") or 1
     choices |= {"reference": (keys.share("beta") or 0.0) > 0, "algorithm": "grpo"}
     # The defaults of GRPOConfig.
@@ -187,9 +187,9 @@ def _finish_trl(keys: _RlKeys, choices: dict[str, object]) -> None:
     if str(keys.raw("vllm_mode")) == "server":
         choices["mode"] = "split"
     if gpus:
-        choices |= {"gpus": gpus, "train_batch": each * accumulated * gpus}
+        choices |= {"gpus": gpus, "train_batch": batch * accumulated * gpus}
         responses = keys.number("generation_batch_size")
-        responses = responses or each * (keys.number("steps_per_generation") or accumulated) * gpus
+        responses = responses or batch * (keys.number("steps_per_generation") or accumulated) * gpus
         choices["prompts"] = max(responses // max(group, 1), 1)
 
 

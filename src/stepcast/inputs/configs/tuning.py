@@ -41,8 +41,8 @@ TRAINERS = {kind.lower(): re.compile(rf"{kind}(Config|Trainer)") for kind in ("S
 
 def find_tool(table: Mapping[str, object]) -> str:
     """Return the tool that a table of keys is for, or nothing."""
-    inside = [key for key, value in table.items() if isinstance(value, Mapping) and "_component_" in value]
-    names = {*table, *(f"{key}._component_" for key in inside)}
+    components = [key for key, value in table.items() if isinstance(value, Mapping) and "_component_" in value]
+    names = {*table, *(f"{key}._component_" for key in components)}
     tables = {tool: known_keys(tool).table for tool in TOOLS}
     tool = next((tool for tool, known in tables.items() if names & {*known.get("marks", "").split()}), "")
     return "" if tool and names & {*tables[tool].get("not_with", "").split()} else tool
@@ -115,8 +115,8 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     known = keys.known.table
     keys.raw(*known["keys"])  # also where another key decides what one means
     for name in guesses:
-        meant = inner[name].options["sharding"]
-        keys.assume(f"{paths[name]}: no such file here, taken for sharding {meant} by its name (--sharding)")
+        sharding_word = inner[name].options["sharding"]
+        keys.assume(f"{paths[name]}: no such file here, taken for sharding {sharding_word} by its name (--sharding)")
     adapters, sharding = _read_adapters(keys), _read_sharding(keys)
     for part in inner.values():
         sharding |= part.options
@@ -262,23 +262,23 @@ def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
 
 def _read_targets(keys: Keys) -> str | None:
     """Return the modules with adapters, or None for all linear layers."""
-    asked = keys.raw("lora_targets")
-    words = asked if isinstance(asked, list | tuple | set) else re.split(r"[\s,]+", str(asked or ""))
+    targets = keys.raw("lora_targets")
+    words = targets if isinstance(targets, list | tuple | set) else re.split(r"[\s,]+", str(targets or ""))
     modules = [str(module) for module in words if module]
     mlp = keys.flag("lora_mlp")
     if mlp is not None:
         modules = [module.replace("output_proj", "o_proj") for module in modules] + (["mlp"] if mlp else [])
     if keys.flag("lora_all") or any(module in ("all", "all-linear") for module in modules):
         return None
-    kept = [module for module in modules if module not in ("lm_head", "embed_tokens")]
-    if kept != modules:
+    predicted = [module for module in modules if module not in ("lm_head", "embed_tokens")]
+    if predicted != modules:
         why = "adapters of embeddings and of the output projection are not predicted"
         keys.report(why, "lora_targets")
     if modules:
-        return ",".join(kept) or None
-    usual = "" if keys.flag("unsloth") else keys.known.table.get("lora_targets", "")
-    keys.assume(f"adapters on {usual or 'all linear'} layers (--lora-targets)")
-    return usual.replace(" and ", ",") or None
+        return ",".join(predicted) or None
+    default = "" if keys.flag("unsloth") else keys.known.table.get("lora_targets", "")
+    keys.assume(f"adapters on {default or 'all linear'} layers (--lora-targets)")
+    return default.replace(" and ", ",") or None
 
 
 def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
@@ -291,8 +291,8 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
         is_named = "offload" in path.lower() and "no_offload" not in path.lower()
         offload = "optimizer" if is_named or keys.flag("offload") else None
         return given_options(sharding=f"zero-{stage}" if stage else "none", offload=offload)
-    asked = keys.raw("fsdp")
-    words = " ".join(map(str, asked)) if isinstance(asked, list) else str(asked or "")
+    fsdp = keys.raw("fsdp")
+    words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     strategy = keys.word("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy")
     version = keys.number("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
     if words.lower() in ("", "none", "false") and not strategy and version is None and not keys.count("shard"):
@@ -345,11 +345,11 @@ def _read_precision(keys: Keys, adapters: Options, is_sharded: bool, inside: str
 
 
 def _read_checkpointing(keys: Keys) -> str | None:
-    asked = keys.flag("checkpointing")
+    checkpointing = keys.flag("checkpointing")
     if keys.known.table.get("checkpoints"):
         return "none" if keys.flag("no_checkpointing") else "full"
     activations = keys.flag("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
-    return None if asked is None and activations is None else "full" if asked or activations else "none"
+    return None if checkpointing is None and activations is None else "full" if checkpointing or activations else "none"
 
 
 def _read_task(keys: Keys, task: str) -> str | None:

@@ -30,7 +30,7 @@ Kind = TypeVar("Kind")
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """Return a value for a message: on one line and short."""
     if isinstance(value, list):
         return "a list"
@@ -66,7 +66,7 @@ class ConfigTable:
         if isinstance(value, float) and math.isfinite(value) and value.is_integer():
             value = int(value)
         if type(value) is not int or not least <= value < 2**62:
-            raise FormatError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+            raise FormatError(f"{name} must be a whole number of at least {least}, not {quote_value(value)}")
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -74,13 +74,13 @@ class ConfigTable:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
-            raise FormatError(f"{name} must be a number, zero or more, not {shown(value)}")
+            raise FormatError(f"{name} must be a number, zero or more, not {quote_value(value)}")
         return float(value)
 
     def _value(self, names: Sequence[str], kind: type[Kind], default: Kind) -> Kind:
         name, value = self.find(*names)
         if value is not None and not isinstance(value, kind):
-            raise FormatError(f"{name} must be {KIND_WORDS[kind]}, not {shown(value)}")
+            raise FormatError(f"{name} must be {KIND_WORDS[kind]}, not {quote_value(value)}")
         return default if value is None else value
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -99,7 +99,7 @@ class ConfigTable:
     def activation(self, *names: str, default: str) -> Activation:
         word = self.word(*names, default=default)
         if word not in ACTIVATIONS:
-            raise FormatError(f"unknown activation {shown(word)}; known: {', '.join(ACTIVATIONS)}")
+            raise FormatError(f"unknown activation {quote_value(word)}; known: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[word]
 
     def share(self, name: str, default: float) -> float:
@@ -127,7 +127,7 @@ class ConfigTable:
             raise FormatError(f"layer_types has {len(types)} entries for {layers} layers")
         unknown = [kind for kind in types if not isinstance(kind, str) or kind not in known]
         if unknown:
-            raise FormatError(f"unknown layer type {shown(unknown[0])}; known: {', '.join(known)}")
+            raise FormatError(f"unknown layer type {quote_value(unknown[0])}; known: {', '.join(known)}")
         return [str(kind) for kind in types]
 
     def layer_numbers(self, name: str, layers: int) -> set[int]:
@@ -135,7 +135,7 @@ class ConfigTable:
         numbers = set()
         for layer in self.items(name):
             if type(layer) is not int or not 0 <= layer < layers:
-                raise FormatError(f"{name} names {shown(layer)}; there are {layers} layers")
+                raise FormatError(f"{name} names {quote_value(layer)}; there are {layers} layers")
             numbers.add(layer)
         return numbers
 
@@ -467,14 +467,14 @@ def read_config(data: bytes | str, name: str) -> Model:
     try:
         table = _decode(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
         if not isinstance(table, dict):
-            raise FormatError(f"expected a JSON object with a model's sizes, not {shown(table)}")
+            raise FormatError(f"expected a JSON object with a model's sizes, not {quote_value(table)}")
         table = as_hugging_face(table) or table
         outer = ConfigTable(table, "")
         keys = _text_keys(outer)
         model = build_model(name or keys.kind, read_fields(keys))
         if outer.has("quantization_config"):
             method = outer.inner("quantization_config").word("quant_method", default="of no named method")
-            unread = f"quantization_config ({shown(method)}) of the model is not read"
+            unread = f"quantization_config ({quote_value(method)}) of the model is not read"
             model = replace(model, unread=(f"{unread}: options state the format of weights",))
         scaling = keys.find("rope_scaling", "rope_parameters")[1]
         is_yarn = isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type"))
@@ -528,9 +528,9 @@ def _explain_unknown(kind: str) -> str:
     if not kind:
         return f"names no model_type; {listed}"
     why = f": it has {LACKING[kind]}, which are not modelled" if kind in LACKING else ""
-    other = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"
-    near = ", ".join(get_close_matches(kind, FAMILIES, n=3))
-    return f"unknown model_type {shown(kind)}{why}; {f'nearest are {near}; ' if near else ''}{listed}; {other}"
+    hint = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"
+    names = ", ".join(get_close_matches(kind, FAMILIES, n=3))
+    return f"unknown model_type {quote_value(kind)}{why}; {f'nearest are {names}; ' if names else ''}{listed}; {hint}"
 
 
 def _model_type(keys: ConfigTable) -> str:

@@ -79,8 +79,8 @@ def _communicators(metadata: Mapping[str, object], source: Source, order: int) -
     info = _distributed_info(metadata)
     rank = _count(info.get("rank"))
     if rank is None or rank >= MOST_RANKS:
-        named = FILE_RANK.search(PurePath(source.path).name)
-        rank = int(named[1]) if named else order
+        match = FILE_RANK.search(PurePath(source.path).name)
+        rank = int(match[1]) if match else order
     try:
         groups = GROUPS.decode(msgspec.json.encode(info.get("pg_config") or []))
     except (msgspec.DecodeError, ValueError):

@@ -64,7 +64,7 @@ class EventStream:
         bare, is_closed = self._open_array(), False
         while not is_closed:
             if not self._ended:
-                self._more()
+                self._read_more()
             # The separator between these events and those before.
             self._consume(len(self._buffer) - len(self._buffer.lstrip(b" \t\r\n,")))
             events = None if self._ended else self._decode_likely()
@@ -87,11 +87,11 @@ class EventStream:
         """Yield the file as UTF-8; a gzip file that is cut off ends early, with a warning."""
         name, skip = self._source.encoding
         decoder = None if name == "utf-8" else codecs.getincrementaldecoder(name)("replace")
-        for chunk in self._source.salvaged_chunks(self.warnings):
+        for chunk in self._source.salvage_chunks(self.warnings):
             text, skip = chunk[skip:], 0
             yield decoder.decode(text).encode() if decoder else text
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Lengthen the buffer; False at the end of the file."""
         chunk = next(self._chunks, None)
         if chunk is None:
@@ -112,7 +112,7 @@ class EventStream:
 
     def _open_array(self) -> bool:
         """Read up to the first event; True for a bare array. Keys before it become metadata."""
-        while self._more() and not self._buffer.strip():
+        while self._read_more() and not self._buffer.strip():
             pass
         start = self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
         skipped = len(self._buffer) - len(start)
@@ -123,7 +123,7 @@ class EventStream:
             self._fail("expected a JSON object with traceEvents, or an array of events")
         self._consume(skipped)
         while (bounds := _find_events_key(self._buffer)) is None:
-            if not self._more():
+            if not self._read_more():
                 self._fail("has no array traceEvents; expected a PyTorch profiler trace")
         key, array = bounds
         head = self._consume(array)[:key].rstrip(b" \t\r\n,")
@@ -179,7 +179,7 @@ class EventStream:
     def _close_array(self, bare: bool) -> None:
         """Read what follows the events: more metadata."""
         self._consume(_scan(self._buffer)[1] + 1)
-        while self._more():
+        while self._read_more():
             pass
         rest = self._buffer.strip()
         if bare:

@@ -88,11 +88,11 @@ def check_same_run(ranks: Sequence[RankEvidence]) -> None:
                 )
     first_on: dict[int, RankEvidence] = {}
     for rank in ranks:
-        other = first_on.setdefault(rank.stage, rank)
-        if None not in (rank.gradients, other.gradients) and rank.gradients != other.gradients:
+        first_rank = first_on.setdefault(rank.stage, rank)
+        if None not in (rank.gradients, first_rank.gradients) and rank.gradients != first_rank.gradients:
             raise FormatError(
-                f"rank {rank.rank} has {rank.gradients} gradients, but rank {other.rank} of the same stage "
-                f"{other.gradients}; expected ranks of one run",
+                f"rank {rank.rank} has {rank.gradients} gradients, but rank {first_rank.rank} of the same stage "
+                f"{first_rank.gradients}; expected ranks of one run",
                 rank.path,
             )
     last = min((rank for rank in ranks if rank.is_last), key=lambda rank: rank.stage, default=None)
@@ -201,10 +201,14 @@ class InferredConfig:
     """Facts of one run as they are found; *basis* states how each is known."""
 
     def __init__(self, ranks: Sequence[RankEvidence]) -> None:
-        named = [file_name_hints(rank.path) for rank in ranks]
+        hints_by_rank = [file_name_hints(rank.path) for rank in ranks]
         self.ranks = ranks
         # Sizes that all file names agree on; none where a file has no such name.
-        self.hints = {word: size for word, size in named[0].items() if all(hint.get(word) == size for hint in named)}
+        self.hints = {
+            word: size
+            for word, size in hints_by_rank[0].items()
+            if all(hint.get(word) == size for hint in hints_by_rank)
+        }
         self.facts: dict[str, object] = {}
         self.basis: dict[str, str] = {}
         self.warnings: list[str] = []
@@ -227,9 +231,9 @@ class InferredConfig:
         if hidden is not None:
             self.learn("hidden", hidden, "read: tensor shapes")
         batch = tokens or ((transfer[1], transfer[0]) if transfer else ())
-        shown = "shape of the batch" if tokens else "tensors between stages"
+        basis = "shape of the batch" if tokens else "tensors between stages"
         for word, size in zip(("micro_batch", "seq"), batch, strict=False):
-            self.learn(word, size, f"read: {shown}")
+            self.learn(word, size, f"read: {basis}")
         if transfer is not None and tokens is not None and transfer[0] != tokens[1]:
             self.learn("sequence_parallel", tokens[1] // transfer[0], "read: sequence is split between stages")
         self.vocab_shard = None if embedding is None else embedding[0]
@@ -332,7 +336,7 @@ class InferredConfig:
             tp, self.basis["tp"] = hint, "file name"
         elif fitting:
             tp, self.basis["tp"] = fitting[0], "assumed"
-            self.warnings.append(f"tensor parallelism may be {_either(fitting)}; taken as {tp}")
+            self.warnings.append(f"tensor parallelism may be {_join_alternatives(fitting)}; taken as {tp}")
         elif reduces and not splits:
             tp, self.basis["tp"] = 1, "read: no layer reduces its output over tp"
         elif hint is not None:
@@ -362,7 +366,7 @@ class InferredConfig:
         block = powers[0] if powers else smallest
         self.learn("world", block * self.pp, "assumed")
         self.basis["dp"] = "assumed"
-        options = _either(block // tp for block in fitting[:8]) if fitting else f"{smallest // tp} or more"
+        options = _join_alternatives(block // tp for block in fitting[:8]) if fitting else f"{smallest // tp} or more"
         self.warnings.append(f"data parallelism may be {options}; taken as {block // tp}")
         return block
 
@@ -399,7 +403,9 @@ class InferredConfig:
         if self.hints.get("layers") in by_layers:
             return by_layers[self.hints["layers"]]
         if len(by_layers) > 1:
-            self.warnings.append(f"the parameters fit {_either(by_layers)} layers; taken as {next(iter(by_layers))}")
+            self.warnings.append(
+                f"the parameters fit {_join_alternatives(by_layers)} layers; taken as {next(iter(by_layers))}"
+            )
         return solutions[0] if solutions else None
 
     def _learn_unexplained(self, gradients: dict[int, int]) -> None:
@@ -468,14 +474,14 @@ def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
         if word in known and known[word] != hint:
             config.warnings.append(f"the file name says {word} {hint}, the content {known[word]}")
     if len(ranks) < layout.gpus:
-        given = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        given_ranks = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} ranks"
         config.warnings.append(
-            f"only {given} of {layout.gpus} given: a slow GPU, a slow operation and waiting for another rank "
+            f"only {given_ranks} of {layout.gpus} given: a slow GPU, a slow operation and waiting for another rank "
             "cannot be distinguished"
         )
     config.facts["basis"] = config.basis
     return config
 
 
-def _either(values: Iterable[int]) -> str:
+def _join_alternatives(values: Iterable[int]) -> str:
     return " or ".join(str(value) for value in values)

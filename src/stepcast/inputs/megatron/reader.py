@@ -134,7 +134,7 @@ class TraceRow:
     def detail(self, word: str) -> str | None:
         return next((text for key, text in self.details if key == word), None)
 
-    def marked(self, word: str, text: str) -> "TraceRow":
+    def add_detail(self, word: str, text: str) -> "TraceRow":
         """Return the same row with one more detail."""
         return replace(self, details=(*self.details, (word, text)))
 
@@ -209,9 +209,9 @@ class TraceLines:
         times = _pop_times(fields)
         batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
         micro_batch = NONE if batch == "None" else parse_count("batch_id", batch)
-        other = self.path_of_rank.setdefault(rank, path)
-        if other != path:
-            raise FormatError(f"rank {rank} is also in {other}; expected each rank of the run once")
+        known_path = self.path_of_rank.setdefault(rank, path)
+        if known_path != path:
+            raise FormatError(f"rank {rank} is also in {known_path}; expected each rank of the run once")
         if self._stage_of_rank.setdefault(rank, stage) != stage:
             raise FormatError(f"rank {rank} is on stage {stage}, but on stage {self._stage_of_rank[rank]} before")
         group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
@@ -318,16 +318,16 @@ def _place_untimed(lines: Sequence[TraceLine]) -> Iterator[str]:
         raise FormatError("no operation has a timestamp; expected milliseconds of the host's clock")
     if len(timed) == len(lines):
         return
-    starts_ms = {rank: min(line.start_ms for line in own) for rank, own in _by_rank(timed).items()}
+    starts_ms = {rank: min(line.start_ms for line in rank_lines) for rank, rank_lines in _by_rank(timed).items()}
     first_start_ms = min(starts_ms.values())
-    for rank, own in _by_rank(lines).items():
+    for rank, rank_lines in _by_rank(lines).items():
         before_ms = 0.0
-        for line in own:
+        for line in rank_lines:
             if line.end_ms:
                 before_ms = max(before_ms, line.end_ms)
             else:
                 line.end_ms = (before_ms or starts_ms.get(rank, first_start_ms)) + line.duration_ms
-                line.row = line.row.marked("untimed", "yes")
+                line.row = line.row.add_detail("untimed", "yes")
     yield f"{len(lines) - len(timed)} lines have no timestamp; placed after the line before them"
 
 
@@ -339,28 +339,28 @@ def _mark_fused(lines: Sequence[TraceLine]) -> None:
         ways = {TRANSFERS[line.row.name][0] for line in (before, now) if line.row.name in TRANSFERS}
         times = {(line.row.rank, line.duration_ms, line.end_ms) for line in (before, now)}
         if len(ways) == 2 and len(times) == 1:
-            now.row = now.row.marked("fused_with", name)
+            now.row = now.row.add_detail("fused_with", name)
 
 
 def _evidence(trace: TraceLines) -> list[RankEvidence]:
     evidence = []
-    for rank, own in _by_rank(trace.lines).items():
-        inside = [line for line in own if trace.lines[line.operation].row.name == "forward_step"]
-        batches = [line.micro_batch for line in inside if line.row.is_operation]
-        within, exchanges = Counter(line.row for line in inside), None
-        if any(line.row.message is not None and line.row.message.group is Group.EP for line in own):
-            exchanges = tuple(count for line in inside if (count := _exchanged_rows(line.row)) >= 0)
-        rows = [(row, count, within[row]) for row, count in Counter(line.row for line in own).items()]
-        found = _rank_evidence(trace.path_of_rank[rank], rows, max(batches, default=NONE) + 1)
-        evidence.append(replace(found, exchanges=exchanges))
+    for rank, rank_lines in _by_rank(trace.lines).items():
+        forward_lines = [line for line in rank_lines if trace.lines[line.operation].row.name == "forward_step"]
+        batches = [line.micro_batch for line in forward_lines if line.row.is_operation]
+        forward_counts, exchanges = Counter(line.row for line in forward_lines), None
+        if any(line.row.message is not None and line.row.message.group is Group.EP for line in rank_lines):
+            exchanges = tuple(count for line in forward_lines if (count := _exchanged_rows(line.row)) >= 0)
+        rows = [(row, count, forward_counts[row]) for row, count in Counter(line.row for line in rank_lines).items()]
+        rank_evidence = _rank_evidence(trace.path_of_rank[rank], rows, max(batches, default=NONE) + 1)
+        evidence.append(replace(rank_evidence, exchanges=exchanges))
     return evidence
 
 
 def _doubt_clocks(lines: Sequence[TraceLine]) -> Iterator[str]:
     """Warn of ranks that never ran at the same time: not on one clock, or not in one iteration."""
     spans = [
-        (min(line.start_ms for line in own), max(line.end_ms for line in own), rank)
-        for rank, own in _by_rank(lines).items()
+        (min(line.start_ms for line in rank_lines), max(line.end_ms for line in rank_lines), rank)
+        for rank, rank_lines in _by_rank(lines).items()
     ]
     latest_ms = min(spans)[1]
     for start_ms, end_ms, rank in sorted(spans):
@@ -411,7 +411,7 @@ def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_b
     wide = transfer or embedding or shapes.get("embedding_fwd")
     hidden = wide[-1] if wide else None
     is_simulated = any(_is_simulated(row) for row, _, _ in rows)
-    reduces = sum(within for row, _, within in rows if _reduces_activations(row, hidden))
+    reduces = sum(forward_count for row, _, forward_count in rows if _reduces_activations(row, hidden))
     if dtype is None:
         dtype = next((row.dtype for row, _, _ in rows if _reduces_activations(row, hidden)), None)
     return RankEvidence(
