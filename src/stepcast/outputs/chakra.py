@@ -98,7 +98,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
             )
             name = "-" if output == "-" else f"{prefix}.{rank}.et{suffix}"
             yield name, write_head(record, rank, content) + content
-    if groups := communicators.listed():
+    if groups := communicators.encode():
         yield f"{prefix}.comm_group.json", groups
 
 
@@ -125,7 +125,7 @@ class _Communicators:
                     if 1 < len(ranks) < workload.layout.gpus:
                         self._numbers.setdefault(ranks, len(self._numbers) + 1)
 
-    def listed(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the list that ASTRA-sim takes as --comm-group-configuration; nothing where all ranks are one group."""
         groups = {str(number): ranks for ranks, number in self._numbers.items()}
         return msgspec.json.encode(groups) + b"\n" if groups else b""
@@ -197,9 +197,9 @@ class StageNodes:
         self._stages = sorted({piece[0] for piece in self._pieces.values()})
         stated = workload.boundary_bytes
         self._size_bytes = workload.largest_activation_bytes if stated is None else stated
-        own = {index: workload.stages[index] for index in self._stages}
-        self._usual = {index: stage.body_layers() for index, stage in own.items()}
-        self._varied = {index: stage.numbered_bodies(workload.micro_batches) for index, stage in own.items()}
+        stages = {index: workload.stages[index] for index in self._stages}
+        self._usual = {index: stage.body_layers() for index, stage in stages.items()}
+        self._varied = {index: stage.numbered_bodies(workload.micro_batches) for index, stage in stages.items()}
         self._next_id = 1
         self._next_tag = FIRST_TAG
         self._last_blocking = 0
@@ -252,8 +252,8 @@ class StageNodes:
             tag = _attribute_fields([attribute("comm_tag", AttributeKind.INT32, self._next_tag)])
             self._next_tag += 1
         lane = str(work.group) if isinstance(work, Collective | Transfer) else "compute"
-        named = {self._last_of_name.get(name, 0) for name in op.after}
-        waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, named)
+        awaited = {self._last_of_name.get(name, 0) for name in op.after}
+        waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, awaited)
         yield SharedNode(self._number(head, waits, attributes + tag, lane), peers)
         if not self._has_receives and isinstance(work, Transfer) and self._has_peer(work, -1):
             head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
@@ -275,7 +275,7 @@ class StageNodes:
         verb, kind, lane = "send", NodeType.COMM_SEND, SENDS[direction]
         if receives:
             verb, kind, lane = "receive", NodeType.COMM_RECV, f"receive {lane}"
-        waits = self._waits(lane, {self._last_of_lane.get(own, 0) for own in SENDS} if receives else set())
+        waits = self._waits(lane, {self._last_of_lane.get(send_lane, 0) for send_lane in SENDS} if receives else set())
         head = bytes_field(2, f"{verb} {SENDS[direction]}".encode()) + number_field(3, kind)
         tag = (slot.micro_batch * self._schedule.chunks + chunk) * 2 + direction
         attributes = [ON_DEVICE, _message_size(self._size_bytes), attribute("comm_tag", AttributeKind.INT32, tag)]
@@ -292,11 +292,11 @@ class StageNodes:
 
     def _waits(self, lane: str, others: set[int]) -> bytes:
         """Return the data dependencies of the node about to be written."""
-        before = {self._last_blocking, self._last_of_lane.get(lane, 0)} | others
+        awaited = {self._last_blocking, self._last_of_lane.get(lane, 0)} | others
         if self._finishing:
-            before |= set(self._last_of_lane.values())
+            awaited |= set(self._last_of_lane.values())
             self._finishing = False
-        return _dependencies(before)
+        return _dependencies(awaited)
 
     def _peers(self, work: Work) -> NodePeers | None:
         """Return with whom *work* communicates; None where it computes, or has nobody to communicate with."""

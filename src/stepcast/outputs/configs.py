@@ -173,8 +173,8 @@ def _megatron_execution(run: EmittedRun, stated: Table) -> Table:
         arguments["recompute-num-layers"] = recompute.layers
     if framework.bucket_bytes is not None:
         arguments["ddp-bucket-size"] = framework.bucket_bytes // (2 if "grad-reduce-in-bf16" in stated else 4)
-    whole = recompute.kind in (RecomputeKind.FULL, RecomputeKind.BLOCK)  # which Megatron does not capture
-    if framework.execution in (Execution.GRAPHS, Execution.PARTIAL_GRAPHS) and not whole:
+    recomputes_layers = recompute.kind in (RecomputeKind.FULL, RecomputeKind.BLOCK)  # which Megatron does not capture
+    if framework.execution in (Execution.GRAPHS, Execution.PARTIAL_GRAPHS) and not recomputes_layers:
         arguments["enable-cuda-graph"] = True
         full = framework.execution is Execution.GRAPHS and run.model.experts is not None
         arguments |= {"cuda-graph-scope": "full_iteration" if full else None, "no-check-for-nan-in-loss-and-grad": full}
@@ -339,8 +339,8 @@ def write_accelerate(run: EmittedRun) -> str:
         "fsdp_config.fsdp_offload_params": bool(strategy.offload.optimizer),
     }
     others = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED"}
-    own = {name: value for name, value in keys.items() if others.get(name.partition(".")[0], kind) == kind}
-    return f"# {run.title}\n" + _write_yaml(nest(own))
+    own_keys = {name: value for name, value in keys.items() if others.get(name.partition(".")[0], kind) == kind}
+    return f"# {run.title}\n" + _write_yaml(nest(own_keys))
 
 
 WRITERS: Mapping[str, tuple[str, Callable[[EmittedRun], str]]] = {

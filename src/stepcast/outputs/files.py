@@ -166,9 +166,9 @@ def _create_hidden(target: str) -> tuple[str, int]:
 
 
 def _write_all(handle: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left[:PIECE_BYTES]) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(handle, remaining[:PIECE_BYTES]) :]
 
 
 def _copy_permissions(target: str, handle: int) -> None:

@@ -120,8 +120,8 @@ def _slices(layout: _TraceLayout, encode: Callable[[object], bytes]) -> Iterator
 
 def _us(nanoseconds: int) -> bytes:
     """Return microseconds, exactly; starts may be negative where a timeline has its own origin."""
-    whole, rest = divmod(abs(nanoseconds), 1000)
-    return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", whole, rest)
+    microseconds, rest = divmod(abs(nanoseconds), 1000)
+    return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", microseconds, rest)
 
 
 def _flows(layout: _TraceLayout) -> Iterator[bytes]:

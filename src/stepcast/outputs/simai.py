@@ -32,8 +32,8 @@ def header_line(workload: Workload) -> str:
         header = parse_header(original)
         # Its ga may be overruled by what its file wrote out.
         counts = (str(header.micro_batches or 1), workload.note("simai.written_micro_batches"))
-        same = (header.layout, header.boundary_bytes) == (layout, workload.boundary_bytes)
-        if same and str(workload.micro_batches) in counts:
+        is_same = (header.layout, header.boundary_bytes) == (layout, workload.boundary_bytes)
+        if is_same and str(workload.micro_batches) in counts:
             return original
     policy = workload.note("simai.policy") or DEFAULT_POLICY
     boundary = "" if workload.boundary_bytes is None else f" pp_comm: {workload.boundary_bytes}"
