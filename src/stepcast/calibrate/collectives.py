@@ -119,7 +119,7 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
     # Without one that the logs do not show, others may become certain: so one at a time, the least certain first.
     while unsure := _least_certain(points, cluster, chosen, unidentified):
         constant, reason = unsure
-        fewer = [other for other in chosen if other is not constant]
+        fewer = [candidate for candidate in chosen if candidate is not constant]
         without, loss_without = _fit(points, described, fewer, every)
         if loss_without > loss + WORSE * len(points):
             reason = ""  # it has no slope at its value, and the fit needs it there
@@ -170,7 +170,9 @@ def _left_out(points: SweepPoints, described: Cluster, chosen: Sequence[Constant
     return errors
 
 
-def _fit(points: SweepPoints, described: Cluster, chosen: Sequence[Constant], seen: BoolArray) -> tuple[Cluster, float]:
+def _fit(
+    points: SweepPoints, described: Cluster, chosen: Sequence[Constant], is_used: BoolArray
+) -> tuple[Cluster, float]:
     """Return the cluster with the least loss: coarse steps of one constant at a time, then Gauss and Newton's.
 
     A price is the least of many curves and a start the latest of several events: where one of them hides a
@@ -180,7 +182,7 @@ def _fit(points: SweepPoints, described: Cluster, chosen: Sequence[Constant], se
     scales = np.array([constant.scale for constant in chosen])
 
     def loss_of(values: FloatArray) -> float:
-        errors = points.log_errors(with_constants(described, chosen, values))[seen]
+        errors = points.log_errors(with_constants(described, chosen, values))[is_used]
         return _loss(errors, values, start, scales)
 
     values, loss = start, loss_of(start)
@@ -189,20 +191,20 @@ def _fit(points: SweepPoints, described: Cluster, chosen: Sequence[Constant], se
             for step in COARSE_STEPS:
                 trial = values.copy()
                 trial[index] += step * max(values[index], 0.2 * scales[index])
-                trial = _bounded(trial, chosen)
+                trial = _clip_values(trial, chosen)
                 trial_loss = loss_of(trial)
                 if trial_loss < loss:
                     values, loss = trial, trial_loss
     for _ in range(ROUNDS):
         cluster = with_constants(described, chosen, values)
-        errors = points.log_errors(cluster)[seen]
-        slopes = _slopes(points, cluster, chosen)[seen]
+        errors = points.log_errors(cluster)[is_used]
+        slopes = _slopes(points, cluster, chosen)[is_used]
         weights = 1 / np.maximum(np.abs(errors), NEAR)
-        held = HELD**2 / NEAR * len(errors)
-        moves = (slopes * weights[:, None]).T @ slopes + np.eye(len(chosen)) * held
-        pull = (slopes * weights[:, None]).T @ errors + held * (values - start) / scales
+        stiffness = HELD**2 / NEAR * len(errors)
+        moves = (slopes * weights[:, None]).T @ slopes + np.eye(len(chosen)) * stiffness
+        pull = (slopes * weights[:, None]).T @ errors + stiffness * (values - start) / scales
         step = -np.linalg.solve(moves, pull) * scales
-        trials = [_bounded(values + step / 2**halved, chosen) for halved in range(6)]
+        trials = [_clip_values(values + step / 2**halved, chosen) for halved in range(6)]
         better = next((trial for trial in trials if loss_of(trial) < loss * (1 - 1e-6)), None)
         if better is None:
             break
@@ -214,11 +216,11 @@ def _loss(errors: FloatArray, values: FloatArray, start: FloatArray, scales: Flo
     """Return Huber's loss, squares near and distances far, and the pull of the description."""
     size = np.abs(errors)
     far = np.where(size <= NEAR, size**2 / (2 * NEAR), size - NEAR / 2)
-    held = HELD**2 / NEAR * len(errors) * (((values - start) / scales) ** 2).sum() / 2
-    return float(far.sum() + held)
+    pull = HELD**2 / NEAR * len(errors) * (((values - start) / scales) ** 2).sum() / 2
+    return float(far.sum() + pull)
 
 
-def _bounded(values: FloatArray, chosen: Sequence[Constant]) -> FloatArray:
+def _clip_values(values: FloatArray, chosen: Sequence[Constant]) -> FloatArray:
     return np.clip(values, [1e-3 * constant.scale for constant in chosen], 1.0)
 
 

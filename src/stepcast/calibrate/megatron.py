@@ -190,13 +190,13 @@ class FactorFit:
 def fit_factor(points: Sequence[ComputePoint]) -> FactorFit:
     """Fit measured over predicted as a mean logarithm; runs are left out in turn, or stages of a single run."""
     ratios = np.array([point.measured_s / point.predicted_s for point in points])
-    several = len({point.run for point in points}) > 1
-    keys = np.array([point.run if several else str(point.stage) for point in points])
+    has_several_runs = len({point.run for point in points}) > 1
+    keys = np.array([point.run if has_several_runs else str(point.stage) for point in points])
     factor = float(np.exp(np.log(ratios).mean()))
     errors: list[float] = []
-    for held in (keys == key for key in dict.fromkeys(keys.tolist())):
-        if not held.all():
-            errors += np.abs(np.exp(np.log(ratios[~held]).mean()) / ratios[held] - 1).tolist()
+    for left_out_points in (keys == key for key in dict.fromkeys(keys.tolist())):
+        if not left_out_points.all():
+            errors += np.abs(np.exp(np.log(ratios[~left_out_points]).mean()) / ratios[left_out_points] - 1).tolist()
     before, after = np.abs(1 / ratios - 1), np.abs(factor / ratios - 1)
     left_out = mean(errors) if errors else None
     return FactorFit(
@@ -294,19 +294,19 @@ def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> tuple[str, flo
     """
     largest = max(points, key=lambda point: point.crossing_bytes)
     measured = largest.crossing_bytes / largest.seconds
-    inside = largest.ranks <= load_cluster(cluster).domain_gpus
-    key = "node.fabric.link.efficiency" if inside else "node.nic.efficiency"
+    is_in_domain = largest.ranks <= load_cluster(cluster).domain_gpus
+    key = "node.fabric.link.efficiency" if is_in_domain else "node.nic.efficiency"
 
-    def reached(efficiency: float) -> float:
-        own = load_cluster(cluster, [f"{key}={efficiency:.6f}"])
-        return reached_busbw(largest.kind, largest.size_bytes, largest.ranks, own) or 0.0
+    def bus_bandwidth(efficiency: float) -> float:
+        described = load_cluster(cluster, [f"{key}={efficiency:.6f}"])
+        return reached_busbw(largest.kind, largest.size_bytes, largest.ranks, described) or 0.0
 
     low, high = 0.01, 1.0
-    if reached(high) <= measured:
+    if bus_bandwidth(high) <= measured:
         return key, 1.0, True
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if reached(middle) < measured else (low, middle)
+        low, high = (middle, high) if bus_bandwidth(middle) < measured else (low, middle)
     return key, round(high, 4), False
 
 
@@ -350,9 +350,9 @@ class _Calibration:
 
     def add_computation(self) -> None:
         for dtype, fit in self.factors.items():
-            own = [point for point in self.points if point.dtype == dtype]
+            dtype_points = [point for point in self.points if point.dtype == dtype]
             self.add_factor(f"compute_factor_{dtype}", f"compute over predicted, {dtype}", fit)
-            phases = {phase: fit_factor([point for point in own if point.phase is phase]) for phase in PHASES}
+            phases = {phase: fit_factor([point for point in dtype_points if point.phase is phase]) for phase in PHASES}
             for phase, phase_fit in phases.items():
                 self.add_factor(f"{phase}_compute_factor_{dtype}", f"  {phase}", phase_fit)
             forward, backward = (phase_fit.factor for phase_fit in phases.values())
@@ -361,7 +361,7 @@ class _Calibration:
                     f"{dtype}: forward takes {forward:.2f} and backward {backward:.2f} times what is predicted; "
                     "one factor for both fits neither"
                 )
-            seconds = {(point.run, point.stage, point.phase): point.measured_s for point in own}
+            seconds = {(point.run, point.stage, point.phase): point.measured_s for point in dtype_points}
             ratios = [
                 seconds[run, stage, BlockKind.BACKWARD] / forward_s
                 for (run, stage, phase), forward_s in seconds.items()
@@ -463,23 +463,23 @@ def calibrate_megatron(
     runs: Mapping[str, MegatronAnalysis], gpu: Gpu, cluster: str | None = None, model: str | None = None
 ) -> tuple[Facts, str]:
     """Return the constants of all *runs* (by where each was read from) together, and the file that holds them."""
-    found = _Calibration(runs, gpu, model)
-    found.doubt_runs()
-    found.add_computation()
-    found.add_links(cluster)
-    found.add_overhead()
-    classes = found.class_corrections()
-    errors = overall_errors([(fit.points, fit.before, fit.after, fit.left_out) for fit in found.factors.values()])
+    calibration = _Calibration(runs, gpu, model)
+    calibration.doubt_runs()
+    calibration.add_computation()
+    calibration.add_links(cluster)
+    calibration.add_overhead()
+    classes = calibration.class_corrections()
+    errors = overall_errors([(fit.points, fit.before, fit.after, fit.left_out) for fit in calibration.factors.values()])
     facts: Facts = {
         "kind": "calibration",
         "source": "megatron",
         "gpu": gpu.name,
-        "points": len(found.points),
-        "constants": {name: constant._asdict() for name, constant in found.constants.items()},
+        "points": len(calibration.points),
+        "constants": {name: constant._asdict() for name, constant in calibration.constants.items()},
         "classes": {kind: asdict(correction) for kind, correction in classes.items()},
         **errors,
-        "stages": [asdict(point) for point in found.points],
-        "assumptions": list(dict.fromkeys(text for run in found.measured for text in run.assumptions)),
-        "warnings": found.warnings,
+        "stages": [asdict(point) for point in calibration.points],
+        "assumptions": list(dict.fromkeys(text for run in calibration.measured for text in run.assumptions)),
+        "warnings": calibration.warnings,
     }
-    return facts, found.toml(classes, errors)
+    return facts, calibration.toml(classes, errors)
