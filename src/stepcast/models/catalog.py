@@ -200,15 +200,15 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     Llama. Missing layers follow from params_b, which also separates tied from untied weights; missing heads are
     about 128 wide.
     """
-    sizes = {key: _whole(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
+    sizes = {key: _read_whole_number(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
     words = {key: str(columns[key]) for key in PART_WORDS if not _blank(columns, key)}
     try:
         model = load_model(name)
     except UnknownModelError:
         model = _model_of_sizes(name, sizes, columns)
     model = _with_sizes(model, sizes)
-    own = part_words(model)
-    parts = {key: part_of(key, word, model.max_seq) for key, word in words.items() if word != own[key]}
+    model_parts = part_words(model)
+    parts = {key: part_of(key, word, model.max_seq) for key, word in words.items() if word != model_parts[key]}
     for column, part in PATTERNS.items():
         if not _blank(columns, column) and (layered := getattr(model, part)) is not None:
             parts[part] = replace(layered, pattern=_read_pattern(column, str(columns[column])))
@@ -235,8 +235,8 @@ def sizes_of(text: str, where: str) -> dict[str, str]:
 
 def words_of(name: str, columns: Mapping[str, object]) -> str:
     """Return the name with the sizes of *columns*, as ``load_model`` takes it."""
-    given = {key: columns[key] for key in (*ALL_SIZES, *WORDS, "params_b") if not _blank(columns, key)}
-    numbers = {key: value if key in WORDS else f"{float(str(value)):.15g}" for key, value in given.items()}
+    filled = {key: columns[key] for key in (*ALL_SIZES, *WORDS, "params_b") if not _blank(columns, key)}
+    numbers = {key: value if key in WORDS else f"{float(str(value)):.15g}" for key, value in filled.items()}
     return f"{name}:{','.join(f'{key}={value}' for key, value in numbers.items())}"
 
 
@@ -255,7 +255,7 @@ def _write_pattern(part: Experts | Window | None) -> str:
     return "".join("1" if own else "0" for own in part.pattern) if part else "1"
 
 
-def _whole(key: str, value: object) -> int:
+def _read_whole_number(key: str, value: object) -> int:
     try:
         number = float(str(value))
     except ValueError:
@@ -359,13 +359,13 @@ def model_words(sizes: Facts, names: Sequence[str], seq: int = 0) -> str:
     models = [model for model in map(catalogue_model, model_names()) if model.layers >= layers]
 
     def rank(model: Model) -> tuple[bool, bool, int, bool]:
-        other = len(_other_sizes(model, sizes))
-        return model.layers != layers, model.name not in hints, other, model.max_seq < seq
+        differing = len(_other_sizes(model, sizes))
+        return model.layers != layers, model.name not in hints, differing, model.max_seq < seq
 
     if model := min((model for model in models if _has_sizes(model, sizes)), key=rank, default=None):
         name = model.name if model.layers == layers else f"{model.name}-l{layers}"
-        other = _other_sizes(model, sizes)
-        return words_of(name, other) if other else name
+        differing = _other_sizes(model, sizes)
+        return words_of(name, differing) if differing else name
     stated = {key: value for key, value in sizes.items() if value or key in ("gated", "tied", "mla_query_rank")}
     return words_of("configured", {**({"seq": seq} if seq else {}), **stated})
 
@@ -391,10 +391,10 @@ def _known_sizes(model: Model) -> FactDict:
 def _other_sizes(model: Model, sizes: Facts) -> FactDict:
     """Return the *sizes* that *model* has not, its depth aside."""
     known = _known_sizes(model)
-    other = {key: value for key, value in sizes.items() if key in known and value != known[key] and key != "layers"}
-    if other.get("position") == "learned" and "seq" in sizes:
-        other["seq"] = sizes["seq"]
-    return other
+    differing = {key: value for key, value in sizes.items() if key in known and value != known[key] and key != "layers"}
+    if differing.get("position") == "learned" and "seq" in sizes:
+        differing["seq"] = sizes["seq"]
+    return differing
 
 
 def _known_start(name: str) -> str:
