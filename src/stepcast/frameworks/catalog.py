@@ -46,7 +46,7 @@ from stepcast.ir.tables import Count, TableError, convert_table
 from stepcast.units import Dimension, nearest, parse_quantity
 
 # Fields of the software that a user or a preset may set; all others are choices.
-DECISIONS = frozenset(each.name for each in fields(Framework)) - {"name"}
+DECISIONS = frozenset(decision.name for decision in fields(Framework)) - {"name"}
 
 
 class StageSpread(StrEnum):
@@ -438,7 +438,7 @@ def looks_like_framework(text: str) -> bool:
 
 
 # Other names of software, and tools that run another's training loop.
-OTHER_NAMES = {other: name for name, others in read_words("choices")["framework"].items() for other in others.split()}
+OTHER_NAMES = {alias: name for name, others in read_words("choices")["framework"].items() for alias in others.split()}
 
 
 def _find_name(name: str, named_at: str) -> str:
@@ -482,8 +482,8 @@ def _build(name: str, entries: dict[str, Entry], file: str) -> Profile:
     description, presets = str(given.pop("description", "")), given.pop("presets", ())
     values: dict[str, FactDict] = {table: {} for table in TABLES}
     for key, value in given.items():
-        part, _, own = key.partition(".")
-        field_name, read = TABLES[part][own]
+        part, _, word = key.partition(".")
+        field_name, read = TABLES[part][word]
         values[part][field_name] = _read_value(read, value, entries[key].where, key)
     as_trained = set()
     for table, key in (("software", "gradient_dtype"), ("optimizer", "moment_dtype")):
