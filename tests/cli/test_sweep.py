@@ -38,7 +38,7 @@ def test_every_row_is_what_its_command_predicts(answers: str, capsys: pytest.Cap
     rows = run_json(capsys, "sweep", "show", answers, "--top", "100")["rows"]
     assert len(rows) == POINTS
     for row in rows[::6]:
-        words = ["predict", *spell_choices(spec.at(row["position"]))]
+        words = ["predict", *spell_choices(spec.point(row["position"]))]
         predicted = run_json(capsys, *words)
         assert predicted["step_s"] == row["step_s"]
         assert predicted["mfu"] == row["mfu"]

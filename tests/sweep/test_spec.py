@@ -38,7 +38,7 @@ def test_a_filter_leaves_points_out_and_keeps_their_places() -> None:
     spec = read_spec(text)
     kept = dict(spec.points())
     assert [(each["tp"], each["pp"]) for each in kept.values()] == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)]
-    assert all(spec.at(position) == words for position, words in kept.items())
+    assert all(spec.point(position) == words for position, words in kept.items())
 
 
 def test_no_axis_is_one_point() -> None:

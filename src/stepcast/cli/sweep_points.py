@@ -61,9 +61,9 @@ def check_many(spec: Spec, workers: int) -> None:
         return
     before, few = (TRIED, TRIED) if spec.ask == "predict" else (0, 1)
     start = spec.size // 2
-    near = map(spec.at, range(start, min(spec.size, start + TRIED_AMONG)))
+    near = map(spec.point, range(start, min(spec.size, start + TRIED_AMONG)))
     wanted = (words for words in near if spec.filter is None or spec.filter(words))
-    some = list(islice(wanted, before + few)) or [spec.at(start)]
+    some = list(islice(wanted, before + few)) or [spec.point(start)]
     answers(spec.ask, some[:-few])
     began = time.perf_counter()
     answers(spec.ask, some[-few:])

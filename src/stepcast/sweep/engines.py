@@ -79,9 +79,9 @@ class ChunkPace:
     def note(self, answered: AnsweredChunk) -> None:
         self.seen = [*self.seen[-7:], (len(answered.answers), answered.seconds)]
         points, seconds = (sum(column) for column in zip(*self.seen, strict=True))
-        wanted = points * CHUNK_S / max(seconds, 1e-3)
+        target_points = points * CHUNK_S / max(seconds, 1e-3)
         # At most fourfold at a time: the first few points say little about the next.
-        self.size = max(1, min(int(wanted), 4 * self.size, LARGEST))
+        self.size = max(1, min(int(target_points), 4 * self.size, LARGEST))
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,19 +93,19 @@ def sweep(
 def named_files(spec: Spec) -> tuple[tuple[str, bytes], ...]:
     """Return the files that words of *spec* name, and those that they build on, by their relative paths."""
     names = [value for row in (spec.fixed, *(row for axis in spec.axes for row in axis.rows)) for value in row.values()]
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     while names:
         value = names.pop()
-        if not isinstance(value, str) or not os.path.isfile(value) or (name := os.path.normpath(value)) in found:
+        if not isinstance(value, str) or not os.path.isfile(value) or (name := os.path.normpath(value)) in files:
             continue
         if os.path.isabs(name) or name.startswith(os.pardir):
             raise ValueError(f"{value}: files of a sweep on a cluster must be below the current folder")
-        found[name] = Source(value).raw(RESULT)
+        files[name] = Source(value).raw(RESULT)
         if name.endswith(".toml"):
             folder = os.path.dirname(name)
-            named = [value for value in read_toml(name).values() if isinstance(value, str)]
-            names += [os.path.join(folder, value) for value in named]
-    return tuple(sorted(found.items()))
+            texts = [value for value in read_toml(name).values() if isinstance(value, str)]
+            names += [os.path.join(folder, value) for value in texts]
+    return tuple(sorted(files.items()))
 
 
 def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:
@@ -114,7 +114,7 @@ def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:
     words: list[Words] = []
     for position, key in store.open_points():
         keys.append(key)
-        words.append(spec.at(position))
+        words.append(spec.point(position))
         if len(keys) >= pace.size:
             yield PointChunk(spec.ask, tuple(keys), tuple(words))
             keys, words = [], []

@@ -63,7 +63,7 @@ class Spec:
         varying = [name for axis in self.axes for row in axis.rows for name in row]
         return tuple(dict.fromkeys([*varying, *self.fixed]))
 
-    def at(self, position: int) -> Words:
+    def point(self, position: int) -> Words:
         """Return the point at *position*; the last axis changes fastest."""
         words = dict(self.fixed)
         for axis in reversed(self.axes):
@@ -82,7 +82,7 @@ class Spec:
         some = range(self.size)
         chosen = some if most is None or most >= self.size else sorted(turn * step % self.size for turn in some[:most])
         for position in chosen:
-            words = self.at(position)
+            words = self.point(position)
             if self.filter is None or self.filter(words):
                 yield position, words
 
@@ -90,33 +90,33 @@ class Spec:
         """Return the number of points that pass the filter, and whether it is exact: very many are sampled."""
         if self.filter is None:
             return self.size, True
-        most = LOOKED_AT // len(self.filter.text)
-        if self.size <= most:
+        sample_size = LOOKED_AT // len(self.filter.text)
+        if self.size <= sample_size:
             return sum(1 for _ in self.points()), True
-        sample = Random(0).sample(range(self.size), most)
-        return round(sum(map(self.filter, map(self.at, sample))) / most * self.size), False
+        sample = Random(0).sample(range(self.size), sample_size)
+        return round(sum(map(self.filter, map(self.point, sample))) / sample_size * self.size), False
 
 
 def read_spec(text: str, path: str | None = None) -> Spec:
     """Read a specification; raise a FormatError if *text* is none."""
-    found = parse_toml(text, path)
-    if unknown := sorted(set(found) - {"ask", "fixed", "axis", "where"}):
+    table = parse_toml(text, path)
+    if unknown := sorted(set(table) - {"ask", "fixed", "axis", "where"}):
         raise FormatError(f"{unknown[0]!r} is not part of a sweep; expected ask, where, [fixed], [[axis]]", path)
-    ask = found.get("ask", "predict")
+    ask = table.get("ask", "predict")
     if ask not in QUESTIONS:
         raise FormatError(f"ask = {ask!r}; expected one of {', '.join(QUESTIONS)}", path)
-    fixed = found.get("fixed", {})
+    fixed = table.get("fixed", {})
     if not isinstance(fixed, dict):
         raise FormatError("fixed is not a table; write [fixed] and a line for each option", path)
-    given = found.get("axis", [])
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+    tables = table.get("axis", [])
+    if not isinstance(tables, list) or not all(isinstance(item, dict) for item in tables):
         raise FormatError("axis is not a list of tables; write [[axis]]", path)
-    axes = [_axis(each, number, path) for number, each in enumerate(given, 1)]
+    axes = [_axis(item, number, path) for number, item in enumerate(tables, 1)]
     _check_apart(axes, path)
     spec = Spec(ask, _words(fixed, "[fixed]", path), tuple(sorted(axes, key=lambda axis: axis.rank)))
     if spec.size > POINTS.most:
         raise FormatError(POINTS.message, path)
-    where = found.get("where")
+    where = table.get("where")
     if where is None:
         return spec
     if not isinstance(where, str):
@@ -124,18 +124,18 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     return Spec(spec.ask, spec.fixed, spec.axes, Expression(where, spec.names))
 
 
-def _axis(given: Mapping[str, object], number: int, path: str | None) -> SweepAxis:
+def _axis(table: Mapping[str, object], number: int, path: str | None) -> SweepAxis:
     where = f"axis {number}"
-    if "rows" in given:
-        rows = given["rows"]
-        if len(given) > 1 or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if "rows" in table:
+        rows = table["rows"]
+        if len(table) > 1 or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise FormatError(
                 f"{where}: rows is a list of tables without other keys, such as [{{tp = 8, pp = 2}}]", path
             )
         if not rows:
             raise FormatError(f"{where}: has no values", path)
         return SweepAxis(tuple(_words(row, where, path) for row in rows))
-    columns = {name: _values(value) for name, value in given.items()}
+    columns = {name: _values(value) for name, value in table.items()}
     lengths = {len(values) for values in columns.values()}
     if not columns or 0 in lengths:
         raise FormatError(f"{where}: has no values", path)
@@ -156,13 +156,13 @@ def _values(value: object) -> Sequence[object]:
     return [value]
 
 
-def _words(given: Mapping[str, object], where: str, path: str | None) -> Words:
-    for name, value in given.items():
+def _words(values: Mapping[str, object], where: str, path: str | None) -> Words:
+    for name, value in values.items():
         if not isinstance(value, str | int | float | bool) and not (
-            isinstance(value, list) and all(isinstance(each, str) for each in value)
+            isinstance(value, list) and all(isinstance(item, str) for item in value)
         ):
             raise FormatError(f"{where}: {name} = {value!r} is not text, a number, true or false", path)
-    return {name.replace("-", "_"): value for name, value in given.items()}
+    return {name.replace("-", "_"): value for name, value in values.items()}
 
 
 def _check_apart(axes: Sequence[SweepAxis], path: str | None) -> None:

@@ -175,7 +175,7 @@ class Store:
                 self.base.set_authorizer(None)
 
     @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
+    def limit_queries(self) -> Iterator[None]:
         """Limit the time, the memory and the texts of queries with a condition that somebody wrote."""
         until = time.monotonic() + CONDITION_S
         left = (OPERATIONS + OPERATIONS_PER_ROW * self.counts()["points"]) // LOOK_EVERY
@@ -284,7 +284,7 @@ def rows_of(
     if where is None:
         return store.rows(query)
     try:
-        with store.limited():
+        with store.limit_queries():
             return store.rows(query)
     except ValueError as error:
         raise ValueError(f"--where {where!r}: {error}; columns are {', '.join(known)}") from None
@@ -332,7 +332,7 @@ def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> FactDict 
 def status_facts(store: Store) -> FactDict:
     """Return the counts of points and answers, the best figures, and the most frequent errors."""
     points = store.rows("SELECT count(*) AS points FROM points")[0]["points"]
-    found = store.rows(
+    facts = store.rows(
         "SELECT count(*) AS answered, count(error) AS errors, sum(fits) AS fit, min(step_s) AS least_step_s, "
         f"max(step_s) AS most_step_s, max(CASE WHEN {COMPARED} THEN mfu END) AS best_mfu, "
         f"max(CASE WHEN {COMPARED} THEN tokens_per_s_per_gpu END) AS best_tokens_per_s_per_gpu, "
@@ -344,12 +344,12 @@ def status_facts(store: Store) -> FactDict:
     if "currency" in store.columns():
         rows = store.rows("SELECT DISTINCT currency FROM points")
         currencies = {row["currency"] or DEFAULT_CURRENCY for row in rows}
-    found["currency"] = currencies.pop() if len(currencies) == 1 else None
-    if found["currency"] is None:  # costs in several currencies are not compared
-        found["least_cost"] = None
-    errors = found["errors"] and store.rows(
+    facts["currency"] = currencies.pop() if len(currencies) == 1 else None
+    if facts["currency"] is None:  # costs in several currencies are not compared
+        facts["least_cost"] = None
+    errors = facts["errors"] and store.rows(
         "SELECT error, count(*) AS points FROM results WHERE error IS NOT NULL "
         "GROUP BY error ORDER BY points DESC, error LIMIT ?",
         (COMMON_ERRORS,),
     )
-    return {"points": points, "left": points - found["answered"], **found, "common_errors": errors or []}
+    return {"points": points, "left": points - facts["answered"], **facts, "common_errors": errors or []}
