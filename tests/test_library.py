@@ -227,8 +227,8 @@ def test_nothing_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_several_clusters_are_compared_by_the_commands_alone() -> None:
-    with pytest.raises(ValueError, match=r"cluster has several values, which only the commands .* compare: give one"):
+def test_several_clusters_are_compared_by_another_function() -> None:
+    with pytest.raises(ValueError, match=r"cluster has several values: .*, in Python stepcast\.alternatives"):
         stepcast.predict(model="llama-3.1-8b", cluster="dgx-h100,hgx-h200", gpus=8)
 
 

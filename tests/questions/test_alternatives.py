@@ -99,7 +99,7 @@ def test_the_price_of_the_catalogue_names_its_source(answer: Ask) -> None:
         (["predict", *STEP, *TWO, "--tokens", "1T", "--price", "1,2,3"], "3 values for 2 cluster"),
         (["predict", *STEP, "--cluster", "dgx-h100", "--gpus", "64", "--tokens", "1T", "--price", "1,2"], "2 values"),
         (["predict", *STEP, *TWO, "--trace", "x.json"], "--trace is for a single answer"),
-        (["network", *STEP, *TWO], "only the commands predict, search and plan compare"),
+        (["network", *STEP, *TWO], "only predict, search and plan compare"),
         (
             ["predict", *STEP, "--cluster", "mi355x-node", "--gpus", "64", "--tokens", "1T", "--price", "auto"],
             "no price",
@@ -119,7 +119,7 @@ def test_python_gives_the_rows_of_the_command_line(answer: Ask) -> None:
     result = stepcast.alternatives("predict", cluster=["dgx-h100", "dgx-h200"], **choices)
     assert [row["step_s"] for row in result.rows] == [row["step_s"] for row in answer("predict", *STEP, *TWO)["rows"]]
     assert "dgx-h200" in str(result._repr_html_())
-    with pytest.raises(ValueError, match="only the commands predict, search and plan compare"):
+    with pytest.raises(ValueError, match="only predict, search and plan compare"):
         stepcast.predict(cluster="dgx-h100,dgx-h200", **choices)
 
 

@@ -261,7 +261,7 @@ def several_of(question: Question) -> list[str]:
 
 def refuse_several(question: Question) -> None:
     """Raise a ValueError if *question* asks for several answers where one is given."""
-    why = "has several values, which only the commands predict, search and plan compare: give one"
+    why = "has several values: only predict, search and plan compare them, in Python stepcast.alternatives"
     refuse_options(several_of(question), why)
 
 
