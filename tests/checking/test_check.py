@@ -96,6 +96,19 @@ def test_the_callback_compares_steps_with_the_forecast() -> None:
     assert run.facts["measured_s"] < run.facts["predicted_s"]
 
 
+def test_peaks_of_a_gpu_with_nothing_on_it_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepcast.checking.run.measure_peaks", lambda: (0, 0))
+    trainer = Trainer(Model(), [1024] * 100)
+    run, lines = run_check(trainer, compare_after=3)
+    before = len(lines)
+    (callback,) = trainer.added
+    for _ in range(6):
+        callback.on_step_begin(None, None, None)
+        callback.on_step_end(None, None, None)
+    assert "predicted" in lines[before]
+    assert "measured_allocated_bytes" not in run.facts
+
+
 def test_a_callback_alone_forecasts_when_training_begins() -> None:
     lines: list[str] = []
     trainer = Trainer(Model(), [256] * 16)

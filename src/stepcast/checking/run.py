@@ -222,7 +222,7 @@ class RunCheck:
 
     def _compare_memory(self) -> list[str]:
         peaks = measure_peaks()
-        if peaks is None:
+        if peaks is None or not all(peaks):  # no GPU, or nothing is on it
             return []
         parts = []
         for name, measured in zip(("allocated", "reserved"), peaks, strict=True):
