@@ -141,7 +141,8 @@ def test_other_objects_are_refused() -> None:
         check(3, gpu="h100-sxm")
 
 
-def test_without_a_gpu_one_must_be_named() -> None:
+def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepcast.checking.run.has_gpu", lambda: False)
     with pytest.raises(ValueError, match="no GPU at hand"):
         check(model="llama-3.2-1b", write=lambda line: None)
 
