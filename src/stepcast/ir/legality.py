@@ -165,7 +165,7 @@ def _combination(model: Model, strategy: Strategy, framework: Framework) -> Iter
     if quantised and layout.tp > 1:
         yield "quantised weights are not split over tensor-parallel ranks; use --tp 1"
     if cp > 1 and context is ContextKind.RING and not framework.flash_attention:
-        yield "ring attention needs flash attention: switch it on, or use context 'all-gather'"
+        yield "ring attention needs flash attention: switch it on, or use --cp-comm allgather"
     if strategy.autocast and (framework.kernels is Kernels.FUSED or framework.gradient_dtype is not DType.FP32):
         yield "autocast is plain PyTorch's: use plain or compiled kernels, gradients in fp32"
     if strategy.dora and not framework.writes_out:
@@ -220,7 +220,7 @@ def _experts(model: Model, strategy: Strategy) -> Iterator[str]:
     yield _misfit("expert tp", expert_tp, experts.ffn, f"the experts' ffn {experts.ffn}")
     if ranks % (layout.ep * expert_tp):
         near = nearest_divisor(max(ranks // expert_tp, 1), layout.ep)
-        hint = ", or keep experts whole with expert tp 1" if expert_tp > 1 and ranks % layout.ep == 0 else ""
+        hint = ", or do not split experts (--expert-tp 1)" if expert_tp > 1 and ranks % layout.ep == 0 else ""
         yield (
             f"ep x expert tp = {layout.ep} x {expert_tp} does not divide tp x cp x dp = {ranks}: "
             f"the nearest legal ep is {near}{hint}"
