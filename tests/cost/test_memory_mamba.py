@@ -45,7 +45,7 @@ def test_full_recomputation_keeps_the_input_and_selective_everything() -> None:
     kept = count_saved(MODEL, PLAIN, MAMBA)
     selective = replace(PLAIN, recompute=Recompute(RecomputeKind.SELECTIVE))
     assert count_saved(MODEL, selective, MAMBA).saved == kept.saved
-    assert kept.after(whole=True) == kept.input < kept.saved / 10
+    assert kept.after(is_recomputed=True) == kept.input < kept.saved / 10
 
 
 def test_selective_recomputation_by_the_compiler_keeps_it_too() -> None:

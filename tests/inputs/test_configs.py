@@ -893,12 +893,12 @@ def test_layers_with_experts_and_windows_are_those_of_the_script(
     found = read_text(tmp_path, f"python pretrain_gpt.py {sizes} --seq-length 512 {words}")
     model = load_model(model_words(found.sizes, [], 512))
     assert model.experts is not None
-    assert "".join(str(int(model.experts.at(layer))) for layer in range(8)) == routed
+    assert "".join(str(int(model.experts.is_expert_layer(layer))) for layer in range(8)) == routed
     window = model.window
     assert (window is None) == (not local)
     if window is not None:
         assert window.size == 128
-        assert "".join(str(int(window.at(layer) is not None)) for layer in range(8)) == local
+        assert "".join(str(int(window.size_at(layer) is not None)) for layer in range(8)) == local
 
 
 @pytest.mark.parametrize("words", ["[0,1]", "x", "0", "-1", "[1]*99999999", "(" * 300, "__import__('os')"])

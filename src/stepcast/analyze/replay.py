@@ -245,7 +245,7 @@ class _MeetingFlows:
                 self.network, self.seats, self.layout, work, algorithm, meeting.transfer_s
             )
         flows = self.known[key]
-        return flows.at(np.flatnonzero(flows.group == row))
+        return flows.select(np.flatnonzero(flows.group == row))
 
 
 class StateResult(msgspec.Struct, frozen=True):

@@ -214,9 +214,9 @@ def _blocks(
             mixer, feed_forward = parts.HYBRID_BLOCKS[hybrid.pattern[layer]]
         else:
             mixer = Mixer.ATTENTION
-            routed = experts is not None and experts.at(layer)
+            routed = experts is not None and experts.is_expert_layer(layer)
             feed_forward = FeedForward.EXPERTS if routed else FeedForward.DENSE
-        windowed = window.at(layer) if window and mixer is Mixer.ATTENTION else None
+        windowed = window.size_at(layer) if window and mixer is Mixer.ATTENTION else None
         block = LayerParts(mixer, feed_forward, windowed, bool(windowed and window and window.chunked))
         kinds.append(known.setdefault(block, block))
     return tuple(kinds), frozenset(known)
@@ -303,8 +303,8 @@ class Weight:
         count = -(-self.shape[0] // ep) if self.split is Split.EXPERT else 1
         elements = self.on_rank(tp, ep, expert_tp, vocab) // count
         unsplit = self.shape[-2] if self.inputs_split else self.shape[-1]
-        other = -(-elements // unsplit)
-        return (count, unsplit, other) if self.inputs_split else (count, other, unsplit)
+        split_size = -(-elements // unsplit)
+        return (count, unsplit, split_size) if self.inputs_split else (count, split_size, unsplit)
 
 
 def count_elements(weights: Iterable[Weight]) -> int:

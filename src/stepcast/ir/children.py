@@ -24,11 +24,11 @@ def block_interrupts() -> Iterator[None]:
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # by the first start otherwise, where it would let interrupts in again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a child has inherited the mask
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)  # a child has inherited the mask
 
 
 class Child:
@@ -38,12 +38,12 @@ class Child:
         from multiprocessing import get_context
 
         context = get_context("spawn")  # a forked process would share open files and locks
-        self.pipe, theirs = context.Pipe()
-        given = (os.getpid(), task, theirs, *args)
-        self.process: BaseProcess = context.Process(target=_run_child, args=given, daemon=True)
+        self.pipe, child_pipe = context.Pipe()
+        child_args = (os.getpid(), task, child_pipe, *args)
+        self.process: BaseProcess = context.Process(target=_run_child, args=child_args, daemon=True)
         with block_interrupts():
             self.process.start()
-        theirs.close()
+        child_pipe.close()
 
     def end(self) -> None:
         """End the process at once."""

@@ -44,84 +44,84 @@ else:
         # A class whose base is a struct is one itself, but knows only of the options of its base.
         is_struct = issubclass(cls, Struct)
         bases = cls.__bases__ if is_struct else (*(base for base in cls.__bases__ if base is not object), Struct)
-        own = {name: value for name, value in cls.__dict__.items() if name not in HIDDEN}
+        values = {name: value for name, value in cls.__dict__.items() if name not in HIDDEN}
         if is_struct:
             names = [name for name in cls.__struct_fields__ if name in cls.__annotations__]
             defaults = dict(zip(reversed(cls.__struct_fields__), reversed(cls.__struct_defaults__), strict=False))
-            own = {name: value for name, value in own.items() if name not in names}
-            own |= {name: defaults[name] for name in names if name in defaults}
+            values = {name: value for name, value in values.items() if name not in names}
+            values |= {name: defaults[name] for name in names if name in defaults}
         options = {"frozen": frozen, "eq": eq, "dict": not slots, "weakref": not slots}
-        every = dict(getattr(cls, dataclasses._FIELDS, {}))
-        fields = _make_fields(cls.__annotations__, own, kw_only)
-        every |= fields
-        own["__annotations__"] = {name: field.type for name, field in fields.items()}
-        if not kw_only and (named := [name for name, field in fields.items() if field.kw_only]):
+        all_fields = dict(getattr(cls, dataclasses._FIELDS, {}))
+        fields = _make_fields(cls.__annotations__, values, kw_only)
+        all_fields |= fields
+        values["__annotations__"] = {name: field.type for name, field in fields.items()}
+        if not kw_only and (keyword_names := [name for name, field in fields.items() if field.kw_only]):
             # Structs take all of their own fields by position or none: a base has those that follow KW_ONLY.
-            of_base = {name: own.pop(name) for name in named if name in own}
-            of_base["__module__"] = cls.__module__
-            of_base["__annotations__"] = {name: own["__annotations__"].pop(name) for name in named}
-            bases = (type(Struct)(f"{cls.__name__}Options", bases, of_base, kw_only=True, **options),)
-        _add_methods(own, every, frozen and eq)
-        _add_checks(own, fields, getattr(cls, "__post_init__", None))
-        own[dataclasses._FIELDS] = every
-        struct = type(Struct)(cls.__name__, bases, own, kw_only=kw_only, **options)
-        struct.__qualname__, struct.__slots__ = cls.__qualname__, tuple(every)  # slots in the order of the fields
+            base_values = {name: values.pop(name) for name in keyword_names if name in values}
+            base_values["__module__"] = cls.__module__
+            base_values["__annotations__"] = {name: values["__annotations__"].pop(name) for name in keyword_names}
+            bases = (type(Struct)(f"{cls.__name__}Options", bases, base_values, kw_only=True, **options),)
+        _add_methods(values, all_fields, frozen and eq)
+        _add_checks(values, fields, getattr(cls, "__post_init__", None))
+        values[dataclasses._FIELDS] = all_fields
+        struct = type(Struct)(cls.__name__, bases, values, kw_only=kw_only, **options)
+        struct.__qualname__, struct.__slots__ = cls.__qualname__, tuple(all_fields)  # slots in the order of the fields
         return struct
 
-    def _make_fields(annotations, own, kw_only):
+    def _make_fields(annotations, values, kw_only):
         """Return the fields of a class, and leave in *own* their defaults as structs take them."""
         fields = {}
         for name, kind in annotations.items():
             if kind is dataclasses.KW_ONLY:
                 kw_only = True
                 continue
-            default = own.pop(name, dataclasses.MISSING)
+            default = values.pop(name, dataclasses.MISSING)
             field = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
             field.name, field.type, field._field_type = name, kind, dataclasses._FIELD
             field.kw_only = kw_only or field.kw_only is True
             fields[name] = field
             if field.default_factory is not dataclasses.MISSING:
-                own[name] = struct_field(default_factory=field.default_factory)
+                values[name] = struct_field(default_factory=field.default_factory)
             elif field.default is not dataclasses.MISSING:
-                own[name] = field.default
+                values[name] = field.default
         return fields
 
-    def _add_methods(own, fields, is_hashed):
+    def _add_methods(methods, fields, is_hashed):
         """Add the methods in which some fields do not count."""
-        compared = [name for name, field in fields.items() if field.compare]
-        hashed = [name for name in compared if fields[name].hash is not False]
-        shown = [name for name, field in fields.items() if field.repr]
-        if len(compared) < len(fields):
-            values = _values_of(compared)
-            own["__eq__"] = lambda self, other: (
-                values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+        compared_names = [name for name, field in fields.items() if field.compare]
+        hashed_names = [name for name in compared_names if fields[name].hash is not False]
+        shown_names = [name for name, field in fields.items() if field.repr]
+        if len(compared_names) < len(fields):
+            compared_values = _values_of(compared_names)
+            methods["__eq__"] = lambda self, other: (
+                compared_values(self) == compared_values(other) if other.__class__ is self.__class__ else NotImplemented
             )
-        if is_hashed and len(hashed) < len(fields) and "__hash__" not in own:
-            hashed_values = _values_of(hashed)
-            own["__hash__"] = lambda self: hash(hashed_values(self))
-        if len(shown) < len(fields) and "__repr__" not in own:
-            own["__repr__"] = lambda self: (
-                f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        if is_hashed and len(hashed_names) < len(fields) and "__hash__" not in methods:
+            hashed_values = _values_of(hashed_names)
+            methods["__hash__"] = lambda self: hash(hashed_values(self))
+        if len(shown_names) < len(fields) and "__repr__" not in methods:
+            methods["__repr__"] = lambda self: (
+                f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown_names)})"
             )
 
-    def _add_checks(own, fields, then):
+    def _add_checks(values, fields, post_init):
         """Check the numbers among *fields* before *then*."""
-        whole = [(name, field.type.__metadata__[0]) for name, field in fields.items() if field.type in (Size, Natural)]
+        counts = [(name, field.type.__metadata__[0]) for name, field in fields.items() if field.type in (Size, Natural)]
         amounts = [name for name, field in fields.items() if field.type == Quantity]
 
         def check(self):
-            for name, least in whole:
+            for name, least in counts:
                 value = getattr(self, name)
                 if type(value) is not int or value < least:
                     require_counts(self, least, name)
             for name in amounts:
                 if not 0 <= getattr(self, name) < math.inf:
                     require_amounts(self, name)
-            if then is not None:
-                then(self)
+            if post_init is not None:
+                post_init(self)
 
-        if whole or amounts:
-            own["__post_init__"] = check
+        if counts or amounts:
+            values["__post_init__"] = check
 
     def _values_of(names):
         """Return the function that gives the values of an instance as a tuple."""
@@ -184,10 +184,10 @@ class ByIdentity(Generic[Value]):
         place = (*key, *map(id, made_of))
         return (self._known.get(place) or self._add(place, made_of, make()))[1]
 
-    def of(self, one: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
+    def of(self, thing: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
         """Return the value for a single object, the usual case: ``make(one, key)``."""
-        place = (key, id(one))
-        return (self._known.get(place) or self._add(place, (one,), make(one, key)))[1]
+        place = (key, id(thing))
+        return (self._known.get(place) or self._add(place, (thing,), make(thing, key)))[1]
 
     def _add(
         self, place: tuple[object, ...], made_of: Sequence[object], value: Value

@@ -102,12 +102,12 @@ class FlowSet:
         factors = factor[self.flow] if isinstance(factor, np.ndarray) else factor
         return replace(self, bytes_on=self.bytes_on * factors)
 
-    def at(self, which: IntArray) -> "FlowSet":
+    def select(self, numbers: IntArray) -> "FlowSet":
         """Return the flows of these numbers, in their order."""
-        sizes = np.diff(self.first)[which]
+        sizes = np.diff(self.first)[numbers]
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        own = np.repeat(self.first[which] - first[:-1], sizes) + np.arange(first[-1])
-        return FlowSet(first, self.link[own], self.bytes_on[own], self.weight[which], self.group[which])
+        positions = np.repeat(self.first[numbers] - first[:-1], sizes) + np.arange(first[-1])
+        return FlowSet(first, self.link[positions], self.bytes_on[positions], self.weight[numbers], self.group[numbers])
 
     def longest_s(self, links: Links) -> FloatArray:
         """Return the seconds that each flow takes alone, as far as its links decide."""

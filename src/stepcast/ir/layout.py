@@ -246,7 +246,7 @@ class Layout:
         offsets = [0]
         for axis, stride in strides.items():
             size = min(sizes[axis], period // gcd(stride, period)) if period else sizes[axis]
-            offsets = [step + other for step in range(0, size * stride, stride) for other in offsets]
+            offsets = [step + start for step in range(0, size * stride, stride) for start in offsets]
             if period:
                 offsets = list({offset % period: offset for offset in sorted(offsets, reverse=True)}.values())
         return offsets

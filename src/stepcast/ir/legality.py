@@ -55,11 +55,11 @@ def find_recomputable(model: Model) -> set[M]:
     return modules
 
 
-def nearest_divisor(number: int, wanted: int) -> int:
+def nearest_divisor(number: int, target: int) -> int:
     """Return the divisor of *number* closest to *wanted*; the smaller of two equally close."""
-    limit = 2 * wanted
+    limit = 2 * target
     candidates = takewhile(lambda ways: ways <= limit, range(1, number + 1))
-    return min((ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - wanted), ways))
+    return min((ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - target), ways))
 
 
 def _misfit(degree: str, ways: int, count: int, what: str) -> str:
@@ -93,10 +93,10 @@ def _mamba(model: Model, strategy: Strategy) -> Iterator[str]:
     heads, groups = heads // tp, groups // tp
     yield _misfit("cp", cp, heads, f"the {heads} Mamba heads of a tensor rank")
     if groups % cp and cp % groups:
-        near = nearest_divisor(groups, cp)
+        nearest = nearest_divisor(groups, cp)
         yield (
             f"cp {cp} neither divides nor is a multiple of the {groups} Mamba groups of a tensor rank: "
-            f"the nearest legal cp is {near}"
+            f"the nearest legal cp is {nearest}"
         )
 
 
@@ -110,9 +110,9 @@ def _recurrent(model: Model, strategy: Strategy) -> Iterator[str]:
             yield f"{name} {ways} cannot split Mamba-1 blocks, no software does: use {name} 1 and dp or ep"
     if Mixer.DELTA in mixers and model.delta is not None:
         heads = model.delta.key_heads
-        own = heads // layout.tp
+        rank_heads = heads // layout.tp
         yield _misfit("tp", layout.tp, heads, f"the {heads} key heads of delta nets")
-        yield _misfit("cp", layout.cp, own, f"the {own} key heads of delta nets on a tensor rank")
+        yield _misfit("cp", layout.cp, rank_heads, f"the {rank_heads} key heads of delta nets on a tensor rank")
 
 
 def _sequence(model: Model, strategy: Strategy) -> Iterator[str]:
@@ -128,8 +128,8 @@ def _sequence(model: Model, strategy: Strategy) -> Iterator[str]:
         yield "sequence parallelism needs tp > 1: switch it off, or use tp 2 or more"
     elif seq // layout.cp % layout.tp:
         step = layout.tp * layout.cp
-        near = _multiple(seq, step)
-        yield f"sequence parallelism needs seq {seq} to be a multiple of tp x cp = {step}: use {near}"
+        nearest = _multiple(seq, step)
+        yield f"sequence parallelism needs seq {seq} to be a multiple of tp x cp = {step}: use {nearest}"
 
 
 def _context(model: Model, strategy: Strategy) -> Iterator[str]:
@@ -138,10 +138,10 @@ def _context(model: Model, strategy: Strategy) -> Iterator[str]:
         heads = max(1, model.kv_heads // tp)
         yield _misfit("cp", cp, heads, f"the {heads} kv heads of a tensor rank, which a2a exchanges")
     elif cp > 1 and seq % (2 * cp):
-        near = _multiple(seq, 2 * cp)
+        nearest = _multiple(seq, 2 * cp)
         yield (
             f"cp {cp} needs seq {seq} to be a multiple of 2 x cp = {2 * cp}, so that each rank holds "
-            f"one slice from either end: use {near}"
+            f"one slice from either end: use {nearest}"
         )
 
 
@@ -219,11 +219,11 @@ def _experts(model: Model, strategy: Strategy) -> Iterator[str]:
     yield _misfit("ep", layout.ep, experts.count, f"{experts.count} experts")
     yield _misfit("expert tp", expert_tp, experts.ffn, f"the experts' ffn {experts.ffn}")
     if ranks % (layout.ep * expert_tp):
-        near = nearest_divisor(max(ranks // expert_tp, 1), layout.ep)
+        nearest = nearest_divisor(max(ranks // expert_tp, 1), layout.ep)
         hint = ", or do not split experts (--expert-tp 1)" if expert_tp > 1 and ranks % layout.ep == 0 else ""
         yield (
             f"ep x expert tp = {layout.ep} x {expert_tp} does not divide tp x cp x dp = {ranks}: "
-            f"the nearest legal ep is {near}{hint}"
+            f"the nearest legal ep is {nearest}{hint}"
         )
 
 
@@ -232,9 +232,9 @@ def _pipeline(model: Model, strategy: Strategy) -> Iterator[str]:
     if layout.vpp > 1 and layout.pp == 1:
         yield f"vpp {layout.vpp} splits pipeline stages into chunks and needs pp > 1: use vpp 1"
     sizes = [len(piece.layers) for piece in pieces(model, strategy)]  # raises where they do not add up
-    held, recompute = min(filter(None, sizes)), strategy.recompute
-    if recompute.kind is RecomputeKind.BLOCK and recompute.layers > held:
-        yield f"recompute block {recompute.layers} exceeds the {held} layers of a stage: use at most {held}"
+    smallest, recompute = min(filter(None, sizes)), strategy.recompute
+    if recompute.kind is RecomputeKind.BLOCK and recompute.layers > smallest:
+        yield f"recompute block {recompute.layers} exceeds the {smallest} layers of a stage: use at most {smallest}"
     schedule, batches = strategy.schedule, strategy.micro_batches
     pp, vpp, facts = layout.pp, layout.vpp, SCHEDULES[schedule]
     if pp == 1:
@@ -243,8 +243,8 @@ def _pipeline(model: Model, strategy: Strategy) -> Iterator[str]:
         fewest = facts.fewest_chunks
         yield f"schedule {schedule} needs vpp of {fewest} or more: use vpp {fewest} or schedule 1f1b"
     if not facts.fewest_chunks <= vpp <= (facts.most_chunks or vpp):
-        chunks, other = facts.fewest_chunks, " or schedule interleaved" if vpp > 1 else ""
-        yield f"schedule {schedule} runs {chunks} chunk(s) a stage, not vpp {vpp}: use vpp {chunks}{other}"
+        chunks, alternative = facts.fewest_chunks, " or schedule interleaved" if vpp > 1 else ""
+        yield f"schedule {schedule} runs {chunks} chunk(s) a stage, not vpp {vpp}: use vpp {chunks}{alternative}"
     if facts.whole_rounds and batches % pp:
         yield (
             f"schedule {schedule} needs the {batches} micro-batches to be a multiple of pp {pp}: "
@@ -263,10 +263,10 @@ def _sharding(model: Model, strategy: Strategy) -> Iterator[str]:
         yield f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
     if model.experts is not None and layout.expert_dp % layout.copies:
         copies = [count for count in range(1, ranks + 1) if ranks % count == 0 and layout.expert_dp % count == 0]
-        near = min((ranks // count for count in copies), key=lambda ways: (abs(ways - layout.shard_size), ways))
+        nearest = min((ranks // count for count in copies), key=lambda ways: (abs(ways - layout.shard_size), ways))
         yield (
             f"shard {layout.shard} makes {layout.copies} copies of the states, which do not divide the "
-            f"{layout.expert_dp} replicas of each expert: the nearest legal shard is {near}"
+            f"{layout.expert_dp} replicas of each expert: the nearest legal shard is {nearest}"
         )
 
 

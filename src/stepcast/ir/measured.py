@@ -317,7 +317,7 @@ class Wiring:
     are the NVLinks of a GPU's port on the switch, of an edge of the mesh, or of a bridge.
     """
 
-    told_by: str  # the format that tells it
+    told_by: str  # the format that states it
     gpu: str | None = None  # as the catalogue calls it
     gpus: int | None = None  # of a node
     fabric: str | None = None
@@ -335,8 +335,8 @@ class Wiring:
 
     def facts(self) -> dict[str, object]:
         """Return the stated facts by name."""
-        named = {name: getattr(self, name) for name in self.__slots__ if name not in ("warnings", "told_by")}
-        return {"kind": "wiring", **{name: value for name, value in named.items() if value is not None}}
+        facts = {name: getattr(self, name) for name in self.__slots__ if name not in ("warnings", "told_by")}
+        return {"kind": "wiring", **{name: value for name, value in facts.items() if value is not None}}
 
 
 def find_fabric(links: dict[tuple[int, int], int], gpus: int) -> tuple[str, float, tuple[str, ...]]:

@@ -74,8 +74,8 @@ class Model(Architecture):
         does. *expert_tp* splits each expert; 0: as *tp*.
         """
         require(layers.step == 1, "a stage holds consecutive layers")
-        inside = 0 <= layers.start <= layers.stop <= self.layers
-        require(inside, f"layers {layers.start}..{layers.stop} reach outside the model's {self.layers}")
+        is_inside = 0 <= layers.start <= layers.stop <= self.layers
+        require(is_inside, f"layers {layers.start}..{layers.stop} reach outside the model's {self.layers}")
         for name, value in (("tp", tp), ("ep", ep), ("expert_tp", expert_tp or tp)):
             require(type(value) is int and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
         return range_shard(self, layers, tp, ep, expert_tp or tp, embedding, head)
@@ -92,11 +92,11 @@ def range_shard(
     model: Architecture, layers: range, tp: int, ep: int, expert_tp: int, embedding: bool, head: bool
 ) -> Shard:
     """Return the shard of one rank of consecutive *layers*; see Model.shard_of."""
-    before = _running_shards(model, tp, ep, expert_tp)
+    shards_before = _running_shards(model, tp, ep, expert_tp)
     ends = list_weights(model, "embedding") if embedding else ()
     if head:
         ends += list_weights(model, "final") + list_weights(model, "head")[1 if model.tied and embedding else 0 :]
-    return before[layers.stop] - before[layers.start] + shard_weights(model, ends, tp, ep, expert_tp)
+    return shards_before[layers.stop] - shards_before[layers.start] + shard_weights(model, ends, tp, ep, expert_tp)
 
 
 @lru_cache(maxsize=1024)
@@ -181,18 +181,20 @@ def spread_layers(layers: int, count: int, mtp_layers: int = 0, two_way: bool = 
     share, rest = divmod(layers + 1 + end, count)
     # What is left over goes to the first pieces, after the one with the embedding where that rank saves the most.
     first = 0 if two_way else 1
-    wanted = [share + (first <= piece < first + rest) for piece in range(count)]
-    wanted[0] -= 1
-    wanted[-1] -= end
-    if min(wanted) < 1:  # nearly even
+    shares = [share + (first <= piece < first + rest) for piece in range(count)]
+    shares[0] -= 1
+    shares[-1] -= end
+    if min(shares) < 1:  # nearly even
         share, rest = divmod(layers, count)
-        wanted = [share + (piece < rest) for piece in range(count)]
-    return tuple(wanted)
+        shares = [share + (piece < rest) for piece in range(count)]
+    return tuple(shares)
 
 
 @lru_cache(maxsize=4096)
-def _pieces(layers: int, count: int, given: tuple[int, ...], mtp_layers: int, two_way: bool) -> tuple[StagePiece, ...]:
-    sizes = given
+def _pieces(
+    layers: int, count: int, stage_layers: tuple[int, ...], mtp_layers: int, two_way: bool
+) -> tuple[StagePiece, ...]:
+    sizes = stage_layers
     if not sizes:
         even = layers % count == 0
         sizes = (layers // count,) * count if even else spread_layers(layers, count, mtp_layers, two_way)

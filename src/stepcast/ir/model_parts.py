@@ -114,7 +114,7 @@ class Window:
     def __post_init__(self) -> None:
         require(len(self.pattern) > 0, "the window pattern must not be empty")
 
-    def at(self, layer: int) -> int | None:
+    def size_at(self, layer: int) -> int | None:
         return self.size if self.pattern[layer % len(self.pattern)] else None
 
 
@@ -160,14 +160,14 @@ class Routing:
         for chosen in range(self.top_k):
             following: dict[tuple[int, int], float] = {}
             for (met, reached), chance in states.items():
-                left = (self.count if met < top_groups else top_groups * group_experts) - chosen
-                new_group = (groups - met) * group_experts / left if met < top_groups else 0.0
+                candidates = (self.count if met < top_groups else top_groups * group_experts) - chosen
+                new_group = (groups - met) * group_experts / candidates if met < top_groups else 0.0
                 if nodes >= groups:
                     opens = new_group
-                    joins = max(met * nodes / groups - reached, 0.0) * node_experts / left
+                    joins = max(met * nodes / groups - reached, 0.0) * node_experts / candidates
                 else:
                     unmet_groups = (nodes - reached) * groups / nodes
-                    opens, joins = unmet_groups * group_experts / left if new_group else 0.0, 0.0
+                    opens, joins = unmet_groups * group_experts / candidates if new_group else 0.0, 0.0
                 for step, share in (
                     ((1, 1), opens),
                     ((1, 0), new_group - opens),
@@ -219,7 +219,7 @@ class Experts:
     def routing(self) -> Routing:
         return Routing(self.top_k, self.count, self.groups, self.top_groups)
 
-    def at(self, layer: int) -> bool:
+    def is_expert_layer(self, layer: int) -> bool:
         return layer >= self.first_dense and self.pattern[layer % len(self.pattern)]
 
 

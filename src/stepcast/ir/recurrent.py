@@ -294,11 +294,11 @@ class Scan:
         two again; gradients of the states, of x (two), of B and of C; of C B^T and of the decay; and from
         the gradient of C B^T to those of B and C.
         """
-        through_states, within = 2.0 * self.inputs * self.state, 1.0 * self.inputs * self.chunk
+        through_states, in_chunks = 2.0 * self.inputs * self.state, 1.0 * self.inputs * self.chunk
         square = 2.0 * self.shared * self.chunk
         if self.backward:
-            return 5 * through_states + 3 * within + 3 * square
-        return 2 * through_states + within + square
+            return 5 * through_states + 3 * in_chunks + 3 * square
+        return 2 * through_states + in_chunks + square
 
     @property
     def moved_bytes(self) -> float:

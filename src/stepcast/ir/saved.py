@@ -32,8 +32,8 @@ class SavedActivations:
     transient: float
     again: float = 0.0
 
-    def after(self, whole: bool) -> float:
-        return self.input if whole else self.saved
+    def after(self, is_recomputed: bool) -> float:
+        return self.input if is_recomputed else self.saved
 
 
 @lru_cache(maxsize=4096)

@@ -113,15 +113,13 @@ def describe_misfit(kind: ScheduleKind, stages: int, micro_batches: int) -> str:
     """Say why *kind* cannot run *micro_batches* on *stages*, and what it could; empty where it can."""
     facts = SCHEDULES[kind]
     if stages % facts.stages_step:
-        near = stages + facts.stages_step - stages % facts.stages_step
-        return f"{kind} needs a multiple of {facts.stages_step} stages (pp), not {stages}: use {near}"
+        valid = stages + facts.stages_step - stages % facts.stages_step
+        return f"{kind} needs a multiple of {facts.stages_step} stages (pp), not {stages}: use {valid}"
     step, fewest = facts.batches_step, facts.fewest_batches * stages
     if micro_batches % step or micro_batches < fewest:
-        several = f"a multiple of {step} micro-batches" if step > 1 else "micro-batches"
-        near = max(fewest, micro_batches + -micro_batches % step)
-        return (
-            f"{kind} needs {several}, at least {facts.fewest_batches} x pp = {fewest}, not {micro_batches}: use {near}"
-        )
+        unit = f"a multiple of {step} micro-batches" if step > 1 else "micro-batches"
+        valid = max(fewest, micro_batches + -micro_batches % step)
+        return f"{kind} needs {unit}, at least {facts.fewest_batches} x pp = {fewest}, not {micro_batches}: use {valid}"
     return ""
 
 
@@ -174,8 +172,8 @@ def vee_times(stages: int, stage: int, step: int) -> VeeTimes:
     free = sorted(set(range(VEE_PERIOD)) - times[stage])
     inputs = (back - stage, down + step * stage)
     first = inputs[1] + min((unit - inputs[1]) % VEE_PERIOD for unit in free)
-    other = free[0] if first % VEE_PERIOD == free[1] else free[1]
-    second = inputs[0] + (other - inputs[0]) % VEE_PERIOD
+    second_unit = free[0] if first % VEE_PERIOD == free[1] else free[1]
+    second = inputs[0] + (second_unit - inputs[0]) % VEE_PERIOD
     return VeeTimes((step * stage, up - stage), inputs, (second, first))
 
 
@@ -184,7 +182,10 @@ def _hold_vee(step: int) -> Held:
         times = vee_times(pipeline.stages, stage, step)
         pairs = tuple(zip(times.forwards, times.weights, strict=True))
         moments = range(times.weights[0], times.weights[0] + VEE_PERIOD)
-        live = (tuple((at - start) // VEE_PERIOD - (at - end) // VEE_PERIOD for start, end in pairs) for at in moments)
+        live = (
+            tuple((moment - start) // VEE_PERIOD - (moment - end) // VEE_PERIOD for start, end in pairs)
+            for moment in moments
+        )
         return tuple(min(pipeline.micro_batches, count) for count in max(live, key=sum))
 
     return held

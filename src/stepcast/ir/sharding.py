@@ -68,18 +68,18 @@ class ShardingPlan:
 
     def share(self, shard: Shard) -> float:
         """Parameters of *shard* whose optimizer states one rank keeps."""
-        return sum([each.total / part.ways for part, each in self.kinds(shard)])
+        return sum([part_shard.total / part.ways for part, part_shard in self.kinds(shard)])
 
     def collected(self, shard: Shard) -> Shard:
         """Return the part of *shard* that is gathered before it is used."""
-        return self._those(shard, lambda part: part.collected)
+        return self._select(shard, lambda part: part.collected)
 
     def unreduced(self, shard: Shard) -> Shard:
         """Return the part of *shard* whose gradients are complete before the reduction and split after it."""
-        return self._those(shard, lambda part: self.splits_gradients and part.ways > 1)
+        return self._select(shard, lambda part: self.splits_gradients and part.ways > 1)
 
-    def _those(self, shard: Shard, chosen: Callable[[Partition], bool]) -> Shard:
-        dense, experts = chosen(self.dense), chosen(self.experts)
+    def _select(self, shard: Shard, is_chosen: Callable[[Partition], bool]) -> Shard:
+        dense, experts = is_chosen(self.dense), is_chosen(self.experts)
         return Shard(shard.dense if dense else 0, shard.experts if experts else 0, shard.unquantised if dense else 0)
 
 

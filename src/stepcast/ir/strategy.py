@@ -273,10 +273,10 @@ class Strategy:
         if self.autocast and self.precision not in AUTOCAST:
             raise StrategyError(f"autocast goes with precision {' or '.join(AUTOCAST)}, not {self.precision}")
         if self.global_batch % per_round:
-            near = max(1, round(self.global_batch / per_round)) * per_round
+            nearest = max(1, round(self.global_batch / per_round)) * per_round
             raise StrategyError(
                 f"global batch {self.global_batch} is not a multiple of micro-batch x dp = "
-                f"{self.micro_batch} x {self.layout.dp} = {per_round}: the nearest is {near}"
+                f"{self.micro_batch} x {self.layout.dp} = {per_round}: the nearest is {nearest}"
             )
         chunks = self.layout.pp * self.layout.vpp
         if len(self.stage_layers) not in (0, chunks):
@@ -408,7 +408,9 @@ def layer_view(strategy: Strategy) -> Strategy:
 _VIEWS = Remembered[object, Strategy]()
 _UNSEEN = ("layout", "global_batch", "schedule", "stage_layers", "sharding", "reshard", "offload", "overlap")
 _SEEN_PARTS = ("layout.tp", "layout.cp", "layout.ep", "layout.expert_tp", "overlap.tensor", "overlap.tensor_gradients")
-_VIEWED = attrgetter(*_SEEN_PARTS, *[each.name for each in fields(Strategy) if each.name not in _UNSEEN])
+_VIEWED = attrgetter(
+    *_SEEN_PARTS, *[strategy_field.name for strategy_field in fields(Strategy) if strategy_field.name not in _UNSEEN]
+)
 
 
 WORDS: dict[str, type[StrEnum]] = {

@@ -58,13 +58,13 @@ def _explain(text: str, values: object, kind: type) -> TableError:
             value = value.get(part)
         elif isinstance(value, Sequence):
             value = value[int(part)]
-    shown = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:60]}..."
+    value_text = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:60]}..."
     if message.startswith("Invalid enum value"):
-        return TableError(path, f"{shown} is not known; expected one of {', '.join(_choices(kind, path))}")
+        return TableError(path, f"{value_text} is not known; expected one of {', '.join(_choices(kind, path))}")
     if match := re.fullmatch(r"Expected `(\w+).*`, got `.*`", message):
-        return TableError(path, f"{shown} is not {TYPE_NAMES.get(match[1], 'a table')}")
+        return TableError(path, f"{value_text} is not {TYPE_NAMES.get(match[1], 'a table')}")
     if match := re.fullmatch(r"Expected `\w+.*` ([<>]=?) (\S+)", message):
-        return TableError(path, f"must be {BOUNDS[match[1]]} {float(match[2]):,g}, not {shown}")
+        return TableError(path, f"must be {BOUNDS[match[1]]} {float(match[2]):,g}, not {value_text}")
     return TableError(path, message)
 
 

@@ -112,7 +112,7 @@ class Op:
     kernels: float = 1
     host_reads: bool = False
     early: bool = False
-    # Of a generated op; its name tells as much, so that ops alike are equal with and without.
+    # Of a generated op; its name says as much, so that equal ops stay equal with and without.
     part: OpPart | None = field(default=None, compare=False)
 
 
@@ -202,7 +202,9 @@ class Stage:
         first, last = bodies.pop(FIRST, ()), bodies.pop(LAST, ())
         if first and last and micro_batches == 1:
             pairs = zip(first, last, strict=True)
-            first = tuple(replace(one, weight_gradient=two.weight_gradient) for one, two in pairs)
+            first = tuple(
+                replace(first_layer, weight_gradient=last_layer.weight_gradient) for first_layer, last_layer in pairs
+            )
         return bodies | ({micro_batches - 1: last} if last else {}) | ({0: first} if first else {})
 
     @property
@@ -236,23 +238,23 @@ def unfold_blocks(blocks: Iterable[Block]) -> tuple[Layer, ...]:
 
 def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
     """Return *body* with the *changed* layers at their positions, repeats written out as far as they differ."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     known: dict[tuple[int, int, int], tuple[Layer, ...]] = {}
     start = 0
     for block in body:
         length, stop = len(block.layers), start + len(block.layers) * block.repeat
-        inside = [place for place in changed if start <= place < stop]
-        times = [block.layers] * block.repeat if inside else []
-        for place in inside:
-            at, index = divmod(place - start, length)
-            before, layer = times[at], changed[place]
-            key = (id(before), index, id(layer))
+        places = [place for place in changed if start <= place < stop]
+        times = [block.layers] * block.repeat if places else []
+        for place in places:
+            repeat, index = divmod(place - start, length)
+            unit, layer = times[repeat], changed[place]
+            key = (id(unit), index, id(layer))
             if key not in known:
-                known[key] = (*before[:index], layer, *before[index + 1 :])
-            times[at] = known[key]
-        found += fold_units(times) if inside else [block]
+                known[key] = (*unit[:index], layer, *unit[index + 1 :])
+            times[repeat] = known[key]
+        blocks += fold_units(times) if places else [block]
         start = stop
-    return tuple(found)
+    return tuple(blocks)
 
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
@@ -261,16 +263,16 @@ LONGEST_PATTERN = 12
 
 def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
     """Fold units of the same layer objects into blocks: at each place the repeating pattern that covers most."""
-    own = {id(unit): unit for unit in units}  # most are one object
+    distinct = {id(unit): unit for unit in units}  # most are one object
     number: dict[tuple[int, ...], int] = {}
-    known = {key: number.setdefault(tuple(map(id, unit)), len(number)) for key, unit in own.items()}
+    known = {key: number.setdefault(tuple(map(id, unit)), len(number)) for key, unit in distinct.items()}
     blocks: list[Block] = []
     start = 0
     for length, times in _find_patterns(tuple([known[id(unit)] for unit in units])):
         pattern = units[start : start + length]
         layers = pattern[0] if length == 1 else tuple([layer for unit in pattern for layer in unit])
-        kept = _RUNS.get(layers, partial(tuple, layers)) if isinstance(layers, tuple) else tuple(layers)
-        blocks.append(Block(kept, times))
+        run = _RUNS.get(layers, partial(tuple, layers)) if isinstance(layers, tuple) else tuple(layers)
+        blocks.append(Block(run, times))
         start += length * times
     return blocks
 
@@ -356,9 +358,9 @@ class Workload:
         )
 
     def __repr__(self) -> str:
-        named, layout = self.name or "unnamed", self.layout
+        name, layout = self.name or "unnamed", self.layout
         counted = f"{layout.gpus:,} GPUs, {len(self.stages)} stage(s), {self.micro_batches:,} micro-batch(es)"
-        return f"Workload({named}: {counted})"
+        return f"Workload({name}: {counted})"
 
     @property
     def uniform(self) -> bool:
@@ -387,11 +389,11 @@ LAYER_BLOCK = "layer_block"
 def with_ops(workload: Workload, change: Callable[[Op], Op]) -> Workload:
     """Return the workload with every op changed."""
 
-    def changed(each: Layer) -> Layer:
-        forward, inputs, weights = (tuple(map(change, each.ops(phase))) for phase in Phase)
-        return replace(each, forward=forward, input_gradient=inputs, weight_gradient=weights)
+    def change_layer(layer: Layer) -> Layer:
+        forward, inputs, weights = (tuple(map(change, layer.ops(phase))) for phase in Phase)
+        return replace(layer, forward=forward, input_gradient=inputs, weight_gradient=weights)
 
-    return _with_layers(workload, changed)
+    return _with_layers(workload, change_layer)
 
 
 def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: bool = True) -> Workload:
@@ -402,28 +404,28 @@ def _with_layers(workload: Workload, change: Callable[[Layer], Layer], ends: boo
     bodies: dict[int, tuple[Block, ...]] = {}
     stages: dict[int, Stage] = {}
 
-    def layer(each: Layer) -> Layer:
-        if id(each) not in layers:
-            layers[id(each)] = change(each)
-        return layers[id(each)]
+    def change_layer(original: Layer) -> Layer:
+        if id(original) not in layers:
+            layers[id(original)] = change(original)
+        return layers[id(original)]
 
-    def body(each: tuple[Block, ...]) -> tuple[Block, ...]:
-        if id(each) not in bodies:
-            bodies[id(each)] = tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in each)
-        return bodies[id(each)]
+    def change_body(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        if id(blocks) not in bodies:
+            bodies[id(blocks)] = tuple(Block(tuple(map(change_layer, block.layers)), block.repeat) for block in blocks)
+        return bodies[id(blocks)]
 
-    def stage(each: Stage) -> Stage:
-        if id(each) not in stages:
-            stages[id(each)] = replace(
-                each,
-                body=body(each.body),
-                prologue=tuple(map(layer, each.prologue)) if ends else each.prologue,
-                epilogue=tuple(map(layer, each.epilogue)) if ends else each.epilogue,
-                varied=tuple((which, body(blocks)) for which, blocks in each.varied),
+    def change_stage(original: Stage) -> Stage:
+        if id(original) not in stages:
+            stages[id(original)] = replace(
+                original,
+                body=change_body(original.body),
+                prologue=tuple(map(change_layer, original.prologue)) if ends else original.prologue,
+                epilogue=tuple(map(change_layer, original.epilogue)) if ends else original.epilogue,
+                varied=tuple((which, change_body(blocks)) for which, blocks in original.varied),
             )
-        return stages[id(each)]
+        return stages[id(original)]
 
-    return replace(workload, stages=tuple(map(stage, workload.stages)))
+    return replace(workload, stages=tuple(map(change_stage, workload.stages)))
 
 
 def with_layout(workload: Workload, layout: Layout) -> Workload:
@@ -432,14 +434,14 @@ def with_layout(workload: Workload, layout: Layout) -> Workload:
     if not workload.shares:
         return moved
 
-    def grown(op: Op) -> Op:
+    def grow_gather(op: Op) -> Op:
         work = op.work
         if not isinstance(work, Collective) or work.kind not in GATHERS:
             return op
         share = work.size_bytes // workload.layout.size(work.group)
         return replace(op, work=replace(work, size_bytes=share * layout.size(work.group)))
 
-    return with_ops(moved, grown)
+    return with_ops(moved, grow_gather)
 
 
 def repeat_layers(workload: Workload, count: int) -> Workload:
@@ -447,9 +449,9 @@ def repeat_layers(workload: Workload, count: int) -> Workload:
     note = workload.note(LAYER_BLOCK)
     require(note is not None, "this workload does not mark which rows are one model layer")
     require(count >= 1, f"a model has at least one layer, not {count}")
-    at = int(note or 0)
+    repeated = int(note or 0)
     stage = workload.stages[0]
-    body = tuple(Block(block.layers, count) if index == at else block for index, block in enumerate(stage.body))
+    body = tuple(Block(block.layers, count) if index == repeated else block for index, block in enumerate(stage.body))
     return replace(workload, stages=(replace(stage, body=body), *workload.stages[1:]))
 
 

@@ -118,11 +118,11 @@ def _megatron_model(model: Model) -> Table:
         if model.kv_heads != model.heads:
             arguments |= {"group-query-attention": True, "num-query-groups": model.kv_heads}
     if model.window is not None:
-        local = [int(model.window.at(layer) is not None) for layer in range(model.layers)]
+        local = [int(model.window.size_at(layer) is not None) for layer in range(model.layers)]
         arguments["window-size"] = f"{model.window.size - 1},0"
         arguments["window-attn-skip-freq"] = None if all(local) else str(local)
     if (experts := model.experts) is not None:
-        routed, has_groups = [int(experts.at(layer)) for layer in range(model.layers)], experts.groups > 1
+        routed, has_groups = [int(experts.is_expert_layer(layer)) for layer in range(model.layers)], experts.groups > 1
         arguments |= {
             "num-experts": experts.count,
             "moe-router-topk": experts.top_k,

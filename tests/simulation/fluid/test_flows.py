@@ -149,7 +149,7 @@ def test_many_flows_end_the_same_in_whatever_order_they_are_told() -> None:
     links, flows = crossing(1_000, 512)
     order = np.random.default_rng(3).permutation(len(flows))
     found = transfers(links, flows, compiled=True)
-    mixed = transfers(links, flows.at(order), compiled=True)
+    mixed = transfers(links, flows.select(order), compiled=True)
     np.testing.assert_allclose(mixed.end_s, found.end_s[order], rtol=2e-3)
 
 

@@ -130,14 +130,14 @@ def _ring(sizes: Sizes, block: LayerParts) -> Layer:
     seq, size = sizes.seq, _key_value_bytes(sizes)
     keys = window_keys(sizes.strategy.seq, block)
     if keys is None:
-        own = _Core(sizes, seq, seq, True, sizes.heads, sizes.kv_heads)
-        other = replace(own, key_len=max(1, seq // 2), causal=False)
+        diagonal = _Core(sizes, seq, seq, True, sizes.heads, sizes.kv_heads)
+        off_diagonal = replace(diagonal, key_len=max(1, seq // 2), causal=False)
     else:
-        own = other = _Core(sizes, seq, max(1, round(keys / sizes.cp)), False, sizes.heads, sizes.kv_heads)
+        diagonal = off_diagonal = _Core(sizes, seq, max(1, round(keys / sizes.cp)), False, sizes.heads, sizes.kv_heads)
     forward: list[Op] = []
     backward: list[Op] = []
     for step in range(sizes.cp):
-        core = own if step == 0 else other
+        core = diagonal if step == 0 else off_diagonal
         # Each step passes on what it works with while as much arrives; the last has nobody left to pass it to.
         if step < sizes.cp - 1:
             forward.append(Op(f"ring {step + 1}", Transfer(Direction.SEND, size, Group.CP), blocking=False))

@@ -278,7 +278,7 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     eager, per_token = sizes.eager_modules, max(1, rows // sizes.outer_tokens)
     biased, pads = model.biases.mlp and (eager or sizes.fused), dtype.scaled and sizes.fused_by_hand and not eager
 
-    def around(place: str) -> Ops:
+    def list_extra_kernels(place: str) -> Ops:
         if not (eager or biased or pads):
             return ()
         return list_kernels(
@@ -306,14 +306,19 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     return (
         make_layer(
             Role.EXPERTS_UP,
-            (*around("before"), *first.forward, *around("between"), *forward),
-            (*backward, *around("backward between"), *first.input_gradient, *around("backward before")),
+            (*list_extra_kernels("before"), *first.forward, *list_extra_kernels("between"), *forward),
+            (
+                *backward,
+                *list_extra_kernels("backward between"),
+                *first.input_gradient,
+                *list_extra_kernels("backward before"),
+            ),
             (*first.weight_gradient, *biases[0]),
         ),
         make_layer(
             Role.EXPERTS_DOWN,
-            (*last.forward, *around("after")),
-            (*around("backward after"), *last.input_gradient),
+            (*last.forward, *list_extra_kernels("after")),
+            (*list_extra_kernels("backward after"), *last.input_gradient),
             (*last.weight_gradient, *biases[1]),
         ),
     )

@@ -158,43 +158,43 @@ def eager_scan_transient(scan: Scan) -> float:
 
 
 def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
-    model, own = sizes.model, MambaSizes(sizes, present(sizes.model.hybrid))
+    model, mamba = sizes.model, MambaSizes(sizes, present(sizes.model.hybrid))
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
-    projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype)
-    output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype)
+    projected = Linear("in", sizes.tokens, model.hidden, mamba.projected, sizes.dtype)
+    output = Linear("out", sizes.tokens, mamba.inner, model.hidden, sizes.dtype)
     return norms.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
         build.column_layer(sizes, Role.MAMBA_IN, (projected,)),
-        *((_eager_core(own), _eager_norm(own)) if eager else (_core(own), _group_norm(own))),
+        *((_eager_core(mamba), _eager_norm(mamba)) if eager else (_core(mamba), _group_norm(mamba))),
         build.row_layer(sizes, Role.MAMBA_OUT, output),
         waits=build.column_waits(sizes, Role.MAMBA_IN),
     )
 
 
-def _core(own: MambaSizes) -> Layer:
+def _core(mamba: MambaSizes) -> Layer:
     """Return the convolution with its activation, and the scan."""
-    rows, columns, dtype = build.sequence_tokens(own.sizes), own.channels, own.sizes.stored
-    arrange = partial(build.exchange_sequence, own.sizes, own.exchanged)
-    back = partial(build.exchange_sequence, own.sizes, own.inner, back=True)
+    rows, columns, dtype = build.sequence_tokens(mamba.sizes), mamba.channels, mamba.sizes.stored
+    arrange = partial(build.exchange_sequence, mamba.sizes, mamba.exchanged)
+    back = partial(build.exchange_sequence, mamba.sizes, mamba.inner, back=True)
     convolution = stream_op("convolution", K.CONVOLUTION, rows, columns, 1, 1, dtype)
     return make_layer(
         Role.MAMBA_SCAN,
-        (*arrange(""), convolution, Op("scan", own.scan(False)), *back("")),
+        (*arrange(""), convolution, Op("scan", mamba.scan(False)), *back("")),
         (
             *back(" gradient"),
             stream_op("convolution again", K.CONVOLUTION, rows, columns, 1, 1, dtype),
-            Op("scan gradient", own.scan(True)),
+            Op("scan gradient", mamba.scan(True)),
             stream_op("convolution gradient", K.CONVOLUTION, rows, columns, 2, 1, dtype, True),
             *arrange(" gradient"),
         ),
     )
 
 
-def _group_norm(own: MambaSizes) -> Layer:
+def _group_norm(mamba: MambaSizes) -> Layer:
     """Return an RMS norm of each group's heads by themselves."""
-    rows, columns, dtype = own.sizes.tokens * own.groups, own.inner // own.groups, own.sizes.stored
+    rows, columns, dtype = mamba.sizes.tokens * mamba.groups, mamba.inner // mamba.groups, mamba.sizes.stored
     return make_layer(
         Role.MAMBA_GROUP_NORM,
         (stream_op("group norm", K.GROUP_NORM, rows, columns, 1, 1, dtype),),
@@ -202,18 +202,18 @@ def _group_norm(own: MambaSizes) -> Layer:
     )
 
 
-def _eager_core(own: MambaSizes) -> Layer:
+def _eager_core(mamba: MambaSizes) -> Layer:
     """Return convolution and scan as PyTorch operations in fp32."""
-    scan = own.scan(False)
+    scan = mamba.scan(False)
     (tokens, chunks), heads, width, chunk = padded_tokens(scan), scan.heads, scan.head_dim, scan.chunk
     phases = list_phases(
         "eager scan",
-        own.sizes,
+        mamba.sizes,
         tokens * heads,
         width,
         FP32,
         tokens=tokens,
-        channels=own.channels,
+        channels=mamba.channels,
         width=width,
         state=scan.state,
         chunk=chunk,
@@ -224,9 +224,9 @@ def _eager_core(own: MambaSizes) -> Layer:
     return make_layer(Role.MAMBA_SCAN, *phases)
 
 
-def _eager_norm(own: MambaSizes) -> Layer:
+def _eager_norm(mamba: MambaSizes) -> Layer:
     """Return the gate and an RMS norm, an operation a kernel."""
-    sizes, rows, columns = own.sizes, own.sizes.tokens * own.groups, own.inner // own.groups
+    sizes, rows, columns = mamba.sizes, mamba.sizes.tokens * mamba.groups, mamba.inner // mamba.groups
     gate = stream_op("gate", K.SILU, rows, columns, 2, 2, FP32, kernels=3)
     gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
     norm, norm_gradient = norms.eager_norm(sizes, "group norm", rows, columns, FP32)

@@ -244,7 +244,7 @@ class Linear:
             "product": K.CAST if casts else K.MUL,
         }
 
-        def around(name: str, rows: int = rows, columns: int = self.inputs, code: str = "lora") -> Ops:
+        def list_extra_kernels(name: str, rows: int = rows, columns: int = self.inputs, code: str = "lora") -> Ops:
             return list_kernels(name, sizes, rows, columns, stored, f"{self.name} {code}", **values)
 
         small = 2 if sizes.framework.fp32_adapters else 0  # casts of both matrices
@@ -254,12 +254,14 @@ class Linear:
             code = MEASURED["peft_code_kernels"] if peft else 0
             products = (replace(down, kernels=1 + code + small), up)
             if dora:
-                weights = around("dora weights", self.outputs, self.inputs, "dora")
-                return (*around("adapters"), *weights, *products, *around("dora", *result))
-            return (*around("adapters"), *products, *around("scaled adapters"))
+                weights = list_extra_kernels("dora weights", self.outputs, self.inputs, "dora")
+                return (*list_extra_kernels("adapters"), *weights, *products, *list_extra_kernels("dora", *result))
+            return (*list_extra_kernels("adapters"), *products, *list_extra_kernels("scaled adapters"))
         if phase == "input gradient":
-            scaled = around("dora gradient", *result) if dora else around("scaled adapters gradient")
-            return (*scaled, up, down, *around("adapters gradient"))
+            scaled = (
+                list_extra_kernels("dora gradient", *result) if dora else list_extra_kernels("scaled adapters gradient")
+            )
+            return (*scaled, up, down, *list_extra_kernels("adapters gradient"))
         accumulates = 2 if strategy.micro_batches > 1 else 0
         nodes = MEASURED["peft_node_kernels" if peft else "adapter_node_kernels"]
         return (replace(down, kernels=1 + nodes + small + accumulates), up)
@@ -381,14 +383,14 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     tail: Ops = ()
     if ends:
         narrow, drops = sizes.stream is not sizes.stored, sizes.framework.dropout
-        tail, before = list_phases("branch end", sizes, rows, hidden, sizes.stream, narrow=narrow, drops=drops)
-        gradient = before + gradient
+        tail, gradient_tail = list_phases("branch end", sizes, rows, hidden, sizes.stream, narrow=narrow, drops=drops)
+        gradient = gradient_tail + gradient
     if sizes.tp == 1:
         return make_layer(role, forward + tail, gradient, weight)
     size, overlap = tensor_bytes(sizes), sizes.strategy.overlap.tensor
     if spread:
-        made = (C.ALL_TO_ALL, size // sizes.tp) if sizes.framework.exchanges_adapters else (C.ALL_GATHER, size)
-        turn = collective(f"{role} adapters tp {made[0]}", *made, Group.TP)
+        kind_and_size = (C.ALL_TO_ALL, size // sizes.tp) if sizes.framework.exchanges_adapters else (C.ALL_GATHER, size)
+        turn = collective(f"{role} adapters tp {kind_and_size[0]}", *kind_and_size, Group.TP)
         forward, gradient = (*forward, turn), (turn, *gradient)
     kind, word = (C.REDUCE_SCATTER, "reduce-scatter") if sequence else (C.ALL_REDUCE, "all-reduce")
     name = f"{role} tp {word}"

@@ -22,8 +22,8 @@ SCAN_CHUNK = 2048
 
 
 def count_mixing_flops(model: Architecture, block: LayerParts, seq: int, batch: int, causal: bool) -> float:
-    own = present(model.selective)
-    return SelectiveScan(batch, seq, own.inner, own.state).flops
+    selective = present(model.selective)
+    return SelectiveScan(batch, seq, selective.inner, selective.state).flops
 
 
 def scan_saved(scan: SelectiveScan, element: float) -> float:
@@ -36,12 +36,12 @@ def scan_saved(scan: SelectiveScan, element: float) -> float:
 
 def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     """Return the tensors from the in-projection's result to the out-projection's input, which is the scan's."""
-    own, tokens, element = present(sizes.model.selective), sizes.tokens, sizes.stored.bytes
+    selective, tokens, element = present(sizes.model.selective), sizes.tokens, sizes.stored.bytes
     batch = sizes.strategy.micro_batch
-    scan = SelectiveScan(batch, max(1, tokens // batch), own.inner, own.state)
+    scan = SelectiveScan(batch, max(1, tokens // batch), selective.inner, selective.state)
     return [
-        SavedTensor("in-projection, channels and their time steps", tokens * 4 * own.inner * element),
-        SavedTensor("time step, B and C", tokens * own.steps * (2 if own.normed else 1) * element),
+        SavedTensor("in-projection, channels and their time steps", tokens * 4 * selective.inner * element),
+        SavedTensor("time step, B and C", tokens * selective.steps * (2 if selective.normed else 1) * element),
         SavedTensor("selective scan", scan_saved(scan, element)),
     ]
 
@@ -52,34 +52,34 @@ def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
 
 
 def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
-    own, model, tokens, dtype = present(sizes.model.selective), sizes.model, sizes.tokens, sizes.stored
-    into = Linear("in", tokens, model.hidden, 2 * own.inner, sizes.dtype)
-    out = Linear("out", tokens, own.inner, model.hidden, sizes.dtype)
-    convolution = stream_op("convolution", K.CONVOLUTION, tokens, own.inner, 1, 1, dtype)
-    gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, own.inner, 2, 1, dtype, True)
-    shape = (sizes.strategy.micro_batch, sizes.strategy.seq, own.inner, own.state)
+    selective, model, tokens, dtype = present(sizes.model.selective), sizes.model, sizes.tokens, sizes.stored
+    into = Linear("in", tokens, model.hidden, 2 * selective.inner, sizes.dtype)
+    out = Linear("out", tokens, selective.inner, model.hidden, sizes.dtype)
+    convolution = stream_op("convolution", K.CONVOLUTION, tokens, selective.inner, 1, 1, dtype)
+    gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, selective.inner, 2, 1, dtype, True)
+    shape = (sizes.strategy.micro_batch, sizes.strategy.seq, selective.inner, selective.state)
     forward, backward = (SelectiveScan(*shape, backward, sizes.unquantised) for backward in (False, True))
     return norms.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
         build.column_layer(sizes, Role.MAMBA_IN, (into,), (convolution,), (gradient,)),
-        _steps_layer(sizes, own),
+        _steps_layer(sizes, selective),
         make_layer(Role.MAMBA_SCAN, (Op("scan", forward),), (Op("scan gradient", backward),)),
         build.row_layer(sizes, Role.MAMBA_OUT, out),
     )
 
 
-def _steps_layer(sizes: Sizes, own: Selective) -> Layer:
+def _steps_layer(sizes: Sizes, selective: Selective) -> Layer:
     """Return time step, B and C from the channels, and the time step of each channel from its low rank; the
     channels get back gradients from here and from the scan.
     """
-    low = Linear("steps", sizes.tokens, own.inner, own.steps, sizes.dtype).phases(sizes)
-    high = Linear("time step", sizes.tokens, own.rank, own.inner, sizes.dtype).phases(sizes)
+    low = Linear("steps", sizes.tokens, selective.inner, selective.steps, sizes.dtype).phases(sizes)
+    high = Linear("time step", sizes.tokens, selective.rank, selective.inner, sizes.dtype).phases(sizes)
     norm, norm_gradient = (
-        norms.norm_ops(sizes, "steps norm", sizes.tokens, own.steps, heads=True) if own.normed else ((), ())
+        norms.norm_ops(sizes, "steps norm", sizes.tokens, selective.steps, heads=True) if selective.normed else ((), ())
     )
-    channels = build.add_op(sizes, "channel gradient", sizes.tokens, own.inner)
+    channels = build.add_op(sizes, "channel gradient", sizes.tokens, selective.inner)
     return make_layer(
         Role.MAMBA_STEPS,
         (*low.forward, *norm, *high.forward),

@@ -152,8 +152,8 @@ class Sizes:
         """
         if self.trains_norms or not self.eager_modules:
             # Autocast casts the input of each separate projection by itself.
-            each = self.strategy.autocast and self.eager_modules and not self.model.joined
-            return max(1, len(names)) if each else 1
+            casts_each = self.strategy.autocast and self.eager_modules and not self.model.joined
+            return max(1, len(names)) if casts_each else 1
         adapted = self.count_adapted(*names)
         return adapted if self.casts_adapter_inputs and not self.model.joined else min(1, adapted)
 

@@ -319,7 +319,7 @@ def transfers(
         meets = np.full(count, -1, np.int64)
         meets[flows.flow[fullest]] = flows.link[fullest]
         order = np.argsort(meets, kind="stable")
-        times = _transfer(links, flows.at(order), start_s[order], alone_s[order], record, compiled, precision)
+        times = _transfer(links, flows.select(order), start_s[order], alone_s[order], record, compiled, precision)
         place = np.argsort(order)
         return replace(times, start_s=times.start_s[place], end_s=times.end_s[place], flow=order[times.flow])
     return _transfer(links, flows, start_s, alone_s, record, compiled, precision)
