@@ -241,8 +241,8 @@ def test_a_switch_that_adds_sends_one_sum_up() -> None:
     work = Collective(KIND.ALL_REDUCE, SIZE, Group.DP)
     flows = collective_flows(network, seats, layout, work, Algorithm.IN_NETWORK, LONG)
     load = flows.on_links(len(network.links))
-    assert load[network["nic up"].at(0, 3)[0]] == pytest.approx(SIZE)
-    assert load[network["leaf up"].at(3, 0)[0]] == pytest.approx(SIZE)  # not that of its four nodes
+    assert load[network["nic up"].links_at(0, 3)[0]] == pytest.approx(SIZE)
+    assert load[network["leaf up"].links_at(3, 0)[0]] == pytest.approx(SIZE)  # not that of its four nodes
 
 
 def test_pods_send_one_sum_to_the_cores() -> None:

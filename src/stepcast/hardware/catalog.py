@@ -262,7 +262,7 @@ def convert_units(table: Facts) -> FactDict:
     values = {}
     for key, value in table.items():
         suffix = next((suffix for suffix in FIT_UNITS if key.endswith(suffix)), "")
-        own, unit = FIT_UNITS.get(suffix, ("", 1))
+        si_suffix, unit = FIT_UNITS.get(suffix, ("", 1))
         match value:
             case dict():
                 value = {name: number * unit for name, number in value.items()}
@@ -270,7 +270,7 @@ def convert_units(table: Facts) -> FactDict:
                 value = [number * unit for number in value]
             case int() | float():
                 value = value * unit
-        values[key.removesuffix(suffix) + own] = value
+        values[key.removesuffix(suffix) + si_suffix] = value
     return values
 
 
@@ -300,13 +300,13 @@ def _build_gpu(name: str, entries: Entries, where: str) -> Gpu:
 @lru_cache(maxsize=256)
 def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
-    own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
+    name_overrides = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
     word = _normalise(name)
     # Other spellings are read from all files, which takes longer than a prediction.
     described = _is_file(name) or word in data_names("clusters") or word in _spellings()["clusters"]
     gpu_alone = None if described else _spellings()["gpus"].get(word)  # a GPU that no cluster is named after
     entries = dict(_node_entries(gpu_alone) if gpu_alone else _read_entries("clusters", name))
-    for text in (*own, *overrides):
+    for text in (*name_overrides, *overrides):
         _override(entries, text)
     gpu_entries = {key.removeprefix("gpu."): entry for key, entry in entries.items() if key.startswith("gpu.")}
     if not gpu_entries:
@@ -324,37 +324,37 @@ def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
 
 
 def _build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
-    own = {key: entry for key, entry in entries.items() if not key.startswith("gpu.")}
-    values: FactDict = {"node": {}, "topology": {}, "communication": {}} | _nest(own, CLUSTER_KEYS)
+    cluster_entries = {key: entry for key, entry in entries.items() if not key.startswith("gpu.")}
+    values: FactDict = {"node": {}, "topology": {}, "communication": {}} | _nest(cluster_entries, CLUSTER_KEYS)
     values["node"]["gpu"] = gpu
     sources = {f"gpu.{key}": source for key, source in gpu.sources.items()} | _sources(entries, CLUSTER_KEYS)
-    if any(key.startswith("node.nic.") for key in own):
+    if any(key.startswith("node.nic.") for key in cluster_entries):
         # A NIC without latency or efficiency of its own has those of its transport.
         word, transports = values["node"].get("transport") or DEFAULT_TRANSPORT, known_transports()
         if word not in transports:
             problem = f"unknown transport {word!r}, expected one of {', '.join(transports)}"
-            raise CatalogError(own[TRANSPORT].where, TRANSPORT, problem)
+            raise CatalogError(cluster_entries[TRANSPORT].where, TRANSPORT, problem)
         nic = values["node"].setdefault("nic", {})
-        for key in (key for key in OF_TRANSPORT if key not in own):
+        for key in (key for key in OF_TRANSPORT if key not in cluster_entries):
             field = CLUSTER_KEYS[key].path[-1]
             nic[field] = getattr(transports[word], field)
             sources[key] = transports[word].source
-    values |= {"name": name, "other": _other_kind(own, where), "sources": sources}
-    return _build(Cluster, values, own, CLUSTER_KEYS, where)
+    values |= {"name": name, "other": _other_kind(cluster_entries, where), "sources": sources}
+    return _build(Cluster, values, cluster_entries, CLUSTER_KEYS, where)
 
 
 def _other_kind(entries: Entries, where: str) -> Cluster | None:
     """Return the nodes of a second kind: as many as given, of another description."""
-    given = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
-    if not given:
+    kind_entries = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
+    if not kind_entries:
         return None
     for key in ("other.cluster", "other.nodes"):
-        if key not in given:
+        if key not in kind_entries:
             raise CatalogError(where, key, "is missing; a second kind needs other.cluster and other.nodes")
-    name = str(given["other.cluster"].value)
-    cluster = load_cluster(name, [f"nodes={given['other.nodes'].value}"])
+    name = str(kind_entries["other.cluster"].value)
+    cluster = load_cluster(name, [f"nodes={kind_entries['other.nodes'].value}"])
     if cluster.other is not None:
-        raise CatalogError(given["other.cluster"].where, "other.cluster", f"{name} has a second kind itself")
+        raise CatalogError(kind_entries["other.cluster"].where, "other.cluster", f"{name} has a second kind itself")
     return cluster
 
 
@@ -457,11 +457,11 @@ def _catalogue_name(kind: str, name: str, where: str = "") -> str:
 def _node_entries(gpu: str) -> dict[str, Entry]:
     """Return the entries of one node with *gpu*: of the plainest cluster that has it, else cards on PCIe."""
     clusters = clusters_of(gpu)
-    other = BUILT_AS.get(gpu, BARE_NODE)
-    entries = dict(_read_entries("clusters", clusters[0] if clusters else other))
+    similar = BUILT_AS.get(gpu, BARE_NODE)
+    entries = dict(_read_entries("clusters", clusters[0] if clusters else similar))
     if not clusters:
         _override(entries, f"gpu={gpu}")
-    description = f"one node of {clusters[0] if clusters else f'{gpu}, built as {other}'}"
+    description = f"one node of {clusters[0] if clusters else f'{gpu}, built as {similar}'}"
     entries["description"] = Entry(description, gpu, gpu)
     # Racks that are one domain, and a torus, remain complete.
     if not any(key in entries for key in ("network.scale_up_nodes", "network.shape")):
@@ -477,11 +477,11 @@ def _read_entries(kind: str, name: str, chain: tuple[str, ...] = (), where: str 
     if not _is_file(name):
         return _catalogued_entries(kind, _catalogue_name(kind, name, where))
     text, chain = read_chained(name, chain, where, "base")
-    own = _parse(kind, text, name)
+    entries = _parse(kind, text, name)
     for key in ("base", "gpu.base", "other.cluster"):  # a path is relative to the file that names it
-        if key in own and _is_file(str(own[key].value)):
-            own[key] = own[key]._replace(value=str(Path(name).parent / str(own[key].value)))
-    return _with_base(kind, own, chain)
+        if key in entries and _is_file(str(entries[key].value)):
+            entries[key] = entries[key]._replace(value=str(Path(name).parent / str(entries[key].value)))
+    return _with_base(kind, entries, chain)
 
 
 @lru_cache(maxsize=256)
@@ -501,14 +501,14 @@ def _parse(kind: str, text: str, file: str) -> dict[str, Entry]:
     return {key: Entry(value, description.where(key), description.source(key)) for key, value in values.items()}
 
 
-def _with_base(kind: str, own: dict[str, Entry], chain: tuple[str, ...]) -> Entries:
-    if "base" not in own:
-        return own
-    base = own["base"]
+def _with_base(kind: str, entries: dict[str, Entry], chain: tuple[str, ...]) -> Entries:
+    if "base" not in entries:
+        return entries
+    base = entries["base"]
     inherited = _without(_read_entries(kind, str(base.value), chain, base.where), NOT_INHERITED)
-    if "gpu.base" in own:  # what was given of the old GPU does not hold for another
+    if "gpu.base" in entries:  # what was given of the old GPU does not hold for another
         inherited = {key: entry for key, entry in inherited.items() if not key.startswith("gpu.")}
-    return _inherit(inherited, own)
+    return _inherit(inherited, entries)
 
 
 def _inherit(base: Entries, own: Entries) -> dict[str, Entry]:

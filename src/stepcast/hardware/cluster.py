@@ -134,8 +134,8 @@ class Topology:
     @property
     def doubts(self) -> list[str]:
         """A warning of what the prices of collectives leave out; flows over the links include it."""
-        given = {"routing": self.routing is not NetworkRouting.SPRAY, "failed": self.failed, "slow": self.slow}
-        names = " and ".join(f"network.{name}" for name, value in given.items() if value)
+        settings = {"routing": self.routing is not NetworkRouting.SPRAY, "failed": self.failed, "slow": self.slow}
+        names = " and ".join(f"network.{name}" for name, value in settings.items() if value)
         return [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []
 
     def __post_init__(self) -> None:

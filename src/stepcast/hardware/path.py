@@ -313,24 +313,27 @@ def resolve(
     if members[0] < 0 or (cluster.gpus is not None and members[-1] >= cluster.gpus):
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
-    nodes, held = _spread(members, list_regions(placement, size))
-    most, aligned = max(map(len, held)), len(held) == 1  # each node holds the same GPUs, each NIC talks to its own rail
-    links = (cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
+    nodes, members_by_node = _spread(members, list_regions(placement, size))
+    most_per_node, aligned = (
+        max(map(len, members_by_node)),
+        len(members_by_node) == 1,
+    )  # each node holds the same GPUs, each NIC talks to its own rail
+    links = (cluster.node.fabric.among(local, size) for local in members_by_node if len(local) > 1)
     intra = min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
     inter, exchange, hops = None, None, 0
     if len(nodes) > 1:
-        active = max(most, size if active_per_node is None else active_per_node)
+        active = max(most_per_node, size if active_per_node is None else active_per_node)
         inter, exchange, hops = _between(cluster, nodes, aligned, active)
     return GroupPath(
         ranks=len(members),
         nodes=len(nodes),
-        ranks_per_node=most,
-        fewest_per_node=min(map(len, held)),
+        ranks_per_node=most_per_node,
+        fewest_per_node=min(map(len, members_by_node)),
         intra=intra,
         inter=inter,
         exchange_bytes_per_s=exchange,
         hops=hops,
-        in_switch_reduction=cluster.node.fabric.in_switch_reduction and most > 1,
+        in_switch_reduction=cluster.node.fabric.in_switch_reduction and most_per_node > 1,
         in_network_reduction=cluster.topology.in_network_reduction and len(nodes) > 1,
     )
 
@@ -341,11 +344,11 @@ def job_path(cluster: Cluster, ranks: int, ranks_per_node: int | None = None, pl
     Nothing else runs on its nodes, so its ranks have their NICs to themselves.
     """
     size = cluster.domain_gpus
-    held = size if ranks_per_node is None else ranks_per_node
+    per_node = size if ranks_per_node is None else ranks_per_node
     if ranks_per_node is None:
-        return resolve(cluster, range(ranks), min(held, ranks), place_ranks(place, cluster, ranks))
-    spread = [rank // held * size + rank % held for rank in range(ranks)]
-    return resolve(cluster, spread, min(held, ranks))
+        return resolve(cluster, range(ranks), min(per_node, ranks), place_ranks(place, cluster, ranks))
+    spread = [rank // per_node * size + rank % per_node for rank in range(ranks)]
+    return resolve(cluster, spread, min(per_node, ranks))
 
 
 @lru_cache(maxsize=4096)
@@ -425,14 +428,14 @@ def _add_within(
 
     begins = np.asarray(firsts)
     number = np.searchsorted([region.start for region in regions], begins, side="right") - 1
-    start, stop, domain, held = np.array(regions)[number].T
-    inside = begins + span < stop
-    away, local = np.divmod(begins - start, held)
-    keys = np.stack([number, local, (domain + away) % under_leaf])[:, inside]
+    start, stop, domain, ranks_per_domain = np.array(regions)[number].T
+    is_within = begins + span < stop
+    away, local = np.divmod(begins - start, ranks_per_domain)
+    keys = np.stack([number, local, (domain + away) % under_leaf])[:, is_within]
     unique, places = np.unique(keys, axis=1, return_index=True)
-    for key, first in zip(unique.T.tolist(), begins[inside][places].tolist(), strict=True):
+    for key, first in zip(unique.T.tolist(), begins[is_within][places].tolist(), strict=True):
         shapes.setdefault(((0, *key, False),), first)
-    rest: list[int] = begins[~inside].tolist()
+    rest: list[int] = begins[~is_within].tolist()
     return rest
 
 

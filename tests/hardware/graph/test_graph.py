@@ -96,7 +96,7 @@ def test_a_leaf_sends_up_its_share(factor: int) -> None:
     network = made(*CLOS, f"network.oversubscription={factor}")
     nic = network.cluster.node.nic
     assert nic is not None
-    up = network.links.capacity_bytes_per_s[network["leaf up"].at(0, 0)[0]]
+    up = network.links.capacity_bytes_per_s[network["leaf up"].links_at(0, 0)[0]]
     assert up == pytest.approx(2 * 8 * nic.effective_bytes_per_s / factor)
 
 
@@ -209,5 +209,5 @@ def test_messages_go_round_spines_that_failed(routing: str) -> None:
     used = {network.links.name(int(link)) for link in ways.link}
     assert failed not in used
     assert "leaf 0 to spine 2" in used
-    on_nics = ways.share[np.isin(ways.link, network["nic up"].at(0, np.arange(8)))]
+    on_nics = ways.share[np.isin(ways.link, network["nic up"].links_at(0, np.arange(8)))]
     assert on_nics.sum() == pytest.approx(128)

@@ -235,8 +235,8 @@ def _through_switches(network: Network, reduced: SwitchTraffic) -> LinkShares:
     flow = reduced.flow[index]
     sent, received = reduced.sent_bytes[index] * part, reduced.received_bytes[index] * part
     parts = [
-        entries(flow, network["nic up"].at(node, nic), sent),
-        entries(flow, network["nic down"].at(node, nic), received),
+        entries(flow, network["nic up"].links_at(node, nic), sent),
+        entries(flow, network["nic down"].links_at(node, nic), received),
     ]
     if "leaf up" in network.blocks:
         leaf = network.leaf_of(node * nics + nic)
@@ -269,7 +269,7 @@ def _upward(
     return [
         entries(
             np.repeat(flow, ways),
-            block.at(np.repeat(above, ways), *(np.tile(place, len(flow)) for place in places)),
+            block.links_at(np.repeat(above, ways), *(np.tile(place, len(flow)) for place in places)),
             np.repeat(size / ways, ways),
         )
         for block in blocks

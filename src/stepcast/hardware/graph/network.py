@@ -37,7 +37,7 @@ class LinkBlock:
     def size(self) -> int:
         return prod(self.shape)
 
-    def at(self, *place: IntArray | int) -> IntArray:
+    def links_at(self, *place: IntArray | int) -> IntArray:
         """Return the numbers of the links at *place*, a column for each dimension."""
         number: IntArray = np.zeros(1, np.int64)
         for size, index in zip(self.shape, place, strict=True):
@@ -230,8 +230,8 @@ def _add_fabric(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> None:
         blocks.add("slot down", "PCIe", every, slot, lambda n, g: f"node {n} GPU {g} PCIe down")
         if fabric.socket_link is not None and fabric.sockets > 1:
             shape = (nodes, fabric.sockets, fabric.sockets)
-            between = fabric.socket_link.effective_bytes_per_s
-            blocks.add("socket", "sockets", shape, between, lambda n, a, b: f"node {n} socket {a} to socket {b}")
+            socket_rate = fabric.socket_link.effective_bytes_per_s
+            blocks.add("socket", "sockets", shape, socket_rate, lambda n, a, b: f"node {n} socket {a} to socket {b}")
 
 
 def _add_switches(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
@@ -249,13 +249,13 @@ def _add_switches(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> tuple[int
     distinct = topology.routing is not NetworkRouting.SPRAY or bool(topology.failed or topology.slow)
     spines = _count_ways(topology.spines, below / topology.oversubscription, distinct)
     up = below * rate / topology.oversubscription / spines
-    many = distinct or topology.spines == 1
+    is_numbered = distinct or topology.spines == 1
 
     def leaf(number: int) -> str:
         return f"leaf {number}" if rails == 1 else f"rail {number % rails} leaf {number // rails}"
 
     def spine(number: int) -> str:
-        return f"spine {number}" if many else "spines"
+        return f"spine {number}" if is_numbered else "spines"
 
     shape = (units * rails, spines)
     blocks.add("leaf up", "leaf to spine", shape, up, lambda a, s: f"{leaf(a)} to {spine(s)}")
@@ -269,7 +269,7 @@ def _add_switches(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> tuple[int
     pods = ceil(nodes / topology.pod_nodes)
 
     def core(number: int) -> str:
-        return f"core {number}" if many else "cores"
+        return f"core {number}" if is_numbered else "cores"
 
     shape3 = (pods, spines, cores)
     blocks.add(
@@ -281,9 +281,9 @@ def _add_switches(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> tuple[int
     return spines, cores
 
 
-def _count_ways(given: int | None, links: float, distinct: bool) -> int:
+def _count_ways(stated: int | None, links: float, distinct: bool) -> int:
     """Return the number of parallel ways: those given, else links of a NIC's rate; one unless they are distinct."""
-    return (given or max(1, round(links))) if distinct else 1
+    return (stated or max(1, round(links))) if distinct else 1
 
 
 def _add_dragonfly(blocks: LinkBlocks, cluster: Cluster, nodes: int, into_router: float) -> None:

@@ -58,9 +58,9 @@ def seats_of(cluster: Cluster, layout: Layout, place: Place = Place.EVEN) -> Int
     ranks, size = np.arange(layout.gpus), cluster.domain_gpus
     seats = np.empty_like(ranks)
     for region in list_regions(placement, size):
-        here = (ranks >= region.start) & (ranks < region.stop)
-        away, local = np.divmod(ranks[here] - region.start, region.held)
-        seats[here] = (region.domain + away) * size + local
+        in_region = (ranks >= region.start) & (ranks < region.stop)
+        away, local = np.divmod(ranks[in_region] - region.start, region.held)
+        seats[in_region] = (region.domain + away) * size + local
     return seats
 
 
@@ -145,11 +145,11 @@ def _tree_links(
 ) -> tuple[list[IntArray], list[IntArray]]:
     """Return the links between leaves and spines of a way, and those between spines and cores, if there are any."""
     spine, core = way % network.spines, way // network.spines
-    leaves = [network["leaf up"].at(below, spine), network["leaf down"].at(above, spine)]
+    leaves = [network["leaf up"].links_at(below, spine), network["leaf down"].links_at(above, spine)]
     if "core up" not in network.blocks:
         return leaves, []
     lower, upper = network.pod_of(below), network.pod_of(above)
-    return leaves, [network["core up"].at(lower, spine, core), network["core down"].at(upper, spine, core)]
+    return leaves, [network["core up"].links_at(lower, spine, core), network["core down"].links_at(upper, spine, core)]
 
 
 def _over(
@@ -173,9 +173,9 @@ def _working(network: Network, below: IntArray, above: IntArray) -> BoolArray | 
         working &= (network.alive[cores[0]] & network.alive[cores[1]]) | same_pod
     lost = np.flatnonzero(~working.any(axis=1))
     if len(lost):
-        ends = [network.links.name(int(network["leaf up"].at(leaf[lost[0]], 0)[0])) for leaf in (below, above)]
-        left, right = (end.partition(" to ")[0] for end in ends)
-        raise RouteError(f"no route is left from {left} to {right}: a link of each has failed")
+        ends = [network.links.name(int(network["leaf up"].links_at(leaf[lost[0]], 0)[0])) for leaf in (below, above)]
+        first_end, second_end = (end.partition(" to ")[0] for end in ends)
+        raise RouteError(f"no route is left from {first_end} to {second_end}: a link of each has failed")
     return working
 
 
@@ -209,44 +209,44 @@ def along_torus(network: Network, source: IntArray, target: IntArray) -> LinkSha
     way where both are as long. A message that would meet a link that failed goes the other way round.
     """
     parts: list[LinkShares] = []
-    here, row = source.copy(), np.arange(len(source))
+    position, row = source.copy(), np.arange(len(source))
     stride = 1
     for axis, size in enumerate(network.topology.shape):
-        start, end = here // stride % size, target // stride % size
+        start, end = position // stride % size, target // stride % size
         ahead = (end - start) % size
         back = np.where(2 * ahead == size, 0.5, 2 * ahead > size)
         if network.alive is not None:
-            back = _round_failures(network, here, start, ahead, back, axis, stride)
+            back = _round_failures(network, position, start, ahead, back, axis, stride)
         for way, share in enumerate((1 - back, back)):
-            left = np.where(ahead > 0, size - ahead if way else ahead, 0)
-            for step in range(int(left[share > 0].max(initial=0))):
-                moving = np.flatnonzero((step < left) & (share > 0))
+            steps = np.where(ahead > 0, size - ahead if way else ahead, 0)
+            for step in range(int(steps[share > 0].max(initial=0))):
+                moving = np.flatnonzero((step < steps) & (share > 0))
                 place = (start[moving] + (-step if way else step)) % size
-                cell = here[moving] + (place - start[moving]) * stride
-                parts.append(entries(row[moving], network["torus"].at(cell, axis, way), share[moving]))
-        here = here + (end - start) * stride
+                cell = position[moving] + (place - start[moving]) * stride
+                parts.append(entries(row[moving], network["torus"].links_at(cell, axis, way), share[moving]))
+        position = position + (end - start) * stride
         stride *= size
     return join_shares(parts)
 
 
 def _round_failures(
-    network: Network, here: IntArray, start: IntArray, ahead: IntArray, back: FloatArray, axis: int, stride: int
+    network: Network, position: IntArray, start: IntArray, ahead: IntArray, back: FloatArray, axis: int, stride: int
 ) -> FloatArray:
     """Return the share of each message that goes backwards once ways with a failed link are left out."""
     assert network.alive is not None
     size = network.topology.shape[axis]
     broken = []
     for way in (0, 1):
-        left = size - ahead if way else ahead
-        failed = np.zeros(len(here), bool)
+        steps = size - ahead if way else ahead
+        failed = np.zeros(len(position), bool)
         for step in range(size):
             place = (start + (-step if way else step)) % size
-            link = network["torus"].at(here + (place - start) * stride, axis, way)
-            failed |= (ahead > 0) & (step < left) & ~network.alive[link]
+            link = network["torus"].links_at(position + (place - start) * stride, axis, way)
+            failed |= (ahead > 0) & (step < steps) & ~network.alive[link]
         broken.append(failed)
     both = np.flatnonzero(broken[0] & broken[1])
     if len(both):
-        name = network.links.name(int(network["torus"].at(here[both[0]], axis, 0)[0])).partition(" along")[0]
+        name = network.links.name(int(network["torus"].links_at(position[both[0]], axis, 0)[0])).partition(" along")[0]
         raise RouteError(f"no route is left from {name}: links both ways round have failed")
     return np.where(broken[0], 1.0, np.where(broken[1], 0.0, back))
 
@@ -276,27 +276,29 @@ def through_dragonfly(network: Network, source: IntArray, target: IntArray, keys
     if not len(crossing):
         return NO_SHARES
     row, hashes, pair_share = _queue_pairs(network, crossing, source, target, keys)
-    near = here[row] // switches == there[row] // switches
-    direct = np.where(near, here[row] % switches, here[row] // switches)
+    is_same_pod = here[row] // switches == there[row] // switches
+    direct = np.where(is_same_pod, here[row] % switches, here[row] // switches)
     chosen = _Crossing(np.arange(len(row)), here[row], there[row], direct, hashes % switches)
     share = np.full(len(row), pair_share)
     routing = network.topology.routing
     if routing is NetworkRouting.SPRAY:
-        chosen, share = _everywhere(network, chosen, near, switches)
+        chosen, share = _everywhere(network, chosen, is_same_pod, switches)
     elif routing is NetworkRouting.ADAPTIVE or network.alive is not None:
         chosen = _direct_least_loaded(network, chosen, hashes, switches)
     used = _links(network, chosen, switches)
     return LinkShares(row[chosen.row[used.row]], used.link, share[used.row])
 
 
-def _everywhere(network: Network, direct: _Crossing, near: BoolArray, switches: int) -> tuple[_Crossing, FloatArray]:
+def _everywhere(
+    network: Network, direct: _Crossing, is_same_pod: BoolArray, switches: int
+) -> tuple[_Crossing, FloatArray]:
     """Return routes over every switch within a pod, or every link between two; those with failed links left out."""
     message = np.repeat(direct.row, switches)
     number = np.tile(np.arange(switches), len(direct.row))
     every = take_rows(direct, message)
     # Through the switch of the end is direct, which is counted already.
-    counted = ~near[message] | (number != every.there % switches)
-    via = np.where(near[message], number, every.via)
+    counted = ~is_same_pod[message] | (number != every.there % switches)
+    via = np.where(is_same_pod[message], number, every.via)
     every = take_rows(every._replace(via=via, gate=number), counted)
     if network.alive is not None:
         used = _links(network, every, switches)
@@ -319,11 +321,11 @@ def _direct_least_loaded(network: Network, direct: _Crossing, hashes: IntArray, 
     seconds_per_byte = 1.0 / network.links.capacity_bytes_per_s
     via, gate = direct.via.copy(), direct.gate.copy()
     for message in range(len(hashes)):
-        near = direct.here[message] // switches == direct.there[message] // switches
-        ways = switches if near else pods * switches
+        is_same_pod = direct.here[message] // switches == direct.there[message] // switches
+        ways = switches if is_same_pod else pods * switches
         number = np.arange(ways)
         tried = take_rows(direct, np.full(ways, message))
-        tried = tried._replace(via=number if near else number // switches, gate=number % switches)
+        tried = tried._replace(via=number if is_same_pod else number // switches, gate=number % switches)
         links = _links(network, tried, switches)
         full = np.zeros(ways)
         if adaptive:
@@ -336,8 +338,8 @@ def _direct_least_loaded(network: Network, direct: _Crossing, hashes: IntArray, 
         least = np.flatnonzero(full <= full.min() * (1 + 1e-6))
         best = least[hashes[message] % len(least)]
         via[message], gate[message] = tried.via[best], tried.gate[best]
-        taken = links.link[links.row == best]
-        load[taken] += seconds_per_byte[taken]
+        best_links = links.link[links.row == best]
+        load[best_links] += seconds_per_byte[best_links]
     return direct._replace(via=via, gate=gate)
 
 
@@ -352,43 +354,43 @@ def _links(network: Network, messages: _Crossing, switches: int) -> LinkShares:
     parts: list[LinkShares] = []
     pod, switch = np.divmod(messages.here, switches)
     end_pod, end = np.divmod(messages.there, switches)
-    near = pod == end_pod
+    is_same_pod = pod == end_pod
 
-    def within(row: IntArray, which: IntArray, start: IntArray, stop: IntArray) -> None:
+    def add_local(row: IntArray, pods: IntArray, start: IntArray, stop: IntArray) -> None:
         moving = np.flatnonzero(start != stop)
         if len(moving):
-            for link in _local(network, which[moving], start[moving], stop[moving]):
+            for link in _local(network, pods[moving], start[moving], stop[moving]):
                 parts.append(entries(row[moving][link >= 0], link[link >= 0]))
 
-    inside = np.flatnonzero(near)
-    within(inside, pod[inside], switch[inside], messages.via[inside])
-    within(inside, pod[inside], messages.via[inside], end[inside])
-    outside = np.flatnonzero(~near)
-    if len(outside):
-        gate, via = messages.gate[outside], messages.via[outside]
-        within(outside, pod[outside], switch[outside], gate)
-        for first, second in ((pod[outside], via), (via, end_pod[outside])):
+    local = np.flatnonzero(is_same_pod)
+    add_local(local, pod[local], switch[local], messages.via[local])
+    add_local(local, pod[local], messages.via[local], end[local])
+    remote = np.flatnonzero(~is_same_pod)
+    if len(remote):
+        gate, via = messages.gate[remote], messages.via[remote]
+        add_local(remote, pod[remote], switch[remote], gate)
+        for first, second in ((pod[remote], via), (via, end_pod[remote])):
             leaving = np.flatnonzero(first != second)
-            link = network["global"].at(first[leaving], second[leaving], gate[leaving])
-            parts.append(entries(outside[leaving], link))
-        within(outside, end_pod[outside], gate, end[outside])
+            link = network["global"].links_at(first[leaving], second[leaving], gate[leaving])
+            parts.append(entries(remote[leaving], link))
+        add_local(remote, end_pod[remote], gate, end[remote])
     return join_shares(parts)
 
 
 def _local(network: Network, pod: IntArray, start: IntArray, end: IntArray) -> list[IntArray]:
     """Return the link between two switches of a pod; where it failed those through another switch (else -1)."""
     local = network["local"]
-    link = local.at(pod, start, end)
+    link = local.links_at(pod, start, end)
     if network.alive is None or network.alive[link].all():
         return [link]
-    other = np.arange(local.shape[1])[None, :]
-    outward = local.at(pod[:, None], start[:, None], other)
-    onward = local.at(pod[:, None], other, end[:, None])
-    works = network.alive[outward] & network.alive[onward] & (other != start[:, None]) & (other != end[:, None])
+    middle = np.arange(local.shape[1])[None, :]
+    outward = local.links_at(pod[:, None], start[:, None], middle)
+    onward = local.links_at(pod[:, None], middle, end[:, None])
+    works = network.alive[outward] & network.alive[onward] & (middle != start[:, None]) & (middle != end[:, None])
     via = np.argmax(works, axis=1)
     round_it = ~network.alive[link] & works.any(axis=1)
-    first = np.where(round_it, local.at(pod, start, via), link)
-    return [first, np.where(round_it, local.at(pod, via, end), -1)]
+    first = np.where(round_it, local.links_at(pod, start, via), link)
+    return [first, np.where(round_it, local.links_at(pod, via, end), -1)]
 
 
 def routes(network: Network, source: IntArray, target: IntArray, keys: IntArray | None = None) -> LinkShares:
@@ -402,14 +404,14 @@ def routes(network: Network, source: IntArray, target: IntArray, keys: IntArray 
     keys = np.zeros(len(source), np.int64) if keys is None else keys
     domain = cluster.domain_gpus
     apart = source // domain != target // domain
-    inside, outside = np.flatnonzero(~apart & (source != target)), np.flatnonzero(apart)
-    parts = [within(network, inside, source[inside], target[inside])]
-    if len(outside):
+    local, remote = np.flatnonzero(~apart & (source != target)), np.flatnonzero(apart)
+    parts = [within(network, local, source[local], target[local])]
+    if len(remote):
         if cluster.topology.kind is NetworkKind.TORUS:
-            along = along_torus(network, source[outside] // domain, target[outside] // domain)
-            parts.append(along._replace(row=outside[along.row]))
+            along = along_torus(network, source[remote] // domain, target[remote] // domain)
+            parts.append(along._replace(row=remote[along.row]))
         else:
-            parts.append(_between(network, outside, source[outside], target[outside], keys[outside]))
+            parts.append(_between(network, remote, source[remote], target[remote], keys[remote]))
     shares = join_shares(parts)
     check_working(network, shares)
     return shares
@@ -425,21 +427,21 @@ def within(network: Network, row: IntArray, source: IntArray, target: IntArray) 
     if fabric.kind is FabricKind.NVSWITCH:
         return over_ports(network, row, source, target)
     if fabric.kind is FabricKind.NVLINK_MESH:
-        return entries(row, network["edge"].at(node, start, end))
+        return entries(row, network["edge"].links_at(node, start, end))
     parts: list[LinkShares] = []
     hosted = np.ones(len(row), bool)
     if fabric.kind in PAIRED:
         hosted = start // 2 != end // 2
-        parts.append(entries(row[~hosted], network["bridge"].at(node, start)[~hosted]))
+        parts.append(entries(row[~hosted], network["bridge"].links_at(node, start)[~hosted]))
     parts += [
-        entries(row[hosted], network["slot up"].at(node, start)[hosted]),
-        entries(row[hosted], network["slot down"].at(node, end)[hosted]),
+        entries(row[hosted], network["slot up"].links_at(node, start)[hosted]),
+        entries(row[hosted], network["slot down"].links_at(node, end)[hosted]),
     ]
     if "socket" in network.blocks:
         per_socket = max(1, gpus // fabric.sockets)
         left, right = (np.minimum(place // per_socket, fabric.sockets - 1) for place in (start, end))
         across = hosted & (left != right)
-        parts.append(entries(row[across], network["socket"].at(node, left, right)[across]))
+        parts.append(entries(row[across], network["socket"].links_at(node, left, right)[across]))
     return join_shares(parts)
 
 
@@ -449,8 +451,8 @@ def over_ports(network: Network, row: IntArray, sender: IntArray, receiver: IntA
     up, down = network["port up"], network["port down"]
     planes = up.shape[2]
     index, plane = np.repeat(np.arange(len(row)), planes), np.tile(np.arange(planes), len(row))
-    out = up.at(*np.divmod(sender[index], gpus), plane)
-    into = down.at(*np.divmod(receiver[index], gpus), plane)
+    out = up.links_at(*np.divmod(sender[index], gpus), plane)
+    into = down.links_at(*np.divmod(receiver[index], gpus), plane)
     share = np.full(len(index), 1 / planes)
     if network.alive is not None and planes > 1:
         works = network.alive[out] & network.alive[into]
@@ -474,11 +476,11 @@ def _between(network: Network, row: IntArray, source: IntArray, target: IntArray
             source = handed
     if "slot up" in network.blocks:
         up, down = network["slot up"], network["slot down"]
-        parts.append(entries(row, up.at(*np.divmod(source, gpus))))
-        parts.append(entries(row, down.at(*np.divmod(target, gpus))))
+        parts.append(entries(row, up.links_at(*np.divmod(source, gpus))))
+        parts.append(entries(row, down.links_at(*np.divmod(target, gpus))))
     index, out, into, share = _nics(network, source, target)
-    parts.append(entries(row[index], network["nic up"].at(*np.divmod(out, nics)), share))
-    parts.append(entries(row[index], network["nic down"].at(*np.divmod(into, nics)), share))
+    parts.append(entries(row[index], network["nic up"].links_at(*np.divmod(out, nics)), share))
+    parts.append(entries(row[index], network["nic down"].links_at(*np.divmod(into, nics)), share))
     through_switches = through_dragonfly if network.topology.kind is NetworkKind.DRAGONFLY else through_tree
     through = through_switches(network, out, into, keys[index])
     parts.append(LinkShares(row[index][through.row], through.link, through.share * share[through.row]))
@@ -496,12 +498,12 @@ def _nics(network: Network, source: IntArray, target: IntArray) -> tuple[IntArra
         index = np.arange(len(source))
         out, into = source // gpus * nics + nic[source, 0], target // gpus * nics + nic[target, 0]
         return index, out, into, np.ones(len(index))
-    same = (share[source] == share[target]).all(axis=1)
+    has_equal_shares = (share[source] == share[target]).all(axis=1)
     index = np.repeat(np.arange(len(source)), slots * slots)
     left = np.tile(np.repeat(np.arange(slots), slots), len(source))
     right = np.tile(np.arange(slots), len(source) * slots)
     part = share[source[index], left] * share[target[index], right]
-    part = np.where(same[index], np.where(left == right, share[source[index], left], 0.0), part)
+    part = np.where(has_equal_shares[index], np.where(left == right, share[source[index], left], 0.0), part)
     used = part > 0
     reached = np.bincount(index[used], minlength=len(source)) > 0
     if not reached.all():
@@ -521,10 +523,12 @@ def _working_slots(network: Network) -> tuple[IntArray, FloatArray]:
     if network.alive is None:
         return nic, share
     node = np.arange(network.gpus)[:, None] // network.cluster.node.gpus
-    works = network.alive[network["nic up"].at(node, nic)] & network.alive[network["nic down"].at(node, nic)]
+    works = (
+        network.alive[network["nic up"].links_at(node, nic)] & network.alive[network["nic down"].links_at(node, nic)]
+    )
     share = share * works
-    left = share.sum(axis=1, keepdims=True)
-    return nic, np.divide(share, left, out=np.zeros_like(share), where=left > 0)
+    working_share = share.sum(axis=1, keepdims=True)
+    return nic, np.divide(share, working_share, out=np.zeros_like(share), where=working_share > 0)
 
 
 def check_working(network: Network, shares: LinkShares) -> None:
