@@ -96,7 +96,7 @@ def test_illegal_strategies_name_the_rule_and_a_legal_value(name: str, changes: 
         ({"ep": 8, "dp": 4}, "does not divide tp x cp x dp = 4: the nearest legal ep is 4"),
         (
             {"ep": 8, "dp": 4, "tp": 2, "sequence_parallel": True},
-            "8 x 2 does not divide tp x cp x dp = 8: the nearest legal ep is 4, or do not split experts (--expert-tp 1)",
+            "8 x 2 does not divide tp x cp x dp = 8: the nearest legal ep is 4, or do not split experts .--expert-tp 1.",
         ),
         ({"ep": 2, "tp": 2, "dp": 2}, "experts with tp 2 need sequence parallelism"),
         ({"tp": 2}, "experts with tp 2 need sequence parallelism: switch it on, or use tp 1"),
