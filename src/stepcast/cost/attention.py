@@ -45,9 +45,9 @@ class AttentionSizes(NamedTuple):
 def price_attention(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     sizes = AttentionSizes(*(getattr(work, name) for name in AttentionSizes._fields))
     seconds = attention_seconds(sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
-    own = fit.attention_backward if work.backward else fit.attention_forward
+    pass_fit = fit.attention_backward if work.backward else fit.attention_forward
     if work.dtype.bytes < DType.FP32.bytes:  # in fp32 neither a mask nor dropout takes longer
-        seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
+        seconds = seconds * (pass_fit.masked if work.masked else 1.0) * (pass_fit.dropping if work.drops else 1.0)
     rates = matrix_rates(gpu, work.dtype)
     return price_kernel("attention", float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)
 
@@ -60,8 +60,8 @@ def attention_seconds(
     unloaded = _unloaded_s if any(isinstance(size, np.ndarray) for size in sizes) else _unloaded_once_s
     seconds, flops = unloaded(sizes, *kind)
     seconds = limit_power(seconds, flops, gpu, dtype, fit, load, attention=True)
-    own = fit.attention_backward if backward else fit.attention_forward
-    return seconds + launch_s(matrix_rates(gpu, dtype), own.latency_s, fit, load)
+    pass_fit = fit.attention_backward if backward else fit.attention_forward
+    return seconds + launch_s(matrix_rates(gpu, dtype), pass_fit.latency_s, fit, load)
 
 
 def _unloaded_s(
@@ -70,19 +70,19 @@ def _unloaded_s(
     """Return the seconds without power limit and launch, and the operations that draw power."""
     batch, query_len, key_len, heads, _, head_dim, value_dim = sizes
     rates = matrix_rates(gpu, dtype)
-    own = fit.attention_backward if backward else fit.attention_forward
+    pass_fit = fit.attention_backward if backward else fit.attention_forward
     if dtype.scaled:  # exponentials cost as much as before, which is more operations of the faster format
         wider = gpu.matrix_peak_flops(dtype) / gpu.matrix_peak_flops(DType.BF16)
-        own = replace(own, flops_per_score=own.flops_per_score * wider)
+        pass_fit = replace(pass_fit, flops_per_score=pass_fit.flops_per_score * wider)
         causal = causal and not (backward and gpu.architecture == "hopper")
-    seconds = attention_s(sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), own)
-    seconds = seconds * np.where(np.asarray(head_dim) > DEFAULT_HEAD, own.wide, 1.0)
+    seconds = attention_s(sizes, causal, backward, dtype.bytes, scale_rates(rates, gpu, fit), pass_fit)
+    seconds = seconds * np.where(np.asarray(head_dim) > DEFAULT_HEAD, pass_fit.wide, 1.0)
     if backward and gpu.architecture.startswith("blackwell"):
         seconds = seconds * np.where(np.asarray(head_dim) > QUERY_TILE, MEASURED["latent_backward"], 1.0)
     if dtype.scaled:
         seconds = seconds * MEASURED["scaled"].get(gpu.architecture, (1.0, 1.0))[backward]
     if in_step:
-        seconds = seconds * own.in_step
+        seconds = seconds * pass_fit.in_step
     if not fit.measured("attention", gpu.architecture):
         # Where products are known to reach less of the peak than on the GPU that attention was fitted on, what
         # limits them, clocks under power first of all, limits attention too.
@@ -103,8 +103,8 @@ def attention_s(
     rows = np.ceil(query_len / tile) * tile
     keys = np.ceil(key_len / tile) * tile
     # A causal mask over as many queries as keys leaves half, and the tiles on the diagonal are complete.
-    seen = np.where(causal, np.maximum(keys - 0.5 * (rows - tile), 0.5 * (keys + tile)), keys)
-    scores = batch * heads * rows * seen
+    keys_attended = np.where(causal, np.maximum(keys - 0.5 * (rows - tile), 0.5 * (keys + tile)), keys)
+    scores = batch * heads * rows * keys_attended
     # Those for fp32 compute 64 columns of a narrower head forward and 32 backward: heads of 8 took 1.9 and 1.5 times as
     # long as their width says.
     least: Number = np.where(tile == FP32_TILE, np.where(backward, 32, 64), 0)

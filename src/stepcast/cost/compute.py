@@ -96,12 +96,12 @@ def load_of(matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: Com
     """
     if total_s == 0:
         return SUSTAINED
-    duty, wanted = matrix_s / total_s, None
+    duty, power_share = matrix_s / total_s, None
     if gpu.architecture in fit.power.measured:
         power = fit.power.of(gpu.architecture)
         shares = duty * power.idle_share + (1.0 - duty) * power.memory_share
-        wanted = energy_s / total_s + shares * design_power_w(gpu.name, gpu.power_w) / gpu.power_w
-    return Load(math.inf, round(duty, 3), wanted=None if wanted is None else round(wanted, 3))
+        power_share = energy_s / total_s + shares * design_power_w(gpu.name, gpu.power_w) / gpu.power_w
+    return Load(math.inf, round(duty, 3), wanted=None if power_share is None else round(power_share, 3))
 
 
 @lru_cache(maxsize=512)

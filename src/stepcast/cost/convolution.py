@@ -33,16 +33,16 @@ def price_convolution(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) 
 
 def _depthwise_s(work: Convolution, gpu: Gpu, fit: ComputeFit) -> float:
     layout = "first" if not work.channels_last else "last" if work.dtype.bytes < DType.FP32.bytes else "last-wide"
-    own, rates = fit.depthwise[f"{layout}.{work.of}"], vector_rates(gpu)
-    large = own.large_tap_clocks and work.taps > LARGE_WINDOW
-    clocks = own.element_clocks + work.taps * (own.large_tap_clocks if large else own.tap_clocks)
+    kernel_fit, rates = fit.depthwise[f"{layout}.{work.of}"], vector_rates(gpu)
+    large = kernel_fit.large_tap_clocks and work.taps > LARGE_WINDOW
+    clocks = kernel_fit.element_clocks + work.taps * (kernel_fit.large_tap_clocks if large else kernel_fit.tap_clocks)
     positions = work.inputs if work.of is ConvolutionPass.DATA else work.outputs
     return float(positions * work.out_channels * clocks / (rates.sms * rates.clock_hz))
 
 
 def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
     form = "half" if work.dtype.bytes < DType.FP32.bytes else str(work.dtype)
-    own = fit.convolutions[f"{form}.{work.of}"]
+    product_fit = fit.convolutions[f"{form}.{work.of}"]
     size, rates = work.dtype.bytes, scale_rates(matrix_rates(gpu, work.dtype), gpu, fit)
     channels = round(LOAD_BYTES / size)
     thin = work.in_channels < channels
@@ -59,9 +59,9 @@ def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> floa
     }[work.of]
     column = np.array([rows], dtype=np.float64)
     moved = work.moved_bytes
-    seconds = float(fastest_s(column, columns, depth, groups, size, rates, own.product, moved)[0])
+    seconds = float(fastest_s(column, columns, depth, groups, size, rates, product_fit.product, moved)[0])
     if work.groups > 1:
-        seconds *= own.grouped
+        seconds *= product_fit.grouped
         own_channels = work.in_channels // work.groups
         wide = work.taps >= MEASURED["separate_taps"] and own_channels >= MEASURED["separate_channels"]
         if work.of is not ConvolutionPass.WEIGHT and wide:
@@ -71,9 +71,9 @@ def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> floa
                 seconds = max(seconds, work.in_channels * work.taps * MEASURED["serial_s"])
     if thin:
         flops = 2.0 * work.outputs * outer * inner * work.taps
-        seconds = max(seconds, flops / (float(rates.peak_flops) * own.thin_share))
+        seconds = max(seconds, flops / (float(rates.peak_flops) * product_fit.thin_share))
     seconds = float(limit_power(seconds, work.flops, gpu, work.dtype, fit, load))
     if not work.channels_last:  # data, weights and result are copied to another layout, which takes memory too
-        data = work.data_elements / own.copy_efficiency + work.weights / own.weight_copy_efficiency
+        data = work.data_elements / product_fit.copy_efficiency + work.weights / product_fit.weight_copy_efficiency
         seconds += 2.0 * size * data / float(rates.bandwidth_bytes_per_s) + 3 * fit.step_launch_s
     return seconds

@@ -105,21 +105,21 @@ def exchange_s(
     """Return the seconds of one phase for *tokens* of *width* elements on each rank, by *sms* multiprocessors."""
     fit = exchange_fit(library, phase, architecture)
     token_bytes = width * element_bytes
-    several = route.nodes > 1
+    has_several_nodes = route.nodes > 1
     crossing = (route.nodes - 1) / route.nodes
     start_s = fit.start_s + fit.crossing_start_s * crossing + fit.element_s * width
     start_s = start_s + fit.node_start_s * (route.nodes - 1).bit_length()
     start_s = start_s + fit.rank_start_s * route.ranks_per_node + fit.expert_start_s * copies.experts
     nvlink_bytes = tokens * copies.to_ranks * token_bytes * (route.ranks_per_node - 1) / route.ranks_per_node
     stages_s = [nvlink_bytes / (fit.nvlink_share * route.intra_bytes_per_s)]
-    if several:
+    if has_several_nodes:
         rate = min(route.exchange_bytes_per_s, MEASURED_BYTES_PER_S)
         stages_s.append(tokens * copies.to_nodes * token_bytes / (fit.network_share * rate))
     if fit.sm_bytes_per_s:
         once_s = token_bytes / fit.once_bytes_per_s if fit.once_bytes_per_s else 0.0
-        made = copies.to_ranks + copies.to_nodes / crossing if several else copies.to_ranks
-        work_s = made * (token_bytes / fit.sm_bytes_per_s + fit.copy_s) + fit.token_s + once_s
-        stages_s.append(tokens * work_s / sms * (fit.forward_factor if several else 1.0))
+        copies_made = copies.to_ranks + copies.to_nodes / crossing if has_several_nodes else copies.to_ranks
+        work_s = copies_made * (token_bytes / fit.sm_bytes_per_s + fit.copy_s) + fit.token_s + once_s
+        stages_s.append(tokens * work_s / sms * (fit.forward_factor if has_several_nodes else 1.0))
     seconds: Number = start_s + sum(stage_s**SHARPNESS for stage_s in stages_s) ** (1.0 / SHARPNESS)
     if fit.chunk_tokens:
         chunks = fit.chunk_tokens * sms / 2.0

@@ -54,27 +54,27 @@ def power_law_shares(experts: int, alpha: float, most: float, draw: int) -> Floa
 def power_law_load(tokens: float, experts: int, top_k: int, ranks: int, alpha: float) -> RankLoad:
     """Return the mean over draws of the busiest of *ranks* that share *experts*."""
     # Where there are fewer rows than experts, loads differ by a factor of up to 200 around one row.
-    most = max(2.0, MOST_SHARE * tokens) if tokens * top_k > experts else 200.0
+    largest = max(2.0, MOST_SHARE * tokens) if tokens * top_k > experts else 200.0
     groups = max(1, experts // ranks)
     loads = []
     for draw in range(DRAWS):
-        shares = power_law_shares(experts, alpha, most, draw)[: groups * ranks]
+        shares = power_law_shares(experts, alpha, largest, draw)[: groups * ranks]
         rows = np.round(np.minimum(shares * tokens * top_k, tokens)).reshape(ranks, groups)
-        left = max(0.0, (tokens * top_k - rows.sum()) // ranks)
-        busiest = fill_smallest(rows[rows.sum(axis=1).argmax()], left, tokens)
+        rest = max(0.0, (tokens * top_k - rows.sum()) // ranks)
+        busiest = fill_smallest(rows[rows.sum(axis=1).argmax()], rest, tokens)
         loads.append([busiest.sum(), (busiest > 0).sum(), *(np.ceil(busiest / tile).sum() * tile for tile in TILES)])
     total, active, *padded = np.mean(loads, axis=0).tolist()
     return RankLoad(total, active, tuple(padded), float(groups))
 
 
-def fill_smallest(rows: FloatArray, left: float, most: float) -> FloatArray:
-    """Return *rows* of experts after the *left* ones went one by one to the expert that has fewest, up to *most*."""
+def fill_smallest(rows: FloatArray, rest: float, most: float) -> FloatArray:
+    """Return *rows* of experts after the *rest* ones went one by one to the expert that has fewest, up to *most*."""
     order = np.argsort(rows)
     ascending = rows[order]
-    levels = (ascending.cumsum() + left) / np.arange(1, len(rows) + 1)
+    levels = (ascending.cumsum() + rest) / np.arange(1, len(rows) + 1)
     level = np.floor(levels[np.append(ascending[1:] >= levels[:-1], True).argmax()])
     filled: FloatArray = np.maximum(rows, level)
-    filled[order[: int(rows.sum() + left - filled.sum())]] += 1.0
+    filled[order[: int(rows.sum() + rest - filled.sum())]] += 1.0
     return np.minimum(filled, most)
 
 
@@ -96,8 +96,8 @@ def busiest_share(shares: Sequence[float] | FloatArray, ranks: int, replicas: in
 
 def power_law_draws(experts: int, top_k: int, alpha: float, tokens: float) -> list[list[float]]:
     """Return the rows of each expert in several draws of a power law."""
-    most, rows = max(2.0, MOST_SHARE * tokens), tokens * top_k
-    shares = (power_law_shares(experts, alpha, most, draw) for draw in range(DRAWS))
+    largest, rows = max(2.0, MOST_SHARE * tokens), tokens * top_k
+    shares = (power_law_shares(experts, alpha, largest, draw) for draw in range(DRAWS))
     return [np.minimum(share * rows, tokens).tolist() for share in shares]
 
 

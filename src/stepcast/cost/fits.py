@@ -143,11 +143,11 @@ class PowerFit(Struct, frozen=True, eq=False, forbid_unknown_fields=True):
 
     def with_energies(self, architecture: str, energies: Mapping[str, float]) -> "PowerFit":
         """Return this fit with the *energies* of one GPU: joule per operation, and ``attention``'s as a multiple."""
-        own = self.of(architecture)
-        known = {**own.joule_per_flop.get(architecture, {}), **energies}
-        attention = known.pop(ATTENTION, own.attention)
-        own = replace(own, joule_per_flop={architecture: known}, attention=attention, cool={})
-        return replace(self, measured={**self.measured, architecture: own})
+        measured = self.of(architecture)
+        joule_per_flop = {**measured.joule_per_flop.get(architecture, {}), **energies}
+        attention = joule_per_flop.pop(ATTENTION, measured.attention)
+        measured = replace(measured, joule_per_flop={architecture: joule_per_flop}, attention=attention, cool={})
+        return replace(self, measured={**self.measured, architecture: measured})
 
 
 class DispatchFit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,8 +237,8 @@ class ComputeFit(Struct, frozen=True, eq=False):
         return known.get(architecture, known.get(UNSEEN, 1.0))
 
     def efficiency_of(self, architecture: str, dtype: str) -> float:
-        own = self.matrix_efficiency_of.get(architecture, {})
-        return own.get(dtype, self.matrix_efficiency.get(dtype, 1.0))
+        efficiencies = self.matrix_efficiency_of.get(architecture, {})
+        return efficiencies.get(dtype, self.matrix_efficiency.get(dtype, 1.0))
 
 
 def compute_fit(table: Facts) -> ComputeFit:
@@ -290,10 +290,10 @@ def default_fit() -> ComputeFit:
     table["spread"]["convolution"] = {**table["spread"]["attention"], "hopper": convolution["spread"]}
     # Products of architectures that public tables measured, and we did not.
     recipes = set(SERVED_FORMATS.values())
-    wanted = tuple(f"[architecture.{name}.linear.{kind}.product]" for name in TRAINED_AS_SERVED for kind in recipes)
-    for name, entry in load_fit("operators", wanted)["architecture"].items():
-        own = {dtype: entry["linear"][recipe]["product"] for dtype, recipe in SERVED_FORMATS.items()}
-        table["matmul"]["tensor_of"] |= {f"{name}-{dtype}": values for dtype, values in own.items()}
+    sections = tuple(f"[architecture.{name}.linear.{kind}.product]" for name in TRAINED_AS_SERVED for kind in recipes)
+    for name, entry in load_fit("operators", sections)["architecture"].items():
+        products = {dtype: entry["linear"][recipe]["product"] for dtype, recipe in SERVED_FORMATS.items()}
+        table["matmul"]["tensor_of"] |= {f"{name}-{dtype}": values for dtype, values in products.items()}
         table["spread"]["tensor"].setdefault(name, table["spread"]["tensor"]["blackwell"])
     # Architectures that were measured at their power limit.
     measured = {name: entry for name, entry in load_fit("power").items() if isinstance(entry, dict)}
@@ -314,9 +314,9 @@ def default_dispatch(modules: str = "torch", kind: str = "dispatch") -> Dispatch
 @lru_cache(maxsize=1)
 def neusight_fit() -> tuple[ComputeFit, dict[str, float], dict[str, float]]:
     """Return the fit of NeuSight's set of older kernels, and by operator what measuring adds and the least it reads."""
-    own = load_fit("neusight")
-    changes = {section: own[section] for section in ("matmul", "stream")}
-    return compute_fit(merge_tables(load_fit("compute"), changes)), own["added_s"], own["least_s"]
+    table = load_fit("neusight")
+    changes = {section: table[section] for section in ("matmul", "stream")}
+    return compute_fit(merge_tables(load_fit("compute"), changes)), table["added_s"], table["least_s"]
 
 
 def merge_tables(base: Facts, changes: Facts) -> FactDict:

@@ -78,10 +78,10 @@ def served_kernel(recipe: str, architecture: str) -> tuple[str, FusedExpertsFit]
     """
     word, kernels = SERVED.get(recipe, SERVED["fp8"])
     known = fused_experts_fits()
-    for own in (architecture, "hopper", "blackwell"):
+    for measured_on in (architecture, "hopper", "blackwell"):
         for kernel in kernels:
-            if (kernel, own) in known:
-                return word, known[kernel, own]
+            if (kernel, measured_on) in known:
+                return word, known[kernel, measured_on]
     raise ValueError(f"no constants of experts in {recipe}")
 
 

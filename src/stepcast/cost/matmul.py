@@ -88,11 +88,11 @@ def _unit_fit(gpu: Gpu, dtype: DType, fit: ComputeFit, grouped: bool = False) ->
     """Return the constants of the units that multiply this format; grouped products have none of a format."""
     if matrix_unit(gpu, dtype) == SIMT:
         return fit.simt_of.get(gpu.architecture, fit.simt)
-    own = None if grouped else fit.tensor_of.get(f"{gpu.architecture}-{gpu.runs_as(dtype)}")
-    return own or fit.tensor_of.get(gpu.architecture, fit.tensor)
+    format_fit = None if grouped else fit.tensor_of.get(f"{gpu.architecture}-{gpu.runs_as(dtype)}")
+    return format_fit or fit.tensor_of.get(gpu.architecture, fit.tensor)
 
 
-def _peak_share(gpu: Gpu, dtype: DType, fit: ComputeFit, own: MatmulFit) -> float:
+def _peak_share(gpu: Gpu, dtype: DType, fit: ComputeFit, unit_fit: MatmulFit) -> float:
     """Return the factor on the peak of a format.
 
     Where no product was measured, a large one takes as long as the fastest one published; smaller ones reach less.
@@ -101,7 +101,7 @@ def _peak_share(gpu: Gpu, dtype: DType, fit: ComputeFit, own: MatmulFit) -> floa
     if best == math.inf or fit.measured("tensor", gpu.architecture):
         return share
     rates = scale_rates(matrix_rates(gpu, dtype), gpu, fit)
-    large_s = float(products_s(np.array([LARGE]), LARGE, LARGE, 1.0, dtype.bytes, rates, own)[0])
+    large_s = float(products_s(np.array([LARGE]), LARGE, LARGE, 1.0, dtype.bytes, rates, unit_fit)[0])
     return min(share, best * large_s / (2.0 * LARGE**3))
 
 
@@ -109,14 +109,14 @@ def _unloaded_s(
     m: Number, n: Number, k: Number, batch: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, grouped: bool = False
 ) -> Number:
     """Return the seconds of *batch* products, or of one kernel for all of them, without power limit and launch."""
-    own = _unit_fit(gpu, dtype, fit, grouped)
-    share = _peak_share(gpu, dtype, fit, own)
+    unit_fit = _unit_fit(gpu, dtype, fit, grouped)
+    share = _peak_share(gpu, dtype, fit, unit_fit)
     reached = scale_rates(matrix_rates(gpu, dtype), gpu, fit, share * (fit.grouped_efficiency if grouped else 1.0))
     seconds_of = matmul_s if grouped else products_s
     if isinstance(m, np.ndarray):
-        return seconds_of(m, n, k, batch, dtype.bytes, reached, own)
+        return seconds_of(m, n, k, batch, dtype.bytes, reached, unit_fit)
     column: FloatArray = np.array([m], dtype=np.float64)
-    return float(seconds_of(column, n, k, batch, dtype.bytes, reached, own)[0])
+    return float(seconds_of(column, n, k, batch, dtype.bytes, reached, unit_fit)[0])
 
 
 class Products:
@@ -155,14 +155,14 @@ def products_s(
     m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
 ) -> FloatArray:
     """Return the seconds of *batch* products (m, k) by (k, n), by the constants for batched ones where these differ."""
-    own = fit.batched
-    if own is None:
+    batched_fit = fit.batched
+    if batched_fit is None:
         return matmul_s(m, n, k, batch, element_bytes, rates, fit)
     batched = batch > 1.0
     if not isinstance(batched, np.ndarray) or batched.all() or not batched.any():
-        return matmul_s(m, n, k, batch, element_bytes, rates, own if np.any(batched) else fit)
+        return matmul_s(m, n, k, batch, element_bytes, rates, batched_fit if np.any(batched) else fit)
     seconds = np.empty(m.shape)
-    for part, kind in ((batched, own), (~batched, fit)):
+    for part, kind in ((batched, batched_fit), (~batched, fit)):
         columns, depth, count, size, *own_rates = _take(part, n, k, batch, element_bytes, *rates)
         seconds[part] = matmul_s(m[part], columns, depth, count, size, Rates(*own_rates), kind)
     return seconds

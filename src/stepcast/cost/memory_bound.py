@@ -52,12 +52,12 @@ def stream_seconds(
 ) -> Number:
     """Return the seconds of a memory-bound kernel of the kind *key* (see ``stream_key``)."""
     rates = vector_rates(gpu)
-    own = fit.stream(key)
-    seconds = stream_s(rows, columns, read_bytes, write_bytes, scale_rates(rates, gpu, fit), own)
+    stream_fit = fit.stream(key)
+    seconds = stream_s(rows, columns, read_bytes, write_bytes, scale_rates(rates, gpu, fit), stream_fit)
     if key in PLAIN:
         issued = np.minimum(rows * columns, np.maximum(read_bytes, write_bytes) / ISSUED["issued_bytes"])
         seconds = np.maximum(seconds, issued / (ISSUED["issued_per_clock"] * rates.sms * rates.clock_hz))
-    return seconds + launch_s(rates, own.latency_s, fit, load)
+    return seconds + launch_s(rates, stream_fit.latency_s, fit, load)
 
 
 def stream_key(work: Elementwise) -> str:
@@ -74,8 +74,8 @@ def stream_key(work: Elementwise) -> str:
         if work.columns > 1024 and work.columns % 2 and work.dtype.bytes < DType.FP32.bytes:
             return "softmax-odd"
         return softmax_key(work.columns)
-    own = OWN_KERNELS.get(work.kind, {}).get(work.dtype, "")
-    return f"{work.kind}{own}-backward" if work.backward else f"{work.kind}{own}"
+    kernel = OWN_KERNELS.get(work.kind, {}).get(work.dtype, "")
+    return f"{work.kind}{kernel}-backward" if work.backward else f"{work.kind}{kernel}"
 
 
 def softmax_key(columns: int) -> str:

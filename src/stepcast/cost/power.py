@@ -71,8 +71,8 @@ def slowdown(flops_per_s: Number, joule_per_flop: float, power_w: Number, duty: 
     The limit holds for the average: kernels at *flops_per_s* run for a share *duty* of the time, kernels
     bound by memory for the rest.
     """
-    wanted = duty * (fit.idle_share + flops_per_s * joule_per_flop / power_w) + (1.0 - duty) * fit.memory_share
-    return np.maximum(1.0, wanted) ** fit.exponent
+    power_share = duty * (fit.idle_share + flops_per_s * joule_per_flop / power_w) + (1.0 - duty) * fit.memory_share
+    return np.maximum(1.0, power_share) ** fit.exponent
 
 
 def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float, fit: PowerFit) -> float:
@@ -84,8 +84,8 @@ def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float,
     slower = sustained_s / cool_s
     if slower < LEAST_SLOWDOWN:
         return 0.0
-    wanted: float = slower ** (1.0 / fit.exponent)
-    return (wanted - fit.idle_share) * power_w * cool_s / flops
+    power_share: float = slower ** (1.0 / fit.exponent)
+    return (power_share - fit.idle_share) * power_w * cool_s / flops
 
 
 def limit_power(

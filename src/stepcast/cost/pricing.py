@@ -279,8 +279,8 @@ def ideal_s(work: Collective, route: Route) -> float:
 
 
 def _slowest_bytes_per_s(route: Route) -> float:
-    between = route.inter_bytes_per_s if route.nodes > 1 else math.inf
-    return min(route.intra_bytes_per_s, between)
+    network_bytes_per_s = route.inter_bytes_per_s if route.nodes > 1 else math.inf
+    return min(route.intra_bytes_per_s, network_bytes_per_s)
 
 
 _PRICES: ByIdentity[Price] = ByIdentity(65536)

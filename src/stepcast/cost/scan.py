@@ -31,9 +31,9 @@ CELLS = constants("cells")
 def price_scan(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     """Each kernel is launched by itself; they are too far from the peak to heat the GPU."""
     kind = scan_kind(work)
-    own, rates = fit.scan(kind, work.backward), matrix_rates(gpu, work.dtype)
-    seconds = scan_s(work, rates.peak_flops, scale_rates(vector_rates(gpu), gpu, fit), own)
-    seconds = seconds + own.kernels * launch_s(rates, 0.0, fit, load)
+    scan_fit, rates = fit.scan(kind, work.backward), matrix_rates(gpu, work.dtype)
+    seconds = scan_s(work, rates.peak_flops, scale_rates(vector_rates(gpu), gpu, fit), scan_fit)
+    seconds = seconds + scan_fit.kernels * launch_s(rates, 0.0, fit, load)
     return price_kernel(kind, float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)
 
 

@@ -195,9 +195,9 @@ def cost_evidence(gpu: Gpu) -> dict[str, str]:
                                             "memory-bound kernels": "stream"}  # fmt: skip
     evidence = {}
     for name, kind in known.items():
-        here = gpu.name == TRAINING_GPU or (kind == "tensor" and f"{gpu.architecture}-bf16" in fit.tensor_of)
-        own = fit.measured(kind, gpu.architecture)
-        evidence[name] = _evidence(gpu, [TRAINING_GPU, *served] if here else [], own, "hopper")
+        is_trained_here = gpu.name == TRAINING_GPU or (kind == "tensor" and f"{gpu.architecture}-bf16" in fit.tensor_of)
+        is_fitted = fit.measured(kind, gpu.architecture)
+        evidence[name] = _evidence(gpu, [TRAINING_GPU, *served] if is_trained_here else [], is_fitted, "hopper")
     evidence["serving operators"] = _evidence(gpu, served, bool(entry), stand_in(gpu.architecture))
     return evidence
 
@@ -228,11 +228,11 @@ def linear_s(
     if recipe not in LINEAR_FORMATS:
         raise ValueError(f"unknown recipe {recipe!r}; choose from {', '.join(LINEAR_FORMATS)}")
     fit, form = fit or fit_for(gpu), LINEAR_FORMATS[recipe]
-    own = fit.linear.get(recipe) or (fit.linear["bf16"] if substitute else None)
-    if own is None:
+    linear_fit = fit.linear.get(recipe) or (fit.linear["bf16"] if substitute else None)
+    if linear_fit is None:
         raise ValueError(f"{recipe}: linear layers in this format were not measured on {stand_in(gpu.architecture)}")
-    return product_s(m, n, k, gpu, form, own, copies, load) + sum(
-        quantize_s(m, k, gpu, kind, own.quantise_factor, fit) for kind in form.quantise
+    return product_s(m, n, k, gpu, form, linear_fit, copies, load) + sum(
+        quantize_s(m, k, gpu, kind, linear_fit.quantise_factor, fit) for kind in form.quantise
     )
 
 
@@ -259,18 +259,18 @@ def quantize_s(
     """Return the seconds to find the scale of a bf16 tensor (``scale``), to cast it to fp8 by a known scale (``cast``)
     or, fused into one kernel, to find and apply scales of blocks (``block``), which takes *factor* casts.
     """
-    own = (fit or fit_for(gpu)).quantize.get("cast" if kind == "block" else kind)
-    if own is None:  # not measured apart from the product, whose constants then include it
+    quantize_fit = (fit or fit_for(gpu)).quantize.get("cast" if kind == "block" else kind)
+    if quantize_fit is None:  # not measured apart from the product, whose constants then include it
         return 0.0 * np.asarray(rows) if isinstance(rows, np.ndarray) else 0.0
     elements = rows * columns
     moved = elements * (BF16_BYTES if kind == "scale" else BF16_BYTES + 1.0)
-    hit = cached_fraction(moved, gpu, own.cached_share)
-    memory_s = moved / (gpu.memory_bandwidth_bytes_per_s * own.bandwidth_efficiency)
-    memory_s = memory_s * (1.0 - hit + hit / own.cached_speedup)
-    clocks = elements / own.elements_per_clock + rows * own.row_clocks
+    hit = cached_fraction(moved, gpu, quantize_fit.cached_share)
+    memory_s = moved / (gpu.memory_bandwidth_bytes_per_s * quantize_fit.bandwidth_efficiency)
+    memory_s = memory_s * (1.0 - hit + hit / quantize_fit.cached_speedup)
+    clocks = elements / quantize_fit.elements_per_clock + rows * quantize_fit.row_clocks
     issue_s = clocks / (gpu.sms * gpu.clock_hz)
     seconds = (memory_s**4 + issue_s**4) ** 0.25
-    return factor * seconds if kind == "block" else own.latency_s + seconds
+    return factor * seconds if kind == "block" else quantize_fit.latency_s + seconds
 
 
 def prefill_s(
@@ -293,20 +293,20 @@ def prefill_s(
     fit = fit or fit_for(gpu)
     if cache_dtype == "fp8" and fit.attends_in_cache_format:
         dtype = "fp8"
-    own = _of_format(fit.prefill, dtype, gpu)
+    prefill_fit = _of_format(fit.prefill, dtype, gpu)
     written = 2.0 * batch * tokens * kv_heads * head_dim * (1.0 if cache_dtype == "fp8" else BF16_BYTES)
     moved = 2.0 * batch * tokens * (heads + kv_heads) * head_dim * BF16_BYTES
     sizes = (batch, tokens, heads, head_dim, head_dim)
-    return _prefill(*sizes, moved, written, window, gpu, dtype, own, load)
+    return _prefill(*sizes, moved, written, window, gpu, dtype, prefill_fit, load)
 
 
 def mla_prefill_s(
     batch: Number, tokens: Number, heads: Number, gpu: Gpu, cache_dtype: str = "bf16", fit: ServingFit | None = None
 ) -> Number:
     """Return the seconds of DeepSeek's attention of new tokens: *heads* of one rank, keys 192 and values 128 wide."""
-    own = _of_format((fit or fit_for(gpu)).mla_prefill, cache_dtype, gpu)
+    prefill_fit = _of_format((fit or fit_for(gpu)).mla_prefill, cache_dtype, gpu)
     moved = 2.0 * batch * tokens * heads * (MLA_KEY + MLA_VALUE) * BF16_BYTES
-    return _prefill(batch, tokens, heads, MLA_KEY, MLA_VALUE, moved, 0.0, 0.0, gpu, "bf16", own, BURST)
+    return _prefill(batch, tokens, heads, MLA_KEY, MLA_VALUE, moved, 0.0, 0.0, gpu, "bf16", prefill_fit, BURST)
 
 
 def _prefill(
@@ -328,15 +328,15 @@ def _prefill(
     rows = tiles * tile
     width = np.where(np.asarray(window) > 0, np.minimum(window, tokens), tokens)
     triangle = 0.5 * (rows + tile)
-    inside = width - width * (width - 1.0) / (2.0 * tokens) + fit.window_margin * tile
-    seen = np.where(np.asarray(window) > 0, np.minimum(inside, triangle), triangle)
+    window_keys = width - width * (width - 1.0) / (2.0 * tokens) + fit.window_margin * tile
+    attended = np.where(np.asarray(window) > 0, np.minimum(window_keys, triangle), triangle)
     head = np.asarray(np.maximum(key_dim, value_dim))
     slower = np.where(head > WIDE_HEAD, fit.widest, np.where(head < NARROW_HEAD, fit.narrow, 1.0))
     slower = np.where((head > NARROW_HEAD) & (head <= WIDE_HEAD), fit.wide, slower)
     peak = gpu.matrix_peak_flops(dtype if dtype in gpu.matrix_flops else gpu.half_format)
     operations = 2.0 * (key_dim + value_dim)
     per_score_s = (operations + fit.flops_per_score) * slower / (peak * fit.efficiency)
-    scores = batch * heads * rows * seen
+    scores = batch * heads * rows * attended
     longest_s = tile * np.minimum(rows, width + tile) * per_score_s * gpu.sms
     compute_s = scores * per_score_s + fit.tail * longest_s
     limited_s = _limit(compute_s, scores * operations, fit.joule_per_flop, WARM_UP_S, gpu, DType.BF16, load)
@@ -366,19 +366,19 @@ def decode_s(
     use: it reads a cache of grouped heads as fast as any (five sizes on an H200).
     With *cached*, the same small cache is read again and again, and from the L2 cache (as tables are measured).
     """
-    own = _of_format((fit or fit_for(gpu)).decode, cache_dtype, gpu)
-    seen = np.where(np.asarray(window) > 0, np.minimum(context, window + own.window_margin), context)
+    kernel = _of_format((fit or fit_for(gpu)).decode, cache_dtype, gpu)
+    attended = np.where(np.asarray(window) > 0, np.minimum(context, window + kernel.window_margin), context)
     group = np.asarray(heads / kv_heads)
-    alone = (group == 1) | (group > own.most_grouped)
-    blocks = batch * np.where(alone, heads, kv_heads * np.ceil(group / own.tile_heads))
-    block = np.where(alone, own.head_block_clocks, own.block_clocks)
-    token = np.where(alone, own.head_token_clocks, own.token_clocks) * head_dim / 128.0
+    alone = (group == 1) | (group > kernel.most_grouped)
+    blocks = batch * np.where(alone, heads, kv_heads * np.ceil(group / kernel.tile_heads))
+    block = np.where(alone, kernel.head_block_clocks, kernel.block_clocks)
+    token = np.where(alone, kernel.head_token_clocks, kernel.token_clocks) * head_dim / 128.0
     element_bytes = 1.0 if cache_dtype == "fp8" else BF16_BYTES
-    moved = batch * seen * kv_heads * 2.0 * head_dim * element_bytes
+    moved = batch * attended * kv_heads * 2.0 * head_dim * element_bytes
     if flash:
         return FLASH["flash_latency_s"] + moved / (FLASH["flash_efficiency"] * gpu.memory_bandwidth_bytes_per_s)
-    flops = 4.0 * batch * seen * heads * head_dim
-    return _decode(blocks, seen, block, token, moved, flops, gpu, own, cached)
+    flops = 4.0 * batch * attended * heads * head_dim
+    return _decode(blocks, attended, block, token, moved, flops, gpu, kernel, cached)
 
 
 def mla_decode_s(
@@ -391,12 +391,12 @@ def mla_decode_s(
     fit: ServingFit | None = None,
 ) -> Number:
     """Return the seconds of DeepSeek's attention of one token per sequence: *heads* of one rank share the latents."""
-    own = _of_format((fit or fit_for(gpu)).mla_decode, cache_dtype, gpu)
+    kernel = _of_format((fit or fit_for(gpu)).mla_decode, cache_dtype, gpu)
     tiles = np.ceil(np.asarray(heads) / HEAD_TILE)
     element_bytes = 1.0 if cache_dtype == "fp8" else BF16_BYTES
     moved = batch * context * LATENT_KEY * element_bytes
     flops = 2.0 * batch * context * tiles * HEAD_TILE * (LATENT_KEY + LATENT_VALUE)
-    return _decode(batch * tiles, context, own.block_clocks, own.token_clocks, moved, flops, gpu, own, cached)
+    return _decode(batch * tiles, context, kernel.block_clocks, kernel.token_clocks, moved, flops, gpu, kernel, cached)
 
 
 def _decode(
@@ -415,8 +415,8 @@ def _decode(
     memory_s = memory_s * (1.0 - hit + hit / fit.cached_speedup)
     work_s = blocks * (block_clocks + token_clocks * context) / (gpu.sms * gpu.clock_hz)
     compute_s = flops / (gpu.matrix_peak_flops(gpu.half_format) * fit.efficiency)
-    most = np.ceil(context / SPLIT_TOKENS) if fit.divides else 1.0
-    pieces = np.clip(gpu.sms / np.asarray(blocks), 1.0, most)
+    most_pieces = np.ceil(context / SPLIT_TOKENS) if fit.divides else 1.0
+    pieces = np.clip(gpu.sms / np.asarray(blocks), 1.0, most_pieces)
     lone_s = fit.lone * (block_clocks + token_clocks * context / pieces) / gpu.clock_hz
     longest_s = (memory_s**fit.sharpness + work_s**fit.sharpness + compute_s**fit.sharpness) ** (1.0 / fit.sharpness)
     return fit.latency_s + longest_s + lone_s
@@ -436,23 +436,23 @@ def sequence_kernel_s(
     *kernel* is a name of the fit, such as ``gated_delta_net-chunk_gated_delta_rule``; *sequences* are times channels or
     heads, *units* are tokens times channels or chunks times heads, *steps* the chunks of a sequence, one by one.
     """
-    own = (fit or fit_for(gpu)).sequence.get(kernel)
-    if own is None:
+    kernel_fit = (fit or fit_for(gpu)).sequence.get(kernel)
+    if kernel_fit is None:
         raise ValueError(f"{kernel} was not measured on {stand_in(gpu.architecture)}")
-    memory_s = moved / (gpu.memory_bandwidth_bytes_per_s * own.bandwidth_efficiency)
-    clocks = sequences * own.sequence_clocks + units * own.unit_clocks
+    memory_s = moved / (gpu.memory_bandwidth_bytes_per_s * kernel_fit.bandwidth_efficiency)
+    clocks = sequences * kernel_fit.sequence_clocks + units * kernel_fit.unit_clocks
     issue_s = clocks / (gpu.sms * gpu.clock_hz)
-    return own.latency_s + (memory_s**4 + issue_s**4) ** 0.25 + steps * own.step_clocks / gpu.clock_hz
+    return kernel_fit.latency_s + (memory_s**4 + issue_s**4) ** 0.25 + steps * kernel_fit.step_clocks / gpu.clock_hz
 
 
 def custom_reduce_s(size_bytes: Number, ranks: int, gpu: Gpu, link_bytes_per_s: float) -> Number:
     """Return the seconds of an all-reduce inside an NVLink domain by the kernels of inference engines: in one step,
     in which each rank reads the buffers of all others, or in two, whichever is faster (TensorRT-LLM, vLLM).
     """
-    own = fit_for(gpu).reduce["custom"]
-    once_s = (ranks - 1) * size_bytes / (own.once_share * link_bytes_per_s)
-    twice_s = own.twice_start_s + 2.0 * (ranks - 1) / ranks * size_bytes / (own.twice_share * link_bytes_per_s)
-    return own.start_s + own.rank_s * ranks + np.minimum(once_s, twice_s)
+    fit = fit_for(gpu).reduce["custom"]
+    once_s = (ranks - 1) * size_bytes / (fit.once_share * link_bytes_per_s)
+    twice_s = fit.twice_start_s + 2.0 * (ranks - 1) / ranks * size_bytes / (fit.twice_share * link_bytes_per_s)
+    return fit.start_s + fit.rank_s * ranks + np.minimum(once_s, twice_s)
 
 
 def _of_format(known: Mapping[str, Fit], dtype: str, gpu: Gpu) -> Fit:
@@ -472,7 +472,7 @@ def _limit(
     power = default_fit().power.of("hopper")
     if load.busy_s > 0:
         joule = max(joule, default_fit().power.of(gpu.architecture).energy(gpu.architecture, dtype))
-    wanted = power.idle_share + flops / seconds * joule / gpu.power_w
-    factor = np.maximum(1.0, wanted) ** power.exponent
+    power_share = power.idle_share + flops / seconds * joule / gpu.power_w
+    factor = np.maximum(1.0, power_share) ** power.exponent
     busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
     return seconds * (1.0 + (factor - 1.0) / (1.0 + warm_up_s / busy_s))

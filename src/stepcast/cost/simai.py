@@ -111,8 +111,8 @@ class _Job:
             case Group.EP:
                 return self.tp * n // gpus, max(gpus // self.tp, 1), nics // min(gpus, self.tp)
             case _:
-                held = self.tp if group is Group.DP else self.tp * self.ep
-                return (n, gpus // held, nics // held) if held <= gpus else (n, 1, nics // gpus)
+                group_stride = self.tp if group is Group.DP else self.tp * self.ep
+                return (n, gpus // group_stride, nics // group_stride) if group_stride <= gpus else (n, 1, nics // gpus)
 
 
 @dataclass(slots=True)
@@ -230,8 +230,8 @@ def _rate_gib_per_s(collective: Collective, job: _Job) -> float:
         rate = network
     elif servers > 1:
         # With NICs faster than NVLink only (g-1)/g of the data crosses NVLink.
-        within = nvlink * gpus / (gpus - 1) if network > nvlink else nvlink
-        rate, over_nvlink = min(within, network), within < network
+        node_rate = nvlink * gpus / (gpus - 1) if network > nvlink else nvlink
+        rate, over_nvlink = min(node_rate, network), node_rate < network
     if collective.group is not Group.TP or collective.kind not in GATHERS:
         return rate
     nodes = 1 if job.tp < job.system.gpus_per_server else job.tp // job.system.gpus_per_server

@@ -69,7 +69,7 @@ else:
         return struct
 
     def _make_fields(annotations, values, kw_only):
-        """Return the fields of a class, and leave in *own* their defaults as structs take them."""
+        """Return the fields of a class, and leave in *values* their defaults as structs take them."""
         fields = {}
         for name, kind in annotations.items():
             if kind is dataclasses.KW_ONLY:
@@ -105,7 +105,7 @@ else:
             )
 
     def _add_checks(values, fields, post_init):
-        """Check the numbers among *fields* before *then*."""
+        """Check the numbers among *fields* before *post_init*."""
         counts = [(name, field.type.__metadata__[0]) for name, field in fields.items() if field.type in (Size, Natural)]
         amounts = [name for name, field in fields.items() if field.type == Quantity]
 
@@ -185,7 +185,7 @@ class ByIdentity(Generic[Value]):
         return (self._known.get(place) or self._add(place, made_of, make()))[1]
 
     def of(self, thing: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
-        """Return the value for a single object, the usual case: ``make(one, key)``."""
+        """Return the value for a single object, the usual case: ``make(thing, key)``."""
         place = (key, id(thing))
         return (self._known.get(place) or self._add(place, (thing,), make(thing, key)))[1]
 

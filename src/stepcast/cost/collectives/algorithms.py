@@ -294,13 +294,13 @@ def nvls_tree_curves(route: Route) -> Iterator[Curve]:
     levels = _tree_levels(route.nodes)
     hop_s = route.tuning.nvls_tree_hop_s + route.inter_latency_s
     latency_s = _nvls_start_s(route) + 2 * levels * hop_s
-    between = (1 if route.nodes == 2 else 2) / route.inter_bytes_per_s
+    tree_s_per_byte = (1 if route.nodes == 2 else 2) / route.inter_bytes_per_s
     per_byte = _nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.within())
     # NCCL's limits of chunks (src/transport/nvls.cc).
     small = not route.in_network_reduction and (route.ranks_per_node >= 16 or route.nodes >= 4)
     for chunk_bytes in NVLS_CHUNK_BYTES:
         if chunk_bytes <= (64 if small else 128) * KIB:
-            yield _chunked_curve(route, latency_s, per_byte, chunk_bytes, levels, between)
+            yield _chunked_curve(route, latency_s, per_byte, chunk_bytes, levels, tree_s_per_byte)
 
 
 def _nvls_start_s(route: Route) -> float:
@@ -314,15 +314,17 @@ def _nvls_s_per_byte(kind: CollectiveKind, route: Route) -> float:
 
 
 def _chunked_curve(
-    route: Route, latency_s: float, s_per_byte: float, chunk_bytes: float, levels: int = 0, between: float = 0.0
+    route: Route, latency_s: float, s_per_byte: float, chunk_bytes: float, levels: int = 0, tree_s_per_byte: float = 0.0
 ) -> Curve:
     """Return the curve of NVLS in chunks of one size, and of a tree of *levels* between nodes."""
     tuning = route.tuning
     in_flight = chunk_bytes * (tuning.nvls_tree_channels if levels else tuning.nvls_channels) * route.ranks_per_node
     step_s = (2 if levels else 1) * tuning.nvls_step_s * route.ranks_per_node
-    filling = Ramp((1 + 2 * levels) * max(s_per_byte, between), in_flight)
+    filling = Ramp((1 + 2 * levels) * max(s_per_byte, tree_s_per_byte), in_flight)
     bytes_per_channel = BYTES_PER_CHANNEL * route.ranks_per_node
-    return _build_curve(route, latency_s, max(s_per_byte + step_s / in_flight, between), bytes_per_channel, filling)
+    return _build_curve(
+        route, latency_s, max(s_per_byte + step_s / in_flight, tree_s_per_byte), bytes_per_channel, filling
+    )
 
 
 def in_network_curve(route: Route) -> Curve:
@@ -334,8 +336,8 @@ def in_network_curve(route: Route) -> Curve:
     g = route.ranks_per_node
     latency_s = 2 * min(1, g - 1) * (COLLNET_INTRA_HOP_S + route.intra_latency_s)
     latency_s += COLLNET_LATENCY_S + route.inter_latency_s
-    within = 2 * (g - 1) / g / route.intra_bytes_per_s
-    per_byte = max(within, 1 / route.inter_bytes_per_s) / COLLNET_SHARE
+    intra_s_per_byte = 2 * (g - 1) / g / route.intra_bytes_per_s
+    per_byte = max(intra_s_per_byte, 1 / route.inter_bytes_per_s) / COLLNET_SHARE
     return _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL)
 
 
@@ -368,10 +370,10 @@ def pairwise_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> 
     it.
     """
     n, g = route.ranks, route.ranks_per_node
-    reached = min(route.intra_bytes_per_s * route.exchange_share, (g - 1) * route.tuning.peer_bytes_per_s)
-    within = (g - 1) / n / reached if g > 1 else 0.0
-    between = 0.0 if route.nodes == 1 else (n - route.fewest_per_node) / n / route.exchange_bytes_per_s
-    return _exchange_curve(route, protocol, imbalance * max(within, between))
+    node_bytes_per_s = min(route.intra_bytes_per_s * route.exchange_share, (g - 1) * route.tuning.peer_bytes_per_s)
+    intra_s_per_byte = (g - 1) / n / node_bytes_per_s if g > 1 else 0.0
+    inter_s_per_byte = 0.0 if route.nodes == 1 else (n - route.fewest_per_node) / n / route.exchange_bytes_per_s
+    return _exchange_curve(route, protocol, imbalance * max(intra_s_per_byte, inter_s_per_byte))
 
 
 def staged_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Curve:
@@ -389,11 +391,11 @@ def staged_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Cu
 def rooted_curve(route: Route, protocol: Protocol) -> Curve:
     """Return the curve of gather or scatter: the root receives or sends all parts but its own."""
     n, g = route.ranks, route.ranks_per_node
-    within = (g - 1) / n / route.intra_bytes_per_s
-    between = 0.0
+    intra_s_per_byte = (g - 1) / n / route.intra_bytes_per_s
+    inter_s_per_byte = 0.0
     if route.nodes > 1:
-        between = (n - g) / n / (route.inter_bytes_per_s / route.fewest_per_node)
-    return _exchange_curve(route, protocol, max(within, between))
+        inter_s_per_byte = (n - g) / n / (route.inter_bytes_per_s / route.fewest_per_node)
+    return _exchange_curve(route, protocol, max(intra_s_per_byte, inter_s_per_byte))
 
 
 def _exchange_curve(route: Route, protocol: Protocol, wire_s_per_byte: float) -> Curve:

@@ -231,7 +231,7 @@ def _from_size(
     size = route.tuning.ring_from_bytes
     if not (size and choice.algorithm is Algorithm.RING and kind is ALL_REDUCE and route.nodes > 1):
         return choice
-    tree_s = min(other.curve.seconds(size) for other in possible if other.algorithm is Algorithm.TREE)
+    tree_s = min(candidate.curve.seconds(size) for candidate in possible if candidate.algorithm is Algorithm.TREE)
     return replace(choice, curve=replace(choice.curve, from_bytes=size, least_s=tree_s))
 
 

@@ -87,12 +87,12 @@ def collective_flows(
     if network.topology.kind is NetworkKind.TORUS and algorithm in rings:
         traffic = traffic._replace(messages=_along_axes(network, traffic.messages))
     if stage is not None and _spans_stages(work.group):
-        here = seats[_stage_ranks(layout, stage)]
+        stage_gpus = seats[_stage_ranks(layout, stage)]
         messages, added, reduced = traffic
         traffic = CollectiveTraffic(
-            take_rows(messages, np.isin(messages.source, here)),
-            take_rows(added, np.isin(added.gpu, here)),
-            take_rows(reduced, np.isin(reduced.gpu, here)),
+            take_rows(messages, np.isin(messages.source, stage_gpus)),
+            take_rows(added, np.isin(added.gpu, stage_gpus)),
+            take_rows(reduced, np.isin(reduced.gpu, stage_gpus)),
         )
     flows = groups.members.size if by_sender else groups.count
     group_of_flow = np.arange(flows) // (groups.ranks if by_sender else 1)
@@ -108,8 +108,8 @@ def transfer_flows(
     peers = np.roll(members, -work.peer_offset, axis=1)
     source, target = members.ravel(), peers.ravel()
     if stage is not None and spans:
-        here = np.isin(source, _stage_ranks(layout, stage))
-        source, target = source[here], target[here]
+        in_stage = np.isin(source, _stage_ranks(layout, stage))
+        source, target = source[in_stage], target[in_stage]
     return message_flows(network, seats[source], seats[target], np.full(len(source), float(work.size_bytes)), price_s)
 
 
@@ -190,9 +190,9 @@ def _flow_set(network: Network, traffic: CollectiveTraffic, group: IntArray, pri
         return FlowSet.of(first, link, np.where(own, limited, size), group=group)
     # The price knows no link that failed or is slow: flows are scaled as if all of them worked.
     healthy = _flow_set(network.healthy, traffic, group, price_s)
-    before = _sum_on_links(network.healthy, traffic, len(group))[2]
+    healthy_bytes = _sum_on_links(network.healthy, traffic, len(group))[2]
     share = np.ones(len(group))
-    np.minimum.at(share, healthy.flow, healthy.bytes_on / np.where(before > 0, before, 1.0))
+    np.minimum.at(share, healthy.flow, healthy.bytes_on / np.where(healthy_bytes > 0, healthy_bytes, 1.0))
     flow = np.repeat(np.arange(len(group)), np.diff(first))
     return FlowSet.of(first, link, np.where(own, size * share[flow], size), group=group)
 
@@ -258,11 +258,11 @@ def _upward(
     count, nodes = int(switch.max()) + 1, network.nodes
     distinct, where = np.unique(flow * count + switch, return_inverse=True)
     node_of, index = np.unique(where * nodes + node, return_inverse=True)
-    most = np.zeros(len(distinct))
-    np.maximum.at(most, node_of // nodes, np.bincount(index, sent_bytes))
+    largest = np.zeros(len(distinct))
+    np.maximum.at(largest, node_of // nodes, np.bincount(index, sent_bytes))
     flow, above = np.divmod(distinct, count)
-    several = np.bincount(flow)[flow] > 1  # a group below one switch is done there
-    flow, above, size = flow[several], above[several], most[several]
+    has_several = np.bincount(flow)[flow] > 1  # a group below one switch is done there
+    flow, above, size = flow[has_several], above[has_several], largest[has_several]
     blocks = [network[f"{tier} {direction}"] for direction in ("up", "down")]
     ways = prod(blocks[0].shape[1:])
     places = np.unravel_index(np.arange(ways), blocks[0].shape[1:])
@@ -290,12 +290,12 @@ class Groups:
         self.members: IntArray = np.take_along_axis(members, order, axis=1)  # groups x members
         self.mesh, self.count, self.ranks = mesh, int(members.shape[0]), int(members.shape[1])
         domain = self.members // domain_gpus
-        new = np.ones(domain.shape, bool)
-        new[:, 1:] = domain[:, 1:] != domain[:, :-1]
+        starts_node = np.ones(domain.shape, bool)
+        starts_node[:, 1:] = domain[:, 1:] != domain[:, :-1]
         # Of each member: its GPU, its group, and its node, counted over all groups.
         self.gpu = self.members.ravel()
         self.flow = np.arange(len(self.gpu)) // self.ranks
-        self.node: IntArray = np.cumsum(new.ravel()) - 1
+        self.node: IntArray = np.cumsum(starts_node.ravel()) - 1
         # Of each node: its number of members, the first of them, its group and the nodes of that.
         self.held = np.bincount(self.node)
         self.first = _starts(self.held)
@@ -320,15 +320,15 @@ class Groups:
         """Return messages of each member round its node, *size_bytes* by node: to the next there, or, where
         each two have a link of their own, evenly to all others.
         """
-        held = self.held[self.node]
+        node_members = self.held[self.node]
         size = size_bytes[self.node]
-        senders = np.flatnonzero((held > 1) & (size > 0))
-        peers = held[senders] - 1 if self.mesh else np.ones(len(senders), np.int64)
+        senders = np.flatnonzero((node_members > 1) & (size > 0))
+        peers = node_members[senders] - 1 if self.mesh else np.ones(len(senders), np.int64)
         index, number = _count_up(peers)
         member = senders[index]
         first = self.first[self.node[member]]
-        other = first + (member - first + number + 1) % held[member]
-        return GpuMessages(member // self.ranks, self.gpu[member], self.gpu[other], size[member] / peers[index])
+        peer = first + (member - first + number + 1) % node_members[member]
+        return GpuMessages(member // self.ranks, self.gpu[member], self.gpu[peer], size[member] / peers[index])
 
     def next_node(self) -> IntArray:
         """Return for each node the next of its group; after the last comes the first."""
@@ -383,13 +383,13 @@ def collective_traffic(
         case Algorithm.NVLS:
             return CollectiveTraffic(NO_MESSAGES, _nvls(kind, size_bytes, groups))
         case Algorithm.NVLS_TREE:
-            between = _double_tree(2, CollectiveKind.ALL_REDUCE, size_bytes, groups)
-            return CollectiveTraffic(between, _nvls(kind, size_bytes, groups))
+            tree_messages = _double_tree(2, CollectiveKind.ALL_REDUCE, size_bytes, groups)
+            return CollectiveTraffic(tree_messages, _nvls(kind, size_bytes, groups))
         case Algorithm.IN_NETWORK:
-            held = groups.held
-            inside = groups.around(2 * (held - 1) / held * size_bytes)
-            part = size_bytes / held[groups.node]
-            return CollectiveTraffic(inside, reduced=SwitchTraffic(groups.flow, groups.gpu, part, part))
+            members = groups.held
+            ring_messages = groups.around(2 * (members - 1) / members * size_bytes)
+            part = size_bytes / members[groups.node]
+            return CollectiveTraffic(ring_messages, reduced=SwitchTraffic(groups.flow, groups.gpu, part, part))
 
 
 def _ring(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
@@ -398,17 +398,17 @@ def _ring(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessage
     """
     closed = kind in ROUNDS
     n = groups.ranks
-    passed = ROUNDS[kind] * (n - 1) / n * size_bytes if closed else size_bytes
+    ring_bytes = ROUNDS[kind] * (n - 1) / n * size_bytes if closed else size_bytes
     alone = groups.group_nodes == 1
-    inside = np.where(alone & closed, passed, passed * (groups.held - 1) / groups.held)
-    near = np.flatnonzero(~alone & (closed | (groups.place < groups.group_nodes - 1)))
-    return join_messages([groups.around(inside), groups.shared(near, groups.next_node()[near], passed)])
+    node_bytes = np.where(alone & closed, ring_bytes, ring_bytes * (groups.held - 1) / groups.held)
+    senders = np.flatnonzero(~alone & (closed | (groups.place < groups.group_nodes - 1)))
+    return join_messages([groups.around(node_bytes), groups.shared(senders, groups.next_node()[senders], ring_bytes)])
 
 
 def _tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
     """Return messages of chains within each node, as many as it has members, and of two trees between nodes."""
-    inside = passes * size_bytes * (groups.held - 1) / groups.held
-    return join_messages([groups.around(inside), _double_tree(passes, kind, size_bytes, groups)])
+    node_bytes = passes * size_bytes * (groups.held - 1) / groups.held
+    return join_messages([groups.around(node_bytes), _double_tree(passes, kind, size_bytes, groups)])
 
 
 def _double_tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
@@ -449,19 +449,21 @@ def double_tree(nodes: int) -> tuple[IntArray, IntArray]:
 
 def _hierarchical(rounds: int, size_bytes: float, groups: Groups) -> GpuMessages:
     """Return messages of rings within the nodes, and of rings of the members of one position between them."""
-    held, nodes = groups.held, groups.group_nodes
-    inside = rounds * (held - 1) / held * size_bytes
-    near = np.flatnonzero(nodes > 1)
-    passed = (rounds * (nodes - 1) / nodes * size_bytes)[near]
-    return join_messages([groups.around(inside), groups.shared(near, groups.next_node()[near], passed)])
+    members, nodes = groups.held, groups.group_nodes
+    node_bytes = rounds * (members - 1) / members * size_bytes
+    senders = np.flatnonzero(nodes > 1)
+    ring_bytes = (rounds * (nodes - 1) / nodes * size_bytes)[senders]
+    return join_messages([groups.around(node_bytes), groups.shared(senders, groups.next_node()[senders], ring_bytes)])
 
 
 def _staged_exchange(size_bytes: float, groups: Groups, crossing: float) -> GpuMessages:
     """Return messages of an exchange between the ranks of one position, then within the nodes."""
-    held = groups.held
-    near, far = groups.node_pairs()
-    between = size_bytes * held[near] / groups.nodes[groups.group[near]] * crossing
-    return join_messages([groups.around((held - 1) / held * size_bytes), groups.shared(near, far, between)])
+    members = groups.held
+    senders, receivers = groups.node_pairs()
+    pair_bytes = size_bytes * members[senders] / groups.nodes[groups.group[senders]] * crossing
+    return join_messages(
+        [groups.around((members - 1) / members * size_bytes), groups.shared(senders, receivers, pair_bytes)]
+    )
 
 
 def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: float) -> GpuMessages:
@@ -476,16 +478,16 @@ def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: floa
     member = np.repeat(np.arange(len(groups.gpu)), n - 1)
     ahead = np.tile(np.arange(1, n), len(groups.gpu))
     group = member // n
-    other = group * n + (member - group * n + ahead) % n
+    peer = group * n + (member - group * n + ahead) % n
     flow = member if by_sender else group
     size = np.full(len(member), size_bytes / n)
     if crossing == 1:
-        return GpuMessages(flow, groups.gpu[member], groups.gpu[other], size)
-    away = groups.node[member] != groups.node[other]
-    first = groups.first[groups.node[other]]
+        return GpuMessages(flow, groups.gpu[member], groups.gpu[peer], size)
+    away = groups.node[member] != groups.node[peer]
+    first = groups.first[groups.node[peer]]
     place = member - groups.first[groups.node[member]]
-    handing = np.where(away, first + place % groups.held[groups.node[other]], member)
-    onward = take_rows(GpuMessages(flow, groups.gpu[handing], groups.gpu[other], size), handing != other)
+    handing = np.where(away, first + place % groups.held[groups.node[peer]], member)
+    onward = take_rows(GpuMessages(flow, groups.gpu[handing], groups.gpu[peer], size), handing != peer)
     across = take_rows(GpuMessages(flow, groups.gpu[member], groups.gpu[handing], size * crossing), away)
     return join_messages([across, onward])
 
@@ -502,11 +504,11 @@ def _gather_or_scatter(kind: CollectiveKind, size_bytes: float, groups: Groups) 
 
 def _nvls(kind: CollectiveKind, size_bytes: float, groups: Groups) -> SwitchTraffic:
     """Return traffic of a switch that fetches a part from all ranks for the one in charge, and spreads its result."""
-    held = groups.held[groups.node]
+    members = groups.held[groups.node]
     fetched = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.ALL_GATHER else 0.0)
     spread = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.REDUCE_SCATTER else 0.0)
-    sent, received = fetched + spread / held, spread + fetched / held
-    return take_rows(SwitchTraffic(groups.flow, groups.gpu, sent, received), held > 1)
+    sent, received = fetched + spread / members, spread + fetched / members
+    return take_rows(SwitchTraffic(groups.flow, groups.gpu, sent, received), members > 1)
 
 
 def join_messages(parts: Iterable[GpuMessages]) -> GpuMessages:

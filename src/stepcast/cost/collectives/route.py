@@ -85,8 +85,8 @@ def library_tuning(library: str = "nccl", architecture: str = DEFAULT_ARCHITECTU
     architectures = base["architectures"] | table.pop("architectures")
     table = {name: value for name, value in {**base, **table}.items() if name != "architectures"}
     default = architectures.get(DEFAULT_ARCHITECTURE) or next(iter(architectures.values()))
-    own = architectures.get(architecture, {"ll_limit_gb_per_s": default["ll_limit_gb_per_s"]})
-    return convert_table(convert_units(table | own), Tuning)
+    tuning = architectures.get(architecture, {"ll_limit_gb_per_s": default["ll_limit_gb_per_s"]})
+    return convert_table(convert_units(table | tuning), Tuning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class PieceTotals:
 def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, SavedActivations]) -> PieceTotals:
     """Return the totals of one piece; *known* gains what layers of each kind save, for the pieces after it."""
     model, strategy, framework = sizes.model, sizes.strategy, sizes.framework
-    held, trained = sizes.find_shards(piece)
+    shard, trained = sizes.find_shards(piece)
     recomputed_layers = strategy.recompute.whole_layers(len(piece.layers))
     offloaded_layers = strategy.offload.layers(len(piece.layers))
     kinds: dict[LayerParts, SavedActivations] = {}
@@ -61,12 +61,12 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
         again, sent = start < recomputed_layers, start < offloaded_layers
         for block, run in groupby(blocks[start:stop]):
             saved, count = saved_by(block), len(list(run))
-            after = saved.after(again)
+            saved_bytes = saved.after(again)
             if sent:
-                staged = max(staged, after)
-                on_host += count * after
+                staged = max(staged, saved_bytes)
+                on_host += count * saved_bytes
             else:
-                activations += count * after
+                activations += count * saved_bytes
             recomputed = max(recomputed, saved.saved - saved.input if again else saved.again)
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, recomputed_layers)
@@ -77,10 +77,10 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
         ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
         activations += strategy.mtp_layers * (ends + sum(saved.saved for saved in mtp_blocks))
         recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
-    weights, gradients = sizes.collected(piece, held, trained)
+    weights, gradients = sizes.collected(piece, shard, trained)
     first = trained_shard(model, strategy, StagePiece(piece.layers[:1], False, False))
     return PieceTotals(
-        states=sizes.states(piece, held, trained),
+        states=sizes.states(piece, shard, trained),
         trained=trained.total,
         owned=sizes.plan.share(trained),
         activations=activations,

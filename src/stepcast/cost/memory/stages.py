@@ -205,8 +205,8 @@ def held_in_flight(
     of the logits alone.
     """
     facts, batches = find_schedule(schedule, pipeline.stages), pipeline.micro_batches
-    held = (facts.before_input_gradient if before_input else None) or facts.held
-    return tuple(tuple(min(batches, number) for number in held(pipeline, stage)) for stage in range(pipeline.stages))
+    count = (facts.before_input_gradient if before_input else None) or facts.held
+    return tuple(tuple(min(batches, number) for number in count(pipeline, stage)) for stage in range(pipeline.stages))
 
 
 # Memory beyond tensors.
@@ -338,8 +338,8 @@ class _Held:
     def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int, gpu: Gpu) -> StageMemory:
         """Return the memory of a stage whose pieces hold *counts* micro-batches at once."""
         shared, states, overhead = self.shared, self.states, self.shared.framework.overhead
-        held = list(zip(self.pieces, counts, strict=True))
-        activations = sum([count * piece.activations for piece, count in held]) + self.staged
+        counted_pieces = list(zip(self.pieces, counts, strict=True))
+        activations = sum([count * piece.activations for piece, count in counted_pieces]) + self.staged
         if self.heads:
             activations += max([counts[number] for number in self.heads]) * shared.head_activations
         moments = [MemoryMoment(self.early, activations, self.at_backward), *self.after_backward]
@@ -361,12 +361,12 @@ class _Held:
             communication=shared.communication,
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
-            host=states.host + sum([count * piece.on_host for piece, count in held]),
+            host=states.host + sum([count * piece.on_host for piece, count in counted_pieces]),
             band=shared.band,
         )
         if not shared.held_by_layer:
             return stage_memory
-        layers = sum([count * piece.layers for piece, count in held])
+        layers = sum([count * piece.layers for piece, count in counted_pieces])
         # Nothing is held that would not be free otherwise, also at the upper end of the interval.
         spare = max(0.0, gpu.memory_bytes - stage_memory.high) / shared.band.high
         return replace(stage_memory, temporary=moment.temporary + min(layers * shared.held_by_layer, spare))

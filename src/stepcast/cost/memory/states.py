@@ -194,10 +194,10 @@ def keeps_weights(plan: ShardingPlan) -> bool:
 def _list_units(model: Model, piece: StagePiece) -> list[StagePiece]:
     """Return one of each kind that is gathered and reduced by itself: layers, and either end."""
     kinds = dict(zip(model.blocks[piece.layers.start : piece.layers.stop], piece.layers, strict=True))
-    none = range(piece.layers.start, piece.layers.start)
+    no_layers = range(piece.layers.start, piece.layers.start)
     units = [StagePiece(range(layer, layer + 1), False, False) for layer in kinds.values()]
     if piece.embedding:
-        units.append(StagePiece(none, True, False))
+        units.append(StagePiece(no_layers, True, False))
     if piece.head:
-        units.append(StagePiece(none, False, True))
+        units.append(StagePiece(no_layers, False, True))
     return units
