@@ -273,8 +273,8 @@ def _find_incomplete(scan: _LogScan, signatures: dict[int, tuple[int, ...]], rep
     if not reports:
         return ["no layer times are printed"]
     counts = np.bincount(report_of[report_of >= 0], minlength=reports)
-    wanted = np.array([len(signatures.get(stage, (0,))) for stage in scan.stages.tolist()])
-    if short := int((counts < wanted).sum()):
+    expected_lines = np.array([len(signatures.get(stage, (0,))) for stage in scan.stages.tolist()])
+    if short := int((counts < expected_lines).sum()):
         warnings.append(f"{short} of {reports} reports lack a layer record")
     # Every rank that reports at all should do so every step.
     expected = len(set(scan.ranks.tolist())) * len(set(scan.steps.tolist()))

@@ -69,9 +69,9 @@ class LogProgram(msgspec.Struct, frozen=True):
         return LoggedStep(step, **known), total + 1 - self.first if total else 0, _pick_numbers(self.facts, values)
 
 
-def _pick_numbers(wanted: Mapping[str, tuple[str, str]], values: Values) -> Values:
-    keys = {name: next((key for key in keys.split("|") if key in values), "") for name, (keys, _) in wanted.items()}
-    return {name: values[key] * UNITS[wanted[name][1]] for name, key in keys.items() if key}
+def _pick_numbers(fields: Mapping[str, tuple[str, str]], values: Values) -> Values:
+    keys = {name: next((key for key in keys.split("|") if key in values), "") for name, (keys, _) in fields.items()}
+    return {name: values[key] * UNITS[fields[name][1]] for name, key in keys.items() if key}
 
 
 PROGRAMS = msgspec.convert(read_toml(DATA / "step_logs.toml"), dict[str, LogProgram])
@@ -96,7 +96,7 @@ class StepLines:
         self.total = 0
         self.facts: dict[str, list[float]] = {}
         self.peaks: dict[int, float] = {}
-        self._before: tuple[int, datetime] | None = None
+        self._last_printed: tuple[int, datetime] | None = None
         self._in_timers = False
         self._timer = ""
         self._batch = 0
@@ -150,13 +150,13 @@ class StepLines:
         if step.seconds is not None or printed is None:
             return step
         try:
-            time, before = datetime.fromisoformat(printed[1].replace(",", ".")), self._before
+            time, last_printed = datetime.fromisoformat(printed[1].replace(",", ".")), self._last_printed
         except ValueError:
             return step
-        self._before = (step.step, time)
-        if before is None or step.step <= before[0]:
+        self._last_printed = (step.step, time)
+        if last_printed is None or step.step <= last_printed[0]:
             return step
-        seconds = max(0.0, (time - before[1]).total_seconds()) / (step.step - before[0])
+        seconds = max(0.0, (time - last_printed[1]).total_seconds()) / (step.step - last_printed[0])
         return step._replace(seconds=seconds or None)
 
     def _mlperf(self, text: str) -> Iterator[LoggedStep]:

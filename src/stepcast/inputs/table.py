@@ -113,8 +113,8 @@ def folder_files(path: str) -> list[str]:
     names = sorted(name for name in os.listdir(path) if not name.startswith("."))
     files = [file for name in names if os.path.isfile(file := os.path.join(path, name))]
     if not files:
-        inside = f"; it holds {len(names)} folders, such as {names[0]}: name one" if names else ""
-        raise FormatError(f"is a directory without files; expected one run's trace files{inside}", path)
+        folders_text = f"; it holds {len(names)} folders, such as {names[0]}: name one" if names else ""
+        raise FormatError(f"is a directory without files; expected one run's trace files{folders_text}", path)
     return files
 
 

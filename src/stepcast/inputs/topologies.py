@@ -134,15 +134,15 @@ class _NcclDump:
     def _fabric(self, gpus: int) -> tuple[str, float, tuple[str, ...]]:
         switched: Counter[int] = Counter()
         number = {bus: index for index, (bus, _, _) in enumerate(self.gpus)}
-        between: dict[tuple[int, int], int] = {}
+        links: dict[tuple[int, int], int] = {}
         for gpu, target, kind, count in self.links:
             if kind == SWITCH_CLASS:
                 switched[gpu] += count
             elif target in number and number[target] < gpus and gpu < gpus:
                 pair = (min(gpu, number[target]), max(gpu, number[target]))
-                between[pair] = max(count, between.get(pair, 0))
+                links[pair] = max(count, links.get(pair, 0))
         if not switched:
-            return find_fabric(between, gpus)
+            return find_fabric(links, gpus)
         counts = [switched[gpu] for gpu in range(len(self.gpus))]
         fewest, most = min(counts), max(counts)
         if fewest == most:

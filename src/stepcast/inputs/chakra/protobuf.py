@@ -114,9 +114,9 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         position += length
 
 
-def bytes_in(data: bytes, wanted: int) -> Iterator[bytes]:
-    """Yield the messages, texts or fixed numbers in the field *wanted*."""
-    return (content for number, _, content in fields(data) if number == wanted and isinstance(content, bytes))
+def bytes_in(data: bytes, field_number: int) -> Iterator[bytes]:
+    """Yield the messages, texts or fixed numbers in the field *field_number*."""
+    return (content for number, _, content in fields(data) if number == field_number and isinstance(content, bytes))
 
 
 def attribute(name: str, kind: AttributeKind, value: int | str | bytes) -> bytes:

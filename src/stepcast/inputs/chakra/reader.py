@@ -277,13 +277,13 @@ def _find_waits(nodes: ChakraTrace, dependencies: IntArray, order: IntArray, run
     """
     communicates = nodes.matching(lambda content: content.type in COMM_TYPES)
     kinds = np.where(runs, np.where(communicates, COMMUNICATES, COMPUTES), IDLE)
-    blocking, after = bytearray(len(nodes)), dict[int, tuple[int, ...]]()
+    blocking, waits_for = bytearray(len(nodes)), dict[int, tuple[int, ...]]()
     is_done = bytearray(len(nodes))
     # Communication that a node which is left out waits for.
     behind: dict[int, set[int]] = {}
     running = order[runs[order]]
-    before = np.full(len(nodes), NONE)
-    before[running[1:]] = running[:-1]
+    previous = np.full(len(nodes), NONE)
+    previous[running[1:]] = running[:-1]
     # A node that waits for computation alone needs no look: computation runs in order.
     is_checked = np.zeros(len(nodes), dtype=bool)
     is_checked[owners(nodes)[kinds[dependencies] != COMPUTES]] = True
@@ -306,13 +306,13 @@ def _find_waits(nodes: ChakraTrace, dependencies: IntArray, order: IntArray, run
         if kind_of[index] == COMPUTES:
             for node in pending:
                 is_done[node] = 1
-            last = int(before[index])
+            last = int(previous[index])
             if last in pending:
                 blocking[last] = 1
                 pending.discard(last)
         if pending:
-            after[index] = tuple(sorted(pending))
-    return blocking, after
+            waits_for[index] = tuple(sorted(pending))
+    return blocking, waits_for
 
 
 class _LayerReader:

@@ -22,8 +22,8 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     batch, micro, tp, pp = (int(options.get(name, 0)) for name in ("global-batch", "micro-batch", "tp", "pp"))
     gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro else None
     if rounds is None and "gradient_accumulation_steps" not in keys:
-        meant = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
-        keys.assume(f"no gradient_accumulation_steps: taken for 1{meant}")
+        basis = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
+        keys.assume(f"no gradient_accumulation_steps: taken for 1{basis}")
     stage = keys.number("zero_optimization.stage") or 0
     precision, size = _deepspeed_precision(keys), "zero_optimization.reduce_bucket_size"
     bucket, width = keys.share(size), 4 if precision == "fp32" else 2  # elements of the training precision

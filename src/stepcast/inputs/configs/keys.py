@@ -153,7 +153,7 @@ class Keys:
         check_key_count(len(values))
         self.values = dict(values)
         self.tool, self.known = tool, known_keys(tool)
-        self._asked: set[str] = set()
+        self._read_names: set[str] = set()
         # Key that was read -> whether it had a value.
         self._is_set: dict[str, bool] = {}
         self._reasons: dict[str, str] = {}
@@ -173,7 +173,7 @@ class Keys:
     def raw(self, *names: str) -> object:
         """Return the value of the first of *names* that is there and set."""
         result, names = None, self.spell(*names)
-        self._asked.update(names)
+        self._read_names.update(names)
         for name in names:
             if name in self.values:
                 self._is_set[name] = not self.is_unset(name)
@@ -247,12 +247,12 @@ class Keys:
 
     def report(self, why: str, *names: str) -> None:
         """Report keys as understood but not modelled, with what is predicted instead."""
-        self._asked.update(self.spell(*names))
+        self._read_names.update(self.spell(*names))
         self._reasons |= dict.fromkeys(self.own_names(*names), why)
 
     def report_without_effect(self, *names: str) -> None:
         """Report keys as having no effect in this configuration."""
-        self._asked.update(self.spell(*names))
+        self._read_names.update(self.spell(*names))
         self._without_effect.update(self.own_names(*names))
 
     def assume(self, text: str) -> None:
@@ -289,7 +289,7 @@ class Keys:
             return "understood" if self._is_set[name] else "unset", ""
         if not_modelled and not_modelled.concerns(self.values[name]):
             return "not_modelled", not_modelled.why
-        return ("ignored", "") if listed or name in self._asked else ("unknown", self.nearest(name))
+        return ("ignored", "") if listed or name in self._read_names else ("unknown", self.nearest(name))
 
     def listed_as(self, name: str) -> str:
         """Return the entry of the tool's list that *name* matches, or nothing."""
@@ -300,7 +300,7 @@ class Keys:
         return closest(name, self.all_names())
 
     def all_names(self) -> set[str]:
-        return {*self.known.no_effect, *self.known.not_modelled, *self._asked}
+        return {*self.known.no_effect, *self.known.not_modelled, *self._read_names}
 
 
 def closest(name: str, known: Iterable[str]) -> str:

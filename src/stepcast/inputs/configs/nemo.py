@@ -62,7 +62,7 @@ class _NestedKeys(Keys):
         return name in self._names_of_alias
 
     def raw(self, *names: str) -> object:
-        self._asked.update(names)
+        self._read_names.update(names)
         return super().raw(*(own for name in names for own in (*self.own_names(name), name)))
 
     def own_names(self, *names: str) -> Iterator[str]:

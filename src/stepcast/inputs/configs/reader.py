@@ -154,17 +154,17 @@ def parse_yaml(text: str) -> dict[str, object]:
 def _check_unfolded(events: Iterable[object]) -> None:
     """Raise a FormatError where YAML nests, or its aliases unfold, beyond what its reader takes."""
     sizes: dict[str, int] = {}
-    within: list[tuple[str | None, int]] = [(None, 0)]  # an anchor, and the values below it so far
+    open_anchors: list[tuple[str | None, int]] = [(None, 0)]  # an anchor, and the values below it so far
     for event in events:
         kind, anchor = type(event).__name__, getattr(event, "anchor", None)
         if kind in ("MappingStartEvent", "SequenceStartEvent"):
-            within.append((anchor, 1))
+            open_anchors.append((anchor, 1))
         elif kind in ("MappingEndEvent", "SequenceEndEvent", "ScalarEvent", "AliasEvent"):
             size = sizes.get(str(anchor), 1) if kind == "AliasEvent" else 1
             if kind.endswith("EndEvent"):
-                anchor, size = within.pop()
+                anchor, size = open_anchors.pop()
             if anchor is not None and kind != "AliasEvent":
                 sizes[anchor] = size
-            within[-1] = (within[-1][0], within[-1][1] + size)
-        if len(within) > MOST_DEEP or within[-1][1] > MOST_UNFOLDED:
+            open_anchors[-1] = (open_anchors[-1][0], open_anchors[-1][1] + size)
+        if len(open_anchors) > MOST_DEEP or open_anchors[-1][1] > MOST_UNFOLDED:
             raise FormatError("nests too deeply, or its aliases stand for too much, to be a configuration")

@@ -85,16 +85,16 @@ class _Script:
 
     def _assign(self, words: Sequence[str], index: int, name: str, added: str, value: str) -> int:
         """Set a variable or an array, which continues in *words*; return the index of the next word."""
-        before = self.variables.get(name, []) if added else []
-        inside = self.expand(value)
+        old_words = self.variables.get(name, []) if added else []
+        value_words = self.expand(value)
         if not value and index < len(words) and words[index].startswith("("):
             is_empty = words[index] == "()"
             index += 1
             while not is_empty and index < len(words) and not words[index].startswith(")"):
-                inside += self.expand(words[index])
+                value_words += self.expand(words[index])
                 index += 1
             index += not is_empty
-        self.variables[name] = self._grow([*before, *inside])
+        self.variables[name] = self._grow([*old_words, *value_words])
         return index
 
     def _grow(self, words: list[str]) -> list[str]:

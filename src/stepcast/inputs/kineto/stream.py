@@ -103,9 +103,9 @@ class EventStream:
         return True
 
     def _consume(self, length: int) -> bytes:
-        taken, self._buffer = self._buffer[:length], self._buffer[length:]
-        self._lines += taken.count(b"\n")
-        return taken
+        text, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._lines += text.count(b"\n")
+        return text
 
     def _fail(self, message: str) -> NoReturn:
         raise FormatError(message, self._source.path, self._lines + 1)
@@ -235,8 +235,8 @@ def _likely_boundaries(text: bytes) -> Iterator[int]:
         if end <= first.start(1):
             return
         begin = max(0, end - 256)
-        if between := BETWEEN_EVENTS.search(text[begin:end]):
-            yield begin + between.start() + 1
+        if boundary := BETWEEN_EVENTS.search(text[begin:end]):
+            yield begin + boundary.start() + 1
 
 
 def _scan(text: bytes) -> tuple[int, int]:
