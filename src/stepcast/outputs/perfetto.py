@@ -148,8 +148,8 @@ def _flows(layout: _TraceLayout) -> Iterator[bytes]:
 
 def _work_args(work: Work) -> dict[str, object]:
     if isinstance(work, Collective):
-        several = {"times": work.times} if work.times > 1 else {}
-        return {"collective": work.kind, "group": work.group, "bytes": work.size_bytes, **several}
+        times = {"times": work.times} if work.times > 1 else {}
+        return {"collective": work.kind, "group": work.group, "bytes": work.size_bytes, **times}
     if isinstance(work, Transfer):
         return {"transfer": work.direction, "group": work.group, "bytes": work.size_bytes}
     return {"work": type(work).__name__}

@@ -42,8 +42,8 @@ def write_captured(captured: Captured) -> bytes:
     from stepcast.inputs.chakra.record import record_workload
 
     record = {"format": FORMAT, "version": VERSION, "workload": record_workload(captured.workload)}
-    own = {name: getattr(captured, name) for name in captured.__slots__ if name != "workload"}
-    return msgspec.json.encode(record | own) + b"\n"
+    fields = {name: getattr(captured, name) for name in captured.__slots__ if name != "workload"}
+    return msgspec.json.encode(record | fields) + b"\n"
 
 
 def toml_rows(table: Mapping[str, object]) -> str:
