@@ -244,12 +244,12 @@ def _standard_errors(points: SweepPoints, cluster: Cluster, chosen: Sequence[Con
     errors = {}
     for index, constant in enumerate(chosen):
         others = np.delete(slopes, index, axis=1)
-        own = slopes[:, index]
+        residual = slopes[:, index]
         if others.shape[1]:
-            own = own - others @ np.linalg.lstsq(others, own, rcond=None)[0]
-        size = float(np.sqrt((own**2).sum()))
-        shown = size > 1e-9 and np.abs(slopes[:, index]).max(initial=0.0) * 0.1 >= MOVES
-        errors[constant.key] = error / size * constant.scale if shown else np.inf
+            residual = residual - others @ np.linalg.lstsq(others, residual, rcond=None)[0]
+        size = float(np.sqrt((residual**2).sum()))
+        is_identified = size > 1e-9 and np.abs(slopes[:, index]).max(initial=0.0) * 0.1 >= MOVES
+        errors[constant.key] = error / size * constant.scale if is_identified else np.inf
     return errors
 
 

@@ -420,7 +420,7 @@ class _Calibration:
     def add_overhead(self) -> None:
         """Add the time per step in which a rank neither computes nor communicates nor waits."""
         ranks = [analysis.result.rank_times for analysis in self.runs.values()]
-        host_s = [mean(rank.breakdown_s["host"] for rank in own) for own in ranks]
+        host_s = [mean(rank.breakdown_s["host"] for rank in stage_ranks) for stage_ranks in ranks]
         known, value = f"{format_seconds(min(host_s))} to {format_seconds(max(host_s))}", median(host_s)
         self.add("fixed_step_s", "fixed step overhead (host)", value, format_seconds(value), len(host_s), known)
 
