@@ -252,7 +252,7 @@ def _read_pattern(column: str, digits: str) -> tuple[bool, ...]:
 
 
 def _write_pattern(part: Experts | Window | None) -> str:
-    return "".join("1" if own else "0" for own in part.pattern) if part else "1"
+    return "".join("1" if is_set else "0" for is_set in part.pattern) if part else "1"
 
 
 def _read_whole_number(key: str, value: object) -> int:
@@ -319,9 +319,9 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
         bases = [gpt, llama]
     else:
         bases = [llama]
-    given = {"hidden": hidden, "heads": heads, **sizes, "layers": 1}
-    given |= {"moe_dense_layers": 0} if "moe_dense_layers" in sizes else {}  # corrected with the depth
-    singles = [_with_sizes(replace(base, layers=1), given) for base in bases]
+    single_sizes = {"hidden": hidden, "heads": heads, **sizes, "layers": 1}
+    single_sizes |= {"moe_dense_layers": 0} if "moe_dense_layers" in sizes else {}  # corrected with the depth
+    singles = [_with_sizes(replace(base, layers=1), single_sizes) for base in bases]
     single = singles[0]
     published = None if _blank(columns, "params_b") else float(str(columns["params_b"])) * 1e9
     if "layers" in sizes:
