@@ -478,10 +478,10 @@ def _read_entries(name: str, chain: tuple[str, ...], named_at: str) -> dict[str,
 
 
 def _build(name: str, entries: dict[str, Entry], file: str) -> Profile:
-    given: FactDict = {key: entry.value for key, entry in entries.items()}
-    description, presets = str(given.pop("description", "")), given.pop("presets", ())
+    entry_values: FactDict = {key: entry.value for key, entry in entries.items()}
+    description, presets = str(entry_values.pop("description", "")), entry_values.pop("presets", ())
     values: dict[str, FactDict] = {table: {} for table in TABLES}
-    for key, value in given.items():
+    for key, value in entry_values.items():
         part, _, word = key.partition(".")
         field_name, read = TABLES[part][word]
         values[part][field_name] = _read_value(read, value, entries[key].where, key)
