@@ -154,7 +154,7 @@ Task = TypeVar("Task")
 
 def run_tasks(
     chunks: Iterator[PointChunk],
-    given: dict[Task, PointChunk],
+    running: dict[Task, PointChunk],
     submit: Callable[[PointChunk], Task],
     take: Callable[[], tuple[Task, AnsweredChunk | str]],
     most: Callable[[], int],
@@ -166,7 +166,7 @@ def run_tasks(
 
     Args:
         chunks: the chunks to answer.
-        given: the tasks that run, and their chunks.
+        running: the tasks that run, and their chunks.
         submit: starts a task.
         take: waits for a task; returns its answers, or how its worker died.
         most: the maximum number of tasks.
@@ -174,15 +174,15 @@ def run_tasks(
     """
     suspects: deque[PointChunk] = deque()
     while True:
-        while len(given) < (1 if alone and (suspects or any(chunk.deaths for chunk in given.values())) else most()):
+        while len(running) < (1 if alone and (suspects or any(chunk.deaths for chunk in running.values())) else most()):
             following = suspects.popleft() if suspects else next(chunks, None)
             if following is None:
                 break
-            given[submit(following)] = following
-        if not given:
+            running[submit(following)] = following
+        if not running:
             return
         task, answered = take()
-        chunk = given.pop(task)
+        chunk = running.pop(task)
         if isinstance(answered, AnsweredChunk):
             yield answered
             continue
@@ -224,8 +224,8 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
         return worker
 
     def take() -> tuple[_Worker, AnsweredChunk | str]:
-        ready = wait([worker.pipe for worker in given])
-        worker = next(worker for worker in given if worker.pipe in ready)
+        ready = wait([worker.pipe for worker in running])
+        worker = next(worker for worker in running if worker.pipe in ready)
         try:
             if not worker.is_started:
                 worker.is_started = worker.pipe.recv()
@@ -246,11 +246,11 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
         return worker, result
 
     idle = deque(start() for _ in range(setting.workers))
-    given: dict[_Worker, PointChunk] = {}
+    running: dict[_Worker, PointChunk] = {}
     try:
-        yield from run_tasks(chunks, given, submit, take, lambda: setting.workers, alone=False)
+        yield from run_tasks(chunks, running, submit, take, lambda: setting.workers, alone=False)
     finally:
-        for worker in (*idle, *given):
+        for worker in (*idle, *running):
             worker.end()
 
 
@@ -293,7 +293,7 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
     except (OSError, ValueError) as error:
         raise ValueError(f"--address {setting.address}: no Dask scheduler answers there ({error})") from None
     with client:
-        given: dict[Future, PointChunk] = {}
+        running: dict[Future, PointChunk] = {}
 
         def submit(chunk: PointChunk) -> Future:
             return client.submit(answer_chunk, answer, chunk, setting.site, pure=False)
@@ -302,9 +302,9 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
             return len(client.scheduler_info()["workers"])
 
         def take() -> tuple[Future, AnsweredChunk | str]:
-            while not (ready := [future for future in given if future.done()]):
+            while not (ready := [future for future in running if future.done()]):
                 try:
-                    wait(list(given), timeout=CONNECT_S, return_when="FIRST_COMPLETED")
+                    wait(list(running), timeout=CONNECT_S, return_when="FIRST_COMPLETED")
                 except TimeoutError:
                     if not setting.address and not count_workers():  # Dask gives up a worker that died as it started
                         client.cluster.scale(0)
@@ -314,7 +314,7 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
             except KilledWorker:
                 return ready[0], KILLED
 
-        yield from run_tasks(chunks, given, submit, take, lambda: AHEAD * max(1, count_workers()))
+        yield from run_tasks(chunks, running, submit, take, lambda: AHEAD * max(1, count_workers()))
 
 
 def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
@@ -327,13 +327,13 @@ def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSett
         cpus = None if setting.address else setting.workers
         ray.init(address=setting.address, num_cpus=cpus, log_to_driver=False, include_dashboard=False)
     task = ray.remote(answer_chunk).options(max_retries=1)
-    given: dict[ray.ObjectRef, PointChunk] = {}
+    running: dict[ray.ObjectRef, PointChunk] = {}
 
     def submit(chunk: PointChunk) -> ray.ObjectRef:
         return task.remote(answer, chunk, setting.site)
 
     def take() -> tuple[ray.ObjectRef, AnsweredChunk | str]:
-        (ready, *_), _ = ray.wait(list(given), num_returns=1)
+        (ready, *_), _ = ray.wait(list(running), num_returns=1)
         try:
             return ready, ray.get(ready)
         except ray.exceptions.RayTaskError as error:  # an exception of the task itself
@@ -345,9 +345,9 @@ def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSett
         return AHEAD * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
 
     try:
-        yield from run_tasks(chunks, given, submit, take, most)
+        yield from run_tasks(chunks, running, submit, take, most)
     finally:
-        for reference in given:
+        for reference in running:
             ray.cancel(reference)
         if began:
             ray.shutdown()

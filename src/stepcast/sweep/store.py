@@ -185,7 +185,7 @@ class Store:
             left -= 1
             return left < 0 or time.monotonic() > until
 
-        before = self.base.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        old_limit = self.base.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
         self.base.execute(f"PRAGMA hard_heap_limit = {CONDITION_BYTES}").fetchall()
         self.base.execute("PRAGMA temp_store = MEMORY")
         self.base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
@@ -200,7 +200,7 @@ class Store:
             raise
         finally:
             self.base.set_progress_handler(None, 0)
-            self.base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
+            self.base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, old_limit)
 
     def columns(self) -> list[str]:
         """Return the columns of ``results``."""
