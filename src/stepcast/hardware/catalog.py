@@ -290,7 +290,7 @@ def network_protocols(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _build_gpu(name: str, entries: Entries, where: str) -> Gpu:
-    entries = _without(entries, NOT_INHERITED)
+    entries = _drop_keys(entries, NOT_INHERITED)
     values = _nest(entries, GPU_KEYS)
     for unit in UNITS:
         values.setdefault(f"{unit}_flops", {})
@@ -505,7 +505,7 @@ def _with_base(kind: str, entries: dict[str, Entry], chain: tuple[str, ...]) -> 
     if "base" not in entries:
         return entries
     base = entries["base"]
-    inherited = _without(_read_entries(kind, str(base.value), chain, base.where), NOT_INHERITED)
+    inherited = _drop_keys(_read_entries(kind, str(base.value), chain, base.where), NOT_INHERITED)
     if "gpu.base" in entries:  # what was given of the old GPU does not hold for another
         inherited = {key: entry for key, entry in inherited.items() if not key.startswith("gpu.")}
     return _inherit(inherited, entries)
@@ -516,12 +516,12 @@ def _inherit(base: Entries, own: Entries) -> dict[str, Entry]:
     with another transport neither do latency and efficiency of the old one.
     """
     other_peaks = any(key.startswith("matrix.") for key in own)
-    inherited = base if TRANSPORT not in own else _without(base, OF_TRANSPORT)
+    inherited = base if TRANSPORT not in own else _drop_keys(base, OF_TRANSPORT)
     entries = {key: entry for key, entry in inherited.items() if not (other_peaks and key.startswith("reached."))}
     return entries | dict(own)
 
 
-def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:
+def _drop_keys(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:
     return {key: entry for key, entry in entries.items() if key not in keys}
 
 

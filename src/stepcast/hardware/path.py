@@ -323,7 +323,7 @@ def resolve(
     inter, exchange, hops = None, None, 0
     if len(nodes) > 1:
         active = max(most_per_node, size if active_per_node is None else active_per_node)
-        inter, exchange, hops = _between(cluster, nodes, aligned, active)
+        inter, exchange, hops = _network_share(cluster, nodes, aligned, active)
     return GroupPath(
         ranks=len(members),
         nodes=len(nodes),
@@ -459,7 +459,7 @@ def _slowness(path: GroupPath) -> tuple[float, ...]:
     return (path.nodes, -inter, -intra, path.hops, -path.fewest_per_node)
 
 
-def _between(cluster: Cluster, domains: Sequence[int], aligned: bool, active: int) -> tuple[Link, float, int]:
+def _network_share(cluster: Cluster, domains: Sequence[int], aligned: bool, active: int) -> tuple[Link, float, int]:
     """Return one member's share of the links between nodes, its rate when all send to all, and the hops."""
     topology, nic = cluster.topology, cluster.node.nic
     assert nic is not None, "a cluster of several nodes has checked that it has NICs"

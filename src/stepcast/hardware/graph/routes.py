@@ -129,7 +129,7 @@ def _choose_spines(
         usable = np.ones((len(row), ways), bool) if working is None else working
         index, way = np.nonzero(usable)
         count = usable.sum(axis=1)[index]
-        return _over(network, row[index], below[index], above[index], way, share / count)
+        return _through_spines(network, row[index], below[index], above[index], way, share / count)
     if network.topology.routing is NetworkRouting.ADAPTIVE:
         way = _least_loaded(network, below, above, hashes, working, load)
     elif working is None:
@@ -137,7 +137,7 @@ def _choose_spines(
     else:  # of those that work, the one with the number that the hash gives
         number = hashes % working.sum(axis=1)
         way = np.argmax(np.cumsum(working, axis=1) > number[:, None], axis=1)
-    return _over(network, row, below, above, way, np.full(len(row), share))
+    return _through_spines(network, row, below, above, way, np.full(len(row), share))
 
 
 def _tree_links(
@@ -152,7 +152,7 @@ def _tree_links(
     return leaves, [network["core up"].links_at(lower, spine, core), network["core down"].links_at(upper, spine, core)]
 
 
-def _over(
+def _through_spines(
     network: Network, row: IntArray, below: IntArray, above: IntArray, way: IntArray, share: FloatArray
 ) -> LinkShares:
     leaves, cores = _tree_links(network, below, above, way)
@@ -405,19 +405,19 @@ def routes(network: Network, source: IntArray, target: IntArray, keys: IntArray 
     domain = cluster.domain_gpus
     apart = source // domain != target // domain
     local, remote = np.flatnonzero(~apart & (source != target)), np.flatnonzero(apart)
-    parts = [within(network, local, source[local], target[local])]
+    parts = [through_fabric(network, local, source[local], target[local])]
     if len(remote):
         if cluster.topology.kind is NetworkKind.TORUS:
             along = along_torus(network, source[remote] // domain, target[remote] // domain)
             parts.append(along._replace(row=remote[along.row]))
         else:
-            parts.append(_between(network, remote, source[remote], target[remote], keys[remote]))
+            parts.append(_through_nics(network, remote, source[remote], target[remote], keys[remote]))
     shares = join_shares(parts)
     check_working(network, shares)
     return shares
 
 
-def within(network: Network, row: IntArray, source: IntArray, target: IntArray) -> LinkShares:
+def through_fabric(network: Network, row: IntArray, source: IntArray, target: IntArray) -> LinkShares:
     """Return routes over the fabric of a node, or of a scale-up domain."""
     if not len(row):
         return join_shares([])
@@ -463,7 +463,7 @@ def over_ports(network: Network, row: IntArray, sender: IntArray, receiver: IntA
     return join_shares([entries(row[index], out, share), entries(row[index], into, share)])
 
 
-def _between(network: Network, row: IntArray, source: IntArray, target: IntArray, keys: IntArray) -> LinkShares:
+def _through_nics(network: Network, row: IntArray, source: IntArray, target: IntArray, keys: IntArray) -> LinkShares:
     """Return routes over the NICs: over the fabric to the right rail if there are rails, then through the switches."""
     gpus, nics = network.cluster.node.gpus, network.cluster.node.nics
     parts: list[LinkShares] = []
@@ -472,7 +472,7 @@ def _between(network: Network, row: IntArray, source: IntArray, target: IntArray
         off_rail = first_nic[source % gpus] != first_nic[target % gpus]
         if off_rail.any():
             handed = np.where(off_rail, source // gpus * gpus + target % gpus, source)
-            parts.append(within(network, row[off_rail], source[off_rail], handed[off_rail]))
+            parts.append(through_fabric(network, row[off_rail], source[off_rail], handed[off_rail]))
             source = handed
     if "slot up" in network.blocks:
         up, down = network["slot up"], network["slot down"]
