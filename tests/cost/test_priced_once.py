@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stepcast.cost.compute import COOL, compute_price, priced_once
+from stepcast.cost.compute import COOL, compute_price, make_pricer
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import SUSTAINED, Load
 from stepcast.hardware.catalog import load_gpu
@@ -29,7 +29,7 @@ LOADS = (Load(math.inf, 0.1, wanted=0.5), Load(math.inf, 0.95, wanted=1.6), SUST
 def test_what_is_remembered_is_the_price_under_that_load(name: str, work: Compute) -> None:
     gpu, fit = load_gpu(name), default_fit()
     for load in (*LOADS, *LOADS[::-1]):
-        assert priced_once(gpu, fit, load)(work) == compute_price(work, gpu, fit, load)
+        assert make_pricer(gpu, fit, load)(work) == compute_price(work, gpu, fit, load)
 
 
 def test_a_hot_step_slows_what_is_not_cool() -> None:

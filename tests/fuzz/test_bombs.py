@@ -101,4 +101,4 @@ def test_standard_input_without_end_is_refused() -> None:
 def test_every_limit_is_in_the_docs() -> None:
     page = (ROOT / "docs" / "limits.md").read_text()
     for limit in LIMITS:
-        assert f"| {limit.what} | {limit.shown} | {limit.why} |" in page
+        assert f"| {limit.what} | {limit.amount} | {limit.why} |" in page

@@ -84,7 +84,7 @@ def _find_band(model: str, architecture: str, generation: str, framework: str, g
         name = model
     kind = bands.kinds[name]
     # The framework was measured, or one with a longer name that builds on it.
-    run = any(seen == framework or seen.startswith(f"{framework}-") for seen in kind.frameworks)
+    run = any(known_name == framework or known_name.startswith(f"{framework}-") for known_name in kind.frameworks)
     unseen = {
         "generation": "" if known else f"GPUs of {architecture}{' with experts' * (model == EXPERTS)}",
         "framework": f"framework {framework}" if known and not run else "",

@@ -78,7 +78,7 @@ def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, f
     """
     matrix_s = total_s = energy_s = 0.0
     products_of(gpu, fit).learn(works)
-    price, power = priced_once(gpu, fit, cool_load(gpu, fit)), fit.power.of(gpu.architecture)
+    price, power = make_pricer(gpu, fit, cool_load(gpu, fit)), fit.power.of(gpu.architecture)
     for work, count in works.items():
         seconds = count * price(work).seconds
         total_s += seconds
@@ -105,12 +105,12 @@ def load_of(matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: Com
 
 
 @lru_cache(maxsize=512)
-def priced_once(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Price]:
+def make_pricer(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Price]:
     """Return a function that prices works under one load and remembers them by identity, since comparing them takes
     longer. Work that draws little power is priced once for all steps.
     """
     known: dict[int, tuple[Compute, Price]] = {}
-    cool = priced_once(gpu, fit, SUSTAINED) if load.busy_s > 0 and load != SUSTAINED else None
+    cool = make_pricer(gpu, fit, SUSTAINED) if load.busy_s > 0 and load != SUSTAINED else None
 
     @lru_cache(maxsize=65536)
     def price_equal(work: Compute) -> Price:

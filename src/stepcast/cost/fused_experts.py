@@ -113,12 +113,12 @@ def fused_experts_s(
         raise ValueError(f"unknown format {word!r}; known are {', '.join(EXPERT_FORMATS)}")
     dtype, element_bytes = EXPERT_FORMATS[word]
     peak = gpu.matrix_flops.get(dtype, gpu.matrix_flops[DType.BF16])
-    rows, active, padded, held = (np.asarray(column) for column in load)
+    rows, active, padded, experts_held = (np.asarray(column) for column in load)
     by_tile = padded / np.array([fit.tile_16, fit.tile_64, 1.0])
     tiled = np.min(by_tile, axis=1)
     if fit.default_tiles:
-        tuned = np.isin(held * WIDEST + inner, [experts * WIDEST + width for experts, width in fit.tuned])
-        tiled = np.where(tuned, tiled, np.where(tokens <= held, by_tile[:, 0], by_tile[:, 1]))
+        tuned = np.isin(experts_held * WIDEST + inner, [experts * WIDEST + width for experts, width in fit.tuned])
+        tiled = np.where(tuned, tiled, np.where(tokens <= experts_held, by_tile[:, 0], by_tile[:, 1]))
     inputs = np.minimum(tokens, rows) * hidden * DType.BF16.bytes
     slower = 1.0 + fit.cold * (1.0 - cached_fraction(inputs, gpu, fit.cached_share, 2.0))
     compute_s = 2.0 * matrices * hidden * inner * tiled * slower / (fit.efficiency * peak)

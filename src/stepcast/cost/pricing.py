@@ -171,7 +171,7 @@ class Pricer:
             case HostUpdate():
                 return update_price(work, host_of(self.cluster), self.node_gpus)
 
-    def chosen(self, work: Collective) -> CollectivePrice:
+    def choose(self, work: Collective) -> CollectivePrice:
         """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
         return self._find_terms(work).choose(work)
 

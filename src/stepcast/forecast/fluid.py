@@ -197,7 +197,7 @@ class _FlowBuilder:
             if work.direction is Direction.RECEIVE:
                 return None  # its sender has the flows
             return transfer_flows(self.network, self.seats, self.layout, work, price_s, stage=stage)
-        algorithm = self.pricer.chosen(work).algorithm
+        algorithm = self.pricer.choose(work).algorithm
         if algorithm is None:
             return None
         crossing = 1.0

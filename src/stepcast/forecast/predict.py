@@ -10,7 +10,7 @@ from itertools import islice
 from stepcast.cost import host as host_costs
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.compute import cool_seconds, load_of, priced_once
+from stepcast.cost.compute import cool_seconds, load_of, make_pricer
 from stepcast.cost.fits import ComputeFit, default_dispatch, default_fit
 from stepcast.cost.memory import StageMemory, memory, verdict_of
 from stepcast.cost.pace import CLOCKED, apply_pace, convert_for_kernel, pace_of, slow_for_kernel
@@ -291,7 +291,7 @@ def compute_pricer(
     """
     gpu, fit = cluster.gpu, default_fit()
     load = _find_load(workload.stages[len(workload.stages) // 2], gpu, fit, idle)
-    current = priced_once(gpu, fit, load)
+    current = make_pricer(gpu, fit, load)
     pace = pace_of(workload.layout, workload.micro_batches, _stage_seconds(workload, current, schedule))
     if calibration is None and attention is AttentionKernel.CURRENT:
         return PacedCompute(current, pace)

@@ -238,7 +238,7 @@ class Source:
             if length > limit.most:
                 if limit is not LINE:
                     raise FormatError(limit.message, self.path)
-                raise FormatError(f"line is longer than {limit.shown}; expected lines of text", self.path, line)
+                raise FormatError(f"line is longer than {limit.amount}; expected lines of text", self.path, line)
         try:
             rest.append(decoder.decode(b"", final=True))
         except UnicodeDecodeError as error:

@@ -27,10 +27,10 @@ class Limit:
     @property
     def message(self) -> str:
         """The message of the error."""
-        return f"{self.what}: more than {self.shown}, the most that stepcast takes"
+        return f"{self.what}: more than {self.amount}, the most that stepcast takes"
 
     @property
-    def shown(self) -> str:
+    def amount(self) -> str:
         return f"{self.most // MIB:,} MiB" if self.unit == "bytes" else f"{self.most:,}"
 
 

@@ -216,7 +216,7 @@ def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     shard = range_shard(model, piece.layers, *sizes, piece.embedding, piece.head)
     if not (piece.head and strategy.mtp_layers):
         return shard
-    # Repeated for further tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
+    # Repeated for more tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
     modules = min(strategy.mtp_layers, model.next_token_layers)
     return sum([next_token_shard(model, *sizes)] * modules, start=shard)
 

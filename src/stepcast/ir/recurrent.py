@@ -326,8 +326,8 @@ class Scan:
         of_products = 2 * (2 * inputs + squares)  # of C B^T, and of the decay
         to_shared = 2 * (squares + 2 * shared + shared / element * FLOAT)
         again = sums + products + chunk_states + passing
-        own = gate + state_gradients + passing_back + input_gradients + of_shared + of_products + to_shared
-        return again + own
+        gradients = gate + state_gradients + passing_back + input_gradients + of_shared + of_products + to_shared
+        return again + gradients
 
 
 def scan_of(

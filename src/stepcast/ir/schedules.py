@@ -178,7 +178,7 @@ def vee_times(stages: int, stage: int, step: int) -> VeeTimes:
 
 
 def _hold_vee(step: int) -> Held:
-    def held(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    def count_held(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
         times = vee_times(pipeline.stages, stage, step)
         pairs = tuple(zip(times.forwards, times.weights, strict=True))
         moments = range(times.weights[0], times.weights[0] + VEE_PERIOD)
@@ -188,7 +188,7 @@ def _hold_vee(step: int) -> Held:
         )
         return tuple(min(pipeline.micro_batches, count) for count in max(live, key=sum))
 
-    return held
+    return count_held
 
 
 def _from_both_ends(pipeline: Pipeline, stage: int) -> tuple[int, ...]:

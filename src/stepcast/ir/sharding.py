@@ -70,7 +70,7 @@ class ShardingPlan:
         """Parameters of *shard* whose optimizer states one rank keeps."""
         return sum([part_shard.total / part.ways for part, part_shard in self.kinds(shard)])
 
-    def collected(self, shard: Shard) -> Shard:
+    def gathered_part(self, shard: Shard) -> Shard:
         """Return the part of *shard* that is gathered before it is used."""
         return self._select(shard, lambda part: part.collected)
 

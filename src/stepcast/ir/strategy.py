@@ -233,7 +233,7 @@ class Strategy:
     objective: Objective = Objective.SFT
     # Tokens of a document in packed sequences, the mean weighted by tokens: attention stays within it. 0: not packed.
     document: Natural = 0
-    # Tokens of the longest sequences, which decide the memory where *seq* is a mean over padded ones; 0: all alike.
+    # Tokens of the longest sequences, which decide memory where *seq* is a mean over padded ones; 0: all are equal.
     longest: Natural = 0
     overlap: Overlap = USUAL_OVERLAP
     # Tokens of the busiest expert rank as a multiple of an even share.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.cost.compute import cool_seconds, load_of, priced_once
+from stepcast.cost.compute import cool_seconds, load_of, make_pricer
 from stepcast.cost.fits import default_fit
 from stepcast.cost.pace import apply_pace_s, convert_for_kernel, least_pace, slow_for_kernel
 from stepcast.cost.power import Load
@@ -141,7 +141,7 @@ class _LayerSeconds:
         self, cluster: Cluster, strategy: Strategy, framework: Framework, load: Load, once_per_node: Routing | None
     ) -> None:
         self.attention, self.architecture = framework.attention, cluster.gpu.architecture
-        self.price = priced_once(cluster.gpu, default_fit(), load)
+        self.price = make_pricer(cluster.gpu, default_fit(), load)
         self.pace = least_pace(strategy.layout, strategy.micro_batches)
         self.pricer = Pricer(cluster, strategy.layout, once_per_node=once_per_node)
         self.lanes = {group for group in LANES if strategy.layout.size(group) > 1}

@@ -225,16 +225,16 @@ def hierarchical_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -
     does the reverse. Bytes out of a node are those of one ring over all ranks; the hops are 2(g-1) +
     2(N-1) instead of 2(n-1).
     """
-    within, between = route.within(), route.between()
+    node_route, crossing_route = route.node_route(), route.crossing_route()
     if route.nodes == 1:
-        return ring_curve(kind, within, protocol)
+        return ring_curve(kind, node_route, protocol)
     if route.ranks_per_node == 1:
-        return ring_curve(kind, between, protocol)
-    part = ring_curve(kind, between, protocol).for_share(1 / route.ranks_per_node)
+        return ring_curve(kind, crossing_route, protocol)
+    part = ring_curve(kind, crossing_route, protocol).for_share(1 / route.ranks_per_node)
     if kind is not CollectiveKind.ALL_REDUCE:
-        return _add_phases(part, ring_curve(kind, within, protocol))
-    scatter = ring_curve(CollectiveKind.REDUCE_SCATTER, within, protocol)
-    return _add_phases(scatter, part, ring_curve(CollectiveKind.ALL_GATHER, within, protocol))
+        return _add_phases(part, ring_curve(kind, node_route, protocol))
+    scatter = ring_curve(CollectiveKind.REDUCE_SCATTER, node_route, protocol)
+    return _add_phases(scatter, part, ring_curve(CollectiveKind.ALL_GATHER, node_route, protocol))
 
 
 # The double binary tree: fewer hops than a ring, at less bandwidth.
@@ -295,7 +295,7 @@ def nvls_tree_curves(route: Route) -> Iterator[Curve]:
     hop_s = route.tuning.nvls_tree_hop_s + route.inter_latency_s
     latency_s = _nvls_start_s(route) + 2 * levels * hop_s
     tree_s_per_byte = (1 if route.nodes == 2 else 2) / route.inter_bytes_per_s
-    per_byte = _nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.within())
+    per_byte = _nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.node_route())
     # NCCL's limits of chunks (src/transport/nvls.cc).
     small = not route.in_network_reduction and (route.ranks_per_node >= 16 or route.nodes >= 4)
     for chunk_bytes in NVLS_CHUNK_BYTES:
@@ -384,7 +384,7 @@ def staged_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Cu
     """
     if route.nodes == 1 or route.ranks_per_node == 1:
         return pairwise_curve(route, protocol, imbalance)
-    phases = (pairwise_curve(part, protocol, imbalance) for part in (route.between(), route.within()))
+    phases = (pairwise_curve(part, protocol, imbalance) for part in (route.crossing_route(), route.node_route()))
     return _add_phases(*phases)
 
 

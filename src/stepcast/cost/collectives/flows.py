@@ -176,25 +176,25 @@ def _along_axes(network: Network, messages: GpuMessages) -> GpuMessages:
     if (ways == 0).any():
         return messages
     half = (left / ways)[near] / 2
-    there = GpuMessages(flow[near], cell[near] * size, cell[far] * size, half)
+    forth = GpuMessages(flow[near], cell[near] * size, cell[far] * size, half)
     back = GpuMessages(flow[near], cell[far] * size, cell[near] * size, half)
-    return join_messages([take_rows(messages, ~leaving), there, back])
+    return join_messages([take_rows(messages, ~leaving), forth, back])
 
 
 def _flow_set(network: Network, traffic: CollectiveTraffic, group: IntArray, price_s: float) -> FlowSet:
     links = network.links
     first, link, size = _sum_on_links(network, traffic, len(group))
-    own = np.isin(links.tier[link], [links.tiers.index(tier) for tier in OWN_TIERS if tier in links.tiers])
+    is_own = np.isin(links.tier[link], [links.tiers.index(tier) for tier in OWN_TIERS if tier in links.tiers])
     if network.alive is None:
         limited = np.minimum(size, links.capacity_bytes_per_s[link] * price_s)
-        return FlowSet.of(first, link, np.where(own, limited, size), group=group)
+        return FlowSet.of(first, link, np.where(is_own, limited, size), group=group)
     # The price knows no link that failed or is slow: flows are scaled as if all of them worked.
     healthy = _flow_set(network.healthy, traffic, group, price_s)
     healthy_bytes = _sum_on_links(network.healthy, traffic, len(group))[2]
     share = np.ones(len(group))
     np.minimum.at(share, healthy.flow, healthy.bytes_on / np.where(healthy_bytes > 0, healthy_bytes, 1.0))
     flow = np.repeat(np.arange(len(group)), np.diff(first))
-    return FlowSet.of(first, link, np.where(own, size * share[flow], size), group=group)
+    return FlowSet.of(first, link, np.where(is_own, size * share[flow], size), group=group)
 
 
 def _sum_on_links(network: Network, traffic: CollectiveTraffic, flows: int) -> tuple[IntArray, IntArray, FloatArray]:
@@ -297,30 +297,30 @@ class Groups:
         self.flow = np.arange(len(self.gpu)) // self.ranks
         self.node: IntArray = np.cumsum(starts_node.ravel()) - 1
         # Of each node: its number of members, the first of them, its group and the nodes of that.
-        self.held = np.bincount(self.node)
-        self.first = _starts(self.held)
+        self.node_size = np.bincount(self.node)
+        self.first = _starts(self.node_size)
         self.group = self.first // self.ranks
         # Of each group: its number of nodes, and the first of them.
         self.nodes = np.bincount(self.group, minlength=self.count)
         self.start = _starts(self.nodes)
         # Of each node again: the number of nodes of its group, and its place among them.
         self.group_nodes = self.nodes[self.group]
-        self.place = np.arange(len(self.held)) - self.start[self.group]
+        self.place = np.arange(len(self.node_size)) - self.start[self.group]
 
-    def shared(self, near: IntArray, far: IntArray, size_bytes: FloatArray | float) -> GpuMessages:
+    def pair_messages(self, near: IntArray, far: IntArray, size_bytes: FloatArray | float) -> GpuMessages:
         """Return messages from node *near* to node *far*, shared evenly by their members, the i-th with the i-th."""
-        channels = np.maximum(self.held[near], self.held[far])
+        channels = np.maximum(self.node_size[near], self.node_size[far])
         index, number = _count_up(channels)
-        source = self.gpu[self.first[near[index]] + number % self.held[near[index]]]
-        target = self.gpu[self.first[far[index]] + number % self.held[far[index]]]
+        source = self.gpu[self.first[near[index]] + number % self.node_size[near[index]]]
+        target = self.gpu[self.first[far[index]] + number % self.node_size[far[index]]]
         size = np.broadcast_to(np.asarray(size_bytes, np.float64), near.shape)
         return GpuMessages(self.group[near[index]], source, target, size[index] / channels[index])
 
-    def around(self, size_bytes: FloatArray) -> GpuMessages:
+    def ring_messages(self, size_bytes: FloatArray) -> GpuMessages:
         """Return messages of each member round its node, *size_bytes* by node: to the next there, or, where
         each two have a link of their own, evenly to all others.
         """
-        node_members = self.held[self.node]
+        node_members = self.node_size[self.node]
         size = size_bytes[self.node]
         senders = np.flatnonzero((node_members > 1) & (size > 0))
         peers = node_members[senders] - 1 if self.mesh else np.ones(len(senders), np.int64)
@@ -386,8 +386,8 @@ def collective_traffic(
             tree_messages = _double_tree(2, CollectiveKind.ALL_REDUCE, size_bytes, groups)
             return CollectiveTraffic(tree_messages, _nvls(kind, size_bytes, groups))
         case Algorithm.IN_NETWORK:
-            members = groups.held
-            ring_messages = groups.around(2 * (members - 1) / members * size_bytes)
+            members = groups.node_size
+            ring_messages = groups.ring_messages(2 * (members - 1) / members * size_bytes)
             part = size_bytes / members[groups.node]
             return CollectiveTraffic(ring_messages, reduced=SwitchTraffic(groups.flow, groups.gpu, part, part))
 
@@ -400,15 +400,17 @@ def _ring(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessage
     n = groups.ranks
     ring_bytes = ROUNDS[kind] * (n - 1) / n * size_bytes if closed else size_bytes
     alone = groups.group_nodes == 1
-    node_bytes = np.where(alone & closed, ring_bytes, ring_bytes * (groups.held - 1) / groups.held)
+    node_bytes = np.where(alone & closed, ring_bytes, ring_bytes * (groups.node_size - 1) / groups.node_size)
     senders = np.flatnonzero(~alone & (closed | (groups.place < groups.group_nodes - 1)))
-    return join_messages([groups.around(node_bytes), groups.shared(senders, groups.next_node()[senders], ring_bytes)])
+    return join_messages(
+        [groups.ring_messages(node_bytes), groups.pair_messages(senders, groups.next_node()[senders], ring_bytes)]
+    )
 
 
 def _tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
     """Return messages of chains within each node, as many as it has members, and of two trees between nodes."""
-    node_bytes = passes * size_bytes * (groups.held - 1) / groups.held
-    return join_messages([groups.around(node_bytes), _double_tree(passes, kind, size_bytes, groups)])
+    node_bytes = passes * size_bytes * (groups.node_size - 1) / groups.node_size
+    return join_messages([groups.ring_messages(node_bytes), _double_tree(passes, kind, size_bytes, groups)])
 
 
 def _double_tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
@@ -422,9 +424,9 @@ def _double_tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: G
             child = np.flatnonzero(parents >= 0)
             near, far = (start + child).ravel(), (start + parents[child]).ravel()
             if passes == 2 or kind is CollectiveKind.REDUCE:
-                parts.append(groups.shared(near, far, size_bytes / 2))
+                parts.append(groups.pair_messages(near, far, size_bytes / 2))
             if passes == 2 or kind is not CollectiveKind.REDUCE:
-                parts.append(groups.shared(far, near, size_bytes / 2))
+                parts.append(groups.pair_messages(far, near, size_bytes / 2))
     return join_messages(parts)
 
 
@@ -449,20 +451,25 @@ def double_tree(nodes: int) -> tuple[IntArray, IntArray]:
 
 def _hierarchical(rounds: int, size_bytes: float, groups: Groups) -> GpuMessages:
     """Return messages of rings within the nodes, and of rings of the members of one position between them."""
-    members, nodes = groups.held, groups.group_nodes
+    members, nodes = groups.node_size, groups.group_nodes
     node_bytes = rounds * (members - 1) / members * size_bytes
     senders = np.flatnonzero(nodes > 1)
     ring_bytes = (rounds * (nodes - 1) / nodes * size_bytes)[senders]
-    return join_messages([groups.around(node_bytes), groups.shared(senders, groups.next_node()[senders], ring_bytes)])
+    return join_messages(
+        [groups.ring_messages(node_bytes), groups.pair_messages(senders, groups.next_node()[senders], ring_bytes)]
+    )
 
 
 def _staged_exchange(size_bytes: float, groups: Groups, crossing: float) -> GpuMessages:
     """Return messages of an exchange between the ranks of one position, then within the nodes."""
-    members = groups.held
+    members = groups.node_size
     senders, receivers = groups.node_pairs()
     pair_bytes = size_bytes * members[senders] / groups.nodes[groups.group[senders]] * crossing
     return join_messages(
-        [groups.around((members - 1) / members * size_bytes), groups.shared(senders, receivers, pair_bytes)]
+        [
+            groups.ring_messages((members - 1) / members * size_bytes),
+            groups.pair_messages(senders, receivers, pair_bytes),
+        ]
     )
 
 
@@ -486,7 +493,7 @@ def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: floa
     away = groups.node[member] != groups.node[peer]
     first = groups.first[groups.node[peer]]
     place = member - groups.first[groups.node[member]]
-    handing = np.where(away, first + place % groups.held[groups.node[peer]], member)
+    handing = np.where(away, first + place % groups.node_size[groups.node[peer]], member)
     onward = take_rows(GpuMessages(flow, groups.gpu[handing], groups.gpu[peer], size), handing != peer)
     across = take_rows(GpuMessages(flow, groups.gpu[member], groups.gpu[handing], size * crossing), away)
     return join_messages([across, onward])
@@ -504,7 +511,7 @@ def _gather_or_scatter(kind: CollectiveKind, size_bytes: float, groups: Groups) 
 
 def _nvls(kind: CollectiveKind, size_bytes: float, groups: Groups) -> SwitchTraffic:
     """Return traffic of a switch that fetches a part from all ranks for the one in charge, and spreads its result."""
-    members = groups.held[groups.node]
+    members = groups.node_size[groups.node]
     fetched = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.ALL_GATHER else 0.0)
     spread = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.REDUCE_SCATTER else 0.0)
     sent, received = fetched + spread / members, spread + fetched / members

@@ -161,11 +161,11 @@ class Route:
         """Ranks on the fullest node over those on the emptiest, whose links limit the group."""
         return self.ranks_per_node / self.fewest_per_node
 
-    def within(self) -> "Route":
+    def node_route(self) -> "Route":
         """Return the route of the ranks of one node."""
         return replace(self, ranks=self.ranks_per_node, nodes=1, fewest_per_node=self.ranks_per_node)
 
-    def between(self) -> "Route":
+    def crossing_route(self) -> "Route":
         """Return the route of one rank of each node; they share the links out with the node's other ranks."""
         rate = self.inter_bytes_per_s / self.ranks_per_node
         return replace(self, ranks=self.nodes, ranks_per_node=1, fewest_per_node=1, inter_bytes_per_s=rate)

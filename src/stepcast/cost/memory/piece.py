@@ -77,7 +77,7 @@ def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, S
         ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
         activations += strategy.mtp_layers * (ends + sum(saved.saved for saved in mtp_blocks))
         recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
-    weights, gradients = sizes.collected(piece, shard, trained)
+    weights, gradients = sizes.unsharded_bytes(piece, shard, trained)
     first = trained_shard(model, strategy, StagePiece(piece.layers[:1], False, False))
     return PieceTotals(
         states=sizes.states(piece, shard, trained),

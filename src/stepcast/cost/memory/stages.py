@@ -273,10 +273,10 @@ class _Shared:
         outer = full / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * full if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
-        held = framework.overhead.exchanged_tensors if strategy.sequence_parallel else 0.0
+        held_tensors = framework.overhead.exchanged_tensors if strategy.sequence_parallel else 0.0
         if layout.pp > 1 and layout.tp >= MEASURED["node_ranks"]:
-            held *= MEASURED["held_share"] if layout.pp > 2 and layout.tp < 4 * MEASURED["node_ranks"] else 0.0
-        self.held_by_layer = held * (full - outer)
+            held_tensors *= MEASURED["held_share"] if layout.pp > 2 and layout.tp < 4 * MEASURED["node_ranks"] else 0.0
+        self.held_by_layer = held_tensors * (full - outer)
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communication = communication_bytes(strategy, framework)
         self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)

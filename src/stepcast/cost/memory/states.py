@@ -70,8 +70,8 @@ class StateBytes:
 
     def find_shards(self, piece: StagePiece) -> tuple[Shard, Shard]:
         """Return the weights that one rank holds of *piece*, and those that it trains."""
-        held = held_shard(self.model, self.strategy, piece)
-        return held, held if self.strategy.trains_all_weights else trained_shard(self.model, self.strategy, piece)
+        shard = held_shard(self.model, self.strategy, piece)
+        return shard, shard if self.strategy.trains_all_weights else trained_shard(self.model, self.strategy, piece)
 
     def states(self, piece: StagePiece, held: Shard, trained: Shard) -> States:
         """Return what one rank keeps for *piece* all the time; gradients as if none were freed."""
@@ -126,7 +126,7 @@ class StateBytes:
             wide = words * self.moments * (FP32_BYTES - self.moment) if trained else 0.0
         return moments * self.moment + wide + (FP32_BYTES * owned if self.copies else 0.0)
 
-    def collected(self, piece: StagePiece, held: Shard, trained: Shard) -> tuple[float, float]:
+    def unsharded_bytes(self, piece: StagePiece, held: Shard, trained: Shard) -> tuple[float, float]:
         """Return the bytes that are unsharded at the fullest moment: weights, and gradients beyond the rank's share."""
         plan = self.plan
         if not (plan.by_unit or plan.splits_gradients):
@@ -134,10 +134,10 @@ class StateBytes:
         units = [self.find_shards(unit) for unit in _list_units(self.model, piece)]
         weights = 0.0
         if keeps_weights(plan):
-            weights = _weigh(plan.collected(held), self.unsharded)
+            weights = _weigh(plan.gathered_part(held), self.unsharded)
         elif plan.gathered is Gathered.EACH_PASS:
             # The unit at work and, as it was gathered, the next one.
-            shards = [plan.collected(held) for held, _ in units]
+            shards = [plan.gathered_part(held) for held, _ in units]
             sizes = [_weigh(shard, self.unsharded) + gathered_bytes(self.strategy, shard) for shard in shards]
             weights = max(sizes, default=0.0)
         # Gradients of the unit at work, as they are computed, and where they are reduced once all sums so far.

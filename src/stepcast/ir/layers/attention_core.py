@@ -155,19 +155,19 @@ def _ring(sizes: Sizes, block: LayerParts) -> Layer:
 def _all_to_all(sizes: Sizes, block: LayerParts) -> Layer:
     core = _local_core(sizes, block, sizes.heads // sizes.cp, max(1, sizes.kv_heads // sizes.cp))
     kind = CollectiveKind.ALL_TO_ALL
-    inside = sizes.tokens * sizes.query_width * sizes.element + _key_value_bytes(sizes)
-    outside = sizes.tokens * sizes.output_width * sizes.element
+    qkv_bytes = sizes.tokens * sizes.query_width * sizes.element + _key_value_bytes(sizes)
+    output_bytes = sizes.tokens * sizes.output_width * sizes.element
     return make_layer(
         Role.CORE,
         (
-            collective("cp all-to-all qkv", kind, inside, Group.CP),
+            collective("cp all-to-all qkv", kind, qkv_bytes, Group.CP),
             *core.forward(),
-            collective("cp all-to-all output", kind, outside, Group.CP),
+            collective("cp all-to-all output", kind, output_bytes, Group.CP),
         ),
         (
-            collective("cp all-to-all output gradient", kind, outside, Group.CP),
+            collective("cp all-to-all output gradient", kind, output_bytes, Group.CP),
             *core.backward(),
-            collective("cp all-to-all qkv gradient", kind, inside, Group.CP),
+            collective("cp all-to-all qkv gradient", kind, qkv_bytes, Group.CP),
         ),
     )
 

@@ -219,8 +219,8 @@ def _sort(sizes: Sizes, experts: Experts, name: str) -> Ops:
     """
     if sizes.framework.dispatcher is Dispatcher.DEEPEP and sizes.strategy.layout.ep > 1:
         return (_copy_rows(sizes, name, _permute_passes(sizes)),)
-    several = sizes.strategy.layout.ep > 1 and (experts.count > sizes.strategy.layout.ep or not _sorts_first(sizes))
-    return (_copy_rows(sizes, name),) if several else ()
+    sorts_again = sizes.strategy.layout.ep > 1 and (experts.count > sizes.strategy.layout.ep or not _sorts_first(sizes))
+    return (_copy_rows(sizes, name),) if sorts_again else ()
 
 
 def _send(sizes: Sizes, experts: Experts, name: str, order: str, sort: str, back: bool = False) -> Ops:

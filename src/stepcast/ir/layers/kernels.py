@@ -206,16 +206,16 @@ def _add_kernels(ops: list[Op], line: KernelLine, find: Find, name: str) -> None
     kind = line.kind if isinstance(line.kind, K) else find(line.kind)
     assert isinstance(kind, K), line
     rows, columns, flags = int(evaluate(line.rows, find)), int(evaluate(line.columns, find)), line.flags
-    write, own = evaluate(line.write, find), name
+    write, op_name = evaluate(line.write, find), name
     for number, amount in enumerate(line.reads):
         read = evaluate(amount, find)
         if len(line.reads) > 1:
             stem, _, start = name.rpartition(" ")
-            own = f"{stem} {int(start) + number}"
+            op_name = f"{stem} {int(start) + number}"
         if "bytes" in flags:
-            op, host_reads = moved_op(own, kind, rows, columns, read, write, dtype, kernels), "host" in flags
+            op, host_reads = moved_op(op_name, kind, rows, columns, read, write, dtype, kernels), "host" in flags
             ops.append(replace(op, part=line.part, host_reads=host_reads) if line.part or host_reads else op)
         else:
             backward = "backward" in flags
-            op = stream_op(own, kind, rows, columns, read, write, dtype, backward, kernels=kernels, part=line.part)
+            op = stream_op(op_name, kind, rows, columns, read, write, dtype, backward, kernels=kernels, part=line.part)
             ops.append(op)

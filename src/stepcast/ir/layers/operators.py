@@ -141,8 +141,8 @@ class Linear:
         """
         if self.dtype is not DType.FP8:
             return ()
-        own = self.gathered if self.quantises_input else 1
-        operands = ("input", self.inputs, own), ("gradient", self.outputs, self.gathered_gradient)
+        gathered_ways = self.gathered if self.quantises_input else 1
+        operands = ("input", self.inputs, gathered_ways), ("gradient", self.outputs, self.gathered_gradient)
         return tuple(
             moved_op(f"{self.name} turn gathered {operand}", K.CAST, self.rows, width, 1, 1, sizes.stored)
             for operand, width, ranks in operands
