@@ -291,3 +291,8 @@ def test_planted_bugs_are_drawn_from_files_that_are_there() -> None:
         missing = [name for name in files if not (PACKAGE / name).is_file()]
         missing += [name for name in tests if not (PACKAGE.parents[1] / name).exists()]
         assert missing == []
+
+
+def test_a_module_has_at_most_600_lines() -> None:
+    long = {path.name: lines for path in PACKAGE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 600}
+    assert not long

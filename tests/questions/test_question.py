@@ -194,9 +194,9 @@ def test_a_gpu_without_bf16_trains_in_fp16_unless_a_precision_is_given() -> None
     place: dict[str, Any] = {"model": "gpt2-xl", "cluster": "dgx-2", "gpus": 16}
     step, stated = stepcast.predict(**place), stepcast.predict(**place, precision="fp16")
     assert step.step_s == stated.step_s < stepcast.predict(**place, precision="bf16").step_s / 3
-    told = "precision fp16, since v100-sxm-32gb has no bf16 matrix units (--precision)"
-    assert told in step.report.assumptions
-    assert told not in stated.report.assumptions
+    note = "precision fp16, since v100-sxm-32gb has no bf16 matrix units (--precision)"
+    assert note in step.report.assumptions
+    assert note not in stated.report.assumptions
     found = stepcast.search(**place, global_batch=128, tp=1, pp=1, micro_batch=1, sharding="zero-1", recompute="none")
     assert stepcast.rows(found)[0]["step_s"] == step.step_s
     # The prompts of a prefill take two operations for each weight and token.

@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple, get_type_hints
 from msgspec import Meta
 
 from stepcast.hardware.catalog import CatalogError, Description, Entry, data_names, flat, read_chained
+from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import DATA, read_words
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
@@ -428,6 +429,15 @@ def profile_of(framework: Framework) -> Profile:
     )
     as_trained = profile.as_trained - fixed
     return replace(profile, framework=framework, presets=presets, as_trained=as_trained)
+
+
+def fit_precision(profile: Profile, gpu: Gpu, assumptions: list[str]) -> Profile:
+    """Return *profile* with fp16 as its default in place of bf16 on a GPU that multiplies bf16 as fp32."""
+    half = gpu.half_format
+    if profile.defaults.precision is not DType.BF16 or half is DType.BF16:
+        return profile
+    assumptions.append(f"precision {half}, since {gpu.name} has no bf16 matrix units (--precision)")
+    return replace(profile, defaults=replace(profile.defaults, precision=half))
 
 
 def looks_like_framework(text: str) -> bool:

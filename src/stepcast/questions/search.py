@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from stepcast.forecast.predict import predict
-from stepcast.frameworks.catalog import Profile, load_profile, missing_features
+from stepcast.frameworks.catalog import Profile, fit_precision, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
@@ -33,14 +33,7 @@ from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
 from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_words, strategy_facts
-from stepcast.questions.settle import (
-    adapter_fields,
-    default_framework,
-    fit_precision,
-    name_cluster,
-    settle_price,
-    suggest_larger,
-)
+from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
 from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_parts, usable_memory_bytes
 from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import join_gpu_kinds, search_mixed
@@ -431,7 +424,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
         if profile.supports and not {"schedule", "sharding"} <= axes.keys():
             assumptions.append(f"schedules, shardings and overlaps that {profile.name} has (--any-framework)")
     if "precision" not in axes:
-        profile = fit_precision(profile, cluster, assumptions)
+        profile = fit_precision(profile, cluster.gpu, assumptions)
     if question.max_memory is None and question.memory_reserve is None:
         assumptions.append(f"a reserve of {MEMORY_RESERVE * 100:g} % of each GPU's memory (--memory-reserve)")
     values = model, cluster, profile, gpus, global_batch, seq, axes, question.max_memory, question.memory_reserve

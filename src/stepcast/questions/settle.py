@@ -12,7 +12,7 @@ from stepcast.cost.calibration import Calibration, calibration
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import Profile, Settled, load_profile, missing_features, profile_of
+from stepcast.frameworks.catalog import Profile, Settled, fit_precision, load_profile, missing_features, profile_of
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.hardware.catalog import clusters_of, data_names
@@ -149,7 +149,7 @@ def settle(question: PredictQuestion) -> SettledRun:
     usual_framework = default_framework(question.lora_rank, split, question.samples is not None)
     profile = _load_software(question.framework or usual_framework, assumptions)
     if question.precision is None:
-        profile = fit_precision(profile, cluster, assumptions)
+        profile = fit_precision(profile, cluster.gpu, assumptions)
     gpu = cluster.gpu.name
     layout = lay_out(question, profile, model, gpu)
     usual = describe_settled(settle_profile(profile, model, gpu, layout, {}))
@@ -238,15 +238,6 @@ def _load_software(software: Framework | str, assumptions: list[str]) -> Profile
     if software.name not in data_names("frameworks"):
         assumptions.append(f"framework {software.name!r} is not in the catalogue: general defaults are used")
     return profile_of(software)
-
-
-def fit_precision(profile: Profile, cluster: Cluster, assumptions: list[str]) -> Profile:
-    """Return *profile* with fp16 as its default in place of bf16 on a GPU that multiplies bf16 as fp32."""
-    half = cluster.gpu.half_format
-    if profile.defaults.precision is not DType.BF16 or half is DType.BF16:
-        return profile
-    assumptions.append(f"precision {half}, since {cluster.gpu.name} has no bf16 matrix units (--precision)")
-    return replace(profile, defaults=replace(profile.defaults, precision=half))
 
 
 def default_framework(adapters: int | str | None, split: int = 1, tunes: bool = False) -> str:
