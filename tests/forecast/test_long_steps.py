@@ -12,6 +12,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import Overlap, ScheduleKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
+from stepcast.simulation import steady
 from stepcast.simulation.steady import PERIODS
 
 MODEL = load_model("llama-3.2-1b").with_layers(8)
@@ -83,6 +84,17 @@ def test_many_micro_batches_of_a_deep_pipeline_have_an_answer(micro_batches: int
     assert slowest_s < prediction.step_s < 1.02 * slowest_s
     assert one - prediction.step_s == pytest.approx(slowest_s / micro_batches, rel=0.01)
     assert sum(prediction.report.breakdown_s.values()) == pytest.approx(prediction.step_s, rel=1e-12)
+
+
+def test_a_pipeline_that_has_not_settled_says_what_its_breakdown_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZB-V settles in longer schedules than the shortest."""
+    chosen = strategy(ScheduleKind.ZB_V, 40_000)
+    settled = predict(MODEL, CLUSTER, chosen)
+    assert not any("drift apart" in note for note in settled.report.assumptions)
+    monkeypatch.setattr(steady, "LONGER", (1,))
+    early = predict(MODEL, CLUSTER, chosen)
+    assert early.step_s == settled.step_s
+    assert any("drift apart" in note for note in early.report.assumptions)
 
 
 def test_what_turns_around_in_the_middle_says_how_many_are_too_many() -> None:

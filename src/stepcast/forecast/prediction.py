@@ -107,6 +107,10 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
 
 # The answer mentions the CPU's pace where it widens the interval by more than this share of the step.
 NOTED_SHARE = 0.05
+UNSETTLED = (
+    "stages drift apart over very many micro-batches: the time breakdown counts those that were left out like the last "
+    "of those simulated; the step time counts all of them"
+)
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
 
@@ -168,6 +172,7 @@ def report_of(prediction: "Prediction") -> StepReport:
         assumptions=(
             *prediction.assumptions,
             *(_describe_sharing(fluid) if fluid else ()),
+            *(() if run.is_settled else [UNSETTLED]),
             *([_describe_paces(prediction.options)] if is_paced else []),
         ),
     )
