@@ -335,8 +335,9 @@ class PreparedStep:
     @property
     def reported(self) -> tuple[Step, Run]:
         """The step whose breakdown is that of the whole."""
-        size = self._periodic_size
-        steady = find_steady_run(size, self.build, self.arrange, is_reported=True) if size else None
+        size, steady = self._periodic_size, self.steady
+        if size and not (steady and steady[1].is_settled):
+            steady = find_steady_run(size, self.build, self.arrange, is_reported=True)
         return (steady[0].step, steady[1]) if steady else (self.step, self.run)
 
     @cached_property

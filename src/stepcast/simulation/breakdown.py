@@ -6,7 +6,7 @@ so each distinct entry is computed once: a layer that repeats comes to the same 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,20 +43,6 @@ class StageTime:
     @property
     def total_s(self) -> float:
         return self.busy_s + sum(self.exposed_s.values()) + self.host_s + self.bubble_s
-
-    def combine(self, other: "StageTime", join: Callable[[float, float], float]) -> "StageTime":
-        """Return the same stage with each value joined with that of *other*."""
-        return StageTime(
-            stage=self.stage,
-            compute_s=join(self.compute_s, other.compute_s),
-            optimizer_s=join(self.optimizer_s, other.optimizer_s),
-            exposed_s={group: join(value, other.exposed_s[group]) for group, value in self.exposed_s.items()},
-            host_s=join(self.host_s, other.host_s),
-            bubble_s=join(self.bubble_s, other.bubble_s),
-            communication_s={
-                group: join(value, other.communication_s[group]) for group, value in self.communication_s.items()
-            },
-        )
 
 
 def round_bubble_s(bubble_s: float, step_s: float) -> float:

@@ -3,7 +3,7 @@
 In (max, +) a pipeline that repeats itself settles: from some period on, every time in it is that of the period before
 plus the same number. So a schedule of few micro-batches is run instead, and the calls of its last period before it
 drains are repeated as often as the long one has them more; where nothing overtakes anything else, many at once
-(``engine.simulate``). Prices are whole numbers of ticks, so that all of it is exact up to two minutes.
+(``engine.simulate_repeated``). Prices are whole numbers of ticks, so that all of it is exact up to two minutes.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def shorten_schedule(name: str, stages: int, micro_batches: int, chunks: int, lo
 
 @dataclass(frozen=True)
 class SteadyStep:
-    """A step of few micro-batches, and what of it is repeated in a step of many."""
+    """A step of few micro-batches, with the period that a step of many repeats."""
 
     step: Step
     repetition: Repetition
