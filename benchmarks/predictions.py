@@ -9,7 +9,7 @@ predictions; 0.3, 0.4 and 0.7 ms warm (6.8, 7.6 and 11.0 ms with their reports);
 strategies, 0.8 ms when they are asked for again. A million micro-batches on 8 stages take 14 ms with their report,
 512 on 256 stages 0.33 s.
 
-The bar of the mixed strategies is missed. Nothing stands out in their time: generating stages takes 20 %, putting
+The bar of the mixed strategies is missed. No part dominates their time: generating stages takes 20 %, putting
 programs together 30 %, pricing 15 %, folding and running 15 %, memory 8 %, power and pace 6 %, and no function more
 than 5 % by itself. Both models have 70 kinds of layers, 75 schedules and 114 kinds of sequences of ops, but 2,646
 different bodies of stages, because what data parallelism adds to layers depends on how they are spread. Programs

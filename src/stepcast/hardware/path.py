@@ -189,10 +189,8 @@ def _find_fewest(domains: Sequence[int], size: int) -> tuple[int, int]:
     if first == last:
         return 1, len(domains)
     full = size // domains.step
-    at_first, at_last = (
-        ((first + 1) * size - 1 - domains[0]) // domains.step + 1,
-        domains[-1] % size // domains.step + 1,
-    )
+    at_first = ((first + 1) * size - 1 - domains[0]) // domains.step + 1
+    at_last = domains[-1] % size // domains.step + 1
     return last - first + 1, min(at_first, at_last, full)
 
 
@@ -314,10 +312,8 @@ def resolve(
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
     nodes, members_by_node = _spread(members, list_regions(placement, size))
-    most_per_node, aligned = (
-        max(map(len, members_by_node)),
-        len(members_by_node) == 1,
-    )  # each node holds the same GPUs, each NIC talks to its own rail
+    most_per_node = max(map(len, members_by_node))
+    aligned = len(members_by_node) == 1  # each node holds the same GPUs, each NIC talks to its own rail
     links = (cluster.node.fabric.among(local, size) for local in members_by_node if len(local) > 1)
     intra = min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
     inter, exchange, hops = None, None, 0

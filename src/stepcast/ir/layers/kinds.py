@@ -51,7 +51,7 @@ KINDS: dict[Mixer | FeedForward, LayerKind] = {
 
 
 def kinds_of(mixer: Mixer, feed_forward: FeedForward) -> list[LayerKind]:
-    """Return the kinds of a layer's halves, of which either may be missing."""
+    """Return the kinds of a layer's halves; either may be missing."""
     return [KINDS[half] for half in (mixer, feed_forward) if half in KINDS]
 
 
