@@ -1,6 +1,6 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -172,17 +172,42 @@ class DataMaker:
 
     def _reduce(self, buckets: tuple[Buckets, ...]) -> Ops:
         """Return the ops that reduce the gradients in *buckets*."""
-        sizes, ops = self.sizes, list[Op]()
+        sizes, framework, ops = self.sizes, self.sizes.framework, list[Op]()
         blocking = not sizes.strategy.overlap.gradients
+        checks = framework.checks_gradients and framework.execution is not Execution.GRAPHS
         for number, issued in enumerate(issue_buckets(sizes, buckets)):
+            shard, times = issued
+            split = sizes.plan.unreduced(shard).total * times
+            if split and framework.kernels is Kernels.COMPILED:
+                # FSDP2 copies gradients into one buffer in the format of their sum, part by part for each rank
+                # (chunk_cat).
+                moved = float(split * sizes.element), float(split * sizes.gradient)
+                ops.append(Op("gradients copy in", Elementwise(K.COPY, 1, split, *moved, dtype=sizes.stored)))
+            if checks:  # the norms of buckets, which an eager host reads (Megatron-Core's check_grads)
+                total = shard.total * times
+                norm = Elementwise(K.OTHER, 1, total, float(total * sizes.gradient), 0.0, dtype=sizes.stored)
+                ops.append(Op(f"gradients {number} check", norm, kernels=CHECK_KERNELS * times, host_reads=True))
             reduced = reduce_ops(sizes, f"gradients {number}", issued, blocking)
-            own = own_parameters(sizes, issued.shard) * issued.times
-            packed = (*_pack_ops(sizes, issued), *_check_ops(sizes, number, issued))
-            ops += [*packed, *reduced, *send_gradients(sizes, number, own, reduced, blocking)]
+            own = own_parameters(sizes, shard) * times
+            ops += [*reduced, *send_gradients(sizes, number, own, reduced, blocking)]
         return _intern(tuple(ops))
 
     def _unpack(self, shard: Shard) -> Ops:
-        return _intern(_unpack_ops(self.sizes, shard))
+        """Return what a rank does with gathered weights. FSDP2 splits each parameter by itself and copies it to where
+        the layers expect it (PyTorch, torch/distributed/fsdp/_fully_shard: split_with_sizes_copy); a rank that shares
+        with nobody casts its fp32 weights.
+        """
+        sizes, ops = self.sizes, list[Op]()
+        casts = sizes.framework.keeps_fp32_weights(sizes.strategy) and sizes.strategy.weights is not DType.FP32
+        for part, weights in sizes.plan.kinds(shard):
+            size, total = float(gathered_bytes(sizes.strategy, weights)), weights.total
+            name = "expert parameters" if weights.experts else "parameters"
+            if part.ways > 1 and sizes.framework.kernels is Kernels.COMPILED:
+                ops.append(Op(f"{name} copy out", Elementwise(K.COPY, 1, total, size, size, dtype=sizes.stored)))
+            elif part.ways == 1 and part.collected and casts:
+                read = DType.FP32.bytes * total
+                ops.append(Op(f"{name} cast", Elementwise(K.CAST, 1, total, read, size, dtype=DType.FP32)))
+        return _intern(tuple(ops))
 
     def once_per_step(self, piece: StagePiece, units: Sequence[Unit]) -> OncePerStep:
         """Overlap gradients of *piece* that are reduced once with the last backward, and parameters that are gathered
@@ -190,17 +215,19 @@ class DataMaker:
         """
         if piece not in self._once:
             plan, buckets = self.sizes.plan, self._buckets_by_unit(units, piece.embedding)
-            nothing: tuple[dict[int, Ops], Ops] = {}, ()
-            reductions, reduced = self._reduce_once(buckets) if plan.reduced is Reduced.ONCE else nothing
+            order = sorted(buckets, reverse=True) if plan.reduced is Reduced.ONCE else ()
+            every = {index: self.reduce(buckets[index]) for index in order}
+            reductions, reduced = self._overlap(every, self.sizes.strategy.overlap.gradients)
             after_update = plan.gathered is Gathered.AFTER_UPDATE
-            gathers, gathered = self._gather_once(units, buckets) if after_update else nothing
+            gathers, gathered = self._gather_once(units, buckets) if after_update else ({}, ())
             ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
             self._once[piece] = OncePerStep(gathers, reductions, ending)
         return self._once[piece]
 
     def vary(self, body: tuple[Block, ...], units: Sequence[Unit], once: OncePerStep) -> VariedBodies:
         """Return the bodies of the micro-batches that differ from *body*."""
-        first, last, places = {}, {}, _places(units)
+        first, last = {}, {}
+        places = [0, *accumulate([len(unit.layers) for unit in units])][:-1]  # of each unit's first layer
         for index, ops in once.gathers.items():
             first[places[index]] = _begin(units[index].layers[0], Phase.FORWARD, (), ops, (), True)
         if self.sizes.plan.gathered is Gathered.ONCE:
@@ -232,11 +259,6 @@ class DataMaker:
             filled[unit] = (*filled.get(unit, ()), buckets)
         return filled
 
-    def _reduce_once(self, buckets: "UnitBuckets") -> tuple[dict[int, Ops], Ops]:
-        """Return the reductions with which units end, or what is reduced after all of them."""
-        every = {index: self.reduce(buckets[index]) for index in sorted(buckets, reverse=True)}
-        return self._overlap(every, self.sizes.strategy.overlap.gradients)
-
     def _gather_once(self, units: Sequence[Unit], buckets: "UnitBuckets") -> tuple[dict[int, Ops], Ops]:
         """Return the gathers with which units begin, or what is gathered after the step.
 
@@ -261,12 +283,8 @@ class DataMaker:
         return {}, tuple([op for ops in every.values() for op in ops])
 
 
-@lru_cache(maxsize=4096)
-def _intern(ops: Ops) -> Ops:
-    """Return one object for equal ops, so that layers with them are made once."""
-    return ops
-
-
+_intern: Callable[[Ops], Ops] = lru_cache(maxsize=4096)(lambda ops: ops)
+"""One object for equal ops, so that layers with them are made once."""
 UnitBuckets = Mapping[int, tuple[Buckets, ...]]
 """The buckets that a unit's backward completes, and with which its forward begins."""
 
@@ -286,42 +304,6 @@ def find_data_maker(model: Model, strategy: Strategy, framework: Framework) -> D
 CHECK_KERNELS = 6
 
 
-def _unpack_ops(sizes: Sizes, shard: Shard) -> Ops:
-    """Return what a rank does with gathered weights. FSDP2 splits each parameter by itself and copies it to
-    where the layers expect it (PyTorch, torch/distributed/fsdp/_fully_shard: split_with_sizes_copy); a rank
-    that shares with nobody casts its fp32 weights.
-    """
-    ops = []
-    casts = sizes.framework.keeps_fp32_weights(sizes.strategy) and sizes.strategy.weights is not DType.FP32
-    for part, weights in sizes.plan.kinds(shard):
-        size, total = float(gathered_bytes(sizes.strategy, weights)), weights.total
-        name = "expert parameters" if weights.experts else "parameters"
-        if part.ways > 1 and sizes.framework.kernels is Kernels.COMPILED:
-            ops.append(Op(f"{name} copy out", Elementwise(K.COPY, 1, total, size, size, dtype=sizes.stored)))
-        elif part.ways == 1 and part.collected and casts:
-            read = DType.FP32.bytes * total
-            ops.append(Op(f"{name} cast", Elementwise(K.CAST, 1, total, read, size, dtype=DType.FP32)))
-    return tuple(ops)
-
-
-def _pack_ops(sizes: Sizes, buckets: Buckets) -> Ops:
-    """FSDP2: copy gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
-    if sizes.framework.kernels is not Kernels.COMPILED:
-        return ()
-    split = sizes.plan.unreduced(buckets.shard).total * buckets.times
-    read, write = float(split * sizes.element), float(split * sizes.gradient)
-    return (Op("gradients copy in", Elementwise(K.COPY, 1, split, read, write, dtype=sizes.stored)),) if split else ()
-
-
-def _check_ops(sizes: Sizes, number: int, buckets: Buckets) -> Ops:
-    """Return the norms of buckets, which an eager host reads (Megatron-Core's check_grads)."""
-    if not sizes.framework.checks_gradients or sizes.framework.execution is Execution.GRAPHS:
-        return ()
-    total = buckets.shard.total * buckets.times
-    norm = Elementwise(K.OTHER, 1, total, float(total * sizes.gradient), 0.0, dtype=sizes.stored)
-    return (Op(f"gradients {number} check", norm, kernels=CHECK_KERNELS * buckets.times, host_reads=True),)
-
-
 # Remembered from one forecast to the next: layers that are one object are worked out once.
 LAYERS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
@@ -339,8 +321,3 @@ def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, be
 def _end_backward(layer: Layer, ops: Ops) -> Layer:
     """Return *layer* with *ops* at the end of its backward."""
     return LAYERS.get((layer, ops), lambda: replace(layer, weight_gradient=layer.weight_gradient + ops))
-
-
-def _places(units: Sequence[Unit]) -> list[int]:
-    """Return the position of each unit's first layer among all layers."""
-    return [0, *accumulate([len(unit.layers) for unit in units])][:-1]

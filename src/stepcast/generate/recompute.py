@@ -1,7 +1,6 @@
 """Recomputation: complete layers, single modules of them, or every second matmul run again in the backward."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 from stepcast.ir.dataclass import replace
 from stepcast.ir.layers.kernels import Ops
@@ -33,16 +32,25 @@ CHECKPOINT_KERNELS = 17  # the forward's where a checkpoint is reentrant: 0.7 ms
 def recompute_modules(layers: tuple[Layer, ...], modules: Sequence[RecomputeModule]) -> tuple[Layer, ...]:
     """Return *layers* of one block whose backward runs the forward of *modules* again."""
     for module in modules:
-        match module:
-            case M.NORMS:
-                latent = any(layer.role is Role.LATENT_DOWN for layer in layers)
-                layers = _recompute_each(layers, partial(_separate_norm_ops, latent))
-            case M.EXPERT_ACTIVATION:
-                # The recomputation of all experts contains it already.
-                if M.EXPERTS not in modules:
-                    layers = _recompute_each(layers, _expert_activation_ops)
-            case _:
-                layers = _recompute_span(layers, SPANS[module])
+        again: dict[int, Iterable[Op]] = {}
+        if module is M.NORMS:
+            # Transformer Engine's norm is a kernel of its own before routers and latent projections; elsewhere it is
+            # part of the linear layer after it, which Megatron-Core does not recompute (``transformer_layer.py``).
+            is_latent = any(layer.role is Role.LATENT_DOWN for layer in layers)
+            separate = (Role.EXPERTS_NORM, Role.ATTENTION_NORM if is_latent else Role.EXPERTS_NORM)
+            again = {index: layer.forward for index, layer in enumerate(layers) if layer.role in separate}
+        elif module is M.EXPERT_ACTIVATION:
+            # The recomputation of all experts contains it already.
+            ups = [] if M.EXPERTS in modules else [i for i, layer in enumerate(layers) if layer.role is Role.EXPERTS_UP]
+            again = {i: [op for op in layers[i].forward if op.part is OpPart.ACTIVATION] for i in ups}
+        elif span := [index for index, layer in enumerate(layers) if layer.role in SPANS[module]]:
+            # The last of these layers is the first in the backward, and runs all of them again; what is added to the
+            # stream after a module is no part of it.
+            forwards = [op for index in span for op in layers[index].forward]
+            again = {span[-1]: [op for op in forwards if op.part is not OpPart.RESIDUAL]}
+        for index, ops in again.items():
+            last = prepend_backward(layers[index], rename_ops("recompute", ops))
+            layers = (*layers[:index], last, *layers[index + 1 :])
     return layers
 
 
@@ -54,7 +62,14 @@ def recompute_block(layers: tuple[Layer, ...], stops_early: bool, hooks: bool) -
     """
     ops = [op for layer in layers for op in layer.forward]
     if stops_early:
-        needed = next(index for index in reversed(range(len(ops))) if not _only_adds(ops[index]))
+        # The backward of what only adds needs nothing that it computes or reads.
+        adding = [
+            op.part is OpPart.SUM
+            or isinstance(op.work, Collective)
+            or getattr(op.work, "kind", None) is ElementwiseKind.ADD
+            for op in ops
+        ]
+        needed = len(ops) - 1 - adding[::-1].index(False)
         ops = ops[: needed + (not isinstance(ops[needed].work, Matmul | GroupedMatmul))]
     index = next(index for index, layer in enumerate(layers) if layer.forward)
     first, *rest = layers[index].forward
@@ -94,43 +109,6 @@ def alternate_matmuls(sizes: Sizes, layers: Sequence[Layer]) -> Ops:
     return rename_ops("recompute", again)
 
 
-def _only_adds(op: Op) -> bool:
-    """Return True if the op's backward needs nothing that it computes or reads."""
-    adds = op.part is OpPart.SUM or getattr(op.work, "kind", None) is ElementwiseKind.ADD
-    return isinstance(op.work, Collective) or adds
-
-
 def prepend_backward(layer: Layer, ops: Ops) -> Layer:
     """Return *layer* whose backward starts with *ops*."""
     return replace(layer, input_gradient=ops + layer.input_gradient) if ops else layer
-
-
-def _recompute_span(layers: tuple[Layer, ...], roles: tuple[Role, ...]) -> tuple[Layer, ...]:
-    """The last of these layers is the first in the backward, and runs all of them again; what is added to the
-    stream after a module is no part of it.
-    """
-    span = [index for index, layer in enumerate(layers) if layer.role in roles]
-    if not span:
-        return layers
-    forwards = (op for index in span for op in layers[index].forward)
-    again = rename_ops("recompute", (op for op in forwards if op.part is not OpPart.RESIDUAL))
-    last = span[-1]
-    return (*layers[:last], prepend_backward(layers[last], again), *layers[last + 1 :])
-
-
-def _recompute_each(layers: tuple[Layer, ...], select: Callable[[Layer], Ops]) -> tuple[Layer, ...]:
-    return tuple(prepend_backward(layer, rename_ops("recompute", select(layer))) for layer in layers)
-
-
-def _separate_norm_ops(latent: bool, layer: Layer) -> Ops:
-    """Transformer Engine's norm is a kernel of its own before routers and latent projections; elsewhere it is
-    part of the linear layer after it, which Megatron-Core does not recompute (``transformer_layer.py``).
-    """
-    separate = layer.role is Role.EXPERTS_NORM or (layer.role is Role.ATTENTION_NORM and latent)
-    return layer.forward if separate else ()
-
-
-def _expert_activation_ops(layer: Layer) -> Ops:
-    if layer.role is not Role.EXPERTS_UP:
-        return ()
-    return tuple(op for op in layer.forward if op.part is OpPart.ACTIVATION)

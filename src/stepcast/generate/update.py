@@ -40,8 +40,15 @@ def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matric
         on_host = round(own * sizes.strategy.offload.optimizer)
         on_gpu = (_update_op(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
         return update_on_host(sizes, on_host, _moved_bytes(sizes, optimizer, copied), on_gpu)
-    if optimizer.kind is not OptimizerKind.MUON:
-        return _plain_updates(sizes, optimizer, max(1, own), copied)
+    if optimizer.kind is not OptimizerKind.MUON:  # weights with gradients, and those without any
+        own = max(1, own)
+        divides = optimizer.kind is OptimizerKind.ADAMW and optimizer.fused
+        idle = round(own * sizes.strategy.zero_gradients) if divides else 0
+        ops: Ops = (_update_op(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
+        if idle:
+            op = _update_op(sizes, "idle update", optimizer, idle, copied, kind=K.IDLE_OPTIMIZER)
+            ops += (replace(op, kernels=1) if ops else op,)
+        return ops
     inside = [each for each in matrices if each.inside]
     orthogonal = sum(-(-each.elements // _partition(sizes, each).ways) for each in inside)
     ops = tuple(_orthogonalise(sizes, inside))
@@ -50,17 +57,6 @@ def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matric
     if own > orthogonal:
         # What is no matrix is AdamW's.
         ops += (_update_op(sizes, "update", optimizer, own - orthogonal, copied, passes_of=ADAM),)
-    return ops
-
-
-def _plain_updates(sizes: Sizes, optimizer: Optimizer, own: int, copied: float) -> Ops:
-    """Update weights with gradients, and those without any."""
-    divides = optimizer.kind is OptimizerKind.ADAMW and optimizer.fused
-    idle = round(own * sizes.strategy.zero_gradients) if divides else 0
-    ops: Ops = (_update_op(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
-    if idle:
-        op = _update_op(sizes, "idle update", optimizer, idle, copied, kind=K.IDLE_OPTIMIZER)
-        ops += (replace(op, kernels=1) if ops else op,)
     return ops
 
 
@@ -91,17 +87,13 @@ def _count_tensors(sizes: Sizes) -> int:
         return 1
     model = sizes.model
     if sizes.strategy.lora_rank:
-        return max(
-            1,
-            (3 if sizes.strategy.dora else 2)
-            * count_adapted(model, sizes.strategy.lora_targets)
-            // sizes.strategy.layout.pp,
-        )
-    blocks = Counter(model.blocks)
-    inside = sum(count * len(block_weights(model, block.mixer, block.feed_forward)) for block, count in blocks.items())
-    if sizes.strategy.trained_layers:
-        inside = inside * sizes.strategy.trained_layers // model.layers
-    return max(1, inside // sizes.strategy.layout.pp)
+        tensors = (3 if sizes.strategy.dora else 2) * count_adapted(model, sizes.strategy.lora_targets)
+    else:
+        blocks = Counter(model.blocks).items()
+        tensors = sum(count * len(block_weights(model, block.mixer, block.feed_forward)) for block, count in blocks)
+        if sizes.strategy.trained_layers:
+            tensors = tensors * sizes.strategy.trained_layers // model.layers
+    return max(1, tensors // sizes.strategy.layout.pp)
 
 
 def _moved_bytes(
@@ -184,7 +176,8 @@ def update_on_host(sizes: Sizes, elements: int, moved: tuple[float, float], on_g
     """
     if not elements:
         return on_gpu
-    framework, parts = sizes.framework, _split(elements)
+    framework, count = sizes.framework, min(HOST_PARTS, elements)
+    parts = [elements * (part + 1) // count - elements * part // count for part in range(count)]
     read, write = moved
     updates = [
         Op(f"host update {number}", HostUpdate(read * count, write * count, framework.optimizer.fused))
@@ -208,8 +201,3 @@ def update_on_host(sizes: Sizes, elements: int, moved: tuple[float, float], on_g
     ]
     pairs = (op for pair in zip(updates, back, strict=True) for op in pair)
     return (*sent, *on_gpu, *pairs)
-
-
-def _split(elements: int) -> list[int]:
-    count = min(HOST_PARTS, elements)
-    return [elements * (at + 1) // count - elements * at // count for at in range(count)]

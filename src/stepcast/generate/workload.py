@@ -1,7 +1,7 @@
 """Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
-from functools import lru_cache
-from itertools import groupby, pairwise
+from functools import lru_cache, partial
+from itertools import chain, groupby, pairwise
 
 from stepcast.generate.overlap import Unit, find_data_maker, offload_activations
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
@@ -22,7 +22,7 @@ from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, ScheduleKind, Strategy, layer_view
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Layer, Op, Role, Stage, Workload, fold_units
+from stepcast.ir.workload import Layer, Phase, Role, Stage, Workload, fold_units
 
 # One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
 
@@ -40,7 +40,7 @@ class UnitMaker:
     def _make_end(self, embedding: bool, shared: bool = False) -> Unit:
         """Return the embedding or the head; a tied head with *shared* weights has none of its own."""
         layers = end_layers(self.model, self.view, self.framework, embedding)
-        unit = self._unit(layers, StagePiece(range(0), embedding or shared, not embedding))
+        unit = self._make_unit(layers, StagePiece(range(0), embedding or shared, not embedding))
         if not embedding and self.view.trained_layers:
             unit = replace(unit, layers=tuple(replace(layer, weight_gradient=()) for layer in unit.layers))
         if shared:
@@ -53,11 +53,11 @@ class UnitMaker:
         view = replace(self.view, precision=self.view.stored, fp8_parameters=False) if wide else self.view
         layers = block_layers(self.model, view, self.framework, block, recomputed)
         index = self.model.layers - 1 - self.model.blocks[::-1].index(block)  # the last, if any, is trained
-        return self._unit(layers, StagePiece(range(index, index + 1), False, False))
+        return self._make_unit(layers, StagePiece(range(index, index + 1), False, False))
 
-    def _unit(self, layers: tuple[Layer, ...], piece: StagePiece) -> Unit:
-        model, view = self.model, self.view
-        return Unit(layers, held_shard(model, view, piece), trained_shard(model, view, piece))
+    def _make_unit(self, layers: tuple[Layer, ...], piece: StagePiece) -> Unit:
+        terms = (self.model, self.view, piece)
+        return Unit(layers, held_shard(*terms), trained_shard(*terms))
 
 
 _find_unit_maker = lru_cache(maxsize=1024)(UnitMaker)
@@ -72,6 +72,7 @@ class StageMaker:
         self.unit_maker = _find_unit_maker(model, layer_view(strategy), framework)
         self.data_maker = find_data_maker(model, strategy, framework)
         self._blocks = model.blocks
+        self._count_frozen = partial(count_frozen, model, strategy.trained_layers)
         self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
 
     def stages(self, strategy: Strategy) -> tuple[Stage, ...]:
@@ -85,7 +86,7 @@ class StageMaker:
     def stage(self, piece: StagePiece) -> Stage:
         # Blocks of a kind are one object.
         blocks = tuple(map(id, self._blocks[piece.layers.start : piece.layers.stop]))
-        wide, frozen = len(piece.layers) - self._quantised_layers(piece), self._frozen_layers(piece)
+        wide, frozen = len(piece.layers) - self._quantised_layers(piece), self._count_frozen(piece.layers)
         key = (blocks, wide, frozen, piece.embedding, piece.head)
         if key not in self._stages:
             self._stages[key] = self._make_stage(piece)
@@ -96,9 +97,6 @@ class StageMaker:
         if not self.strategy.precision.scaled:
             return len(piece.layers)
         return min(len(piece.layers), max(0, self.model.layers - self.framework.wide_layers - piece.layers.start))
-
-    def _frozen_layers(self, piece: StagePiece) -> int:
-        return count_frozen(self.model, self.strategy.trained_layers, piece.layers)
 
     def _make_stage(self, piece: StagePiece) -> Stage:
         units = [*self._reference_units(piece), *self._units(piece)]
@@ -147,24 +145,22 @@ class StageMaker:
                     saved = count_saved(self.model, self.strategy, block, self.framework)
                     unit = replace(unit, leaving=round(saved.after(start < recomputed)))
                 units += [unit] * len(list(run))
-        frozen = self._frozen_layers(piece) + piece.embedding if self.strategy.trained_layers else 0
+        frozen = self._count_frozen(piece.layers) + piece.embedding if self.strategy.trained_layers else 0
         passive = {id(unit): _forward_only(unit) for unit in units[:frozen]}
         units[:frozen] = [passive[id(unit)] for unit in units[:frozen]]
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             units.append(self.unit_maker.make_end(False, self.model.tied and piece.embedding))
-            if self.strategy.mtp_layers:
-                units += [self._next_token_unit()] * self.strategy.mtp_layers
+            if self.strategy.mtp_layers:  # the head's unit holds the module's weights, which all of them share
+                terms = (self.model, self.unit_maker.view, self.framework)
+                parts = [block_layers(*terms, block, False) for block in self.model.next_token_blocks]
+                layers = next_token_layers(self.sizes, tuple(chain.from_iterable(parts)))
+                units += [Unit(layers, NOTHING, NOTHING)] * self.strategy.mtp_layers
         return units
 
-    def _next_token_unit(self) -> Unit:
-        """Return one MTP layer; the head's unit holds the module's weights, which all of them share."""
-        blocks = tuple(
-            layer
-            for block in self.model.next_token_blocks
-            for layer in block_layers(self.model, self.unit_maker.view, self.framework, block, False)
-        )
-        return Unit(next_token_layers(self.sizes, blocks), NOTHING, NOTHING)
+
+_find_stage_maker = lru_cache(maxsize=1024)(StageMaker)
+"""The same one for strategies whose stages run the same."""
 
 
 @lru_cache(maxsize=1024)
@@ -198,19 +194,11 @@ def block_layers(
 
 def _block_host(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Return *layers* under a host that issues an op when the one before it has ended."""
-
-    def blocking(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(replace(op, host_reads=True) for op in ops)
-
-    return tuple(
-        replace(
-            layer,
-            forward=blocking(layer.forward),
-            input_gradient=blocking(layer.input_gradient),
-            weight_gradient=blocking(layer.weight_gradient),
-        )
-        for layer in layers
-    )
+    blocking = []
+    for layer in layers:
+        phases = [tuple([replace(op, host_reads=True) for op in layer.ops(phase)]) for phase in Phase]
+        blocking.append(replace(layer, forward=phases[0], input_gradient=phases[1], weight_gradient=phases[2]))
+    return tuple(blocking)
 
 
 def _halves(sizes: Sizes, block: LayerParts) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
@@ -273,7 +261,7 @@ def _subtract(shard: Shard, other: Shard) -> Shard:
 def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:
     """Return the work of *model* in one step under *strategy*: one stage per pipeline piece, in model order."""
     check(model, strategy, framework=framework)
-    maker = _maker(model, _stage_view(strategy), framework)
+    maker = _find_stage_maker(model, _stage_view(strategy), framework)
     return Workload(
         stages=maker.stages(strategy),
         layout=strategy.layout,
@@ -302,9 +290,3 @@ def _stage_view(strategy: Strategy) -> Strategy:
     copied = find_schedule(strategy.schedule, layout.pp).copies > 1
     schedule = strategy.schedule if copied else ScheduleKind.ONE_F_ONE_B
     return replace(strategy, layout=layout, schedule=schedule, stage_layers=(), overlap=overlap)
-
-
-@lru_cache(maxsize=1024)
-def _maker(model: Model, strategy: Strategy, framework: Framework) -> StageMaker:
-    """The same one for strategies whose stages run the same."""
-    return StageMaker(model, strategy, framework)
