@@ -185,32 +185,22 @@ class _CallTimes:
         for lane, column in self.column.items() if waits else ():
             if begins[lane] <= 0 and not shape.lane_ops[lane]:
                 continue
-            busy = _BusySpans(begins[lane], [(starts[op], ends[op]) for op in shape.lane_ops[lane]])
+            # When the lane is busy: until it is free for this piece, and in its ops.
+            spans = [(0.0, begins[lane]), *[(starts[op], ends[op]) for op in shape.lane_ops[lane]]]
+            spans = [(start, stop) for start, stop in spans if stop > start]
+            span_starts = [start for start, _ in spans]
             for wait in waits:
-                if wait[2] > 0:
-                    part = min(busy.overlap_s(wait[0], wait[1]), wait[2])
+                begin, end, left_s = wait
+                if left_s > 0:
+                    busy_s = 0.0
+                    for start, stop in spans[max(0, bisect_right(span_starts, begin) - 1) :]:
+                        if start >= end:
+                            break
+                        busy_s += max(0.0, min(stop, end) - max(start, begin))
+                    part = min(busy_s, left_s)
                     columns[column] += part
                     wait[2] -= part
         return np.array(columns), sum(wait[2] for wait in waits)
-
-
-class _BusySpans:
-    """When a lane is busy: until *until*, and in its ops."""
-
-    def __init__(self, until: float, ops: Sequence[tuple[float, float]]) -> None:
-        self.spans = ([(0.0, until)] if until > 0 else []) + [span for span in ops if span[1] > span[0]]
-        self.starts = [start for start, _ in self.spans]
-
-    def overlap_s(self, begin: float, end: float) -> float:
-        """Return the busy seconds from *begin* to *end*."""
-        first = max(0, bisect_right(self.starts, begin) - 1)
-        total = 0.0
-        for index in range(first, len(self.spans)):
-            start, stop = self.spans[index]
-            if start >= end:
-                break
-            total += max(0.0, min(stop, end) - max(start, begin))
-        return total
 
 
 def _message_waits_s(step: Step, run: Run) -> FloatArray:

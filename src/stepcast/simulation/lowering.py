@@ -89,31 +89,6 @@ def _join_sequences(sequences: tuple[OpSequence, ...]) -> OpSequence:
     return OpSequence(tuple(chain.from_iterable([sequence.ops for sequence in sequences])))
 
 
-def _describe_ops(layer: Layer, ops: Sequence[Op]) -> OpSequence:
-    described = []
-    name, is_captured, delays = layer.name, layer.captured, layer.process_s > 0
-    is_optimizer = layer.role is Role.OPTIMIZER
-    for op in ops:
-        work = op.work
-        moves = type(work) in COMMUNICATING
-        features = (
-            name,
-            op.name,
-            work.group if moves else None,  # type: ignore[union-attr]
-            not moves or work.size_bytes > 0,  # type: ignore[union-attr]
-            type(work) is Collective,
-            op.after,
-            op.blocking,
-            op.early,
-            op.host_reads,
-            is_captured,
-            is_optimizer,
-            moves and delays,
-        )
-        described.append(features)
-    return _intern_sequence(tuple(described))
-
-
 @dataclass(frozen=True, eq=False)
 class OpList:
     """Ops that are issued one after the other: *ops* of a layer, or those of several *lists* that were joined."""
@@ -133,7 +108,28 @@ class OpList:
     def sequence(self) -> OpSequence:
         if self.lists:
             return _join_sequences(tuple([part.sequence for part in self.lists]))
-        return _describe_ops(self.layer, self.ops)
+        described, layer = [], self.layer
+        name, is_captured, delays = layer.name, layer.captured, layer.process_s > 0
+        is_optimizer = layer.role is Role.OPTIMIZER
+        for op in self.ops:
+            work = op.work
+            moves = type(work) in COMMUNICATING
+            features = (
+                name,
+                op.name,
+                work.group if moves else None,  # type: ignore[union-attr]
+                not moves or work.size_bytes > 0,  # type: ignore[union-attr]
+                type(work) is Collective,
+                op.after,
+                op.blocking,
+                op.early,
+                op.host_reads,
+                is_captured,
+                is_optimizer,
+                moves and delays,
+            )
+            described.append(features)
+        return _intern_sequence(tuple(described))
 
     @cached_property
     def size(self) -> int:
@@ -191,13 +187,13 @@ def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     """Return the ops of one slot in the order of issue. Many blocks share most of their layers."""
+
+    def list_layer(layer: Layer, action: SlotAction) -> OpList:
+        ops = [op for phase in PHASES_OF[action] for op in layer.ops(phase)]
+        return OpList(layer, ops, action is not SlotAction.FORWARD)
+
     ordered = layers if action is SlotAction.FORWARD else reversed(layers)
-    return OpList(lists=[_LAYER_OPS.of(layer, _list_layer_ops, action) for layer in ordered])
-
-
-def _list_layer_ops(layer: Layer, action: SlotAction) -> OpList:
-    ops = [op for phase in PHASES_OF[action] for op in layer.ops(phase)]
-    return OpList(layer, ops, action is not SlotAction.FORWARD)
+    return OpList(lists=[_LAYER_OPS.of(layer, list_layer, action) for layer in ordered])
 
 
 @dataclass(frozen=True)
@@ -449,11 +445,26 @@ class PieceFactory:
         known: dict[tuple[int, int, int], float] = {}
 
         def run_alone_s(ops: Sequence[IssuedOp]) -> float:
-            """Layers that repeat are the same objects, and so are their ops."""
+            """Return the seconds until *ops* of one slot have computed and all that holds them up has ended."""
+            # Layers that repeat are the same objects, and so are their ops.
             key = (id(ops[0].op), id(ops[-1].op), len(ops))
-            if key not in known:
-                known[key] = _run_alone_s(ops, seconds, factor)
-            return known[key]
+            if key in known:
+                return known[key]
+            ready_s = 0.0
+            free_s: dict[Channel, float] = {}
+            ended_s: dict[str, float] = {}
+            for _, op, _ in ops:
+                start_s = max([ready_s, *(ended_s.get(name, 0.0) for name in op.after)])
+                group = group_of(op.work)
+                if group is None:
+                    ready_s = end_s = start_s + seconds(op.work) * factor
+                else:
+                    end_s = free_s[group] = max(start_s, free_s.get(group, 0.0)) + seconds(op.work)
+                    if op.blocking:
+                        ready_s = end_s
+                ended_s[op.name] = end_s
+            known[key] = ready_s
+            return ready_s
 
         runs = [[(kind, list(run)) for kind, run in groupby(stream.issued, key=exchanges)] for stream in streams]
         first, second = ([PairPart(kind, run_alone_s(ops)) for kind, ops in part] for part in runs)
@@ -466,21 +477,3 @@ class PieceFactory:
             issued += ops
         joined = OpList.of(issued)
         return joined, self.make_layers(joined.sequence, streams=tuple(numbers))
-
-
-def _run_alone_s(ops: Sequence[IssuedOp], seconds: Seconds, factor: float) -> float:
-    """Return the seconds until *ops* of one slot have computed and all that holds them up has ended."""
-    ready_s = 0.0
-    free_s: dict[Channel, float] = {}
-    ended_s: dict[str, float] = {}
-    for _, op, _ in ops:
-        start_s = max([ready_s, *(ended_s.get(name, 0.0) for name in op.after)])
-        group = group_of(op.work)
-        if group is None:
-            ready_s = end_s = start_s + seconds(op.work) * factor
-        else:
-            end_s = free_s[group] = max(start_s, free_s.get(group, 0.0)) + seconds(op.work)
-            if op.blocking:
-                ready_s = end_s
-        ended_s[op.name] = end_s
-    return ready_s

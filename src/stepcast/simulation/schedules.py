@@ -328,20 +328,19 @@ def pair_slots(schedule: Schedule) -> Schedule:
     the warm-up and the backwards that are left at the end run alone. Source: Megatron-Core's combined_1f1b.py and, for
     the warm-up, schedules.py (overlap_moe_expert_parallel_comm).
     """
+    orders = []
+    for order in schedule.orders:
+        forwards = [slot for slot in order if slot.kind is F]
+        backwards = [slot for slot in order if slot.kind is B]
+        if len(backwards) >= len(forwards) and not any(slot.with_next for slot in order):
+            # As many forwards as precede the first backward: in 1F1B that is the warm-up and one more.
+            ahead = order.index(backwards[0])
+            pairs = zip(forwards[ahead:], backwards, strict=False)
+            steady = [slot for one, two in pairs for slot in (one._replace(with_next=True), two)]
+            order = (*forwards[:ahead], *steady, *backwards[len(forwards) - ahead :])
+        orders.append(order)
     size = (schedule.name, schedule.stages, schedule.micro_batches, schedule.chunks)
-    return Schedule.of(*size, schedule.placement, [_pair_order(order) for order in schedule.orders])
-
-
-def _pair_order(order: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    forwards = [slot for slot in order if slot.kind is F]
-    backwards = [slot for slot in order if slot.kind is B]
-    if len(backwards) < len(forwards) or any(slot.with_next for slot in order):
-        return order
-    # As many forwards as precede the first backward: in 1F1B that is the warm-up and one more.
-    ahead = order.index(backwards[0])
-    pairs = zip(forwards[ahead:], backwards, strict=False)
-    steady = [slot for one, two in pairs for slot in (one._replace(with_next=True), two)]
-    return (*forwards[:ahead], *steady, *backwards[len(forwards) - ahead :])
+    return Schedule.of(*size, schedule.placement, orders)
 
 
 class PairPart(NamedTuple):

@@ -21,7 +21,10 @@ from stepcast.simulation.step import Step
 
 
 class UnfoldedTables(NamedTuple):
-    """A program as flat tables. Shapes are laid end to end: ``first_op`` has where the ops of each begin."""
+    """A program as flat tables. Shapes are laid end to end: ``first_op`` has where the ops of each begin.
+
+    The last five change while it runs: the next call and the lanes of each rank, and which ranks wait for which calls.
+    """
 
     lanes: int
     inputs: int
@@ -37,11 +40,6 @@ class UnfoldedTables(NamedTuple):
     before_start: Sequence[int] | IntArray
     shape_inputs: Sequence[int] | IntArray
     last_in_lane: Sequence[int] | IntArray
-
-
-class UnfoldedScratch(NamedTuple):
-    """The next call and the lanes of each rank, and which ranks wait for which calls."""
-
     next_call: list[int] | IntArray
     lane_free_s: list[float] | FloatArray
     first_waiting: list[int] | IntArray
@@ -63,21 +61,14 @@ def simulate_unfolded(program: Program, duration_s: FloatArray | None = None, co
     if compiled and not kernels:
         raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
     tables = _make_tables(program, per_task=duration_s is not None)
-    scratch = UnfoldedScratch(
-        next_call=program.table.rank_start[:-1].copy(),
-        lane_free_s=np.zeros(program.ranks * len(program.lanes)),
-        first_waiting=np.full(program.calls, -1, np.int64),
-        next_waiting=np.full(program.ranks, -1, np.int64),
-        ready=np.arange(program.ranks),
-    )
     if duration_s is None:
         duration_s = np.concatenate([np.zeros(0), *program.segment_seconds(program.price_costs())])
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
     if kernels:
-        finished = kernels["_longest_path"](tables, scratch, duration_s, start_s, end_s)
+        finished = kernels["_longest_path"](tables, duration_s, start_s, end_s)
     else:
         starts, ends = [0.0] * program.tasks, [0.0] * program.tasks
-        finished = _longest_path(as_lists(tables), as_lists(scratch), duration_s.tolist(), starts, ends)
+        finished = _longest_path(as_lists(tables), duration_s.tolist(), starts, ends)
         start_s[:], end_s[:] = starts, ends
     if finished < program.calls:
         _ = program.table.levels  # names the calls that wait for each other
@@ -114,32 +105,37 @@ def _make_tables(program: Program, per_task: bool) -> UnfoldedTables:
         before_start=np.array(before_start, np.int64),
         shape_inputs=np.array([shape.inputs for shape in shapes], np.int64),
         last_in_lane=np.concatenate([nothing, *[shape.last for shape in shapes]]),
+        next_call=program.table.rank_start[:-1].copy(),
+        lane_free_s=np.zeros(program.ranks * len(program.lanes)),
+        first_waiting=np.full(program.calls, -1, np.int64),
+        next_waiting=np.full(program.ranks, -1, np.int64),
+        ready=np.arange(program.ranks),
     )
 
 
-def _longest_path(tables: Any, scratch: Any, duration_s: Any, start_s: Any, end_s: Any) -> int:
+def _longest_path(tables: Any, duration_s: Any, start_s: Any, end_s: Any) -> int:
     """Fill *start_s* and *end_s*; return the number of calls that could run.
 
     Indexing only, so that it runs compiled over arrays and in Python over lists.
     """
     lanes, inputs = tables.lanes, tables.inputs
-    ready, height, finished = scratch.ready, len(scratch.ready), 0
+    ready, height, finished = tables.ready, len(tables.ready), 0
     while height > 0:
         height -= 1
         rank = ready[height]
         lane_base = rank * lanes
-        call, stop = scratch.next_call[rank], tables.rank_start[rank + 1]
+        call, stop = tables.next_call[rank], tables.rank_start[rank + 1]
         while call < stop:
             source_base = call * inputs
             blocker = -1
             for port in range(source_base, source_base + inputs):
                 other = tables.source_call[port]
-                if other >= 0 and scratch.next_call[tables.rank[other]] <= other:
+                if other >= 0 and tables.next_call[tables.rank[other]] <= other:
                     blocker = other
                     break
             if blocker >= 0:
-                scratch.next_waiting[rank] = scratch.first_waiting[blocker]
-                scratch.first_waiting[blocker] = rank
+                tables.next_waiting[rank] = tables.first_waiting[blocker]
+                tables.first_waiting[blocker] = rank
                 break
             shape, first_task = tables.shape[call], tables.task_start[call]
             first, last = tables.first_op[shape], tables.first_op[shape + 1]
@@ -154,7 +150,7 @@ def _longest_path(tables: Any, scratch: Any, duration_s: Any, start_s: Any, end_
                     if node >= node_of_op:
                         time = end_s[node + task_shift]
                     elif node < lanes:
-                        time = scratch.lane_free_s[lane_base + node]
+                        time = tables.lane_free_s[lane_base + node]
                     else:
                         task = tables.source_task[source_base + node - lanes]
                         time = end_s[task] if task >= 0 else 0.0
@@ -165,15 +161,15 @@ def _longest_path(tables: Any, scratch: Any, duration_s: Any, start_s: Any, end_
             for lane in range(lanes):
                 op = tables.last_in_lane[shape * lanes + lane]
                 if op >= 0:
-                    scratch.lane_free_s[lane_base + lane] = end_s[first_task + op]
+                    tables.lane_free_s[lane_base + lane] = end_s[first_task + op]
             finished += 1
-            waiter = scratch.first_waiting[call]
+            waiter = tables.first_waiting[call]
             while waiter >= 0:
                 ready[height] = waiter
                 height += 1
-                waiter = scratch.next_waiting[waiter]
+                waiter = tables.next_waiting[waiter]
             call += 1
-            scratch.next_call[rank] = call
+            tables.next_call[rank] = call
     return finished
 
 
