@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from dataclasses import fields as get_fields
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.layout import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Band, Exposure, StageReport, StepReport
-from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer, Work
+from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body
@@ -81,17 +82,16 @@ def roofline(prediction: "Prediction") -> RooflineFacts | None:
                     bound=str(price.bound),
                 )
                 total = sums.setdefault((name, kind), nothing)
-                is_product = isinstance(work, Matmul | GroupedMatmul | Attention)
                 flops, moved = 0.0, 0.0
-                if isinstance(work, Matmul | GroupedMatmul | Attention | Elementwise):
-                    flops = float(work.elements) if isinstance(work, Elementwise) else work.flops
-                    moved = work.moved_bytes
+                if isinstance(work, Matmul | GroupedMatmul | Attention):
+                    flops, moved = work.flops, work.moved_bytes
+                    formats[dtype] += flops * count
+                elif isinstance(work, Elementwise):
+                    flops, moved = float(work.elements), work.moved_bytes
                 total["count"] += count * share
                 total["flops"] += count * share * flops
                 total["bytes"] += count * share * moved
                 total["seconds"] += count * share * price.seconds
-                if is_product:
-                    formats[dtype] += flops * count
     operators = [total for total in sums.values() if total["seconds"] > 0 < total["flops"] and total["bytes"] > 0]
     if not operators:
         return None
@@ -110,6 +110,10 @@ NOTED_SHARE = 0.05
 UNSETTLED = (
     "stages drift apart over very many micro-batches: the time breakdown counts those that were left out like the last "
     "of those simulated; the step time counts all of them"
+)
+UNMEASURED_PACE = (
+    "the CPU's pace was not measured: the 90 % interval allows for {:g} to {:g} times its usual time; "
+    "--calibration with a profile of the machine narrows it"
 )
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
@@ -173,7 +177,7 @@ def report_of(prediction: "Prediction") -> StepReport:
             *prediction.assumptions,
             *(_describe_sharing(fluid) if fluid else ()),
             *(() if run.is_settled else [UNSETTLED]),
-            *([_describe_paces(prediction.options)] if is_paced else []),
+            *([UNMEASURED_PACE.format(*prediction.options.host_paces)] if is_paced else []),
         ),
     )
 
@@ -197,15 +201,6 @@ def _describe_sharing(fluid: "FluidStep") -> list[str]:
     return notes
 
 
-def _describe_paces(options: Options) -> str:
-    """Return why the interval of a step that waits for the CPU is wide."""
-    low, high = options.host_paces
-    return (
-        f"the CPU's pace was not measured: the 90 % interval allows for {low:g} to {high:g} times its usual time; "
-        "--calibration with a profile of the machine narrows it"
-    )
-
-
 def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float, float, bool]:
     """Return the interval of the band where runs of its kind were measured, and whether the CPU's pace, which was not
     measured, widens it. Where no run was measured, prices may be less sure still. The time *host_s* that GPUs wait for
@@ -215,11 +210,18 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
     low_s, high_s = step_s, step_s
     if band is None or not band.measured:
         prices = pricer.low_s, pricer.high_s
-        low_s, high_s = _run_ends(prediction, lambda step: [_price_step(step, seconds) for seconds in prices])
+        low_s, high_s = _run_ends(
+            prediction,
+            lambda step: [step.price(replace(step.prices, seconds=seconds, table=None)) for seconds in prices],
+        )
     sooner_s, later_s = host_s * (1.0 - options.host_paces[0]), host_s * (options.host_paces[1] - 1.0)
     if options.issue_s and (host_s > 0 or options.ahead) and prediction.workload.layout.pp == 1:
         # A slower host also holds up GPUs that it now keeps busy.
-        ends_s = _run_ends(prediction, lambda step: [_pace_step(step, pace) for pace in options.host_paces])
+        def pace_hosts(step: Step) -> list[FloatArray]:
+            base_s, is_issue = step.base_seconds, step.plan.is_issue
+            return [in_ticks(np.where(is_issue, pace * base_s, base_s)) for pace in options.host_paces]
+
+        ends_s = _run_ends(prediction, pace_hosts)
         sooner_s, later_s = max(sooner_s, step_s - ends_s[0]), max(later_s, ends_s[1] - step_s)
     around = band.around(step_s) if band else (step_s, step_s)
     ends = min(low_s - sooner_s, around[0]), max(high_s + later_s, around[1])
@@ -241,16 +243,6 @@ def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatAr
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
         return low_s * slowed, high_s * slowed
     return low_s, high_s
-
-
-def _price_step(step: Step, seconds: Callable[[Work], float]) -> FloatArray:
-    """Return the seconds of each operation with works that take *seconds*."""
-    return step.price(replace(step.prices, seconds=seconds, table=None))
-
-
-def _pace_step(step: Step, pace: float) -> FloatArray:
-    """Return the seconds of each operation with a host that takes *pace* times as long."""
-    return in_ticks(np.where(step.plan.is_issue, pace * step.base_seconds, step.base_seconds))
 
 
 def _check_body(workload: Workload, options: Options) -> list[str]:
@@ -428,19 +420,8 @@ class Prediction(Answer):
         known = {"report": self.report, "simulated_s": self.simulated_s}
         if self.fluid:  # they do not follow from the run
             known["times"] = self.times
-        names = (
-            "workload",
-            "cluster",
-            "pricer",
-            "options",
-            "place",
-            "assumptions",
-            "memory",
-            "band",
-            "asked",
-            "describe",
-        )
-        fields = {name: getattr(self, name) for name in names}
+        left_out = ("source", "finish")
+        fields = {field.name: getattr(self, field.name) for field in get_fields(self) if field.name not in left_out}
         return _unpickle, (None if self.source.is_long else (self.step, self.run), fields, known)
 
     @property

@@ -60,9 +60,13 @@ def prepare(
     conditions = slow_down_stages(options.conditions, slow_ranks, layout, assumptions)
     schedule = find_schedule(workload, options, assumptions)
     message = Transfer(Direction.SEND, find_boundary_bytes(workload, assumptions), Group.PP)
-    is_fluid = options.engine is Engine.FLUID
+    is_fluid, priced = options.engine is Engine.FLUID, cluster
+    if is_fluid:
+        from stepcast.forecast.fluid import without_sharing
+
+        priced = without_sharing(cluster)
     pricer = Pricer(
-        _without_sharing(cluster) if is_fluid else cluster,
+        priced,
         layout,
         compute,
         options.algorithms,
@@ -140,12 +144,6 @@ def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Price
     mapping = f"{size:g} group{'s' * (size > 1)} per node" if size >= 1 else f"{1 / size:g} nodes per group"
     mean = f"{routing.nodes_per_token(nodes):.2f} of {nodes} nodes on average"
     return [f"{limit}, {mapping}: a token is sent to {mean}"]
-
-
-def _without_sharing(cluster: Cluster) -> Cluster:
-    from stepcast.forecast.fluid import without_sharing
-
-    return without_sharing(cluster)
 
 
 @lru_cache(maxsize=1024)

@@ -33,7 +33,6 @@ NO_WAITS: Mapping[int, tuple[int, ...]] = {}
 NO_OPS = lowering.OpList()
 PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
-ListNumbers = dict[PricedList, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,12 +278,13 @@ class _PlanBuilder:
         terms = (send is Send.BLOCKING, prices.issue_s is not None, prices.takes is not None)
         self.factory, self.once_factory = _find_factories(groups, named, alone & groups, *terms)
         self.lanes, self.terms = self.factory.lanes, self.factory.terms
-        self.lists: ListNumbers = {}
+        self.lists: dict[PricedList, int] = {}
         self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
-        maker = _RoundSegments(self.once_factory, self.once, self.turns, self.lists)
-        before, after = maker.list_before(), maker.list_after()
+        present = [stage for stage, turn in enumerate(self.turns) if self.once[turn].before.size]
+        before = [self._make_round([ops.before for ops in self.once], present, "before")] if present else []
+        after = self._list_rounds_after()
         if self.terms.eager and self.prices.ahead:
             # What begins before the step: the host, and whatever it would wait for.
             assert self.lanes.host_lane is not None
@@ -327,6 +327,49 @@ class _PlanBuilder:
                 numbers, repeats = [*numbers, numbers[-1]], (*repeats[:-1], repeats[-1] - 1, 1)
             self.segments[key] = Segment("", chain, (-1, *numbers, -1), (1, *repeats, 1))
         return self.segments[key]
+
+    def _list_rounds_after(self) -> list[Round]:
+        """Return the rounds of what runs once per step, which begin where stages must meet; the first begins when all
+        communication has ended.
+        """
+        first = [ops.after[0] for ops in self.once]
+        rounds = [self._make_round(first, range(len(self.turns)), "finish communication", finish=True)]
+        met = [0] * len(self.once)
+        for group in max([ops.meetings for ops in self.once], key=len):
+            # Each passes on when the last of those before it came, so that the last knows of all.
+            meets = [
+                number < len(ops.meetings) and ops.meetings[number] is group
+                for number, ops in zip(met, self.once, strict=True)
+            ]
+            met = [number + comes for number, comes in zip(met, meets, strict=True)]
+            present = [stage for stage, turn in enumerate(self.turns) if meets[turn]]
+            turns = {stage: (before,) for before, stage in pairwise(present)}
+            rounds.append(self._make_round([NO_OPS] * len(self.once), present, "come", turns, in_turn=True))
+            issued = [ops.after[number] for number, ops in zip(met, self.once, strict=True)]
+            rounds.append(self._make_round(issued, present, "meet", dict.fromkeys(present, (present[-1],))))
+        return rounds
+
+    def _make_round(
+        self,
+        issued: Sequence[lowering.OpList],
+        present: Sequence[int],
+        name: str,
+        waits: Mapping[int, tuple[int, ...]] = NO_WAITS,
+        finish: bool = False,
+        in_turn: bool = False,
+    ) -> Round:
+        """Return the round in which every stage in *present* runs the ops that *issued* has for its turn."""
+        known: dict[tuple[int, int], Segment] = {}
+        segments = {}
+        for stage in present:
+            turn, others = key = self.turns[stage], len(waits[stage]) if stage in waits else 0
+            if key not in known:
+                ops = issued[turn]
+                priced = ops, self.once[turn].factor
+                source = self.lists.setdefault(priced, len(self.lists)) if ops.size else -1
+                known[key] = Segment("", self.once_factory.make_once(ops.sequence, name, others, finish), (source,))
+            segments[stage] = known[key]
+        return Round(segments, waits, in_turn)
 
 
 @lru_cache(maxsize=256)
@@ -393,58 +436,3 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
         meetings += [groups[place] for place in cuts]  # type: ignore[misc]
     cut = tuple([lowering.OpList(lists=lists) for lists in after])
     return _OnceOps(lowering.OpList(lists=before), cut, tuple(meetings), factor)
-
-
-class _RoundSegments:
-    """Makes the rounds of what runs once per step, which begin where stages must meet."""
-
-    def __init__(
-        self, factory: lowering.PieceFactory, once: Sequence[_OnceOps], turns: tuple[int, ...], lists: ListNumbers
-    ) -> None:
-        """*turns*: the ops of each stage among *once*."""
-        self.factory, self.once, self.turns, self.lists = factory, once, turns, lists
-
-    def list_before(self) -> list[Round]:
-        present = [stage for stage, turn in enumerate(self.turns) if self.once[turn].before.size]
-        return [self._make([ops.before for ops in self.once], present, "before")] if present else []
-
-    def list_after(self) -> list[Round]:
-        """Return the rounds; the first begins when all communication has ended."""
-        first = [ops.after[0] for ops in self.once]
-        rounds = [self._make(first, range(len(self.turns)), "finish communication", finish=True)]
-        met = [0] * len(self.once)
-        for group in max([ops.meetings for ops in self.once], key=len):
-            # Each passes on when the last of those before it came, so that the last knows of all.
-            meets = [
-                number < len(ops.meetings) and ops.meetings[number] is group
-                for number, ops in zip(met, self.once, strict=True)
-            ]
-            met = [number + comes for number, comes in zip(met, meets, strict=True)]
-            present = [stage for stage, turn in enumerate(self.turns) if meets[turn]]
-            turns = {stage: (before,) for before, stage in pairwise(present)}
-            rounds.append(self._make([NO_OPS] * len(self.once), present, "come", turns, in_turn=True))
-            issued = [ops.after[number] for number, ops in zip(met, self.once, strict=True)]
-            rounds.append(self._make(issued, present, "meet", dict.fromkeys(present, (present[-1],))))
-        return rounds
-
-    def _make(
-        self,
-        issued: Sequence[lowering.OpList],
-        present: Sequence[int],
-        name: str,
-        waits: Mapping[int, tuple[int, ...]] = NO_WAITS,
-        finish: bool = False,
-        in_turn: bool = False,
-    ) -> Round:
-        """Return the round in which every stage in *present* runs the ops that *issued* has for its turn."""
-        known: dict[tuple[int, int], Segment] = {}
-        segments = {}
-        for stage in present:
-            turn, others = key = self.turns[stage], len(waits[stage]) if stage in waits else 0
-            if key not in known:
-                ops = issued[turn]
-                priced = ops, self.once[turn].factor
-                source = self.lists.setdefault(priced, len(self.lists)) if ops.size else -1
-                known[key] = Segment("", self.factory.make_once(ops.sequence, name, others, finish), (source,))
-            segments[stage] = known[key]
-        return Round(segments, waits, in_turn)
