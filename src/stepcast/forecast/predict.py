@@ -325,15 +325,15 @@ def _stage_seconds(workload: Workload, price: ComputePrice, schedule: ScheduleKi
     layout = workload.layout
     if workload.uniform or layout.pp == 1:
         return ()
+
+    def sum_blocks(stage: Stage, price: ComputePrice) -> Spent:
+        blocks_s = [(_BLOCKS_S.of(block.layers, _spend, price), block.repeat) for block in stage.body]
+        return _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
+
     facts = SCHEDULES[schedule or default_schedule(layout.vpp)]
-    pieces_s = [_STAGES_S.of(stage, _sum_blocks, price) for stage in workload.stages]
+    pieces_s = [_STAGES_S.of(stage, sum_blocks, price) for stage in workload.stages]
     stages = [facts.pieces_of_stage(stage, layout.pp, layout.vpp) for stage in range(layout.pp)]
     return tuple([_add([pieces_s[piece] for piece in own]) for own in stages])
-
-
-def _sum_blocks(stage: Stage, price: ComputePrice) -> Spent:
-    blocks_s = [(_BLOCKS_S.of(block.layers, _spend, price), block.repeat) for block in stage.body]
-    return _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
 
 
 def _add(parts: Sequence[Spent]) -> Spent:

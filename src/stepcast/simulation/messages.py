@@ -9,6 +9,8 @@ from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 from stepcast.simulation.segments import NO_LANE, Cost, ProgramError, Segment, TimedOp
 
 DEFAULT_MICRO_BATCH = -1
+BACKWARDS = (SlotAction.BACKWARD, SlotAction.INPUT)
+"""Actions that take a gradient and pass one on."""
 
 
 class SlotKind(NamedTuple):
@@ -19,10 +21,6 @@ class SlotKind(NamedTuple):
     first: bool  # the first slot of this action and chunk on the stage
     last: bool  # the last one, of whole backwards and weight halves together: gradients can be reduced after it
     representative: int = DEFAULT_MICRO_BATCH  # the first of the micro-batches that run the same as this one
-
-    @property
-    def backward(self) -> bool:
-        return self.kind in (SlotAction.BACKWARD, SlotAction.INPUT)
 
 
 class Send(StrEnum):
@@ -70,7 +68,7 @@ class Passage(NamedTuple):
 
     @property
     def backward(self) -> bool:
-        return self.action in (SlotAction.BACKWARD, SlotAction.INPUT)
+        return self.action in BACKWARDS
 
     @property
     def receives(self) -> bool:
@@ -104,7 +102,7 @@ def find_passage(schedule: Schedule, stage: int, slot: SlotKind) -> Passage:
         return Passage(slot.kind, None, None)
     here = ChunkPlace(stage, slot.chunk)
     source, target = schedule.previous(here), schedule.following(here)
-    if slot.backward:
+    if slot.kind in BACKWARDS:
         source, target = target, source
     comes, goes = (None if place is None else LOCAL if place.stage == stage else 1.0 for place in (source, target))
     return Passage(slot.kind, comes, goes)
@@ -148,14 +146,23 @@ class CallFrame:
 
 
 def build_frame(base: Segment | None, context: CallContext, messages: Messages, lanes: int) -> CallFrame:
-    """Put the ops of messages around *base*, which runs the slots of *context*."""
+    """Put the ops of messages around *base*, which runs the slots of *context*: its input and output k belong to slot
+    k.
+    """
     builder = _FrameBuilder(messages, lanes)
     if messages.mode is Send.BLOCKING:
         builder.send_and_receive(context)
     if messages.mode is Send.RENDEZVOUS:
         builder.post_receives(context.after)
     if base is not None:
-        builder.add_base(base, context.own)
+        for number, passage in enumerate(context.own):
+            if passage.comes is not None and base.inputs <= number:
+                raise ProgramError(f"segment {base.name} has no input {number}")
+            if passage.goes is not None and base.outputs <= number:
+                raise ProgramError(f"segment {base.name} has no output {number}")
+        first, arrived = builder.append(base, builder.arrived), builder.arrived
+        builder.wires += [builder.wire_input(context.own, port) for port in range(base.inputs) if port not in arrived]
+        builder.produced = {port: first + port for port in range(base.outputs)}
     builder.send_outputs(context.own)
     if messages.mode is Send.BLOCKING:
         builder.post_receives(context.after)
@@ -238,17 +245,6 @@ class _FrameBuilder:
             if passage.receives:
                 lane = self.messages.receive_lanes[passage.backward] if blocking else NO_LANE
                 self.posted[number] = self.add(TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,)))
-
-    def add_base(self, base: Segment, own: tuple[Passage, ...]) -> None:
-        """Add the segment itself; its input and output k belong to slot k."""
-        for number, passage in enumerate(own):
-            if passage.comes is not None and base.inputs <= number:
-                raise ProgramError(f"segment {base.name} has no input {number}")
-            if passage.goes is not None and base.outputs <= number:
-                raise ProgramError(f"segment {base.name} has no output {number}")
-        first = self.append(base, self.arrived)
-        self.wires += [self.wire_input(own, port) for port in range(base.inputs) if port not in self.arrived]
-        self.produced = {port: first + port for port in range(base.outputs)}
 
     def wire_input(self, own: tuple[Passage, ...], port: int) -> Wire | None:
         """Return what an input without an op of its own waits for: its message, or the loss of this stage."""

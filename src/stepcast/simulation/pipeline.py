@@ -301,33 +301,31 @@ class _TemplateBuilder:
                     goal = step(place)
                     if goal is not None and goal.stage != stage:
                         between.setdefault((direction, stage, goal.stage), []).append((place, goal))
-        for (direction, source, target), routes in sorted(between.items()):
-            self.add_channel(direction, routes)
+        ready, arrived = self.signals[wiring.MessageSignal.READY], self.signals[wiring.MessageSignal.ARRIVED]
+        for (direction, sender, receiver), routes in sorted(between.items()):
+            parts = []
+            for number, (source, _) in enumerate(routes):
+                batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
+                sends = ready[0][direction, self.number_place(source)][batches]
+                parts.append(np.stack([sends, np.full_like(sends, number), batches]))
+            ordered = np.concatenate(parts, axis=1)
+            _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
+            calls = np.arange(self.calls, self.calls + len(route))
+            self.calls += len(route)
+            self.segment.append(len(self.kinds) + route)
+            self.labels.append(np.stack([batch, np.full_like(batch, -1)], axis=1))
+            for number, (source, target) in enumerate(routes):
+                self.kinds.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
+                own = np.flatnonzero(route == number)
+                sent, received = (self.number_place(place) for place in (source, target))
+                self.bind(calls[own], 0, wiring.MessageSignal.READY, (direction, sent, batch[own]))
+                self.bind(calls[own], 1, wiring.MessageSignal.POSTED, (direction, received, batch[own]))
+                arrived[0][direction, sent, batch[own]] = calls[own]
+                arrived[1][direction, sent, batch[own]] = 0
             self.rank_start.append(self.calls)
-            self.rank_names.append(f"{('activations', 'gradients')[direction]} {source} to {target}")
+            self.rank_names.append(f"{('activations', 'gradients')[direction]} {sender} to {receiver}")
 
-    def add_channel(self, direction: int, routes: Sequence[tuple[ChunkPlace, ChunkPlace]]) -> None:
-        parts = []
-        for number, (source, _) in enumerate(routes):
-            batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
-            calls = self.signals[wiring.MessageSignal.READY][0][direction, self.number_place(source)][batches]
-            parts.append(np.stack([calls, np.full_like(calls, number), batches]))
-        ordered = np.concatenate(parts, axis=1)
-        _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
-        calls = np.arange(self.calls, self.calls + len(route))
-        self.calls += len(route)
-        self.segment.append(len(self.kinds) + route)
-        self.labels.append(np.stack([batch, np.full_like(batch, -1)], axis=1))
-        for number, (source, target) in enumerate(routes):
-            self.kinds.append(ChannelCall((SlotAction.FORWARD, SlotAction.BACKWARD)[direction], source, target))
-            own = np.flatnonzero(route == number)
-            sent, received = (self.number_place(place) for place in (source, target))
-            self.bind(calls[own], 0, wiring.MessageSignal.READY, (direction, sent, batch[own]))
-            self.bind(calls[own], 1, wiring.MessageSignal.POSTED, (direction, received, batch[own]))
-            self.signals[wiring.MessageSignal.ARRIVED][0][direction, sent, batch[own]] = calls[own]
-            self.signals[wiring.MessageSignal.ARRIVED][1][direction, sent, batch[own]] = 0
-
-    def bind_slots(self) -> None:
+    def build(self) -> PipelineTemplate:
         for frame, members in self.members:
             for port, wire in enumerate(frame.wires):
                 if wire is not None:
@@ -337,9 +335,6 @@ class _TemplateBuilder:
                         place = self.source[wire.direction ^ (wire.end is wiring.WireEnd.TARGET)][place]
                     index = wire.direction, place, self.slot_calls.batches[owners, wire.slot]
                     self.bind(self.slot_numbers[members], port, wire.signal, index)
-
-    def build(self) -> PipelineTemplate:
-        self.bind_slots()
         rounds = (*self.before, *self.after)
         met = [len(others) for template in rounds for _, others in template.waits]
         inputs = max([0, *met, *(port + 1 for _, port, _, _ in self.bindings)])
