@@ -6,6 +6,7 @@ together, some time after the last of them began; the rest of a recorded time is
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -70,56 +71,70 @@ class WaitUnit:
 
     members: tuple[int, ...]
     across: bool  # over all replicas
-    grouped: bool
+    grouped: bool = True
 
 
 class WaitGraph:
     """The dependencies of operations, from the order in which the first replica began them."""
 
     def __init__(self, run: WorkerSteps) -> None:
-        self._run, self.operations = run, run.operations
-        self._of = group_by_key(((each.stage, each.kind), index) for index, each in enumerate(run.operations))
-        for listed in self._of.values():
-            listed.sort(key=lambda index: run.operations[index].turn)
+        self.run, self.operations = run, run.operations
+        self.listed: dict[tuple[int, str], list[int]] = defaultdict(list)  # by stage and kind
+        for index, operation in sorted(enumerate(run.operations), key=lambda pair: pair[1].turn):
+            self.listed[operation.stage, operation.kind].append(index)
         self.before: list[set[int]] = [set() for _ in run.operations]
-        self._pairs: dict[tuple[int, str], list[int]] = {}
+        self.paired: dict[tuple[int, str], list[int]] = defaultdict(list)  # the messages that belong to computes
         for stage in range(run.stages):
             self._add_stage(stage)
-        self.units = self._find_units()
-        self.order = self._sort_units()
+        self.units = self._sort_units(self._find_units())
 
     def _kinds(self, stage: int, *kinds: str) -> list[int]:
         """Return the operations of *kinds* on a stage, in the order in which they began."""
-        return sorted(index for kind in kinds for index in self._of.get((stage, kind), []))
+        return sorted(index for kind in kinds for index in self.listed[stage, kind])
 
     def _chain(self, operations: Sequence[int]) -> None:
         for earlier, later in pairwise(operations):
             self.before[later].add(earlier)
 
+    def _last_of_chunks(self, operations: Sequence[int]) -> dict[int, int]:
+        return {self.operations[index].chunk: index for index in operations}
+
     def _add_stage(self, stage: int) -> None:
-        computes = self._kinds(stage, *COMPUTES)
+        computes, backwards = self._kinds(stage, *COMPUTES), self.listed[stage, BACKWARD]
         self._chain(computes)
         self._chain(self._kinds(stage, GATHER, SCATTER))
         for direction, (compute, _) in DIRECTIONS.items():
-            own = self._of.get((stage, compute), [])
             for way in ("send", "recv"):
-                self._add_messages(stage, f"{direction}-{way}", own)
-        self._add_first_backward(stage, computes)
+                self._add_messages(stage, f"{direction}-{way}", self.listed[stage, compute])
+        if backwards and (place := computes.index(backwards[0])) >= 2:
+            for kind in ("backward-send", "backward-recv"):
+                for message in self.paired[stage, kind][:1]:
+                    self.before[message].add(computes[place - 2])
+
         # The first forward of a chunk waits for the last of its parameters.
-        last = {self.operations[index].chunk: index for index in self._of.get((stage, GATHER), [])}
-        seen: set[int] = set()
-        for forward in self._of.get((stage, FORWARD), []):
-            chunk = self.operations[forward].chunk
-            if chunk not in seen and chunk in last:
-                self.before[forward].add(last[chunk])
-            seen.add(chunk)
-        self._add_tail(stage, computes)
+        gathers = self._last_of_chunks(self.listed[stage, GATHER])
+        for forward in self.listed[stage, FORWARD]:
+            gather = gathers.pop(self.operations[forward].chunk, None)
+            if gather is not None:
+                self.before[forward].add(gather)
+
+        # After the last compute: reductions that could not overlap, then the optimizer.
+        separate, clip, scatters = self._kinds(stage, SEPARATE), self._kinds(stage, CLIP), self.listed[stage, SCATTER]
+        if separate:
+            last = self._last_of_chunks(backwards)
+            for scatter in scatters:
+                if (chunk := self.operations[scatter].chunk) in last:
+                    self.before[scatter].add(last[chunk])
+            if clip and scatters:
+                self.before[clip[0]].add(scatters[-1])
+        tail = [index for kind in TAIL for index in self._kinds(stage, kind)]
+        self._chain([*computes[-1:], *tail, *(separate or scatters), *clip, *self._kinds(stage, "optimizer")])
 
     def _add_messages(self, stage: int, kind: str, computes: list[int]) -> None:
         """Let send k wait for compute k, compute k for receive k, and that for compute k - 1."""
-        messages = self._of.get((stage, kind), [])
+        messages = self.listed[stage, kind]
         self._chain(messages)
-        start, end = self._run.start_s[0, 0], self._run.start_s[0, 0] + self._run.duration_s[0, 0]
+        start, end = self.run.start_s[0, 0], self.run.start_s[0, 0] + self.run.duration_s[0, 0]
         if not computes:
             return
         is_send = kind.endswith("send")
@@ -127,87 +142,43 @@ class WaitGraph:
             messages = [message for message in messages if end[message] >= end[computes[0]] - SLACK_S]
         else:
             messages = [message for message in messages if start[message] <= start[computes[-1]] + SLACK_S]
-        pairs = []
+        # No message goes beyond the end of the model.
+        from_first = kind in ("forward-recv", "backward-send")
+        last = 0 if from_first else max(operation.place for operation in self.operations)
         for number, (message, compute) in enumerate(zip(messages, computes, strict=False)):
-            if self._is_past_end(compute, kind):
+            if 0 <= self.operations[compute].place == last:
                 continue
-            pairs.append(message)
+            self.paired[stage, kind].append(message)
             if is_send:
                 self.before[message].add(compute)
                 continue
             self.before[compute].add(message)
             if number:
                 self.before[message].add(computes[number - 1])
-        self._pairs[stage, kind] = pairs
-
-    def _is_past_end(self, compute: int, kind: str) -> bool:
-        """Return True if the model ends where this message would come from or go to."""
-        place = self.operations[compute].place
-        if place < 0:
-            return False
-        last = max(operation.place for operation in self.operations)
-        return place == (0 if kind in ("forward-recv", "backward-send") else last)
-
-    def _add_first_backward(self, stage: int, computes: list[int]) -> None:
-        backwards = self._of.get((stage, BACKWARD), [])
-        if not backwards or computes.index(backwards[0]) < 2:
-            return
-        earlier = computes[computes.index(backwards[0]) - 2]
-        for kind in ("backward-send", "backward-recv"):
-            for message in self._pairs.get((stage, kind), [])[:1]:
-                self.before[message].add(earlier)
-
-    def _add_tail(self, stage: int, computes: list[int]) -> None:
-        """Order what follows the last compute: reductions that could not overlap, then the optimizer."""
-        tail = [computes[-1]] if computes else []
-        for kind in TAIL:
-            tail += self._kinds(stage, kind)
-        separate = self._kinds(stage, SEPARATE)
-        scatters = self._of.get((stage, SCATTER), [])
-        if separate:
-            backwards = {self.operations[index].chunk: index for index in self._of.get((stage, BACKWARD), [])}
-            for scatter in scatters:
-                if (chunk := self.operations[scatter].chunk) in backwards:
-                    self.before[scatter].add(backwards[chunk])
-            tail += separate
-        else:
-            tail += scatters
-        clip = self._kinds(stage, CLIP)
-        if separate and clip and scatters:
-            self.before[clip[0]].add(scatters[-1])
-        self._chain([*tail, *clip, *self._kinds(stage, "optimizer")])
 
     def _find_units(self) -> list[WaitUnit]:
-        grouped: dict[int, WaitUnit] = {}
+        units: list[WaitUnit] = []
         for direction, (_, step) in DIRECTIONS.items():
-            for stage in range(self._run.stages):
-                peer = (stage + step) % self._run.stages
-                sends = self._pairs.get((stage, f"{direction}-send"), [])
-                receives = self._pairs.get((peer, f"{direction}-recv"), [])
-                for pair in zip(sends, receives, strict=False):
-                    unit = WaitUnit(pair, across=False, grouped=True)
-                    grouped |= dict.fromkeys(pair, unit)
+            for stage in range(self.run.stages):
+                sends = self.paired[stage, f"{direction}-send"]
+                receives = self.paired[(stage + step) % self.run.stages, f"{direction}-recv"]
+                units += [WaitUnit(pair, across=False) for pair in zip(sends, receives, strict=False)]
+        numbered = list(enumerate(self.operations))
         for kind, across in ((EMBEDDING, False), (CLIP, True)):
-            together = group_by_key(
-                (each.turn, index) for index, each in enumerate(self.operations) if each.kind == kind
-            )
-            for members in together.values():
-                unit = WaitUnit(tuple(members), across, grouped=True)
-                grouped |= dict.fromkeys(members, unit)
-        for index, operation in enumerate(self.operations):
-            if operation.kind in (GATHER, SCATTER):
-                grouped[index] = WaitUnit((index,), across=True, grouped=True)
-        alone = [index for index in range(len(self.operations)) if index not in grouped]
-        return list(dict.fromkeys([*grouped.values(), *(WaitUnit((index,), False, False) for index in alone)]))
+            together = group_by_key((operation.turn, index) for index, operation in numbered if operation.kind == kind)
+            units += [WaitUnit(tuple(members), across) for members in together.values()]
+        units += [WaitUnit((index,), True) for index, operation in numbered if operation.kind in (GATHER, SCATTER)]
+        grouped = {index for unit in units for index in unit.members}
+        return units + [WaitUnit((index,), False, grouped=False) for index, _ in numbered if index not in grouped]
 
-    def _sort_units(self) -> list[WaitUnit]:
-        """Return the units, each after those it waits for."""
-        unit_of = {index: number for number, unit in enumerate(self.units) for index in unit.members}
+    def _sort_units(self, units: list[WaitUnit]) -> list[WaitUnit]:
+        """Return *units*, each after those it waits for."""
+        unit_of = {index: number for number, unit in enumerate(units) for index in unit.members}
         sorter: TopologicalSorter[int] = TopologicalSorter()
-        for number, unit in enumerate(self.units):
+        for number, unit in enumerate(units):
             sorter.add(number, *({unit_of[other] for index in unit.members for other in self.before[index]} - {number}))
         try:
-            return [self.units[number] for number in sorter.static_order()]
+            return [units[number] for number in sorter.static_order()]
         except CycleError:
             raise ValueError("operations wait for one another in a circle: no order of a pipeline") from None
 
@@ -265,7 +236,7 @@ class StragglerJob:
         steps, replicas, count = values.shape
         ends = np.zeros((count, steps, replicas))
         starts = np.zeros((count, steps, replicas))
-        for unit in graph.order:
+        for unit in graph.units:
             latest = np.zeros((steps, replicas))
             for index in unit.members:
                 for earlier in graph.before[index]:
