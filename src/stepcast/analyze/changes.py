@@ -1,9 +1,8 @@
 """Changes of a Recording: each function returns a changed copy with its assumptions."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from statistics import mean, median
 
 from stepcast.analyze.recording import (
@@ -17,7 +16,7 @@ from stepcast.analyze.recording import (
     Recording,
     TimePart,
 )
-from stepcast.ir.grouping import group_by_key
+from stepcast.ir.grouping import Key, group_by_key
 from stepcast.ir.layout import Group, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.work import bus_factor
@@ -77,36 +76,29 @@ def assuming(recording: Recording, *texts: str) -> Recording:
     return replace(recording, assumptions=(*recording.assumptions, *texts))
 
 
-def scale_transfers(recording: Recording, group: str, factor: float) -> Recording:
-    """Make the links of *group* this many times as fast."""
-    changed = _map_meetings(recording, group, lambda meeting: meeting.transfer_s / factor)
-    return assuming(changed, f"transfers over {group} take 1/{factor:g} of the time; launch delays stay as they are")
-
-
-def set_bandwidth(recording: Recording, group: str, bytes_per_s: float) -> Recording:
-    """Run collectives of *group* at this bus bandwidth and messages at this rate; unknown sizes keep their time."""
-
-    def transfer_s(meeting: Meeting) -> float:
-        if meeting.size_bytes is None:
-            return meeting.transfer_s
-        return meeting.size_bytes * bus_factor(meeting.kind, len(meeting.members)) / bytes_per_s
-
-    text = f"transfers over {group} run at {bytes_per_s / 1e9:g} GB/s (bus bandwidth), without latency"
-    return assuming(_map_meetings(recording, group, transfer_s), text)
-
-
-def _map_meetings(recording: Recording, group: str, transfer_s: Callable[[Meeting], float]) -> Recording:
+def change_bandwidth(
+    recording: Recording, group: str, factor: float = 1.0, bytes_per_s: float | None = None
+) -> Recording:
+    """Make the links of *group* this many times as fast, or run its collectives at a bus bandwidth and its messages at
+    this rate; unknown sizes keep their time.
+    """
     groups = {meeting.group for meeting in recording.meetings}
     if group not in groups:
         raise ValueError(
             f"no matched communication over {group} in the traces; they have {', '.join(sorted(groups)) or 'none'}"
             f"{'' if recording.is_complete else ': give the traces of all ranks'}"
         )
-    meetings = tuple(
-        replace(meeting, transfer_s=transfer_s(meeting)) if meeting.group == group else meeting
-        for meeting in recording.meetings
-    )
-    return replace(recording, meetings=meetings)
+    text = f"transfers over {group} take 1/{factor:g} of the time; launch delays stay as they are"
+    if bytes_per_s is not None:
+        text = f"transfers over {group} run at {bytes_per_s / 1e9:g} GB/s (bus bandwidth), without latency"
+    meetings = list(recording.meetings)
+    for number, meeting in enumerate(meetings):
+        transfer_s = meeting.transfer_s / factor
+        if bytes_per_s is not None and meeting.size_bytes is not None:
+            transfer_s = meeting.size_bytes * bus_factor(meeting.kind, len(meeting.members)) / bytes_per_s
+        if meeting.group == group:
+            meetings[number] = replace(meeting, transfer_s=transfer_s)
+    return assuming(replace(recording, meetings=tuple(meetings)), text)
 
 
 def scale_rank(recording: Recording, rank: int, factor: float) -> Recording:
@@ -178,21 +170,25 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
     A layer takes as long as on the stage that needs least per layer: the rest of other stages is their embedding or
     loss.
     """
+    by_stage = group_by_key((record.stage, record) for record in sorted(recording.ranks, key=lambda rank: rank.stage))
     held = {}
-    for each in sorted({record.stage for record in recording.ranks}):
-        count = recording.layers_on(each)
+    for number in by_stage:
+        count = recording.layers_on(number)
         if count is None:
             raise ValueError("the number of layers of this run is not known")
-        held[each] = count
+        held[number] = count
     if stage not in held:
-        raise ValueError(f"stage {stage} is not in this run; it has {', '.join(map(str, sorted(held)))}")
+        raise ValueError(f"stage {stage} is not in this run; it has {', '.join(map(str, held))}")
     if held[stage] + layers < 1:
         raise ValueError(f"stage {stage} has {held[stage]} layers; {layers:+d} leaves none")
     share = (held[stage] + layers) / held[stage]
     layer_s, factors = {}, {}
     for kind in (BlockKind.FORWARD, BlockKind.BACKWARD):
-        compute_s = {each: _stage_compute_s(recording, each, kind) for each in held}
-        layer_s[kind] = min(compute_s[each] / count for each, count in held.items())
+        compute_s = {}  # of one micro-batch, the mean of the ranks
+        for number, records in by_stage.items():
+            total_s = sum(recording.compute_s(record, kind) for record in records)
+            compute_s[number] = total_s / len(records) / max(1, recording.micro_batches)
+        layer_s[kind] = min(compute_s[number] / count for number, count in held.items())
         before_s = compute_s[stage]
         factors[kind] = max(0.0, 1 + layers * layer_s[kind] / before_s) if before_s else 1.0
 
@@ -212,19 +208,12 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         is_own = meeting.group in ("tp", "cp", "ep", "dp") and ranks.issuperset(meeting.members)
         meetings.append(replace(meeting, transfer_s=meeting.transfer_s * share) if is_own else meeting)
     facts = {**recording.facts, "layers_on": {**held, stage: held[stage] + layers}}
-    if isinstance(total := recording.facts.get("layers"), int):
-        facts["layers"] = total + layers
+    if recording.layers is not None:
+        facts["layers"] = recording.layers + layers
     forward, backward = (f"{seconds * 1e3:.2f} ms" for seconds in layer_s.values())
     text = f"a layer takes {forward} forward and {backward} backward, as on the stage that needs least; collectives, "
     text += f"gradients and optimizer of stage {stage} follow its layers"
     return assuming(replace(changed, meetings=tuple(meetings), facts=facts), text)
-
-
-def _stage_compute_s(recording: Recording, stage: int, kind: BlockKind) -> float:
-    """Return the computation of one micro-batch on *stage*, the mean of its ranks."""
-    mine = [record for record in recording.ranks if record.stage == stage]
-    total_s = sum(recording.compute_s(record, kind) for record in mine)
-    return total_s / len(mine) / max(1, recording.micro_batches)
 
 
 AllReduceTime = Callable[[int, int], float]
@@ -267,6 +256,10 @@ class _Rebuilder:
     def number(self, key: tuple[object, ...], meeting: Meeting) -> int:
         """Return the number of the meeting with this key, which is *meeting* if it is new."""
         return self._meetings.setdefault(key, (len(self._meetings), meeting))[0]
+
+
+def _mean_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    return {key: mean(values) for key, values in group_by_key(pairs).items()}
 
 
 def _attend(join: Join, numbers: Mapping[int, int]) -> Join:
@@ -331,37 +324,6 @@ class _ReplicaBuilder(_Rebuilder):
         return Join(TimePart.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
 
 
-class _MeanMessages:
-    """Mean messages: the transfer between two stages, and the time of a rank before and after it."""
-
-    def __init__(self, recording: Recording) -> None:
-        stage_of = {record.rank: record.stage for record in recording.ranks}
-        sent = [meeting for meeting in recording.meetings if meeting.kind == "message"]
-        times = group_by_key(
-            ((each.name, min(map(stage_of.__getitem__, each.members))), each.transfer_s) for each in sent
-        )
-        gaps: dict[int, list[float]] = defaultdict(list)
-        tails: dict[int, list[float]] = defaultdict(list)
-        for record in recording.ranks:
-            messages = (block for block in record.blocks if block.kind is BlockKind.MESSAGE)
-            for piece in (piece for block in messages for piece in block.pieces):
-                if isinstance(piece, Join):
-                    tails[record.rank].append(piece.tail_s)
-                elif piece.part is TimePart.HOST:
-                    gaps[record.rank].append(piece.duration_s)
-        self.transfer_s = {key: mean(listed) for key, listed in times.items()}
-        self.gap_s = {rank: mean(listed) for rank, listed in gaps.items()}
-        self.tail_s = {rank: mean(listed) for rank, listed in tails.items()}
-
-    def between(self, way: str, one: int, two: int) -> float:
-        """Return the transfer between two stages; if none was measured, the mean of the direction."""
-        key = way, min(one, two)
-        if abs(one - two) == 1 and key in self.transfer_s:
-            return self.transfer_s[key]
-        same = [time_s for (name, _), time_s in self.transfer_s.items() if name == way]
-        return mean(same or self.transfer_s.values()) if self.transfer_s else 0.0
-
-
 def reschedule(recording: Recording, micro_batches: int | None = None, schedule: str | None = None) -> Recording:
     """Run the same stages with other *micro_batches* or in another *schedule*.
 
@@ -377,7 +339,13 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
         raise ValueError(f"schedule={kind}: a trace times whole backwards, not their halves; choose {others}")
     name, count = str(kind), micro_batches or recording.micro_batches
     plan = make_schedule(name, recording.layout.pp, count, 1 if facts.stops else INTERLEAVED_CHUNKS)
-    if _runs_in_order(recording, plan):
+    kinds = {SlotAction.FORWARD: BlockKind.FORWARD, SlotAction.BACKWARD: BlockKind.BACKWARD}
+    orders = [[(kinds.get(slot.kind), slot.micro_batch) for slot in order] for order in plan.orders]
+    if plan.chunks == 1 and all(
+        orders[record.stage]
+        == [(block.kind, block.micro_batch) for block in record.blocks if block.kind in kinds.values()]
+        for record in recording.ranks
+    ):
         return assuming(recording, f"the run was measured in the order of {name} with {count} micro-batches")
     built = _ScheduleBuilder(recording, plan).build()
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
@@ -386,41 +354,45 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
     return assuming(built, *texts)
 
 
-def _runs_in_order(recording: Recording, plan: Schedule) -> bool:
-    """Return whether every rank was measured with the forwards and backwards of *plan*, in its order."""
-    kinds = {SlotAction.FORWARD: BlockKind.FORWARD, SlotAction.BACKWARD: BlockKind.BACKWARD}
-    orders = [[(kinds.get(slot.kind), slot.micro_batch) for slot in order] for order in plan.orders]
-    for record in recording.ranks:
-        passes = [(block.kind, block.micro_batch) for block in record.blocks if block.kind in kinds.values()]
-        if passes != orders[record.stage]:
-            return False
-    return plan.chunks == 1
-
-
 class _ScheduleBuilder(_Rebuilder):
     def __init__(self, recording: Recording, plan: Schedule) -> None:
         super().__init__(recording)
         self.plan = plan
-        self.messages = _MeanMessages(recording)
         # As in Megatron-LM without overlapped messages.
         self.blocking = SCHEDULES[kind_named(plan.name)].stops
+        # Mean messages: the transfer between two stages, and the time of a rank before and after it.
+        stage_of = {record.rank: record.stage for record in recording.ranks}
+        sent = [meeting for meeting in recording.meetings if meeting.kind == "message"]
+        self.transfer_s = _mean_by_key(
+            ((meeting.name, min(stage_of[rank] for rank in meeting.members)), meeting.transfer_s) for meeting in sent
+        )
+        pieces = [
+            (record.rank, piece)
+            for record in recording.ranks
+            for block in record.blocks
+            if block.kind is BlockKind.MESSAGE
+            for piece in block.pieces
+        ]
+        self.gap_s = _mean_by_key(
+            (rank, piece.duration_s)
+            for rank, piece in pieces
+            if isinstance(piece, Local) and piece.part is TimePart.HOST
+        )
+        self.tail_s = _mean_by_key((rank, piece.tail_s) for rank, piece in pieces if isinstance(piece, Join))
 
     def build(self) -> Recording:
-        ranks = tuple(self._record(record) for record in self.old.ranks)
-        return replace(self.old, ranks=ranks, meetings=self.meetings, micro_batches=self.plan.micro_batches)
-
-    def _record(self, record: RankRecord) -> RankRecord:
-        blocks = [block for block in record.blocks if block.kind is BlockKind.START]
-        pending: Slot | None = None
-        for slot in self.plan.orders[record.stage]:
-            blocks += self._passing(record, pending, slot)
-            blocks.append(self._slot(record, slot))
-            pending = slot
-        blocks += self._passing(record, pending, None)
-        for block in record.blocks:
-            if block.kind is BlockKind.FINISH:
-                blocks.append(self._copy(block, ("finish",), 1.0))
-        return replace(record, blocks=tuple(blocks))
+        ranks = []
+        for record in self.old.ranks:
+            blocks = [block for block in record.blocks if block.kind is BlockKind.START]
+            for before, slot in pairwise([None, *self.plan.orders[record.stage], None]):
+                blocks += self._passing(record, before, slot)
+                if slot is not None:
+                    blocks.append(self._slot(record, slot))
+            finish = (block for block in record.blocks if block.kind is BlockKind.FINISH)
+            blocks += [self._copy(block, ("finish",), 1.0) for block in finish]
+            ranks.append(replace(record, blocks=tuple(blocks)))
+        micro_batches = self.plan.micro_batches
+        return replace(self.old, ranks=tuple(ranks), meetings=self.meetings, micro_batches=micro_batches)
 
     def _slot(self, record: RankRecord, slot: Slot) -> RecordedBlock:
         """Return the measured forward or backward of the same turn, or a chunk of it."""
@@ -458,8 +430,8 @@ class _ScheduleBuilder(_Rebuilder):
 
     def _joins(self, record: RankRecord, way: str, numbers: tuple[int, ...], waits: tuple[int, ...]) -> RecordedBlock:
         name = f"{way} message"
-        gap = Local(TimePart.HOST, "gap", f"before {name}", -1, 0.0, self.messages.gap_s.get(record.rank, 0.0))
-        tail_s = self.messages.tail_s.get(record.rank, 0.0) if waits else 0.0
+        gap = Local(TimePart.HOST, "gap", f"before {name}", -1, 0.0, self.gap_s.get(record.rank, 0.0))
+        tail_s = self.tail_s.get(record.rank, 0.0) if waits else 0.0
         join = Join(TimePart.PP, name, name, -1, 0.0, 0.0, numbers, waits, 0.0, tail_s)
         return RecordedBlock(BlockKind.MESSAGE, -1, (gap, join))
 
@@ -475,6 +447,9 @@ class _ScheduleBuilder(_Rebuilder):
         _, replica, tensor = place_of(record.rank, self.old.layout)
         ends = tuple(rank_at(place.stage, replica, tensor, self.old.layout) for place in (source, target))
         key = ("message", way, *ends, source.chunk, slot.micro_batch)
-        transfer_s = self.messages.between(way, source.stage, target.stage)
+        transfer_s = self.transfer_s.get((way, min(source.stage, target.stage)))
+        if transfer_s is None or abs(source.stage - target.stage) != 1:  # not measured: the mean of the direction
+            same = [seconds for (name, _), seconds in self.transfer_s.items() if name == way]
+            transfer_s = mean(same or self.transfer_s.values()) if self.transfer_s else 0.0
         meeting = Meeting(Group.PP, "message", way, tuple(sorted(ends)), None, transfer_s)
         return self.number(key, meeting), way

@@ -125,8 +125,8 @@ class RankRecord:
 
     def with_pieces(self, pieces: Iterable[Piece]) -> "RankRecord":
         """Return the record with as many other *pieces*."""
-        each = iter(pieces)
-        blocks = (replace(block, pieces=tuple(islice(each, len(block.pieces)))) for block in self.blocks)
+        rest = iter(pieces)
+        blocks = (replace(block, pieces=tuple(islice(rest, len(block.pieces)))) for block in self.blocks)
         return replace(self, blocks=tuple(blocks))
 
 
@@ -156,12 +156,17 @@ class Recording:
         """The facts of the trace about the model and the batch."""
         return {key: value for key, value in self.facts.items() if key not in ("basis", "gradient_bytes")}
 
+    @property
+    def layers(self) -> int | None:
+        layers = self.facts.get("layers")
+        return layers if isinstance(layers, int) else None
+
     def layers_on(self, stage: int) -> int | None:
         """Return the number of layers of a stage; None if it is unknown."""
-        known, layers = self.facts.get("layers_on"), self.facts.get("layers")
+        known = self.facts.get("layers_on")
         if isinstance(known, dict) and stage in known:
             return int(known[stage])
-        return layers // self.layout.pp if isinstance(layers, int) else None
+        return None if self.layers is None else self.layers // self.layout.pp
 
     def record_of(self, rank: int) -> RankRecord:
         records = {record.rank: record for record in self.ranks}

@@ -6,7 +6,7 @@ changes bring more together than the links can carry, it takes longer.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 
@@ -63,26 +63,26 @@ class Surroundings:
 
 def surroundings(dtype: str, tp: int, gpu: str | None = None, cluster: Cluster | None = None) -> Surroundings:
     """Return the hardware of a run in *dtype* with *tp* tensor ranks, on *gpu* or on that of *cluster*."""
+    measured_gpu = gpu or (cluster.gpu.name if cluster is not None else None)
+
+    def gpu_change(other: str) -> GpuChange:
+        """Return the ratios of the published peaks: matmul in the run's number format, and memory bandwidth."""
+        old, new = load_gpu(measured_gpu or ASSUMED_GPU), load_gpu(other)
+        known = "" if measured_gpu else " (the trace does not name its GPU; name it with --gpu)"
+        # The shared fp32 traces run at 67 TFLOP/s, three times what an A100 has in fp32.
+        precision = "tf32" if dtype == "fp32" and "tf32" in old.matrix_flops else dtype
+        compute = old.matrix_peak_flops(precision) / new.matrix_peak_flops(precision)
+        memory = old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s
+        return f"{new.name} in place of {old.name}{known}, in {precision}", compute, memory
+
     if cluster is None:
-        return Surroundings(lambda name: gpu_change(gpu, name, dtype))
-    own = gpu or cluster.gpu.name
+        return Surroundings(gpu_change)
 
     def all_reduce_s(size_bytes: int, ranks: int) -> float:
         path = group_path(cluster, Layout(tp=tp, dp=ranks), Group.DP)
         return float(price(CollectiveKind.ALL_REDUCE, size_bytes, route_of(path, cluster)).seconds)
 
-    return Surroundings(lambda name: gpu_change(own, name, dtype), all_reduce_s)
-
-
-def gpu_change(measured: str | None, other: str, dtype: str) -> GpuChange:
-    """Return the ratios of the published peaks: matmul in the run's number format, and memory bandwidth."""
-    old, new = load_gpu(measured or ASSUMED_GPU), load_gpu(other)
-    known = "" if measured else " (the trace does not name its GPU; name it with --gpu)"
-    if dtype == "fp32" and "tf32" in old.matrix_flops:
-        dtype = "tf32"  # the shared fp32 traces run at 67 TFLOP/s, three times what an A100 has in fp32
-    compute = old.matrix_peak_flops(dtype) / new.matrix_peak_flops(dtype)
-    memory = old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s
-    return f"{new.name} in place of {old.name}{known}, in {dtype}", compute, memory
+    return Surroundings(gpu_change, all_reduce_s)
 
 
 def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundings | None = None) -> Recording:
@@ -92,11 +92,11 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
     values = dict(pairs)
     if len(values) < len(pairs):
         raise WhatIfError("a change is given twice; give each once")
-    around = _add_stated_bandwidth(around, values)
+    if rate := _parse_rate(values.get("bandwidth.dp", "")):  # also of the all-reduce that one replica did not need
+        around = Surroundings(around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / rate)
     for key, value in pairs:
-        if key in ("micro-batches", "schedule", "dp") or key.startswith("bandwidth."):
-            continue
-        recording = _apply_one(recording, key, value, around)
+        if key not in ("micro-batches", "schedule", "dp") and not key.startswith("bandwidth."):
+            recording = _apply_one(recording, key, value, around)
     if "dp" in values:
         recording = changes.change_replicas(recording, _parse_count("dp", values["dp"]), around.all_reduce_s)
     if "micro-batches" in values or "schedule" in values:
@@ -169,17 +169,8 @@ def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
         raise WhatIfError(f"{key} must be above zero, not {value!r}")
     if group not in COMMUNICATION:
         raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(COMMUNICATION)}")
-    if rate is None:
-        return changes.scale_transfers(recording, group, parse_factor(key, value, ", or a rate such as 50GB/s"))
-    return changes.set_bandwidth(recording, group, rate)
-
-
-def _add_stated_bandwidth(around: Surroundings, values: Mapping[str, str]) -> Surroundings:
-    """Use a given bandwidth between replicas for the all-reduce that one replica did not need."""
-    rate = _parse_rate(values.get("bandwidth.dp", ""))
-    if not rate:
-        return around
-    return Surroundings(around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / rate)
+    factor = parse_factor(key, value, ", or a rate such as 50GB/s") if rate is None else 1.0
+    return changes.change_bandwidth(recording, group, factor, rate)
 
 
 def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
@@ -323,7 +314,7 @@ class Replay:
                 name: batches[name] * micro_batch / step_s if isinstance(micro_batch, int) and step_s else None
                 for name, step_s in (("before", before_s), ("after", after_s))
             },
-            layers={"before": _layers(recording), "after": _layers(changed)},
+            layers={"before": recording.layers, "after": changed.layers},
             **pick(layout, "tp pp dp gpus"),
             micro_batches=changed.micro_batches,
             configuration=changed.configuration | {"micro_batches": changed.micro_batches},
@@ -333,11 +324,6 @@ class Replay:
             assumptions=list(changed.assumptions),
             warnings=list(changed.warnings),
         )
-
-
-def _layers(recording: Recording) -> int | None:
-    layers = recording.facts.get("layers")
-    return layers if isinstance(layers, int) else None
 
 
 def replay(
