@@ -5,7 +5,7 @@ for experts, whose work depends on the tokens that they receive.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -27,7 +27,6 @@ from stepcast.analyze.megatron.record import (
 from stepcast.analyze.play import RankParts
 from stepcast.analyze.recording import BlockKind, Join, Local, Meeting, RankRecord, Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, list_ranks
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.grouping import group_by_key, sum_by_key
 from stepcast.ir.layout import Group, Layout, members
@@ -148,16 +147,6 @@ class Straggler(msgspec.Struct, frozen=True):
     evidence: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _RoleWork:
-    """One kind of work of a rank compared with the same work on the other ranks."""
-
-    operation: str
-    own_s: float
-    reference_s: float
-    other_stages: bool  # ranks of other stages do the same
-
-
 def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> list[Straggler]:
     """Return the ranks that need clearly longer than others for the same work, the slowest first."""
     slopes_s = seconds_per_token(recording.ranks)
@@ -166,31 +155,39 @@ def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> list[St
     stragglers = []
     for rank in by_rank:
         works = _compare_roles(rank, by_rank, stage_of, slopes_s)
-        own_s, reference_s = sum(work.own_s for work in works), sum(work.reference_s for work in works)
-        if reference_s <= 0:
+        total = _sum_works(work for _, _, work in works)
+        if total.reference_s <= 0:
             continue
         # Work of every stage has most ranks to compare with; with little of it, all compared work counts.
-        shared = [work for work in works if work.other_stages]
-        basis = shared if 2 * sum(work.reference_s for work in shared) > reference_s else works
-        factor = sum(work.own_s for work in basis) / sum(work.reference_s for work in basis)
-        is_slow = min(factor, own_s / reference_s) >= SLOW_FACTOR
-        if not is_slow or own_s - reference_s < SLOW_SHARE * recording.measured_step_s:
+        shared = [(operation, work) for operation, is_shared, work in works if is_shared]
+        basis = _sum_works(work for _, work in shared)
+        basis = basis if 2 * basis.reference_s > total.reference_s else total
+        is_slow = min(basis.own_s / basis.reference_s, total.own_s / total.reference_s) >= SLOW_FACTOR
+        if not is_slow or total.own_s - total.reference_s < SLOW_SHARE * recording.measured_step_s:
             continue
         waits = [(other.rank, other.waits_for_s[rank]) for other in parts if other.waits_for_s.get(rank, 0.0) > 0]
         waits.sort(key=lambda pair: -pair[1])
-        totals = _sum_operations(works), _sum_operations(shared)
-        evidence = _evidence(recording, rank, totals[1] or totals[0], reference_s, waits)
-        caused_s = {str(other): seconds for other, seconds in waits}
-        stragglers.append(Straggler(rank, factor, own_s, reference_s, *totals, caused_s, evidence))
+        every, common = (
+            {operation: _sum_works(listed) for operation, listed in group_by_key(pairs).items()}
+            for pairs in (((operation, work) for operation, _, work in works), shared)
+        )
+        straggler = Straggler(
+            rank=rank,
+            factor=basis.own_s / basis.reference_s,
+            own_s=total.own_s,
+            reference_s=total.reference_s,
+            operations=every,
+            shared_operations=common,
+            waits_caused_s={str(other): seconds for other, seconds in waits},
+            evidence=_evidence(recording, rank, common or every, total.reference_s, waits),
+        )
+        stragglers.append(straggler)
     return sorted(stragglers, key=lambda straggler: -straggler.factor)
 
 
-def _sum_operations(works: Sequence[_RoleWork]) -> dict[str, ComparedWork]:
-    totals: dict[str, ComparedWork] = {}
-    for work in works:
-        before = totals.get(work.operation, ComparedWork(0.0, 0.0))
-        totals[work.operation] = ComparedWork(before.own_s + work.own_s, before.reference_s + work.reference_s)
-    return totals
+def _sum_works(works: Iterable[ComparedWork]) -> ComparedWork:
+    listed = list(works)
+    return ComparedWork(sum(work.own_s for work in listed), sum(work.reference_s for work in listed))
 
 
 class _RoleTime(NamedTuple):
@@ -220,8 +217,8 @@ def _compare_roles(
     by_rank: Mapping[int, Mapping[tuple[str, str], _RoleTime]],
     stage_of: Mapping[int, int],
     slopes_s: Mapping[str, float],
-) -> list[_RoleWork]:
-    """Return the work of *rank* that other ranks do too."""
+) -> list[tuple[str, bool, ComparedWork]]:
+    """Return the work of *rank* that others do too: its operation, whether ranks of other stages do it, its times."""
     works = []
     for (operation, role), own in by_rank[rank].items():
         if operation == OPTIMIZER:
@@ -233,7 +230,7 @@ def _compare_roles(
         reference_s = own.runs * median(each_s) if others else 0
         if reference_s:
             elsewhere = any(stage_of[other] != stage_of[rank] for other in others)
-            works.append(_RoleWork(operation, own.total_s, reference_s, elsewhere))
+            works.append((operation, elsewhere, ComparedWork(own.total_s, reference_s)))
     return works
 
 
@@ -485,8 +482,7 @@ def _find_traffic(
         seconds = sum(times_s) / ranks, shortest_s, median(transfers) if transfers else None
         hidden = (name, group, size_bytes) in overlapped or name.endswith("_async")
         rows.append(MeetingTraffic(*what, together, round(len(times_s) / ranks), *seconds, hidden))
-    rows = [_add_rates(row, busbw) for row in _mark_overlapped(rows)]
-    return sorted(rows, key=lambda row: -row.total_s)
+    return sorted(_add_rates(rows, busbw), key=lambda row: -row.total_s)
 
 
 def _even_bytes(sent: Meeting | RankEvent) -> int | None:
@@ -494,28 +490,20 @@ def _even_bytes(sent: Meeting | RankEvent) -> int | None:
     return None if sent.uneven else sent.size_bytes
 
 
-def _mark_overlapped(rows: list[MeetingTraffic]) -> list[MeetingTraffic]:
-    """Mark collectives that never come near the time of their size elsewhere, also without peers."""
-    fastest: dict[tuple[str, str, int | None], float] = {}
-    for row in rows:
-        key = (row.kind, row.group, row.size_bytes)
-        fastest[key] = min(fastest.get(key, row.shortest_s), row.shortest_s)
-    marked = []
-    for row in rows:
-        most_s = OVERLAP_FACTOR * fastest[row.kind, row.group, row.size_bytes] + NOISE_S
-        is_overlapped = row.kind != "message" and row.name != row.operation and row.shortest_s > most_s
-        marked.append(msgspec.structs.replace(row, overlapped=True) if is_overlapped else row)
-    return marked
+def _add_rates(rows: list[MeetingTraffic], busbw: BusBandwidth | None) -> Iterator[MeetingTraffic]:
+    """Mark collectives that never come near the time of their size elsewhere, also without peers, and add rates.
 
-
-def _add_rates(row: MeetingTraffic, busbw: BusBandwidth | None) -> MeetingTraffic:
-    """Add the bandwidth of the median transfer; without peers that of the shortest, since the others also waited.
-
-    None if nothing passes a link, work overlaps, or waiting cannot be separated from transferring.
+    The rate is that of the median transfer; without peers that of the shortest, since the others also waited. None if
+    nothing passes a link, work overlaps, or waiting cannot be separated from transferring.
     """
-    rate, seconds = None, row.transfer_s if row.transfer_s is not None else row.shortest_s
-    is_timed = seconds >= SHORTEST_S and (row.transfer_s is not None or row.count >= 2)
-    if row.size_bytes and row.ranks >= 2 and not row.overlapped and is_timed:
-        rate = row.size_bytes * bus_factor(row.kind, row.ranks) / seconds
-    cluster_rate = busbw(row) if busbw is not None else None
-    return msgspec.structs.replace(row, busbw_bytes_per_s=rate, cluster_busbw_bytes_per_s=cluster_rate)
+    times_s = group_by_key(((row.kind, row.group, row.size_bytes), row.shortest_s) for row in rows)
+    for row in rows:
+        most_s = OVERLAP_FACTOR * min(times_s[row.kind, row.group, row.size_bytes]) + NOISE_S
+        if row.kind != "message" and row.name != row.operation and row.shortest_s > most_s:
+            row = msgspec.structs.replace(row, overlapped=True)
+        rate, seconds = None, row.transfer_s if row.transfer_s is not None else row.shortest_s
+        is_timed = seconds >= SHORTEST_S and (row.transfer_s is not None or row.count >= 2)
+        if row.size_bytes and row.ranks >= 2 and not row.overlapped and is_timed:
+            rate = row.size_bytes * bus_factor(row.kind, row.ranks) / seconds
+        cluster_rate = busbw(row) if busbw is not None else None
+        yield msgspec.structs.replace(row, busbw_bytes_per_s=rate, cluster_busbw_bytes_per_s=cluster_rate)

@@ -199,23 +199,28 @@ def hold_meetings(matched_events: Mapping[Key, list[RankEvent]]) -> tuple[list[M
     # Within operations: one that is a collective overlaps no work.
     parts = [events for events in matched_events.values() if len(events[0].key) == PART_KEY_LENGTH]
     calls = group_by_key((_call_site(events[0]), events) for events in parts)
-    alone_s = _overlapped(calls)
-    for site, transfer_s in alone_s.items():
-        _set_own_work(calls[site], transfer_s)
+    overlapped_s = _overlapped(calls)
+    for site, alone_s in overlapped_s.items():
+        _set_own_work(calls[site], alone_s)
     meetings: list[Meeting] = []
     impossible = 0
     for events in sorted(matched_events.values(), key=lambda events: max(event.start_s for event in events)):
         # Nobody leaves before everybody came; optimizers that do not clip gradients do not meet.
-        is_sync, last_s = events[0].kind == "sync", max(event.start_s for event in events)
+        first, (start_s, end_s) = events[0], _span(events)
+        is_sync, transfer_s = first.kind == "sync", end_s - start_s
         noise_s = 0.0 if is_sync else SAME_CLOCK_S
-        if any(event.end_s < last_s - noise_s for event in events if not event.is_source):
+        if any(event.end_s < start_s - noise_s for event in events if not event.is_source):
             impossible += not is_sync
             continue
-        meeting = _meeting(events, alone_s.get(_call_site(events[0])))
+        site = _call_site(first)
+        transfer_s = 0.0 if is_sync else min(transfer_s, overlapped_s.get(site, transfer_s))
         for event in events:
             event.meeting = len(meetings)
-            event.waits = not (event.is_source and event.end_s < meeting.start_s - NOISE_S)
-        meetings.append(meeting)
+            event.waits = not (event.is_source and event.end_s < start_s - NOISE_S)
+        ranks = tuple(sorted(event.rank for event in events))
+        what = first.group, first.kind, plain_name(first), ranks, first.size_bytes
+        times_s = transfer_s, start_s, start_s + transfer_s
+        meetings.append(Meeting(*what, *times_s, overlapped=site in overlapped_s, uneven=first.uneven))
     return meetings, impossible
 
 
@@ -284,19 +289,6 @@ def _set_own_work(meetings: Sequence[Sequence[RankEvent]], alone_s: float) -> No
         event.own_s = min(median(times_s), event.duration_s)
 
 
-def _meeting(events: Sequence[RankEvent], alone_s: float | None) -> Meeting:
-    """Return the meeting of *events*; *alone_s* is the transfer without overlapped work."""
-    first = events[0]
-    start_s, end_s = _span(events)
-    transfer_s = 0.0 if first.kind == "sync" else end_s - start_s
-    if alone_s is not None:
-        transfer_s = min(transfer_s, alone_s)
-    ranks = tuple(sorted(event.rank for event in events))
-    what = first.group, first.kind, plain_name(first), ranks, first.size_bytes
-    times_s = transfer_s, start_s, start_s + transfer_s
-    return Meeting(*what, *times_s, overlapped=alone_s is not None, uneven=first.uneven)
-
-
 def plain_name(event: RankEvent) -> str:
     """Return the name of a collective, or the direction of a message."""
     return event.name.replace("recv_", "").replace("send_", "") if event.kind == "message" else event.name
@@ -327,11 +319,24 @@ def align_clocks(meetings: Sequence[Sequence[RankEvent]], ranks: Sequence[int]) 
     clock_of = _clocks(pairs, ranks)
     clocks = group_by_key((clock_of[rank], rank) for rank in ranks)
     first, *waiting = clocks
-    offset_s, uncertainty_s = {first: 0.0}, 0.0
-    while (placed_clock := _next_clock(pairs, clock_of, offset_s, waiting)) is not None:
-        clock, offset_s[clock], unsure_s = placed_clock
-        uncertainty_s = max(uncertainty_s, unsure_s)
-        waiting.remove(clock)
+    offset_s, uncertainty_s, number = {first: 0.0}, 0.0, 0
+    while number < len(waiting):
+        # Does the clock share meetings with those that are placed?
+        clock, low_s, high_s = waiting[number], float("-inf"), float("inf")
+        ends_s: list[float] = []
+        for (one, two), pair in pairs.items():
+            if clock_of[two] == clock and clock_of[one] in offset_s:
+                base_s = offset_s[clock_of[one]]
+                low_s, high_s = max(low_s, base_s + pair.low_s), min(high_s, base_s + pair.high_s)
+                ends_s += [base_s + end_s for end_s in pair.ends_s]
+        number += 1
+        if ends_s:
+            # Noise may make the bounds cross; then only the ends count.
+            guess_s = median(ends_s)
+            offset_s[clock] = min(max(guess_s, low_s), high_s) if low_s <= high_s else guess_s
+            uncertainty_s = max(uncertainty_s, high_s - low_s)
+            waiting.remove(clock)
+            number = 0
     unplaced = tuple(rank for clock in waiting for rank in clocks[clock])
     placed = {rank: offset_s[clock_of[rank]] for rank in ranks if clock_of[rank] in offset_s}
     return ClockAlignment(placed, tuple(map(tuple, clocks.values())), uncertainty_s, unplaced)
@@ -369,29 +374,6 @@ def _clocks(pairs: Mapping[tuple[int, int], _ClockPair], ranks: Sequence[int]) -
     return {rank: root(rank) for rank in ranks}
 
 
-def _next_clock(
-    pairs: Mapping[tuple[int, int], _ClockPair],
-    clock_of: Mapping[int, int],
-    offset_s: Mapping[int, float],
-    waiting: Sequence[int],
-) -> tuple[int, float, float] | None:
-    """Return a clock that shares meetings with placed ones, its offset and the uncertainty of that."""
-    for clock in waiting:
-        low_s, high_s = float("-inf"), float("inf")
-        ends_s: list[float] = []
-        for (one, two), pair in pairs.items():
-            if clock_of[two] == clock and clock_of[one] in offset_s:
-                base_s = offset_s[clock_of[one]]
-                low_s, high_s = max(low_s, base_s + pair.low_s), min(high_s, base_s + pair.high_s)
-                ends_s += [base_s + end_s for end_s in pair.ends_s]
-        if ends_s:
-            # Noise may make the bounds cross; then only the ends count.
-            guess_s = median(ends_s)
-            inside_s = min(max(guess_s, low_s), high_s) if low_s <= high_s else guess_s
-            return clock, inside_s, max(0.0, high_s - low_s)
-    return None
-
-
 # ---- operations and meetings as the pieces of each rank ----------------------------------------------------
 
 BLOCK_OF = {
@@ -426,19 +408,17 @@ def record_megatron(timeline: Timeline) -> Recording:
     for rank in ranks:
         blocks = _blocks(operations[rank], origin_s, meetings)
         records.append(RankRecord(rank, timeline.stage_of_rank.get(rank, 0), blocks))
-    facts = {**timeline.facts, "gradient_bytes": _gradient_bytes(operations, timeline)}
-    measured = tuple(records), tuple(meetings), end_s - origin_s, int(timeline.facts.get("micro_batches", 1))
-    return Recording(layout, *measured, facts, warnings=tuple(_warnings(timeline, alignment, impossible)))
-
-
-def _gradient_bytes(operations: Mapping[int, list[TraceOperation]], timeline: Timeline) -> dict[int, int]:
-    """Return the bytes that the ranks of each stage reduce between replicas."""
-    events = (event for listed in operations.values() for operation in listed for event in operation.events)
-    return {
+    # The bytes that the ranks of each stage reduce between replicas.
+    every = (operation for listed in operations.values() for operation in listed)
+    gradient_bytes = {
         timeline.stage_of_rank.get(event.rank, 0): event.size_bytes
-        for event in events
+        for operation in every
+        for event in operation.events
         if event.name == "dp_allreduce" and event.size_bytes is not None
     }
+    facts = {**timeline.facts, "gradient_bytes": gradient_bytes}
+    measured = tuple(records), tuple(meetings), end_s - origin_s, int(timeline.facts.get("micro_batches", 1))
+    return Recording(layout, *measured, facts, warnings=tuple(_warnings(timeline, alignment, impossible)))
 
 
 def _warnings(timeline: Timeline, alignment: ClockAlignment, impossible: int) -> Iterator[str]:
@@ -469,11 +449,11 @@ def _shift_clocks(operations: Mapping[int, list[TraceOperation]], alignment: Clo
     start_s = min(operations[rank][0].start_s + alignment.offset_s[rank] for rank in placed)
     for rank, listed in operations.items():
         offset_s = alignment.offset_s.get(rank, start_s - listed[0].start_s)
-        timed: list[TraceOperation | RankEvent] = [*listed]
-        timed += (event for operation in listed for event in operation.all_events)
-        for each in timed if offset_s else ():
-            each.start_s += offset_s
-            each.end_s += offset_s
+        every: list[TraceOperation | RankEvent] = [*listed]
+        every += (event for operation in listed for event in operation.all_events)
+        for timed in every if offset_s else ():
+            timed.start_s += offset_s
+            timed.end_s += offset_s
 
 
 def _remove_overlaps(operations: Mapping[int, list[TraceOperation]]) -> None:
@@ -516,8 +496,13 @@ def _blocks(
 
 def _pieces(operation: TraceOperation, meetings: Sequence[Meeting]) -> list[Piece]:
     present = [event for event in operation.events if event.meeting is not None]
-    if present and operation.name == OPTIMIZER:
-        return _optimizer_pieces(operation, meetings)
+    if present and operation.name == OPTIMIZER:  # the synchronisation on the gradient norm, then the update
+        number = operation.events[0].meeting
+        assert number is not None
+        name, together_s = OPTIMIZER, meetings[number].start_s
+        when = operation.micro_batch, operation.start_s, together_s
+        join = Join(TimePart.OPTIMIZER, name, f"{name}: {MODEL}", *when, (number,), (number,))
+        return [join, _local(operation, TimePart.OPTIMIZER, name, together_s, operation.end_s)]
     if present:
         return [_join(operation, operation.name, present, meetings)]
     if operation.events and operation.name != OPTIMIZER:
@@ -587,13 +572,3 @@ def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], mee
         own_s=own_s,
         tail_s=max(0.0, end_s - free_s) if waits else 0.0,
     )
-
-
-def _optimizer_pieces(operation: TraceOperation, meetings: Sequence[Meeting]) -> list[Piece]:
-    """Return the synchronisation on the gradient norm, then the update of the weights."""
-    number = operation.events[0].meeting
-    assert number is not None
-    name, together_s = OPTIMIZER, meetings[number].start_s
-    when = operation.micro_batch, operation.start_s, together_s
-    join = Join(TimePart.OPTIMIZER, name, f"{name}: {MODEL}", *when, (number,), (number,))
-    return [join, _local(operation, TimePart.OPTIMIZER, name, together_s, operation.end_s)]
