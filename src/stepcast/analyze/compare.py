@@ -168,7 +168,7 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     for side, account in (("first", predicted), ("second", measured)):
         if not isinstance(account.get("step_s"), int | float):
             raise ValueError(f"the {side} file does not say how long a step takes (step_s)")
-    warnings = []
+    warnings: list[str] = []
     first, second = identity_of(predicted), identity_of(measured)
     differences = differing_facts(first, second)
     same_run = not differences
@@ -178,18 +178,19 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         error = left / right - 1 if right and same_run else None
         return ComparedRow(name, left, right, left - right, error)
 
-    def rows(left: Mapping[str, float], right: Mapping[str, float]) -> list[ComparedRow]:
-        names = dict.fromkeys([*left, *right])
-        pairs = [(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in names]
+    def rows(key: str, what: str) -> list[ComparedRow]:
+        """Return the rows of a table that both have; warn where one does not."""
+        if key not in predicted or key not in measured:
+            lacking = "one side has" if key in predicted or key in measured else "both sides have"
+            warnings.append(f"{lacking} no {what} are not compared")
+            return []
+        left, right = predicted[key], measured[key]
+        if key == "breakdown_s":
+            left, right = _fold_parts(left, right), _fold_parts(right, left)
+        pairs = [(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in {**left, **right}]
         return [row(*pair) for pair in pairs if pair[1] or pair[2]]
 
-    parts: list[ComparedRow] = []
-    if "breakdown_s" in predicted and "breakdown_s" in measured:
-        left, right = predicted["breakdown_s"], measured["breakdown_s"]
-        parts = rows(_fold_parts(left, right), _fold_parts(right, left))
-    else:
-        lacking = _lacking("breakdown_s", predicted, measured)
-        warnings.append(f"{lacking} no breakdown of the step: parts are not compared")
+    parts = rows("breakdown_s", "breakdown of the step: parts")
     left_stages, right_stages = (
         {stage["stage"]: _stage_seconds(stage) for stage in account.get("stages") or ()}
         for account in (predicted, measured)
@@ -201,16 +202,10 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     for stage in sorted(set(left_stages) & set(right_stages)):
         left, right = left_stages[stage], right_stages[stage]
         stages.append(ComparedStage(stage, [row(name, left[name], right[name]) for name in left if name in right]))
-    operations: list[ComparedRow] = []
-    if "operations_s" in predicted and "operations_s" in measured:
-        operations = rows(predicted["operations_s"], measured["operations_s"])
-    else:
-        lacking = _lacking("operations_s", predicted, measured)
-        warnings.append(f"{lacking} no list of operations: operations are not compared")
+    operations = rows("operations_s", "list of operations: operations")
     if not set(first) & set(second):
         warnings.append("no common fact shows whether both are the same run")
     step = row("step", float(predicted["step_s"]), float(measured["step_s"]))
-    kernels = [row for key in ("kernels", "operators") for row in _compare_kernels(predicted, measured, key)]
     return Comparison(
         step_s=step.predicted_s,
         measured_step_s=step.measured_s,
@@ -222,14 +217,9 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         parts=parts,
         stages=stages,
         operations=operations,
-        kernels=kernels,
+        kernels=[kernel for key in ("kernels", "operators") for kernel in _compare_kernels(predicted, measured, key)],
         warnings=warnings,
     )
-
-
-def _lacking(name: str, first: Facts, second: Facts) -> str:
-    """Return the beginning of a sentence about a fact that one side or both lack."""
-    return "one side has" if name in first or name in second else "both sides have"
 
 
 def _compare_figures(first: Facts, second: Facts, warnings: list[str]) -> Iterator[ComparedFigure]:
@@ -240,9 +230,7 @@ def _compare_figures(first: Facts, second: Facts, warnings: list[str]) -> Iterat
         if left is None or right is None:
             continue
         if name == "cost" and len(currencies) > 1:
-            warnings.append(
-                f"costs are not compared: they are in {' and '.join(map(str, sorted(map(str, currencies))))}"
-            )
+            warnings.append(f"costs are not compared: they are in {' and '.join(sorted(map(str, currencies)))}")
             continue
         yield ComparedFigure(name, left, right, left - right, left / right if right else None)
 
@@ -252,10 +240,8 @@ def identity_of(account: Facts) -> dict[str, object]:
     known: dict[str, object] = {}
     for place in (account, *(account.get(name) for name in ("layout", "configuration", "run"))):
         if isinstance(place, Mapping):
-            stated = {name: place.get(name) for name in (*IDENTITY, *SAME_WORD)}
-            known |= {
-                name: value for name, value in stated.items() if isinstance(value, str | int | float) and value != ""
-            }
+            stated = ((name, place.get(name)) for name in (*IDENTITY, *SAME_WORD))
+            known |= {name: value for name, value in stated if isinstance(value, str | int | float) and value != ""}
     for word, name in SAME_WORD.items():
         if word in known:
             known.setdefault(name, known.pop(word))

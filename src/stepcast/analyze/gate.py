@@ -229,10 +229,9 @@ def _status(
     """Return the status of the last of *recent* changes, each a share of the baseline, which has runs as *slow*."""
     # Few runs know neither their level nor their noise well.
     scores = [change / noise / (1 + FEW_RUNS / max(baseline_runs - 2, 1)) for change in recent]
+    limit = max(min_change, SINGLE_SIGMA * noise)
     if alone:
-        if recent[-1] > max(min_change, SINGLE_SIGMA * noise):
-            return REGRESSION
-        return IMPROVED if recent[-1] < -max(min_change, SINGLE_SIGMA * noise) else PASSED
+        return REGRESSION if recent[-1] > limit else IMPROVED if recent[-1] < -limit else PASSED
     pair = triple = False
     if len(recent) >= 2 and min(recent[-2:]) > slow:
         pair = min(scores[-2:]) > PAIR_SIGMA and sum(recent[-2:]) / 2 > min_change
@@ -241,7 +240,7 @@ def _status(
         triple = clipped > TRIPLE_SIGMA and scores[-1] > LAST_SIGMA and median(scores) > MIDDLE_SIGMA
     if baseline_runs >= FEWEST and (pair or triple):
         return REGRESSION
-    return SUSPECTED if recent[-1] > max(min_change, SINGLE_SIGMA * noise) else PASSED
+    return SUSPECTED if recent[-1] > limit else PASSED
 
 
 def _change_point(values: Sequence[float | None]) -> int:

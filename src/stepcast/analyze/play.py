@@ -23,7 +23,7 @@ from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, ProgramBuilder, Times
 from stepcast.simulation.segments import NO_LANE, Segment, TimedOp
-from stepcast.simulation.timeline import CriticalPath, critical_path
+from stepcast.simulation.timeline import critical_path
 
 ALONE = ("gap", "start")  # work of the host between operations, separate from them
 # Waiting in these groups is for a rank of the same stage; in any other, for another stage.
@@ -83,12 +83,13 @@ def build_script(recording: Recording) -> ReplayScript:
     """Return a program with one lane per rank; a meeting is a rank of its own that waits for its members."""
     pieces: list[int] = []
     calls = [list(_rank_calls(record, pieces)) for record in recording.ranks]
-    arrivals: dict[int, list[tuple[int, int]]] = {}
-    for rank, record in enumerate(recording.ranks):
-        joins = [piece for piece in record.pieces() if isinstance(piece, Join)]
-        for number, join in enumerate(joins):
-            for meeting in join.meetings:
-                arrivals.setdefault(meeting, []).append((rank, number))
+    joins = [[piece for piece in record.pieces() if isinstance(piece, Join)] for record in recording.ranks]
+    arrivals = group_by_key(
+        (meeting, (rank, number))
+        for rank, attended in enumerate(joins)
+        for number, join in enumerate(attended)
+        for meeting in join.meetings
+    )
     meetings = sorted(arrivals)
     builder = ProgramBuilder(("rank",), len(calls) + len(meetings))
     numbers = [[builder.call(rank, segment) for segment, _ in listed] for rank, listed in enumerate(calls)]
@@ -174,37 +175,28 @@ class CriticalStep(msgspec.Struct, frozen=True):
 def critical_steps(recording: Recording) -> list[CriticalStep]:
     """Return the chain of work and transfers that determines the step, with neighbours of one operation joined."""
     script = build_script(recording)
-    run = simulate(script.program)
-    path = critical_path(script.program, task_times(run))
-    stage_of = {record.rank: record.stage for record in recording.ranks}
-    return _join_steps(_path_steps(script, path), stage_of)
-
-
-def _path_steps(script: ReplayScript, path: CriticalPath) -> list[CriticalStep]:
-    recording, program = script.recording, script.program
+    program = script.program
+    path = critical_path(program, task_times(simulate(program)))
     pieces = [list(record.pieces()) for record in recording.ranks]
     steps = []
     for call, op, start_s, end_s in zip(path.call, path.op, path.start_s, path.end_s, strict=True):
-        rank = int(program.rank[call])
+        rank, times_s = int(program.rank[call]), (float(start_s), float(end_s - start_s))
         if rank >= script.real_ranks:
             meeting = recording.meetings[script.meeting_of_rank[rank - script.real_ranks]]
-            name = f"{meeting.group} {meeting.name}"
-            steps.append(CriticalStep(meeting.members, name, None, float(start_s), float(end_s - start_s)))
+            steps.append(CriticalStep(meeting.members, f"{meeting.group} {meeting.name}", None, *times_s))
             continue
         index = int(script.piece_of_task[program.task_start[call] + op])
         if index >= 0:
             piece = pieces[rank][index]
-            ranks, batch = (recording.ranks[rank].rank,), piece.micro_batch if piece.micro_batch >= 0 else None
-            steps.append(CriticalStep(ranks, piece.operation, batch, float(start_s), float(end_s - start_s)))
-    return steps
+            batch = piece.micro_batch if piece.micro_batch >= 0 else None
+            steps.append(CriticalStep((recording.ranks[rank].rank,), piece.operation, batch, *times_s))
+    return _join_steps(steps, {record.rank: record.stage for record in recording.ranks})
 
 
 def _join_steps(steps: list[CriticalStep], stage_of: dict[int, int]) -> list[CriticalStep]:
     """Join neighbours of one operation of one stage, with the collectives between them."""
     joined: list[CriticalStep] = []
-    for step in steps:
-        if step.duration_s <= 0:
-            continue
+    for step in (step for step in steps if step.duration_s > 0):
         last = joined[-1] if joined else None
         stages = {stage_of[rank] for rank in step.ranks}
         within = len(step.ranks) > 1 and len(stages) == 1
@@ -215,10 +207,9 @@ def _join_steps(steps: list[CriticalStep], stage_of: dict[int, int]) -> list[Cri
             and last.operation not in ALONE
         ):
             ranks = tuple(sorted({*last.ranks, *step.ranks}))
-            duration_s = last.duration_s + step.duration_s
-            joined[-1] = CriticalStep(ranks, last.operation, last.micro_batch, last.start_s, duration_s)
-        else:
-            joined.append(step)
+            step = msgspec.structs.replace(last, ranks=ranks, duration_s=last.duration_s + step.duration_s)
+            joined.pop()
+        joined.append(step)
     return joined
 
 

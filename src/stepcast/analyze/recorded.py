@@ -124,16 +124,14 @@ def step_parts(timeline: Timeline) -> tuple[float, dict[str, float]]:
     step_s = timeline.span_s
     parts, ranks = dict.fromkeys(PARTS, 0.0), max(1, len(timeline.ranks))
     for span in timeline.spans():
+        part = PART_OF_GROUP.get(span.lane.name, "other")
         if span.kind is SpanKind.COMPUTE:
             part = "optimizer" if span.micro_batch is None else "compute"
-        else:
-            part = PART_OF_GROUP.get(span.lane.name, "other")
         parts[part] += span.duration_s / ranks
     parts["bubble"] = max(0.0, step_s - sum(parts.values()))
-    excess = sum(parts.values()) - step_s  # communication that overlaps computation
-    if excess > 0:
-        for part in ("dp", "ep", "tp", "pp", "cp"):
-            less = min(parts[part], excess)
-            parts[part], excess = parts[part] - less, excess - less
-        parts["compute"] -= max(0.0, excess)
+    excess = max(0.0, sum(parts.values()) - step_s)  # communication that overlaps computation
+    for part in ("dp", "ep", "tp", "pp", "cp"):
+        less = min(parts[part], excess)
+        parts[part], excess = parts[part] - less, excess - less
+    parts["compute"] -= excess
     return step_s, parts
