@@ -93,7 +93,7 @@ def fit(observations: Sequence[Observation], machine: Machine) -> ConstantsFit:
     """Return the constants that explain *observations* best."""
     if not observations:
         raise ValueError("no runs to calibrate on")
-    known = [each.efficiency for each in observations if each.efficiency is not None]
+    known = [run.efficiency for run in observations if run.efficiency is not None]
     efficiency = median(known) if known else GUESS.matmul_efficiency
 
     def constants_of(logs: FloatArray) -> Constants:
@@ -102,14 +102,22 @@ def fit(observations: Sequence[Observation], machine: Machine) -> ConstantsFit:
         return Constants(matmul_efficiency=efficiency, **values)
 
     def ratios(constants: Constants) -> list[float]:
-        return [step_s(each.plan, machine, constants) / each.measured_s for each in observations]
+        return [step_s(run.plan, machine, constants) / run.measured_s for run in observations]
 
     def residuals(logs: FloatArray) -> FloatArray:
         errors = [math.log(ratio) / RUN_SCATTER for ratio in ratios(constants_of(logs))]
         return np.concatenate([errors, logs / GUESS_SPREAD])
 
     logs, jacobian = _least_squares(residuals)
-    spread, correlated = _find_spread(jacobian)
+    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    deviations = np.sqrt(np.diag(covariance))
+    spread = dict(zip(FITTED, deviations.tolist(), strict=True))
+    correlated = [
+        (FITTED[a], FITTED[b])
+        for a, b in combinations(range(len(FITTED)), 2)
+        if abs(covariance[a, b]) > CORRELATED_ABOVE * deviations[a] * deviations[b]
+        and max(deviations[a], deviations[b]) > 0.2
+    ]
     warnings = [] if known else ["no run times its output projection: the matmul efficiency is a guess"]
     warnings += _warnings(spread, correlated, len(observations))
     constants = constants_of(logs)
@@ -143,18 +151,6 @@ def _least_squares(residuals: Callable[[FloatArray], FloatArray]) -> tuple[Float
             if damping > 1e6:
                 break
     return logs, jacobian
-
-
-def _find_spread(jacobian: FloatArray) -> tuple[dict[str, float], list[tuple[str, str]]]:
-    """Return the spread of each constant, and the correlated pairs."""
-    covariance = np.linalg.inv(jacobian.T @ jacobian)
-    spread = np.sqrt(np.diag(covariance))
-    pairs = [
-        (FITTED[a], FITTED[b])
-        for a, b in combinations(range(len(FITTED)), 2)
-        if abs(covariance[a, b]) > CORRELATED_ABOVE * spread[a] * spread[b] and max(spread[a], spread[b]) > 0.2
-    ]
-    return dict(zip(FITTED, spread.tolist(), strict=True)), pairs
 
 
 def _warnings(spread: dict[str, float], correlated: list[tuple[str, str]], runs: int) -> list[str]:

@@ -197,21 +197,16 @@ def optimus_memory(plan: OptimusPlan, gpu: Gpu, sequences: Sequence[int] = ()) -
     layers = [stage.layers for stage in plan.stages]
     # A stage that ends inside a layer ends before its down projection.
     cuts = [3 * ceil(sum(layers[:stage])) - plan.inside for stage in range(1, len(layers))]
-    bounds = enumerate(pairwise([0, *cuts, len(parts)]))
-    return tuple(
-        _stage_memory(StageTensors(plan, stage, tuple(parts[start:stop])), gpu, lengths)
-        for stage, (start, stop) in bounds
-    )
-
-
-def _stage_memory(stage: StageTensors, gpu: Gpu, lengths: Sequence[int]) -> StageMemory:
-    """Return the memory halfway between the upper quartile of the steps and the highest.
-
-    Whether a large tensor fits its old place depends on a few kilobytes, so the highest step is half luck.
-    """
-    steps = sorted((_step(stage, seq, gpu) for seq in lengths), key=lambda step: step.reserved)
-    usual = steps[-1 - len(steps) // 4]
-    return replace(usual, fragmentation=(usual.reserved + steps[-1].reserved) / 2 - usual.allocated)
+    memories = []
+    for number, (start, stop) in enumerate(pairwise([0, *cuts, len(parts)])):
+        stage = StageTensors(plan, number, tuple(parts[start:stop]))
+        steps = sorted((_step(stage, seq, gpu) for seq in lengths), key=lambda step: step.reserved)
+        # Halfway between the upper quartile of the steps and the highest: whether a large tensor fits its old place
+        # depends on a few kilobytes, so the highest step is half luck.
+        usual = steps[-1 - len(steps) // 4]
+        reserved = (usual.reserved + steps[-1].reserved) / 2
+        memories.append(replace(usual, fragmentation=reserved - usual.allocated))
+    return tuple(memories)
 
 
 def _step(stage: StageTensors, seq: int, gpu: Gpu) -> StageMemory:

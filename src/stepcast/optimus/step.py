@@ -276,11 +276,9 @@ def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> P
     """Predict the step and its time by part."""
     program = build_program(plan, machine, constants)
     run = simulate(program)
-    times = task_times(run)
-    stages = tuple(
-        OptimusStageTime(stage, _parts(program, times, stage, run.makespan_s)) for stage in range(plan.layout.pp)
-    )
-    return PredictedStep(run.makespan_s, stages)
+    times, step = task_times(run), run.makespan_s
+    parts = [_parts(program, times, stage, step) for stage in range(plan.layout.pp)]
+    return PredictedStep(step, tuple(OptimusStageTime(stage, parts_s) for stage, parts_s in enumerate(parts)))
 
 
 def step_s(plan: OptimusPlan, machine: Machine, constants: Constants) -> float:
@@ -350,7 +348,7 @@ def _call_table(stages: int, micro_batches: int) -> tuple[CallTable, tuple[Segme
     """Return the calls of a step, which do not depend on its times, and the key of each segment in them."""
     builder = ProgramBuilder(LANES, stages)
     parts: dict[SegmentKey, Segment] = {}  # numbered by the builder in the order of their first calls
-    waiting: dict[tuple[str, int, int], tuple[int, int]] = {}
+    waiting: dict[StagePass, tuple[int, int]] = {}
 
     def call(stage: int, kind: str, number: int) -> int:
         empty = POST if kind == "post" else Segment.of(kind, [], lanes=3, inputs=int(kind in MESSAGES))
@@ -358,13 +356,12 @@ def _call_table(stages: int, micro_batches: int) -> tuple[CallTable, tuple[Segme
 
     for stage in range(stages):
         call(stage, "start", 0)
-        for entry in _order(stage, stages, micro_batches):
-            if entry.kind not in MESSAGES:
-                call(stage, entry.kind, stage)
+        for key in _order(stage, stages, micro_batches):
+            kind, _, number = key
+            if kind not in MESSAGES:
+                call(stage, kind, number)
                 continue
-            posted, hop = call(stage, "post", 0), min(stage, entry.peer)
-            message = call(stage, entry.kind, hop)
-            key = (entry.kind, hop, entry.micro_batch)
+            posted, message = call(stage, "post", 0), call(stage, kind, number)
             if key in waiting:
                 other_posted, other_message = waiting.pop(key)
                 builder.bind(message, 0, (other_posted, 0))
@@ -382,30 +379,30 @@ def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
     """
     last = stages - 1
     if stages > 1 and stage in (0, last):
-        yield StagePass("labels", 0, last - stage)
+        yield "labels", 0, 0
     warm_up = min(last - stage, micro_batches)
     steady = micro_batches - warm_up
 
     def before(kind: str, batch: int) -> list[StagePass]:
-        return [StagePass(kind, batch, stage - 1)] if stage else []
+        return [(kind, batch, stage - 1)] if stage else []
 
     def after(kind: str, batch: int) -> list[StagePass]:
-        return [StagePass(kind, batch, stage + 1)] if stage < last else []
+        return [(kind, batch, stage)] if stage < last else []
 
     def backward(batch: int) -> StagePass:
-        return StagePass("B last" if batch == micro_batches - 1 else "B" if batch else "B first", batch)
+        return "B last" if batch == micro_batches - 1 else "B" if batch else "B first", batch, stage
 
     for batch in range(warm_up):
-        yield from (*before("f", batch), StagePass("F", batch), *after("f", batch))
-    held: list[StagePass] = []
+        yield from (*before("f", batch), ("F", batch, stage), *after("f", batch))
+    delayed: list[StagePass] = []
     for batch in range(steady):
-        yield from (*before("f", batch + warm_up), *held, StagePass("F", batch + warm_up))
+        yield from (*before("f", batch + warm_up), *delayed, ("F", batch + warm_up, stage))
         yield from (*after("f", batch + warm_up), *after("b", batch), backward(batch))
-        held = before("b", batch)
-    yield from held
+        delayed = before("b", batch)
+    yield from delayed
     for batch in range(steady, micro_batches):
         yield from (*after("b", batch), backward(batch), *before("b", batch))
-    yield StagePass("end", 0)
+    yield "end", 0, stage
 
 
 def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str, float]:
