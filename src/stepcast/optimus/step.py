@@ -239,14 +239,7 @@ LABEL_MESSAGES = 5  # of one micro-batch's labels, from the first stage to the l
 
 
 SegmentKey = tuple[str, int]  # a pass and its stage, a message and its hop, or "start" or "post" and 0
-
-
-class StagePass(NamedTuple):
-    """One entry of a stage's order: forward, backward, the end, or a message with another stage."""
-
-    kind: str
-    micro_batch: int
-    peer: int = -1
+StagePass = tuple[str, int, int]  # a pass or a message, its micro-batch, and the stage or the hop
 
 
 @dataclass(frozen=True, slots=True)
