@@ -31,15 +31,7 @@ COLLECTIVE_OF_TYPE = dict(enumerate(map(CollectiveKind, COLLECTIVES.split())))
 TYPE_OF_COLLECTIVE = {kind: number for number, kind in reversed(COLLECTIVE_OF_TYPE.items())}
 
 
-class NodeType(IntEnum):
-    INVALID = 0
-    METADATA = 1
-    MEM_LOAD = 2
-    MEM_STORE = 3
-    COMP = 4
-    COMM_SEND = 5
-    COMM_RECV = 6
-    COMM_COLL = 7
+NodeType = IntEnum("NodeType", "INVALID METADATA MEM_LOAD MEM_STORE COMP COMM_SEND COMM_RECV COMM_COLL", start=0)
 
 
 class NodeContent(NamedTuple):
@@ -65,6 +57,11 @@ class ChakraTrace:
     dependency_ends: IntArray
     # Values of metadata nodes' inputs, where PyTorch lists its process groups.
     inputs: tuple[str, ...]
+
+    @property
+    def owners(self) -> IntArray:
+        """Return the node that each dependency belongs to, as an index."""
+        return np.repeat(np.arange(len(self)), np.diff(self.dependency_ends, prepend=0))
 
     def content(self, node: int) -> NodeContent:
         return self.contents[int(self.content_of[node])]
@@ -109,11 +106,11 @@ def has_metadata(message: bytes) -> bool:
     return not numbers or not (numbers[0] == (1, 0) or any(number > 2 for number, _ in numbers))
 
 
-# The order in which a trace's nodes can run.
+def order_nodes(nodes: ChakraTrace, path: str) -> tuple[IntArray, IntArray]:
+    """Return the nodes that ``nodes.dependencies`` names, and all nodes, each after those it depends on, as indices.
 
-
-def dependency_indices(nodes: ChakraTrace, path: str) -> IntArray:
-    """Return the nodes that ``nodes.dependencies`` names, as indices; each id must be there, and once."""
+    Each id must be there, and once. Kahn's algorithm: of the nodes that may run, the first in the file runs first.
+    """
     order = np.argsort(nodes.ids, kind="stable")
     ids = nodes.ids[order]
     twice = np.flatnonzero(ids[1:] == ids[:-1])
@@ -129,38 +126,26 @@ def dependency_indices(nodes: ChakraTrace, path: str) -> IntArray:
         raise FormatError(
             f"node {nodes.ids[owner]} depends on node {nodes.dependencies[missing[0]]}, which is not there", path
         )
-    return order[places]
-
-
-def owners(nodes: ChakraTrace) -> IntArray:
-    """Return the node that each dependency belongs to, as an index."""
-    return np.repeat(np.arange(len(nodes)), np.diff(nodes.dependency_ends, prepend=0))
-
-
-def execution_order(nodes: ChakraTrace, dependencies: IntArray, path: str) -> IntArray:
-    """Return indices of the nodes, each after those it depends on; file order where that does.
-
-    Kahn's algorithm: of the nodes that may run, the first in the file runs first.
-    """
-    if bool((dependencies < owners(nodes)).all()):
-        return np.arange(len(nodes))
+    dependencies, owners = order[places], nodes.owners
+    if bool((dependencies < owners).all()):
+        return dependencies, np.arange(len(nodes))
     waiting = np.diff(nodes.dependency_ends, prepend=0).tolist()
     dependents: list[list[int]] = [[] for _ in waiting]
-    for dependency, owner in zip(dependencies.tolist(), owners(nodes).tolist(), strict=True):
-        dependents[dependency].append(owner)
+    for dependency, node in zip(dependencies.tolist(), owners.tolist(), strict=True):
+        dependents[dependency].append(node)
     ready = [index for index, count in enumerate(waiting) if not count]
-    order = []
+    indices = []
     while ready:
         index = heapq.heappop(ready)
-        order.append(index)
+        indices.append(index)
         for dependent in dependents[index]:
             waiting[dependent] -= 1
             if not waiting[dependent]:
                 heapq.heappush(ready, dependent)
-    if len(order) < len(nodes):
+    if len(indices) < len(nodes):
         stuck = next(index for index, count in enumerate(waiting) if count)
         raise FormatError(f"node {nodes.ids[stuck]} depends on itself by way of others; expected no cycle", path)
-    return np.array(order, dtype=np.int64)
+    return dependencies, np.array(indices, dtype=np.int64)
 
 
 # Fields of a node: its id, type and duration; name, inputs, outputs and attributes.
@@ -182,7 +167,7 @@ class _NodeColumns:
     def add(self, message: bytes) -> None:
         """Add a node, whose fields may come in any order."""
         numbers = {1: 0, 3: 0, 7: 0}
-        name, attributes = b"", {}
+        name, attributes = b"", dict[str, int]()
         for number, wire, content in fields(message):
             if isinstance(content, int):
                 if number in TEXTS:
@@ -191,54 +176,32 @@ class _NodeColumns:
                     self.dependencies.append(content)
                 numbers[number] = content
             elif number == 10:
-                known = self.known.get(content) or self._learn(content)
+                known = self.known.get(content)
+                if known is None:
+                    key, value = read_attribute(content)
+                    if key not in KNOWN_ATTRIBUTES:
+                        continue
+                    known = self.known[content] = key, len(self.values)
+                    self.values.append(value)
                 attributes[known[0]] = known[1]
             elif number == 2:
                 name = content
             elif number == 5:
                 position = 0
                 while position < len(content):
-                    value, position = read_varint(content, position)
-                    self.dependencies.append(value)
+                    dependency, position = read_varint(content, position)
+                    self.dependencies.append(dependency)
             elif number in VARINTS:
                 raise WireError(f"field {number} has wire type {wire}")
         if numbers[3] > NodeType.COMM_COLL:
             raise WireError(f"node {numbers[1]} has type {numbers[3]}, which schema 0.0.4 does not know")
-        attributes.pop("", None)
         if numbers[3] == NodeType.METADATA:
-            values = (value for inputs in bytes_in(message, 8) for value in bytes_in(inputs, 1))
-            self.inputs.append(text(next(values, b"")))
+            self.inputs.append(text(next((value for part in bytes_in(message, 8) for value in bytes_in(part, 1)), b"")))
         self.ids.append(numbers[1])
         self.durations_us.append(numbers[7])
         self.dependency_ends.append(len(self.dependencies))
-        key = (name, numbers[3], tuple(attributes.items()))
-        self.content_of.append(self.contents.setdefault(key, len(self.contents)))
-
-    def _learn(self, content: bytes) -> tuple[str, int]:
-        """Return name and number of the value of an attribute; no name for one that is not used."""
-        name, value = read_attribute(content)
-        if name not in KNOWN_ATTRIBUTES:
-            return "", 0
-        self.values.append(value)
-        self.known[content] = name, len(self.values) - 1
-        return self.known[content]
-
-    def trace(self, version: str, metadata: Mapping[str, Value]) -> ChakraTrace:
-        contents = [
-            NodeContent(text(name), kind, {key: self.values[number] for key, number in attributes})
-            for name, kind, attributes in self.contents
-        ]
-        return ChakraTrace(
-            version=version,
-            metadata=metadata,
-            ids=np.array(self.ids, np.uint64),
-            durations_us=np.array(self.durations_us, np.uint64),
-            content_of=np.array(self.content_of, np.int32),
-            contents=contents,
-            dependencies=np.array(self.dependencies, np.uint64),
-            dependency_ends=np.array(self.dependency_ends, np.int64),
-            inputs=tuple(self.inputs),
-        )
+        row = (name, numbers[3], tuple(attributes.items()))
+        self.content_of.append(self.contents.setdefault(row, len(self.contents)))
 
 
 def decode(data: bytes, path: str) -> ChakraTrace:
@@ -252,6 +215,20 @@ def decode(data: bytes, path: str) -> ChakraTrace:
             else:
                 columns.add(message)
         number, start = 0, 0
-        return columns.trace(version, metadata)
+        contents = [
+            NodeContent(text(name), kind, {key: columns.values[number] for key, number in attributes})
+            for name, kind, attributes in columns.contents
+        ]
     except WireError as error:
         raise _node_error(number, start, error, path) from None
+    return ChakraTrace(
+        version=version,
+        metadata=metadata,
+        ids=np.array(columns.ids, np.uint64),
+        durations_us=np.array(columns.durations_us, np.uint64),
+        content_of=np.array(columns.content_of, np.int32),
+        contents=contents,
+        dependencies=np.array(columns.dependencies, np.uint64),
+        dependency_ends=np.array(columns.dependency_ends, np.int64),
+        inputs=tuple(columns.inputs),
+    )

@@ -43,6 +43,8 @@ STRUCTS = {
     for name, code in zip(("DOUBLE", "FLOAT", "FIXED32", "FIXED64", "SFIXED32", "SFIXED64"), "dfIQiq", strict=True)
 }
 SIGNED = (AttributeKind.SINT32, AttributeKind.SINT64)
+WIRES = dict.fromkeys(AttributeKind, VARINT) | {AttributeKind.STRING: LENGTH, AttributeKind.BYTES: LENGTH}
+WIRES |= {kind: FIXED64 if packed.size == 8 else FIXED32 for kind, packed in STRUCTS.items()}
 
 
 def varint(value: int) -> bytes:
@@ -129,22 +131,24 @@ def attribute(name: str, kind: AttributeKind, value: int | str | bytes) -> bytes
     return head + number_field(kind, value & (2**64 - 1))
 
 
-def _wire(kind: AttributeKind) -> int:
-    if kind >= AttributeKind.STRING:
-        return LENGTH
-    if kind in STRUCTS:
-        return FIXED64 if STRUCTS[kind].size == 8 else FIXED32
-    return VARINT
-
-
 def read_attribute(data: bytes) -> tuple[str, Value]:
     """Return name and value of an AttributeProto; the last value wins, as protobuf says."""
-    name, value = "", None
+    name = ""
+    value: Value = None
     for number, wire, content in fields(data):
         if number == 1 and isinstance(content, bytes):
             name = text(content)
-        elif 3 <= number <= 32:
-            value = _read_value(number, wire, content)
+        if not 3 <= number <= 32:
+            continue
+        kind = AttributeKind(number - (number - 3) % 2)
+        if number == kind:
+            if wire != WIRES[kind]:
+                raise WireError(f"attribute field {number} has wire type {wire}; expected {WIRES[kind]}")
+            value = _read_scalar(kind, content)
+        elif isinstance(content, bytes):
+            value = tuple(item for entry in fields(content) if entry[0] == 1 for item in _read_items(kind, *entry[1:]))
+        else:
+            raise WireError(f"attribute field {number} should be a list message")
     return name, value
 
 
@@ -155,20 +159,9 @@ def text(content: bytes) -> str:
         raise WireError("a string is not UTF-8") from None
 
 
-def _read_value(number: int, wire: int, content: int | bytes) -> Value:
-    kind = AttributeKind(number - (number - 3) % 2)
-    if number != kind:
-        if not isinstance(content, bytes):
-            raise WireError(f"attribute field {number} should be a list message")
-        return tuple(value for item in fields(content) if item[0] == 1 for value in _read_items(kind, *item[1:]))
-    if wire != _wire(kind):
-        raise WireError(f"attribute field {number} has wire type {wire}; expected {_wire(kind)}")
-    return _read_scalar(kind, content)
-
-
 def _read_items(kind: AttributeKind, wire: int, content: int | bytes) -> Iterator[Scalar]:
     """Yield the values of one entry of a list: one, or packed ones."""
-    if wire == _wire(kind):
+    if wire == WIRES[kind]:
         yield _read_scalar(kind, content)
     elif wire != LENGTH or not isinstance(content, bytes):
         raise WireError(f"a list entry has wire type {wire}")

@@ -13,17 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.chakra.nodes import (
-    COLLECTIVE_OF_TYPE,
-    NONE,
-    ChakraTrace,
-    NodeContent,
-    NodeType,
-    decode,
-    dependency_indices,
-    execution_order,
-    owners,
-)
+from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, ChakraTrace, NodeType, decode, order_nodes
 from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
 from stepcast.inputs.kineto.columns import ProcessGroup, group_named
@@ -79,31 +69,23 @@ def find_ranks(
     groups = {name: ChakraProcessGroup(name, ranks=ranks) for name, ranks in listed.items()}
     for nodes in traces:
         groups |= _process_groups(nodes)
-    spans = [_transfer_ranks(nodes) for nodes in traces]
-    numbers = {rank for group in groups.values() for rank in group.ranks if 0 <= rank < MOST_RANK}
+    messages = [content.attributes for nodes in traces for content in nodes.contents if content.type in TRANSFERS]
+    pairs = [
+        {end for end in map(attributes.get, ("comm_src", "comm_dst")) if type(end) is int and 0 <= end < MOST_RANK}
+        for attributes in messages
+    ]
+    numbers = {rank for group in groups.values() for rank in group.ranks if 0 <= rank < MOST_RANK}.union(*pairs)
     numbers |= {rank for rank in files if rank is not None} if len(files) > 1 else set()
-    numbers |= {highest for highest, _ in spans}
     sizes = {name: min(group.size, MOST_RANK) for name, group in groups.items()}
-    world = max([max(numbers, default=0) + 1, 1, *sizes.values()])
-    if world == 1 and any(content.type in TRANSFERS for nodes in traces for content in nodes.contents):
+    world = max([max(numbers, default=0) + 1, *sizes.values()])
+    if world == 1 and messages:
         world = 2
     families = {name: group_named(group.pg_desc, name) for name, group in groups.items()}
     families |= _families_by_stride(groups, families, world)
-    steps = [step for _, step in spans if step] if len(files) > 1 else []
-    layout = _layout(families, sizes, world, min(steps, default=0))
+    # A pipeline shows in how far messages go.
+    distances = [max(pair) - min(pair) for pair in pairs if len(pair) == 2] if len(files) > 1 else []
+    layout = _layout(families, sizes, world, min(distances, default=0))
     return KnownRanks(layout, sizes, families, stated=bool(groups) or len(files) > 1)
-
-
-def _transfer_ranks(nodes: ChakraTrace) -> tuple[int, int]:
-    """Return the highest rank that messages name (-1: none), and the shortest distance they go (0: none)."""
-    highest, distances = -1, []
-    for content in (content for content in nodes.contents if content.type in TRANSFERS):
-        peers = (content.attributes.get(name) for name in ("comm_src", "comm_dst"))
-        ends = [end for end in peers if type(end) is int and 0 <= end < MOST_RANK]
-        highest = max([highest, *ends])
-        if len(set(ends)) == 2:
-            distances.append(abs(ends[1] - ends[0]))
-    return highest, min(distances, default=0)
 
 
 def _families_by_stride(
@@ -220,8 +202,7 @@ COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
 # Noted with the layer, as the trace has them.
 NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
-# The communication that the next op waits for (blocking), and the nodes that wait for others by name.
-NodeWaits = tuple[bytearray, dict[int, tuple[int, ...]]]
+SIZE_KEYS = ("comm_type", "comm_size")
 
 
 def read_workload(
@@ -229,10 +210,18 @@ def read_workload(
 ) -> Workload:
     """Return nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
     warnings: list[str] = []
-    runs = _find_running(nodes, warnings)
+    runs = nodes.matching(lambda content: content.type not in IDLE_TYPES)
+    if any(
+        content.type == NodeType.COMP and content.attributes.get("is_cpu_op") is False for content in nodes.contents
+    ):
+        on_host = nodes.matching(lambda content: content.attributes.get("is_cpu_op") is True)
+        if left_out := int((runs & on_host).sum()):
+            warnings.append(f"{left_out} host ops were left out: they run at the same time as the device's")
+        runs &= ~on_host
     if not runs.any():
         raise FormatError("has no nodes that compute or communicate; expected a Chakra execution trace", path)
-    layers = _LayerReader(nodes, known, path).layers(order[runs[order]], _find_waits(nodes, dependencies, order, runs))
+    waits = _find_waits(nodes, dependencies, order, runs)
+    layers = _read_layers(nodes, known, path, order[runs[order]], *waits)
     if not known.stated and bool(nodes.matching(lambda content: content.type in COMM_TYPES)[runs].any()):
         count = "one rank is" if known.layout.gpus == 1 else f"{known.layout.gpus} ranks are"
         warnings.append(f"the trace does not say which ranks communicate; {count} assumed, and --gpus N states others")
@@ -255,23 +244,10 @@ def read_workload(
     )
 
 
-def _find_running(nodes: ChakraTrace, warnings: list[str]) -> BoolArray:
-    """Return which nodes do work on the device, or on the host where the trace has nothing else."""
-    works = nodes.matching(lambda content: content.type not in IDLE_TYPES)
-    if not any(
-        content.type == NodeType.COMP and content.attributes.get("is_cpu_op") is False for content in nodes.contents
-    ):
-        return works
-    on_host = nodes.matching(lambda content: content.attributes.get("is_cpu_op") is True)
-    left_out = int((works & on_host).sum())
-    if left_out:
-        warnings.append(f"{left_out} host ops were left out: they run at the same time as the device's")
-    works &= ~on_host
-    return works
-
-
-def _find_waits(nodes: ChakraTrace, dependencies: IntArray, order: IntArray, runs: BoolArray) -> NodeWaits:
-    """Return the waits of nodes.
+def _find_waits(
+    nodes: ChakraTrace, dependencies: IntArray, order: IntArray, runs: BoolArray
+) -> tuple[bytearray, dict[int, tuple[int, ...]]]:
+    """Return the communication that the next op waits for (blocking), and the nodes that wait for others by name.
 
     Computation runs in order; so what one computation has waited for, no later one need wait for.
     """
@@ -286,7 +262,7 @@ def _find_waits(nodes: ChakraTrace, dependencies: IntArray, order: IntArray, run
     previous[running[1:]] = running[:-1]
     # A node that waits for computation alone needs no look: computation runs in order.
     is_checked = np.zeros(len(nodes), dtype=bool)
-    is_checked[owners(nodes)[kinds[dependencies] != COMPUTES]] = True
+    is_checked[nodes.owners[kinds[dependencies] != COMPUTES]] = True
     # Memory views: lists of numbers would take several times the file.
     ends, named, kind_of = nodes.dependency_ends.data, dependencies.data, kinds.astype(np.uint8).data
     for index in order[is_checked[order]].data:
@@ -315,89 +291,71 @@ def _find_waits(nodes: ChakraTrace, dependencies: IntArray, order: IntArray, run
     return blocking, waits_for
 
 
-class _LayerReader:
-    """Turns nodes into layers; equal nodes become one object."""
-
-    def __init__(self, nodes: ChakraTrace, known: KnownRanks, path: str) -> None:
-        self._nodes = nodes
-        self._known = known
-        self._path = path
-
-    def layers(self, order: IntArray, waits: NodeWaits) -> tuple[Layer, ...]:
-        """Return a layer for each node of *order*; those that wait, or are waited for, by name are their own."""
-        nodes, after_of = self._nodes, waits[1]
-        blocking = np.frombuffer(waits[0], dtype=np.uint8)
-        columns: tuple[npt.NDArray[np.generic], ...] = (nodes.content_of, nodes.durations_us, blocking)
-        known: dict[tuple[object, ...], Layer] = {}
-        layers = []
-        for index, *key in zip(order.tolist(), *(column[order].tolist() for column in columns), strict=True):
-            if (row := tuple(key)) not in known:
-                known[row] = self._layer(index, bool(blocking[index]))
-            layers.append(known[row])
-        if after_of:
-            awaited = {node for pending in after_of.values() for node in pending}
-            position_of = {node: position for position, node in enumerate(order.tolist())}
-            for node in awaited | after_of.keys():
-                position = position_of[node]
-                (op,) = layers[position].forward
-                name = f"node {nodes.ids[node]}" if node in awaited else op.name
-                after = tuple(f"node {nodes.ids[predecessor]}" for predecessor in after_of.get(node, ()))
-                layers[position] = replace(layers[position], forward=(replace(op, name=name, after=after),))
-        return tuple(layers)
-
-    def _layer(self, node: int, blocking: bool) -> Layer:
-        content = self._nodes.content(node)
-        work: Work
-        if content.type == NodeType.COMM_COLL:
-            work = self._collective(node, content)
-        elif content.type in COMM_TYPES:
-            work = self._transfer(node, content)
-        else:
-            work = Recorded(int(self._nodes.durations_us[node]) * US)
-        values = ((name, content.attributes.get(name)) for name in NOTED)
-        notes = tuple(
-            (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-            for name, value in values
-            if value is not None
-        )
-        op = Op("", work, blocking or content.type not in COMM_TYPES)
-        return Layer(content.name, (op,), notes=notes)
-
-    def _collective(self, node: int, content: NodeContent) -> Collective:
-        number = content.attributes.get("comm_type")
-        number = 0 if number is None else number
-        kind = COLLECTIVE_OF_TYPE.get(number) if type(number) is int else None
-        if kind is None:
-            raise FormatError(
-                f"node {self._nodes.ids[node]} has collective type {number!r}; expected 0 to 9", self._path
+def _read_layers(
+    nodes: ChakraTrace,
+    known: KnownRanks,
+    path: str,
+    order: IntArray,
+    blocking: bytearray,
+    after_of: Mapping[int, tuple[int, ...]],
+) -> tuple[Layer, ...]:
+    """Return a layer for each node of *order*: one object for equal nodes, but for those that wait for others, or are
+    waited for, by name.
+    """
+    blocks = np.frombuffer(blocking, dtype=np.uint8)
+    columns: tuple[npt.NDArray[np.generic], ...] = (nodes.content_of, nodes.durations_us, blocks)
+    layer_of: dict[tuple[object, ...], Layer] = {}
+    layers = []
+    for index, *key in zip(order.tolist(), *(column[order].tolist() for column in columns), strict=True):
+        if (row := tuple(key)) not in layer_of:
+            content = nodes.content(index)
+            op = Op("", _read_work(nodes, index, known, path), bool(blocks[index]) or content.type not in COMM_TYPES)
+            values = ((name, content.attributes.get(name)) for name in NOTED)
+            notes = tuple(
+                (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+                for name, value in values
+                if value is not None
             )
-        size_bytes, name = self._size_bytes(node, content), content.attributes.get("pg_name")
-        if kind in GATHERS:
-            # Chakra counts the share of a rank (its converter: the input tensors; ASTRA-sim: Ring.cc).
-            size_bytes *= self._known.size(name)
-        return Collective(kind, size_bytes, self._known.group(name))
+            layer_of[row] = Layer(content.name, (op,), notes=notes)
+        layers.append(layer_of[row])
+    if after_of:
+        awaited = {node for pending in after_of.values() for node in pending}
+        position_of = {node: position for position, node in enumerate(order.tolist())}
+        for node in awaited | after_of.keys():
+            position = position_of[node]
+            (op,) = layers[position].forward
+            name = f"node {nodes.ids[node]}" if node in awaited else op.name
+            after = tuple(f"node {nodes.ids[predecessor]}" for predecessor in after_of.get(node, ()))
+            layers[position] = replace(layers[position], forward=(replace(op, name=name, after=after),))
+    return tuple(layers)
 
-    def _transfer(self, node: int, content: NodeContent) -> Transfer:
-        direction = Direction.SEND if content.type == NodeType.COMM_SEND else Direction.RECEIVE
-        source, destination, name = (content.attributes.get(key) for key in ("comm_src", "comm_dst", "pg_name"))
-        offset = 1 if direction is Direction.SEND else -1
-        if type(source) is int and type(destination) is int and source != destination:
-            offset *= destination - source
-        group, layout = self._known.group(name), self._known.layout
-        if group in (Group.WORLD, Group.PP) or layout.size(group) == 1:  # no group with peers
-            group = Group.PP if layout.pp > 1 else Group.WORLD
-        if group is Group.PP:
-            stages = abs(offset) // (layout.gpus // layout.pp) or 1
-            offset = stages if offset > 0 else -stages
-        return Transfer(direction, self._size_bytes(node, content), group, offset)
 
-    def _size_bytes(self, node: int, content: NodeContent) -> int:
-        size_bytes = content.attributes.get("comm_size")
-        if size_bytes is None:
-            return 0
-        if type(size_bytes) is not int or size_bytes < 0:
-            raise FormatError(f"node {self._nodes.ids[node]} has comm_size {size_bytes!r}; expected bytes", self._path)
-        return size_bytes
+def _read_work(nodes: ChakraTrace, node: int, known: KnownRanks, path: str) -> Work:
+    content = nodes.content(node)
+    if content.type not in COMM_TYPES:
+        return Recorded(int(nodes.durations_us[node]) * US)
+    number, size_bytes = (0 if content.attributes.get(key) is None else content.attributes[key] for key in SIZE_KEYS)
+    kind = COLLECTIVE_OF_TYPE.get(number) if type(number) is int else None
+    if content.type == NodeType.COMM_COLL and kind is None:
+        raise FormatError(f"node {nodes.ids[node]} has collective type {number!r}; expected 0 to 9", path)
+    if type(size_bytes) is not int or size_bytes < 0:
+        raise FormatError(f"node {nodes.ids[node]} has comm_size {size_bytes!r}; expected bytes", path)
+    source, destination, name = (content.attributes.get(key) for key in ("comm_src", "comm_dst", "pg_name"))
+    group, layout = known.group(name), known.layout
+    if content.type == NodeType.COMM_COLL and kind is not None:
+        # Chakra counts the share of a rank (its converter: the input tensors; ASTRA-sim: Ring.cc).
+        return Collective(kind, size_bytes * (known.size(name) if kind in GATHERS else 1), group)
+
+    direction = Direction.SEND if content.type == NodeType.COMM_SEND else Direction.RECEIVE
+    offset = 1 if direction is Direction.SEND else -1
+    if type(source) is int and type(destination) is int and source != destination:
+        offset *= destination - source
+    if group in (Group.WORLD, Group.PP) or layout.size(group) == 1:  # no group with peers
+        group = Group.PP if layout.pp > 1 else Group.WORLD
+    if group is Group.PP:
+        stages = abs(offset) // (layout.gpus // layout.pp) or 1
+        offset = stages if offset > 0 else -stages
+    return Transfer(direction, size_bytes, group, offset)
 
 
 RANK_FILE = re.compile(r"(.*)\.([0-9]{1,7})\.et(?:\.gz)?", re.DOTALL)
@@ -432,19 +390,14 @@ def looks_like(head: bytes) -> bool:
     if GROUPS_HEAD.match(head):
         return True
     try:
-        message, rest, is_cut = _first_message(head)
-        if message:
-            return _is_metadata(message, is_cut) or (not is_cut and _is_node(message))
-        message, rest, is_cut = _first_message(rest)
-        return bool(message) and not is_cut and _is_node(message)
+        for is_first in (True, False):
+            length, start = read_varint(head, 0)
+            message, head, is_cut = head[start : start + length], head[start + length :], start + length > len(head)
+            if message:
+                return (is_first and _is_metadata(message, is_cut)) or (not is_cut and _is_node(message))
     except WireError:
-        return False
-
-
-def _first_message(data: bytes) -> tuple[bytes, bytes, bool]:
-    """Return the first message, what follows it, and whether *data* ends within it."""
-    length, start = read_varint(data, 0)
-    return data[start : start + length], data[start + length :], start + length > len(data)
+        pass
+    return False
 
 
 def _is_metadata(message: bytes, is_cut: bool) -> bool:
@@ -492,23 +445,25 @@ def read_run(sources: Sequence[Source]) -> Workload:
             files.append(source)
     if not files:
         raise FormatError("lists communicators and holds no trace; name the .et files with it", sources[0].path)
-    paths = [source.path for source in files]
-    ranks = _ranks_of_set(paths) if len(files) > 1 else (rank_of(paths[0]),)
-    if any(RECORD.encode() in source.head_bytes for source in files):
-        workload = _read_own(files)
-        if workload is not None:
-            return workload
-    traces, orders = [], []
+    path_of_rank: dict[int | None, str] = {}
+    for source in files:
+        rank = rank_of(source.path)
+        if rank is None and len(files) > 1:
+            raise FormatError("names no rank; the files of one run are PREFIX.0.et, PREFIX.1.et, ...", source.path)
+        if rank in path_of_rank:
+            raise FormatError(f"is of rank {rank}, as is {path_of_rank[rank]}; name the files of one run", source.path)
+        path_of_rank[rank] = source.path
+    if any(RECORD.encode() in source.head_bytes for source in files) and (workload := _read_own(files)) is not None:
+        return workload
+    traces, orders, ranks = [], [], tuple(path_of_rank)
     for source in files:
         # Not source.data(), which would take some lengths for the mark of UTF-16 text.
-        trace = decode(source.raw(TRACE), source.path)
-        dependencies = dependency_indices(trace, source.path)
-        traces.append(trace)
-        orders.append((dependencies, execution_order(trace, dependencies, source.path)))
+        traces.append(decode(source.raw(TRACE), source.path))
+        orders.append(order_nodes(traces[-1], source.path))
     known = find_ranks(traces, groups, ranks)
     workloads = {
-        path: read_workload(trace, *order, path, known)
-        for trace, order, path in zip(traces, orders, paths, strict=True)
+        source.path: read_workload(trace, *order, source.path, known)
+        for source, trace, order in zip(files, traces, orders, strict=True)
     }
     return join_workloads(workloads, ranks)
 
@@ -523,18 +478,6 @@ def read_groups(source: Source) -> dict[str, tuple[int, ...]]:
         if not ranks or len(set(ranks)) < len(ranks) or not 0 <= min(ranks) <= max(ranks) < MOST_RANK:
             raise FormatError(f"communicator {name!r} is {ranks[:4]!r}...; expected different ranks", source.path)
     return groups
-
-
-def _ranks_of_set(paths: Sequence[str]) -> tuple[int, ...]:
-    ranks: dict[int, str] = {}
-    for path in paths:
-        rank = rank_of(path)
-        if rank is None:
-            raise FormatError("names no rank; the files of one run are PREFIX.0.et, PREFIX.1.et, ...", path)
-        if rank in ranks:
-            raise FormatError(f"is of rank {rank}, as is {ranks[rank]}; name the files of one run", path)
-        ranks[rank] = path
-    return tuple(ranks)
 
 
 def _read_own(files: Sequence[Source]) -> Workload | None:

@@ -31,7 +31,6 @@ Index = Annotated[int, msgspec.Meta(ge=0)]
 Indices = tuple[Index, ...]
 Blocks = tuple[tuple[Indices, int], ...]
 """The layers of each block, and its repeats."""
-Build = Callable[..., Any]
 
 
 def _record_type(described: type, changed: Mapping[str, object], **first: object) -> type[Any]:
@@ -65,21 +64,18 @@ def record_workload(workload: Workload) -> Any:
         return ops.setdefault(record, len(ops))
 
     def number_layers(run: Sequence[Layer]) -> Indices:
-        return tuple(map(number_layer, run))
-
-    def number_layer(layer: Layer) -> int:
-        phases = {phase: tuple(map(number_op, getattr(layer, phase))) for phase in PHASES}
-        return layers.setdefault(_copy(LayerRecord, Layer, layer, **phases), len(layers))
+        rows = ({phase: tuple(map(number_op, getattr(layer, phase))) for phase in PHASES} for layer in run)
+        records = (_copy(LayerRecord, Layer, layer, **row) for layer, row in zip(run, rows, strict=True))
+        return tuple(layers.setdefault(record, len(layers)) for record in records)
 
     def number_blocks(blocks: Sequence[Block]) -> Blocks:
         return tuple((number_layers(block.layers), block.repeat) for block in blocks)
 
-    def number_stage(stage: Stage) -> int:
+    order: Indices = ()
+    for stage in workload.stages:
         ends = number_layers(stage.prologue), number_layers(stage.epilogue)
         varied = tuple((which, number_blocks(blocks)) for which, blocks in stage.varied)
-        return stages.setdefault(StageRecord(number_blocks(stage.body), *ends, varied), len(stages))
-
-    order = tuple(map(number_stage, workload.stages))
+        order += (stages.setdefault(StageRecord(number_blocks(stage.body), *ends, varied), len(stages)),)
     written = tuple((type(work).__name__, msgspec.Raw(msgspec.json.encode(work))) for work in works)
     tables = WorkloadTables(written, tuple(ops), tuple(layers), tuple(stages))
     return _copy(WorkloadRecord, Workload, workload, version=RECORD_VERSION, tables=tables, stages=order)
@@ -90,7 +86,7 @@ def encode_workload(workload: Workload) -> bytes:
     return zlib.compress(msgspec.json.encode(record_workload(replace(workload, warnings=()))), 9)
 
 
-def _copy(build: Build, described: type, source: object, **changed: object) -> Any:
+def _copy(build: Callable[..., Any], described: type, source: object, **changed: object) -> Any:
     """Build a copy of *source* with the fields of the *described* dataclass, some of them *changed*."""
     same = (field.name for field in fields(described) if field.name not in changed)
     return build(**{name: getattr(source, name) for name in same}, **changed)
