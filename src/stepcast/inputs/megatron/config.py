@@ -96,13 +96,13 @@ def check_same_run(ranks: Sequence[RankEvidence]) -> None:
                 rank.path,
             )
     last = min((rank for rank in ranks if rank.is_last), key=lambda rank: rank.stage, default=None)
-    later = None if last is None else next((rank for rank in ranks if rank.stage > last.stage), None)
-    if last is not None and later is not None:
-        raise FormatError(
-            f"rank {later.rank} is on stage {later.stage}, but stage {last.stage} of rank {last.rank} is the "
-            "last one; expected ranks of one run",
-            later.path,
-        )
+    for rank in ranks:
+        if last is not None and rank.stage > last.stage:
+            raise FormatError(
+                f"rank {rank.rank} is on stage {rank.stage}, but stage {last.stage} of rank {last.rank} is the "
+                "last one; expected ranks of one run",
+                rank.path,
+            )
 
 
 # Which transformer has exactly this many parameters on a pipeline stage.
@@ -128,16 +128,8 @@ class LayerStyle(NamedTuple):
 
 
 # Most usual first: GPT, then Llama as Megatron-LM builds it with and without --disable-bias-linear.
-STYLES = (
-    LayerStyle(gated=False, bias=True, rms_norm=False),
-    LayerStyle(gated=True, bias=False, rms_norm=True),
-    LayerStyle(gated=True, bias=True, rms_norm=True),
-    LayerStyle(gated=False, bias=False, rms_norm=False),
-    LayerStyle(gated=False, bias=True, rms_norm=True),
-    LayerStyle(gated=False, bias=False, rms_norm=True),
-    LayerStyle(gated=True, bias=False, rms_norm=False),
-    LayerStyle(gated=True, bias=True, rms_norm=False),
-)
+STYLE_WORDS = ("bias", "gated rms", "gated bias rms", "", "bias rms", "rms", "gated", "gated bias")
+STYLES = tuple(LayerStyle("gated" in words, "bias" in words, "rms" in words) for words in STYLE_WORDS)
 KV_GROUPINGS = (1, 2, 4, 8, 16, 32)
 
 
@@ -147,7 +139,6 @@ class ModelSolution(NamedTuple):
     tp: int
     style: LayerStyle
     ffn: int
-    kv_width: int
     learnt_positions: bool
     layers_on: tuple[tuple[int, int], ...]  # (stage, layers)
 
@@ -186,10 +177,8 @@ UNKNOWN_EP = (
 
 def _returns_tokens(group: Sequence[tuple[int, ...]]) -> bool:
     """Return whether exchanges come in equal pairs: out to the experts, and back."""
-    if len({len(rows) for rows in group}) > 1 or len(group[0]) % 2:
-        return False
-    totals = [sum(rows) for rows in zip(*group, strict=True)]
-    return totals[::2] == totals[1::2]
+    totals = [sum(rows) for rows in zip(*group, strict=False)]
+    return len({len(rows) for rows in group}) == 1 and totals[::2] == totals[1::2]
 
 
 def _multiples(blocks: range | None, tp: int) -> range:
@@ -201,14 +190,10 @@ class InferredConfig:
     """Facts of one run as they are found; *basis* states how each is known."""
 
     def __init__(self, ranks: Sequence[RankEvidence]) -> None:
-        hints_by_rank = [file_name_hints(rank.path) for rank in ranks]
+        first, *others = (file_name_hints(rank.path) for rank in ranks)
         self.ranks = ranks
         # Sizes that all file names agree on; none where a file has no such name.
-        self.hints = {
-            word: size
-            for word, size in hints_by_rank[0].items()
-            if all(hint.get(word) == size for hint in hints_by_rank)
-        }
+        self.hints = {word: size for word, size in first.items() if all(hint.get(word) == size for hint in others)}
         self.facts: dict[str, object] = {}
         self.basis: dict[str, str] = {}
         self.warnings: list[str] = []
@@ -322,7 +307,7 @@ class InferredConfig:
                 continue
             layers_on = tuple((rank.stage, total // per_layer) for rank, total in zip(stages, totals, strict=True))
             if all(rank.stage_layers in (None, on) for rank, (_, on) in zip(stages, layers_on, strict=True)):
-                yield ModelSolution(tp, style, ffn, kv_width, positions > 0, layers_on)
+                yield ModelSolution(tp, style, ffn, positions > 0, layers_on)
 
     def learn_tensor(self, blocks: range | None, solutions: Sequence[ModelSolution]) -> int:
         reduces = [rank.forward_reduces for rank in self.ranks if rank.forward_reduces is not None]
@@ -387,8 +372,16 @@ class InferredConfig:
             if 0 in layers_on:
                 self.learn("learnt_positions", chosen.learnt_positions, "solved: parameters of the first stage")
             return
-        if gradients:
-            self._learn_unexplained(gradients)
+        hidden = self.size("hidden")
+        if gradients and hidden and all(count % (2 * hidden * hidden) == 0 for count in gradients.values()):
+            self.learn("expert_parameters", gradients, "read: elements of the gradient all-reduce")
+            self.warnings.append(
+                "the traced gradients are complete matrices without biases, norms or embeddings: expert weights "
+                "alone; the parameters of a stage cannot be inferred"
+            )
+        elif gradients:
+            self.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
+            self.warnings.append("the parameters of a stage fit no usual dense transformer: ffn size is not known")
         reduces = next((rank.forward_reduces for rank in self.ranks if rank.forward_reduces), None)
         if reduces:
             self.learn("layers", reduces // 2 * self.pp, "read: two tp all-reduces per layer of a stage's forward")
@@ -407,19 +400,6 @@ class InferredConfig:
                 f"the parameters fit {_join_alternatives(by_layers)} layers; taken as {next(iter(by_layers))}"
             )
         return solutions[0] if solutions else None
-
-    def _learn_unexplained(self, gradients: dict[int, int]) -> None:
-        """Note gradients that are no dense stage: complete expert matrices only, or something unknown."""
-        hidden = self.size("hidden")
-        if hidden and all(count % (2 * hidden * hidden) == 0 for count in gradients.values()):
-            self.learn("expert_parameters", gradients, "read: elements of the gradient all-reduce")
-            self.warnings.append(
-                "the traced gradients are complete matrices without biases, norms or embeddings: expert weights "
-                "alone; the parameters of a stage cannot be inferred"
-            )
-            return
-        self.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
-        self.warnings.append("the parameters of a stage fit no usual dense transformer: ffn size is not known")
 
     def learn_experts(self, tp: int, dp: int) -> int:
         """Return how many ranks share experts, by the tokens that they exchange; 1 where it cannot be inferred."""

@@ -9,7 +9,6 @@ the second line of one fused send and receive (count it once) and ``untimed`` wh
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from stepcast.inputs.source import FormatError, Source, parse_amount
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.grouping import group_by_key
-from stepcast.ir.layout import Group, Layout
+from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import GATHERS, Collective, CollectiveKind, Direction, Transfer
 from stepcast.units import MS
@@ -47,14 +46,15 @@ KINDS = {name: SpanKind[kind.upper()] for kind, names in WORDS["megatron_operati
 KINDS |= dict.fromkeys((*TRANSFERS, *REDUCTIONS), SpanKind.COMMUNICATION)
 
 
-def parse_ms(word: str, text: str) -> float:
-    """Return the milliseconds of field *word*; ``None`` (never measured) is zero."""
-    if text == "None":
-        return 0.0
-    value = parse_amount(text, f"{word} in milliseconds", None)
-    if value >= LARGEST_MS:
-        raise FormatError(f"{word} is {text[:40]}; expected milliseconds below 1e15")
-    return value
+def pop_times(fields: dict[str, str]) -> tuple[float, float]:
+    """Take the milliseconds of duration and timestamp out of *fields*; ``None`` (never measured) is zero."""
+    times = []
+    for word in ("duration", "timestamp"):
+        text = fields.pop(word)
+        times.append(0.0 if text == "None" else parse_amount(text, f"{word} in milliseconds", None))
+        if times[-1] >= LARGEST_MS:
+            raise FormatError(f"{word} is {text[:40]}; expected milliseconds below 1e15")
+    return times[0], times[1]
 
 
 def parse_count(word: str, text: str) -> int:
@@ -138,6 +138,14 @@ class TraceRow:
         """Return the same row with one more detail."""
         return replace(self, details=(*self.details, (word, text)))
 
+    def is_collective(self, kind: CollectiveKind, group: Group) -> bool:
+        return isinstance(self.message, Collective) and (self.message.kind, self.message.group) == (kind, group)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Return whether it was profiled on one GPU that plays a rank of a large run; nothing was sent."""
+        return self.is_operation and (self.detail("description") or "").startswith("simulation")
+
 
 def read_row(
     rank: int, stage: int, name: str, fields: dict[str, str], *, lane: str, kind: SpanKind, is_operation: bool
@@ -180,18 +188,7 @@ class TraceLines:
         self.path_of_rank: dict[int, str] = {}
         self._stage_of_rank: dict[int, int] = {}
 
-    def add_file(self, path: str, lines: Iterable[str]) -> None:
-        before = len(self.lines)
-        for number, line in enumerate(lines, 1):
-            try:
-                if line.strip():
-                    self._add(path, line)
-            except FormatError as error:
-                raise FormatError(error.message, path, number) from None
-        if len(self.lines) == before:
-            raise FormatError("holds no operation; expected lines rank:INT:operation(...)", path)
-
-    def _add(self, path: str, line: str) -> None:
+    def add(self, path: str, line: str) -> None:
         match = LINE.fullmatch(line.rstrip())
         if match is None:
             raise FormatError(f"found {line[:40]!r}; expected rank:INT:operation(field=value,...)")
@@ -206,7 +203,7 @@ class TraceLines:
             if word not in fields:
                 raise FormatError(f"{name} has no {word}; expected stage_id, duration and timestamp")
         stage = parse_count("stage_id", fields.pop("stage_id"))
-        times = _pop_times(fields)
+        times = pop_times(fields)
         batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
         micro_batch = NONE if batch == "None" else parse_count("batch_id", batch)
         known_path = self.path_of_rank.setdefault(rank, path)
@@ -214,8 +211,8 @@ class TraceLines:
             raise FormatError(f"rank {rank} is also in {known_path}; expected each rank of the run once")
         if self._stage_of_rank.setdefault(rank, stage) != stage:
             raise FormatError(f"rank {rank} is on stage {stage}, but on stage {self._stage_of_rank[rank]} before")
-        group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
-        lane = group.value if name == BUCKET and group is not None else OPERATIONS_LANE
+        known_group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
+        lane = known_group.value if name == BUCKET and known_group is not None else OPERATIONS_LANE
         kind = KINDS.get(name, SpanKind.OTHER)
         row = read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=True)
         self.lines.append(TraceLine(row, *times, micro_batch, operation))
@@ -223,21 +220,13 @@ class TraceLines:
             fields = parse_fields(part)
             if "duration" not in fields or "timestamp" not in fields:
                 raise FormatError(f"a sub-operation has no duration or timestamp: {part[:40]!r}")
-            times = _pop_times(fields)
-            self.lines.append(TraceLine(_read_part(rank, stage, fields), *times, micro_batch, operation))
-
-
-def _pop_times(fields: dict[str, str]) -> tuple[float, float]:
-    return parse_ms("duration", fields.pop("duration")), parse_ms("timestamp", fields.pop("timestamp"))
-
-
-def _read_part(rank: int, stage: int, fields: dict[str, str]) -> TraceRow:
-    group, name = fields.get("group", "None"), fields.get("func_name", "None")
-    if name in ("None", ""):
-        name = fields.get("trace_src_func", "sub_operation")
-    kind = SpanKind.COMMUNICATION if fields.get("comm_func", "None") not in ("None", "") else SpanKind.OTHER
-    lane = GROUPS[group].value if group in GROUPS else group
-    return read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=False)
+            times, group, name = pop_times(fields), fields.get("group", "None"), fields.get("func_name", "None")
+            if name in ("None", ""):
+                name = fields.get("trace_src_func", "sub_operation")
+            kind = SpanKind.COMMUNICATION if fields.get("comm_func", "None") not in ("None", "") else SpanKind.OTHER
+            lane = GROUPS[group].value if group in GROUPS else group
+            row = read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=False)
+            self.lines.append(TraceLine(row, *times, micro_batch, operation))
 
 
 def _parse_strings(text: str) -> list[str]:
@@ -268,23 +257,37 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         if source.path in seen:
             raise FormatError("is given twice; expected each rank of the run once", source.path)
         seen.add(source.path)
-        trace.add_file(source.path, source.each_line())
+        before = len(trace.lines)
+        for number, text in enumerate(source.each_line(), 1):
+            try:
+                if text.strip():
+                    trace.add(source.path, text)
+            except FormatError as error:
+                raise FormatError(error.message, source.path, number) from None
+        if len(trace.lines) == before:
+            raise FormatError("holds no operation; expected lines rank:INT:operation(...)", source.path)
     lines = trace.lines
     warnings = list(_place_untimed(lines))
     _mark_fused(lines)
-    evidence = _evidence(trace)
+    evidence = [
+        _rank_evidence(trace.path_of_rank[rank], rank_lines, [lines[line.operation].row.name for line in rank_lines])
+        for rank, rank_lines in _by_rank(lines).items()
+    ]
     config = infer(evidence)
     warnings += [*_doubt_clocks(lines), *_doubt_words([line.row for line in lines])]
     builder, origin_ms = TimelineBuilder(), min(line.start_ms for line in lines)
     for line in lines:
-        row = line.row
+        row, message = line.row, line.row.message
+        if isinstance(message, Collective) and message.kind in GATHERS:
+            # The size of its complete buffer: that of the parts that all ranks hand in.
+            message = replace(message, size_bytes=message.size_bytes * (config.layout.size(message.group) or 1))
         builder.add(
             row.name,
             builder.lane(row.rank, row.lane),
             (line.start_ms - origin_ms) * MS,
             line.duration_ms * MS,
             kind=row.kind,
-            work=_complete_message(row.message, config.layout),
+            work=message,
             details=row.details,
             micro_batch=line.micro_batch,
             parent=NONE if row.is_operation else line.operation,
@@ -298,13 +301,6 @@ def read_run(sources: Sequence[Source]) -> Timeline:
         warnings=(*config.warnings, *warnings),
         rebase=False,
     )
-
-
-def _complete_message(message: Collective | Transfer | None, layout: Layout) -> Collective | Transfer | None:
-    """Return a message with the size of its complete buffer: a gather's has the parts that all ranks hand in."""
-    if not isinstance(message, Collective) or message.kind not in GATHERS:
-        return message
-    return replace(message, size_bytes=message.size_bytes * (layout.size(message.group) or 1))
 
 
 def _by_rank(lines: Iterable[TraceLine]) -> dict[int, list[TraceLine]]:
@@ -342,20 +338,6 @@ def _mark_fused(lines: Sequence[TraceLine]) -> None:
             now.row = now.row.add_detail("fused_with", name)
 
 
-def _evidence(trace: TraceLines) -> list[RankEvidence]:
-    evidence = []
-    for rank, rank_lines in _by_rank(trace.lines).items():
-        forward_lines = [line for line in rank_lines if trace.lines[line.operation].row.name == "forward_step"]
-        batches = [line.micro_batch for line in forward_lines if line.row.is_operation]
-        forward_counts, exchanges = Counter(line.row for line in forward_lines), None
-        if any(line.row.message is not None and line.row.message.group is Group.EP for line in rank_lines):
-            exchanges = tuple(count for line in forward_lines if (count := _exchanged_rows(line.row)) >= 0)
-        rows = [(row, count, forward_counts[row]) for row, count in Counter(line.row for line in rank_lines).items()]
-        rank_evidence = _rank_evidence(trace.path_of_rank[rank], rows, max(batches, default=NONE) + 1)
-        evidence.append(replace(rank_evidence, exchanges=exchanges))
-    return evidence
-
-
 def _doubt_clocks(lines: Sequence[TraceLine]) -> Iterator[str]:
     """Warn of ranks that never ran at the same time: not on one clock, or not in one iteration."""
     spans = [
@@ -374,29 +356,20 @@ def _doubt_clocks(lines: Sequence[TraceLine]) -> Iterator[str]:
 def _doubt_words(rows: Sequence[TraceRow]) -> Iterator[str]:
     if names := sorted({row.name for row in rows if row.is_operation and row.name not in KINDS}):
         yield f"unknown operations are shown as they are: {', '.join(names[:5])}"
-    if any(map(_is_simulated, rows)):
+    if any(row.is_simulated for row in rows):
         yield "ranks were profiled one at a time (described as simulation): no communication"
     if formats := {row.detail("dtype") for row in rows if row.shape is not None and row.dtype is None}:
         yield f"bytes of unknown number formats are not counted: {', '.join(map(str, formats))}"
 
 
-def _exchanged_rows(row: TraceRow) -> int:
-    """Return the tokens that *row* hands to an all-to-all between experts; -1 where it is none."""
-    sends = _is_collective(row, CollectiveKind.ALL_TO_ALL, Group.EP)
-    return row.shape[0] if sends and row.shape is not None and len(row.shape) == 2 else -1
-
-
-def _is_simulated(row: TraceRow) -> bool:
-    """Return whether it was profiled on one GPU that plays a rank of a large run; nothing was sent."""
-    return row.is_operation and (row.detail("description") or "").startswith("simulation")
-
-
-def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_batches: int) -> RankEvidence:
-    """Return what one rank's distinct rows show; each comes with its count and its count inside forward passes."""
+def _rank_evidence(path: str, lines: Sequence[TraceLine], operations: Sequence[str]) -> RankEvidence:
+    """Return the sizes that one rank's lines show; *operations* names the operation of each."""
+    rows = dict.fromkeys(line.row for line in lines)
+    forward = [line for line, name in zip(lines, operations, strict=True) if name == "forward_step"]
     shapes: dict[str, tuple[int, ...]] = {}  # the last of each name
     dtype: DType | None = None
     buckets: dict[tuple[str | None, ...], int] = {}
-    for row, _, _ in rows:
+    for row in rows:
         shape, name = row.shape or (), "transfer" if row.name in TRANSFERS else row.name
         name = "tokens" if name == "labels" else name
         if min(shape, default=0) > 0 and len(shape) == DIMENSIONS.get(name):
@@ -406,35 +379,35 @@ def _rank_evidence(path: str, rows: Sequence[tuple[TraceRow, int, int]], micro_b
                 numel = row.detail("bucket_numel_unpadded") or ""
                 key = tuple(row.detail(word) for word in ("buffer_id", "bucket_id", "bucket_offset"))
                 buckets[key] = int(numel) if numel.isdecimal() and len(numel) < 16 else shape[0]
-    forwards = sum(count for row, count, _ in rows if row.is_operation and row.name == "forward_step")
     transfer, tokens, embedding = (shapes.get(name) for name in ("transfer", "tokens", "ep_allreduce"))
     wide = transfer or embedding or shapes.get("embedding_fwd")
     hidden = wide[-1] if wide else None
-    is_simulated = any(_is_simulated(row) for row, _, _ in rows)
-    reduces = sum(forward_count for row, _, forward_count in rows if _reduces_activations(row, hidden))
-    if dtype is None:
-        dtype = next((row.dtype for row, _, _ in rows if _reduces_activations(row, hidden)), None)
+    # All-reduces at the end of an attention or MLP block.
+    reducing = {
+        row: row.dtype
+        for row in rows
+        if row.is_collective(CollectiveKind.ALL_REDUCE, Group.TP) and row.shape and row.shape[-1] == hidden
+        if row.name != "embedding_fwd"
+    }
+    batches = [line.micro_batch for line in forward if line.row.is_operation]
+    reduces = sum(line.row in reducing for line in forward)
+    is_simulated = any(row.is_simulated for row in rows)
+    exchanges = None
+    if any(row.message is not None and row.message.group is Group.EP for row in rows):
+        sent = (line.row for line in forward if line.row.is_collective(CollectiveKind.ALL_TO_ALL, Group.EP))
+        exchanges = tuple(row.shape[0] for row in sent if row.shape is not None and len(row.shape) == 2)
     return RankEvidence(
-        rank=rows[0][0].rank,
-        stage=rows[0][0].stage,
+        rank=lines[0].row.rank,
+        stage=lines[0].row.stage,
         path=path,
         transfer=transfer,
         tokens=tokens,
         word_embedding=embedding,
         hidden=hidden,
-        dtype=dtype,
+        dtype=dtype or next(iter(reducing.values()), None),
         gradients=sum(buckets.values()) if buckets else shapes.get("dp_allreduce", (None,))[0],
-        forward_reduces=reduces // forwards if forwards and (reduces or not is_simulated) else None,
-        micro_batches=micro_batches,
-        has_loss=any(row.is_operation and row.name == "loss_func" for row, _, _ in rows),
+        forward_reduces=reduces // len(batches) if batches and (reduces or not is_simulated) else None,
+        micro_batches=max(batches, default=NONE) + 1,
+        has_loss=any(row.is_operation and row.name == "loss_func" for row in rows),
+        exchanges=exchanges,
     )
-
-
-def _reduces_activations(row: TraceRow, hidden: int | None) -> bool:
-    """Return whether a part of a forward pass is the all-reduce at the end of an attention or MLP block."""
-    reduces = _is_collective(row, CollectiveKind.ALL_REDUCE, Group.TP)
-    return reduces and row.shape is not None and row.shape[-1:] == (hidden,) and row.name != "embedding_fwd"
-
-
-def _is_collective(row: TraceRow, kind: CollectiveKind, group: Group) -> bool:
-    return isinstance(row.message, Collective) and (row.message.kind, row.message.group) == (kind, group)
