@@ -6,7 +6,6 @@ Names of arguments as in megatron/training/arguments.py; NeMo and Megatron-Bridg
 import ast
 import re
 from collections.abc import Callable, Mapping
-from typing import NoReturn
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options, known_keys
 from stepcast.inputs.source import FormatError, read_words
@@ -48,10 +47,13 @@ def read_arguments(flags: Mapping[str, object], text: str = "") -> RunConfig:
     keys = Keys(flags, "megatron")
     sizes = read_sizes(keys)
     if sizes.get("hidden"):
-        sizes = {**fill_sizes(keys, sizes), **_own_groups(keys, sizes), **_pad_vocabulary(keys)}
+        sizes = {**fill_sizes(keys, sizes), **_own_sizes(keys, sizes)}
     options = read_options(keys, sizes)
-    if SWIFT.search(text):
-        _add_swift_defaults(keys, options)
+    # What Megatron-Swift does without an argument; the arguments of experts matter with expert parallelism alone.
+    for argument, (option, value) in keys.known.table["swift"].items() if SWIFT.search(text) else ():
+        if argument not in keys and (_is_parallel(options, "ep") or not argument.startswith(("moe-", "expert-"))):
+            options[option] = value
+            keys.assume(f"no --{argument}: --{option} {value}, the default of Megatron-Swift")
     options |= _own_defaults(keys, options)
     # Without sizes a checkpoint's name may name the model; with them a tokenizer may tell models of these sizes apart.
     model = keys.text("tokenizer-model" if sizes.get("hidden") else "model", "load")
@@ -76,37 +78,27 @@ def fill_sizes(keys: Keys, sizes: Facts) -> FactDict:
     return {**own, "window_pattern": "1", **sizes}
 
 
-def _own_groups(keys: Keys, sizes: Facts) -> dict[str, int]:
-    """Return the key heads of Megatron-LM (training/arguments.py): groups count with --group-query-attention alone."""
-    if not {"heads", "kv_heads"} <= sizes.keys():
-        return {}
-    if keys.flag("group-query-attention"):
-        return {} if "num-query-groups" in keys else {"kv_heads": 1}
-    if sizes["kv_heads"] != sizes["heads"]:
-        keys.assume("--num-query-groups has no effect without --group-query-attention, as in Megatron-LM")
-    return {"kv_heads": sizes["heads"]}
-
-
-def _pad_vocabulary(keys: Keys) -> dict[str, int]:
-    """Return the words of the vocabulary (NullTokenizer adds one), and to which multiple it is padded, where it is
+def _own_sizes(keys: Keys, sizes: Facts) -> dict[str, int]:
+    """Return the key heads of Megatron-LM (training/arguments.py): groups count with --group-query-attention alone;
+    the words of the vocabulary (NullTokenizer adds one), and to which multiple it is padded, where it is
     (training/tokenizer, vocab_size_with_padding). A tokenizer's words are those of the model.
     """
+    own: dict[str, int] = {}
+    if {"heads", "kv_heads"} <= sizes.keys():
+        if not keys.flag("group-query-attention"):
+            own["kv_heads"] = sizes["heads"]
+            if sizes["kv_heads"] != sizes["heads"]:
+                keys.assume("--num-query-groups has no effect without --group-query-attention, as in Megatron-LM")
+        elif "num-query-groups" not in keys:
+            own["kv_heads"] = 1
     words, multiple = keys.number("vocab-size"), keys.number("make-vocab-size-divisible-by") or 128
     if keys.number("padded-vocab-size") is not None:
-        return {}
+        return own
     if words is None:
-        return {"vocab_multiple": multiple}
+        return {**own, "vocab_multiple": multiple}
     words += keys.word("tokenizer-type") == "nulltokenizer"
     is_padded = multiple > 1 and words % (multiple * (keys.number("tensor-model-parallel-size") or 1)) > 0
-    return {"vocab": words, "vocab_multiple": multiple if is_padded else 0}
-
-
-def _add_swift_defaults(keys: Keys, options: Options) -> None:
-    """Add what Megatron-Swift does without an argument; those of experts matter with expert parallelism alone."""
-    for argument, (option, value) in keys.known.table["swift"].items():
-        if argument not in keys and (_is_parallel(options, "ep") or not argument.startswith(("moe-", "expert-"))):
-            options[option] = value
-            keys.assume(f"no --{argument}: --{option} {value}, the default of Megatron-Swift")
+    return {**own, "vocab": words, "vocab_multiple": multiple if is_padded else 0}
 
 
 def _own_defaults(keys: Keys, options: Options) -> Options:
@@ -268,14 +260,18 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
     stated, precision = keys.options(), _precision(keys)
     tp, pp, cp = (int(stated.get(axis, 1)) or 1 for axis in ("tp", "pp", "cp"))
     layers, has_experts = sizes.get("layers", 0), "moe_experts" in sizes
-    dropouts = [share for share in _dropouts(keys) if share is not None]
     if tp == 1:
         stated.pop("sequence-parallel", None)
     gathers_fp8 = keys.flag("fp8-param-gather", "fp8-param")
     nodes, per_node = (keys.number(*LAUNCHERS[name].split()) for name in ("nodes", "gpus_per_node"))
     # A script that names its GPUs and not its nodes runs on one.
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
-    layout = _layout_stages(keys, pp)
+    stated_layout = keys.raw("pipeline-model-parallel-layout")
+    if isinstance(stated_layout, list):  # of stages, each a list of layers by name
+        layout = tuple(str(stage).count("decoder") for stage in stated_layout)
+    else:
+        layout = parse_layout(str(stated_layout), pp) if stated_layout else ()
+        layout = layout if len(layout) > 1 else ()
     chunks = len(layout) // pp if layout else _chunks(keys, layers, pp)
     stages = layout or uneven_stages(keys, layers, pp, chunks or 1)
     return stated | given_options(
@@ -288,18 +284,51 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
         **_sharding(keys),
         recompute=_recompute(keys),
         overlap=_overlap(keys, tp, pp),
-        gradients=_gradients(keys),
-        dropout=any(dropouts) if dropouts else None,
-        dispatcher=_dispatcher(keys, has_experts),
-        loss=_loss(keys),
-        bf16_final_layers=_wide_layers(keys),
-        deferred_gradients=_deferred_gradients(keys, pp),
-        bucket_mb=_bucket_mb(keys),
-        offload=_offload(keys),
-        execution=_execution(keys, has_experts),
-        optimizer=_optimizer(keys),
-        lora_rank=(keys.number("lora-rank") or 8) if keys.text("train-type", "tuner-type") == "lora" else None,
+        **_training_options(keys, pp, has_experts),
     )
+
+
+def _training_options(keys: Keys, pp: int, has_experts: bool) -> dict[str, OptionValue | None]:
+    """Return the options that do not concern the layout: formats of gradients and of the last layers, kernels, loss and
+    optimizer.
+    """
+    dropouts = [share for share in _dropouts(keys) if share is not None]
+    narrow = keys.flag("grad-reduce-in-bf16")
+    wide = keys.flag("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32")
+    if narrow or (_format(keys.text("main-grads-dtype")) == "bf16" and not wide):
+        wide = False
+    gradients = None if wide is None else "fp32" if wide else "bf16"
+
+    # Last layers that stay in bf16; those at the start are not modelled.
+    final_layers = keys.number("num-layers-at-end-in-bf16")
+    keys.number("num-layers-at-start-in-bf16")
+    if keys.flag("first-last-layers-bf16"):
+        keys.report("the first layers are predicted in fp8; the last are in bf16", "num-layers-at-start-in-bf16")
+        final_layers = 1 if final_layers is None else final_layers
+    else:
+        final_layers = None
+
+    elements = keys.number("ddp-bucket-size", "bucket-size")
+    fused, kind = keys.flag("cross-entropy-loss-fusion"), keys.word("cross-entropy-fusion-impl")
+    loss = "in-place" if not fused else "engine" if kind == "te" else "compiled"
+    offload = None
+    if keys.flag("optimizer-cpu-offload"):
+        share = keys.share("optimizer-offload-fraction")
+        offload = "optimizer" if share is None else f"optimizer={share:g}"
+    return {
+        "gradients": gradients,
+        "dropout": any(dropouts) if dropouts else None,
+        "dispatcher": _dispatcher(keys, has_experts),
+        "loss": None if fused is None else loss,
+        "bf16_final_layers": final_layers,
+        "deferred_gradients": _deferred_gradients(keys, pp),
+        # Megatron-LM counts elements.
+        "bucket_mb": None if elements is None else elements * (2 if gradients == "bf16" else 4) / 1e6,
+        "offload": offload,
+        "execution": _execution(keys, has_experts),
+        "optimizer": _optimizer(keys),
+        "lora_rank": (keys.number("lora-rank") or 8) if keys.text("train-type", "tuner-type") == "lora" else None,
+    }
 
 
 def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
@@ -334,14 +363,6 @@ def _precision(keys: Keys) -> str | None:
         if part in words:
             return precision
     return next((name for name, on in plain.items() if on), None)
-
-
-def _layout_stages(keys: Keys, pp: int) -> tuple[int, ...]:
-    value = keys.raw("pipeline-model-parallel-layout")
-    if isinstance(value, list):  # of stages, each a list of layers by name
-        return tuple(str(stage).count("decoder") for stage in value)
-    stages = parse_layout(str(value), pp) if value else ()
-    return stages if len(stages) > 1 else ()
 
 
 def parse_layout(layout: str, pp: int) -> tuple[int, ...]:
@@ -385,22 +406,19 @@ def uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, .
         return ()
     if first is None and last is None:
         share, rest = divmod(layers + embedding + loss, pp * chunks)
-        stages = [share] * (pp * chunks)
-        stages[0], stages[-1] = share - embedding, share - loss
-        return tuple(stages) if not rest else _refuse_stages(layers)
-    middle = pp - (first is not None) - (last is not None)
-    share, rest = divmod(layers - (first or 0) - (last or 0), middle) if middle else (0, 0)
-    ranks = [share if first is None else first, *[share] * (pp - 2), share if last is None else last]
-    if rest or sum(ranks) != layers or any(count % chunks or count < 0 for count in ranks):
-        _refuse_stages(layers)
-    return tuple(count // chunks for count in ranks) * chunks
-
-
-def _refuse_stages(layers: int) -> NoReturn:
-    raise FormatError(
-        f"its first, last and other pipeline stages cannot share {layers} layers in equal parts (Megatron-LM "
-        "refuses it too)"
-    )
+        stages = (share - embedding, *[share] * (pp * chunks - 2), share - loss)
+    else:
+        middle = pp - (first is not None) - (last is not None)
+        share, rest = divmod(layers - (first or 0) - (last or 0), middle) if middle else (0, 0)
+        ranks = [share if first is None else first, *[share] * (pp - 2), share if last is None else last]
+        rest = rest or sum(ranks) != layers or any(count % chunks or count < 0 for count in ranks)
+        stages = tuple(count // chunks for count in ranks) * chunks
+    if rest:
+        raise FormatError(
+            f"its first, last and other pipeline stages cannot share {layers} layers in equal parts (Megatron-LM "
+            "refuses it too)"
+        )
+    return stages
 
 
 def _context(keys: Keys, cp: int) -> str | None:
@@ -471,15 +489,6 @@ def _overlap(keys: Keys, tp: int, pp: int) -> str:
     return ",".join(name for name, on in flags.items() if on) or "none"
 
 
-def _gradients(keys: Keys) -> str | None:
-    main = _format(keys.text("main-grads-dtype"))
-    narrow = keys.flag("grad-reduce-in-bf16")
-    wide = keys.flag("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32")
-    if narrow or (main == "bf16" and not wide):
-        return "bf16"
-    return None if wide is None else "fp32" if wide else "bf16"
-
-
 def _format(text: str) -> str:
     """Return the format that an argument (fp8) or a dtype of PyTorch (torch.uint8) names, or nothing."""
     word = text.lower().removeprefix("torch.")
@@ -499,24 +508,6 @@ def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
     return DISPATCHERS.get(kind)
 
 
-def _loss(keys: Keys) -> str | None:
-    fused, kind = keys.flag("cross-entropy-loss-fusion"), keys.word("cross-entropy-fusion-impl")
-    if fused is None:
-        return None
-    return ("engine" if kind == "te" else "compiled") if fused else "in-place"
-
-
-def _wide_layers(keys: Keys) -> int | None:
-    """Return the number of last layers that stay in bf16; those at the start are not modelled."""
-    on = keys.flag("first-last-layers-bf16")
-    last = keys.number("num-layers-at-end-in-bf16")
-    keys.number("num-layers-at-start-in-bf16")
-    if not on:
-        return None
-    keys.report("the first layers are predicted in fp8; the last are in bf16", "num-layers-at-start-in-bf16")
-    return 1 if last is None else last
-
-
 def _deferred_gradients(keys: Keys, pp: int) -> int | None:
     on, limit = keys.flag("defer-embedding-wgrad-compute"), keys.number("wgrad-deferral-limit")
     if not on or pp == 1:
@@ -529,19 +520,6 @@ def _deferred_gradients(keys: Keys, pp: int) -> int | None:
             "defer-embedding-wgrad-compute",
         )
     return limit or None
-
-
-def _bucket_mb(keys: Keys) -> float | None:
-    """Return the size of gradient buckets in MB; Megatron-LM counts elements."""
-    elements = keys.number("ddp-bucket-size", "bucket-size")
-    return None if elements is None else elements * (2 if _gradients(keys) == "bf16" else 4) / 1e6
-
-
-def _offload(keys: Keys) -> str | None:
-    if not keys.flag("optimizer-cpu-offload"):
-        return None
-    share = keys.share("optimizer-offload-fraction")
-    return "optimizer" if share is None else f"optimizer={share:g}"
 
 
 def _execution(keys: Keys, has_experts: bool) -> str | None:
