@@ -23,7 +23,6 @@ from itertools import chain
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
-from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import (
     FP32,
@@ -167,7 +166,7 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     layers.append(build.row_layer(sizes, Role.ATTENTION_OUTPUT, output))
     roles = (Role.ATTENTION_NORM, Role.ATTENTION_POST_NORM)
     products = len(norm_readers(model, "attention"))
-    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
+    return build.surround_with_norms(sizes, *roles, *layers, waits=waits, products=products)
 
 
 def _qkv_layer(sizes: Sizes) -> Layer:
@@ -231,7 +230,7 @@ def _head_ops(sizes: Sizes) -> tuple[Ops, Ops]:
     normings: list[tuple[Ops, Ops]] = []
     for name, width in normed.items() if model.qk_norm is not QkNorm.NONE else ():
         row = width if model.qk_norm is QkNorm.WHOLE else model.head_dim
-        normings.append(norms.norm_ops(sizes, f"{name}norm", tokens * width // row, row, heads=True))
+        normings.append(build.norm_ops(sizes, f"{name}norm", tokens * width // row, row, heads=True))
     turns = rotated.items() if model.position.kind is PositionKind.ROTARY else ()
     rotations = [_rotate(sizes, width, name) for name, width in turns]
     forward = [ops for ops, _ in (*normings, *rotations)]
@@ -293,7 +292,7 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
         heads, heads_gradient = list_phases("latent heads", sizes, *shape, up=up[-1].outputs)
         forward, backward = forward + heads, heads_gradient + backward
     down_forward, down_gradient, down_weights = build.join_phases(sizes, down)
-    norm, norm_gradient = norms.norm_ops(sizes, "latent norm", outer, normed)
+    norm, norm_gradient = build.norm_ops(sizes, "latent norm", outer, normed)
     width = normed + latent.rope_dim + (0 if latent.query_rank else hidden)
     index = _index_ops(sizes, latent) if latent.top_keys else PhaseOps()
     return (

@@ -12,7 +12,6 @@ from functools import partial
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
-from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
 from stepcast.ir.layers.operators import Linear
@@ -71,7 +70,7 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     delta, model = present(sizes.model.delta), sizes.model
     into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype)
     out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype)
-    return norms.surround_with_norms(
+    return build.surround_with_norms(
         sizes,
         Role.DELTA_NORM,
         Role.DELTA_POST_NORM,
@@ -126,5 +125,5 @@ def _gate_norm_layer(sizes: Sizes, delta: Delta) -> Layer:
     """Return an RMS norm of each head, times the activated gate."""
     rows, width = sizes.tokens * (delta.value_heads // sizes.tp), delta.value_dim
     gate, gate_gradient = build.gate_ops(sizes, rows, width)
-    norm, norm_gradient = norms.norm_ops(sizes, "head norm", rows, width, heads=True)
+    norm, norm_gradient = build.norm_ops(sizes, "head norm", rows, width, heads=True)
     return make_layer(Role.DELTA_GATE_NORM, norm + gate, gate_gradient + norm_gradient)

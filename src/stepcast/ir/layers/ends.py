@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture, Weight
 from stepcast.ir.framework import Kernels, LossKernel
-from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, C, K, collective, list_kernels, list_phases, make_layer, stream_op
 from stepcast.ir.layers.kinds import block_weights, count_adapted
@@ -72,7 +71,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     if model.position.kind is PositionKind.LEARNED:
         forward.append(build.add_op(sizes, "positions", sizes.outer_tokens, model.hidden))
     if model.embedding_norm:
-        norm, norm_gradient = norms.norm_ops(sizes, "norm", sizes.outer_tokens, model.hidden)
+        norm, norm_gradient = build.norm_ops(sizes, "norm", sizes.outer_tokens, model.hidden)
         forward, backward = [*forward, *norm], [*norm_gradient, *backward]
     if sizes.strategy.training is TrainingKind.FULL:
         tied = model.tied and sizes.strategy.layout.pp == 1
@@ -86,7 +85,7 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     width = model.word_width
     layers = []
     if model.final_norm:
-        layers.append(norms.norm_layer(sizes, Role.FINAL_NORM, build.column_waits(sizes, Role.HEAD), branches=False))
+        layers.append(build.norm_layer(sizes, Role.FINAL_NORM, build.column_waits(sizes, Role.HEAD), branches=False))
     if model.projects_words:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(make_layer(Role.HEAD_PROJECTION, *project.phases(sizes)))
@@ -109,8 +108,8 @@ def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ..
     project = Linear("further", sizes.tokens, 2 * hidden, hidden // sizes.tp, sizes.dtype, adapted=False)
     return (
         *embedding_layers(sizes),
-        norms.norm_layer(sizes, Role.MTP_EMBEDDING_NORM),
-        norms.norm_layer(sizes, Role.MTP_NORM),
+        build.norm_layer(sizes, Role.MTP_EMBEDDING_NORM),
+        build.norm_layer(sizes, Role.MTP_NORM),
         build.column_layer(sizes, Role.MTP_PROJECTION, (project,), width=2 * hidden),
         *block,
         *head_layers(sizes),

@@ -11,7 +11,6 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
-from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import (
     FP32,
@@ -96,7 +95,7 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         shape = (sizes.outer_tokens, sizes.model.hidden)
         total = build.add_op(sizes, "shared sum", *shape, OpPart.SUM)
         layers.append(make_layer(Role.EXPERTS_SUM, (total,), (build.add_op(sizes, "shared gradient sum", *shape),)))
-    return norms.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
+    return build.surround_with_norms(sizes, Role.EXPERTS_NORM, Role.EXPERTS_POST_NORM, *layers)
 
 
 def _routed_rows(sizes: Sizes) -> int:

@@ -22,7 +22,6 @@ from stepcast.ir.architecture import Architecture
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
-from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, K, list_phases, make_layer, stream_op
 from stepcast.ir.layers.operators import Linear
@@ -162,7 +161,7 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
     projected = Linear("in", sizes.tokens, model.hidden, mamba.projected, sizes.dtype)
     output = Linear("out", sizes.tokens, mamba.inner, model.hidden, sizes.dtype)
-    return norms.surround_with_norms(
+    return build.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
@@ -229,5 +228,5 @@ def _eager_norm(mamba: MambaSizes) -> Layer:
     sizes, rows, columns = mamba.sizes, mamba.sizes.tokens * mamba.groups, mamba.inner // mamba.groups
     gate = stream_op("gate", K.SILU, rows, columns, 2, 2, FP32, kernels=3)
     gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
-    norm, norm_gradient = norms.eager_norm(sizes, "group norm", rows, columns, FP32)
+    norm, norm_gradient = build.eager_norm(sizes, "group norm", rows, columns, FP32)
     return make_layer(Role.MAMBA_GROUP_NORM, (gate, *norm), (*norm_gradient, gate_gradient))

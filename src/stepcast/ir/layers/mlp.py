@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
-from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, list_phases
 from stepcast.ir.layers.operators import Linear
@@ -69,7 +68,7 @@ def mlp_layers(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> 
 def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     layers = mlp_layers(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True)
     waits, roles = build.column_waits(sizes, Role.MLP_UP), (Role.MLP_NORM, Role.MLP_POST_NORM)
-    return norms.surround_with_norms(sizes, *roles, *layers, waits=waits, products=sizes.model.sides)
+    return build.surround_with_norms(sizes, *roles, *layers, waits=waits, products=sizes.model.sides)
 
 
 def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:

@@ -8,7 +8,6 @@ and the states at every 2,048th token.
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import FP32_BYTES
-from stepcast.ir.layers import norms
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, make_layer, stream_op
 from stepcast.ir.layers.operators import Linear
@@ -59,7 +58,7 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     gradient = stream_op("convolution gradient", K.CONVOLUTION, tokens, selective.inner, 2, 1, dtype, True)
     shape = (sizes.strategy.micro_batch, sizes.strategy.seq, selective.inner, selective.state)
     forward, backward = (SelectiveScan(*shape, backward, sizes.unquantised) for backward in (False, True))
-    return norms.surround_with_norms(
+    return build.surround_with_norms(
         sizes,
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
@@ -77,7 +76,7 @@ def _steps_layer(sizes: Sizes, selective: Selective) -> Layer:
     low = Linear("steps", sizes.tokens, selective.inner, selective.steps, sizes.dtype).phases(sizes)
     high = Linear("time step", sizes.tokens, selective.rank, selective.inner, sizes.dtype).phases(sizes)
     norm, norm_gradient = (
-        norms.norm_ops(sizes, "steps norm", sizes.tokens, selective.steps, heads=True) if selective.normed else ((), ())
+        build.norm_ops(sizes, "steps norm", sizes.tokens, selective.steps, heads=True) if selective.normed else ((), ())
     )
     channels = build.add_op(sizes, "channel gradient", sizes.tokens, selective.inner)
     return make_layer(
