@@ -129,6 +129,7 @@ class StepReport:
             "run": dict(self.run),
             **pick(self, "gpus schedule micro_batches bubble_fraction=bubble_share"),
             **{name: getattr(self.throughput, name, None) for name in ("tokens_per_s", "tflops_per_gpu", "mfu")},
+            "tokens_per_s_per_gpu": self.throughput and self.throughput.tokens_per_s / self.gpus,
             "memory_bytes": self.memory_bytes,
             "uncertainty": {**pick(self, "low_s high_s"), **band},
             "sources": dict(self.sources),
