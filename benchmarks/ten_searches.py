@@ -1,14 +1,14 @@
 """Ten searches as a lead would ask them: ``python -m benchmarks.ten_searches [WORD ...]``.
 
-For each: the CPU seconds of the whole program until its first row and until its answer, whether ranks are distinct
-families, the smallest share of memory that a row leaves free, and which configurations of rank 1 read back to the
-same step, each with the framework of its tool (in brackets: the tool or its framework has no such layout, and says
-so); Megatron-LM's are also parsed by its own options (tests/megatron_parser.py). WORD: only searches with it.
+For each: the CPU seconds of the whole program until its first row, until the first row whose step is within 3 % of the
+final best, and until its answer; whether ranks are distinct families; the smallest share of memory that a row leaves
+free; and which configurations of rank 1 read back to the same step, each with the framework of its tool (in brackets:
+the tool or its framework has no such layout, and says so). Megatron-LM's are also parsed by its own options
+(tests/megatron_parser.py). WORD: only searches with it.
 """
 
 import json
 import shlex
-import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from benchmarks.streamed import run_search
 from stepcast.cli.main import main
 from stepcast.outputs.configs import WRITERS
 from tests.megatron_parser import failed_checks, parse_script
@@ -34,25 +35,6 @@ SEARCHES = (
     "llama-3.1-8b --cluster dgx-h100 --gpus 16 --global-batch 64 --framework deepspeed-transformers",
 )
 FAMILY = ("gpus", "tp", "cp", "ep", "pp")
-
-
-def used_cpu_s(process: int) -> float:
-    """Return the CPU seconds of a process and of its children that have ended."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / 100
-
-
-def ask(words: str) -> tuple[float, float, dict[str, Any]]:
-    """Return the CPU seconds until the first row and until the answer, and the answer."""
-    command = [sys.executable, "-m", "stepcast", "search", *words.split(), "--stream", "--workers", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline()]
-        first_s = last_s = used_cpu_s(process.pid)
-        for line in process.stdout:
-            last_s = used_cpu_s(process.pid)
-            lines.append(line)
-    return first_s, last_s, json.loads(lines[-1])
 
 
 def run_json(words: list[str]) -> tuple[int, dict[str, Any]]:
@@ -84,18 +66,18 @@ def emitted(command: str, gpus: int) -> str:
 
 
 def run() -> None:
-    print("| search | first row | answer | rank 1 | families | least free | emitted, read back |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("| search | first row | within 3 % | answer | rank 1 | families | least free | emitted, read back |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for words in SEARCHES:
         if not all(word in words for word in sys.argv[1:]):
             continue
-        first_s, last_s, answer = ask(words)
-        rows = answer["rows"]
+        search = run_search(words)
+        answer, rows = search.answer, search.answer["rows"]
         families = len({tuple(row[name] for name in FAMILY) for row in rows})
         free = min(row["free_bytes"] for row in rows) / answer["gpu_bytes"]
         best = rows[0]
         layout = ", ".join(f"{name} {best[name]}" for name in ("tp", "cp", "ep", "pp", "vpp") if best[name] > 1)
-        cells = [words, f"{first_s:.1f} s", f"{last_s:.0f} s", f"{best['step_s']:.2f} s: {layout or 'dp'}"]
+        cells = [words, *(f"{used_s:.1f} s" for used_s in search[:3]), f"{best['step_s']:.2f} s: {layout or 'dp'}"]
         cells += [f"{families} of {len(rows)}", f"{100 * free:.1f} %", emitted(best["command"], best["gpus"])]
         print("|", " | ".join(cells), "|", flush=True)
         print(f"    {best['command']}", file=sys.stderr, flush=True)
