@@ -1,8 +1,8 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import chain
 
 from stepcast.generate.data import (
     Buckets,
@@ -25,10 +25,11 @@ from stepcast.ir.layers.operators import wait_for
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Model, StagePiece
+from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
-from stepcast.ir.strategy import NO_RECOMPUTE, RecomputeKind, Strategy
+from stepcast.ir.strategy import NO_RECOMPUTE, RecomputeKind, ScheduleKind, Strategy
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, vary_blocks
+from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like, map_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,24 @@ def _prefetch(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
     return (*(own if begins else ()), *wait_for(ops[:1], names), *following, *ops[1:])
 
 
-def offload_activations(units: Sequence[Unit]) -> list[Unit]:
+def offload_activations(units: list[Unit]) -> list[Unit]:
     """Return units that send their activations after the forward and have them back for the backward.
 
     Activations of a layer are sent while the next one runs; that ends once they have gone, so that no more
     than two layers' are on the GPU. They are fetched while the layer after theirs runs backward (Transformer
     Engine, ``pytorch/cpu_offload.py``; Megatron-Core's fine-grained activation offloading).
     """
-    known: dict[tuple[object, ...], Unit] = {}
-    offloaded = []
-    for index, unit in enumerate(units):
-        own, before = unit.leaving, units[index - 1].leaving if index else 0
-        begins = index == len(units) - 1
-        key = (id(unit.layers), own, before, begins)
-        if key not in known:
-            last = _move_activations(unit.layers[-1], own, before, begins)
-            known[key] = replace(unit, layers=(*unit.layers[:-1], last))
-        offloaded.append(known[key])
-    return offloaded
+
+    def move(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
+        last = _move_activations(unit.layers[-1], unit.leaving, before.leaving if before else 0, after is None)
+        return replace(unit, layers=(*unit.layers[:-1], last))
+
+    return map_neighbours(move, units)
+
+
+def map_neighbours(function: Callable[[Unit | None, Unit, Unit | None], Unit], units: list[Unit]) -> list[Unit]:
+    """Return the results of *function* for each unit with those before and after it."""
+    return map_once(function, [None, *units[:-1]], units, [*units[1:], None])
 
 
 @lru_cache(maxsize=1024)
@@ -89,12 +90,12 @@ def _move_activations(layer: Layer, own: int, before: int, begins: bool) -> Laye
 
 @dataclass(frozen=True, slots=True)
 class OncePerStep:
-    """The collectives of all parameters and gradients of a stage: those with which the first forward of a unit begins
-    or its last backward ends, by the unit's index, and what runs after all micro-batches.
+    """The collectives of all parameters and gradients of a stage: those with which the first forward of each unit
+    begins or its last backward ends, if any does, and what runs after all micro-batches.
     """
 
-    gathers: Mapping[int, Ops]
-    reductions: Mapping[int, Ops]
+    gathers: Sequence[Ops]
+    reductions: Sequence[Ops]
     epilogue: tuple[Layer, ...]
 
 
@@ -109,7 +110,7 @@ class DataMaker:
         self.unpack, self.buckets_of = lru_cache(1024)(self._unpack), lru_cache(1024)(self._buckets_of)
         self._once: dict[StagePiece, OncePerStep] = {}
 
-    def gather_units(self, units: Sequence[Unit]) -> list[Unit]:
+    def gather_units(self, units: list[Unit]) -> list[Unit]:
         """ZeRO-3 and FSDP: gather parameters for the forward of each unit, and again for its backward where they
         are freed in between. Overlapped, they are gathered while the unit before runs, so that only the first
         wait is exposed.
@@ -117,53 +118,45 @@ class DataMaker:
         sizes = self.sizes
         # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
         # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
-        ahead, end = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers, len(units) - 1
-        again = sizes.plan.gathered is Gathered.EACH_PASS
+        ahead = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers
         # A recomputed layer is gathered for its second forward, as the first is.
         late = sizes.framework.late_gathers and sizes.strategy.recompute.kind is not RecomputeKind.FULL
-        aheads = {"forward": ahead, "backward": ahead and not late}
+        is_again = sizes.plan.gathered is Gathered.EACH_PASS
 
-        def request(phase: str, index: int, first: int) -> Ops:
-            """Return a unit's gathers; the one that runs first asks for its own and for the next one's."""
-            if not 0 <= index <= end or (phase == "backward" and not units[index].has_backward):
-                return ()
-            name = f"{phase} first" if aheads[phase] and index == first else phase
-            return self.gather(name, Buckets(units[index].held), not aheads[phase])
+        def request(phase: Phase, layer: Layer, earlier: Unit | None, unit: Unit, later: Unit | None) -> Layer:
+            """Return *layer*, with which *unit* begins a *phase* between the *earlier* unit and the *later* one: the
+            first of all asks for its own parameters and for those of the next one.
+            """
+            is_forward = phase is Phase.FORWARD
+            name, overlaps = ("forward", ahead) if is_forward else ("backward", ahead and not late)
+            begins = not overlaps or earlier is None
+            own = self.gather(f"{name} first" if overlaps and begins else name, Buckets(unit.held), not overlaps)
+            following: Ops = ()
+            if overlaps and later is not None and (is_forward or later.has_backward):
+                following = self.gather(name, Buckets(later.held), not overlaps)
+            return _begin(layer, phase, self.unpack(unit.held), own, following, begins)
 
-        def gather(index: int) -> Unit:
-            layers, copies = list(units[index].layers), self.unpack(units[index].held)
-            following = request("forward", index + 1, 0) if ahead else ()
-            own = request("forward", index, 0)
-            layers[0] = _begin(layers[0], Phase.FORWARD, copies, own, following, not ahead or index == 0)
-            if again and units[index].has_backward:
-                following = request("backward", index - 1, end) if aheads["backward"] else ()
-                own, begins = request("backward", index, end), not aheads["backward"] or index == end
-                layers[-1] = _begin(layers[-1], Phase.INPUT_GRADIENT, copies, own, following, begins)
-            return replace(units[index], layers=tuple(layers))
+        def gather(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
+            layers = list(unit.layers)
+            layers[0] = request(Phase.FORWARD, layers[0], before, unit, after)
+            if is_again and unit.has_backward:
+                layers[-1] = request(Phase.INPUT_GRADIENT, layers[-1], after, unit, before)
+            return replace(unit, layers=tuple(layers))
 
-        # Units between others of their kind are equal.
-        known: dict[tuple[int, ...], Unit] = {}
-        gathered = []
-        numbers = [-1, *map(id, units), -1]
-        for index in range(len(units)):
-            near = tuple(numbers[index : index + 3])
-            if near not in known:
-                known[near] = gather(index)
-            gathered.append(known[near])
-        return gathered
+        return map_neighbours(gather, units)
 
     def _gather(self, name: str, buckets: Buckets, blocking: bool, early: bool = False) -> Ops:
         ops = gather_ops(self.sizes, name, buckets, blocking)
         return _intern(tuple([replace(op, early=True) for op in ops]) if early else ops)
 
-    def reduce_units(self, units: Sequence[Unit]) -> list[Unit]:
+    def reduce_units(self, units: list[Unit]) -> list[Unit]:
         """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
-        known: dict[int, Unit] = {}
-        for unit in units:
-            if id(unit) not in known:
-                ending = _end_backward(unit.layers[0], self.reduce(self.buckets_of(unit.trained)))
-                known[id(unit)] = replace(unit, layers=(ending, *unit.layers[1:]))
-        return [known[id(unit)] for unit in units]
+
+        def reduce(unit: Unit) -> Unit:
+            ending = _end_backward(unit.layers[0], self.reduce(self.buckets_of(unit.trained)))
+            return replace(unit, layers=(ending, *unit.layers[1:]))
+
+        return map_once(reduce, units)
 
     def _buckets_of(self, shard: Shard) -> tuple[Buckets, ...]:
         """Return the gradients of one unit, in buckets of its own."""
@@ -214,39 +207,44 @@ class DataMaker:
         once with the first forward, bucket by bucket or unit by unit; or either with nothing.
         """
         if piece not in self._once:
-            plan, buckets = self.sizes.plan, self._buckets_by_unit(units, piece.embedding)
-            order = sorted(buckets, reverse=True) if plan.reduced is Reduced.ONCE else ()
-            every = {index: self.reduce(buckets[index]) for index in order}
-            reductions, reduced = self._overlap(every, self.sizes.strategy.overlap.gradients)
-            after_update = plan.gathered is Gathered.AFTER_UPDATE
-            gathers, gathered = self._gather_once(units, buckets) if after_update else ({}, ())
+            plan, overlap, buckets = self.sizes.plan, self.sizes.strategy.overlap, self._fill_buckets(units, piece)
+            reductions: Sequence[Ops] = map_once(self.reduce, buckets) if plan.reduced is Reduced.ONCE else ()
+            gathers, gathered = (
+                self._gather_once(units, buckets) if plan.gathered is Gathered.AFTER_UPDATE else ((), ())
+            )
+            reduced = () if overlap.gradients else _join(reversed(reductions))
             ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
-            self._once[piece] = OncePerStep(gathers, reductions, ending)
+            self._once[piece] = OncePerStep(gathers, reductions if overlap.gradients else (), ending)
         return self._once[piece]
 
-    def vary(self, body: tuple[Block, ...], units: Sequence[Unit], once: OncePerStep) -> VariedBodies:
+    def vary(self, body: tuple[Block, ...], units: list[Unit], once: OncePerStep) -> VariedBodies:
         """Return the bodies of the micro-batches that differ from *body*."""
-        first, last = {}, {}
-        places = [0, *accumulate([len(unit.layers) for unit in units])][:-1]  # of each unit's first layer
-        for index, ops in once.gathers.items():
-            first[places[index]] = _begin(units[index].layers[0], Phase.FORWARD, (), ops, (), True)
-        if self.sizes.plan.gathered is Gathered.ONCE:
-            for place, unit, gathered in zip(places, units, self.gather_units(units), strict=True):
-                if gathered.layers[0] != unit.layers[0]:
-                    first[place] = gathered.layers[0]
-        for index, ops in once.reductions.items():
-            last[places[index]] = _end_backward(units[index].layers[0], ops)
-        changes = ((FIRST, first), (LAST, last))
-        return tuple((which, vary_blocks(body, changed)) for which, changed in changes if changed)
 
-    def _buckets_by_unit(self, units: Sequence[Unit], first_piece: bool) -> "UnitBuckets":
-        """Return each unit's own buckets, or those that gradients fill from the last unit to the first."""
+        def begin(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
+            return (_begin(layers[0], Phase.FORWARD, (), ops, (), True), *layers[1:]) if ops else layers
+
+        def end(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
+            return (_end_backward(layers[0], ops), *layers[1:]) if ops else layers
+
+        layers, varied = [unit.layers for unit in units], []
+        if self.sizes.plan.gathered is Gathered.ONCE:
+            varied.append((FIRST, [unit.layers for unit in self.gather_units(units)]))
+        elif once.gathers:
+            varied.append((FIRST, map_once(begin, layers, once.gathers)))
+        if once.reductions:
+            varied.append((LAST, map_once(end, layers, once.reductions)))
+        return tuple([(which, fold_like(body, changed)) for which, changed in varied if changed != layers])
+
+    def _fill_buckets(self, units: Sequence[Unit], piece: StagePiece) -> list[tuple[Buckets, ...]]:
+        """Return the buckets that each unit's backward completes, and with which its forward begins: its own, or those
+        that gradients fill from the last unit to the first.
+        """
         sizes = self.sizes
         if sizes.plan.by_unit:
-            return {index: self.buckets_of(unit.trained) for index, unit in enumerate(units)}
+            return map_once(self.buckets_of, [unit.trained for unit in units])
         # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
-        limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not sizes.plan.splits_gradients)
-        filled: dict[int, tuple[Buckets, ...]] = {}
+        limit = sizes.framework.bucket_parameters(sizes.strategy, piece.embedding and not sizes.plan.splits_gradients)
+        filled: list[tuple[Buckets, ...]] = [()] * len(units)
         trained = tuple([unit.trained for unit in reversed(units)])
         other = sum([shard.unquantised for shard in trained]) if sizes.strategy.fp8_parameters else 0
         if 0 < other < sum([shard.total for shard in trained]):
@@ -255,47 +253,55 @@ class DataMaker:
             trained = tuple([Shard(shard.dense - shard.unquantised, shard.experts) for shard in trained])
             filled[0] = (Buckets(Shard(other, 0, other)),)
         for index, buckets in fill_buckets(limit, trained, tensors_of_layer(sizes)):
-            unit = len(units) - 1 - index
-            filled[unit] = (*filled.get(unit, ()), buckets)
+            filled[-1 - index] += (buckets,)
         return filled
 
-    def _gather_once(self, units: Sequence[Unit], buckets: "UnitBuckets") -> tuple[dict[int, Ops], Ops]:
+    def _gather_once(self, units: Sequence[Unit], filled: list[tuple[Buckets, ...]]) -> tuple[Sequence[Ops], Ops]:
         """Return the gathers with which units begin, or what is gathered after the step.
 
         Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
         (Megatron-LM, --align-param-gather).
         """
         if self.sizes.framework.owners_broadcast:
-            return {}, broadcast_ops(self.sizes, sum((unit.trained for unit in units), start=NOTHING))
+            return (), broadcast_ops(self.sizes, sum((unit.trained for unit in units), start=NOTHING))
         overlaps = self.sizes.strategy.overlap.parameters
-        every = {}
-        for index in sorted(buckets):
-            issued = enumerate(issue_buckets(self.sizes, reversed(buckets[index])))
-            parts = [self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in issued]
-            every[index] = _intern(tuple([op for ops in parts for op in ops]))
-        return self._overlap(every, overlaps)
 
-    @staticmethod
-    def _overlap(every: dict[int, Ops], overlaps: bool) -> tuple[dict[int, Ops], Ops]:
-        """Return the ops of units that overlap with them, and those that overlap with nothing."""
-        if overlaps:
-            return {index: ops for index, ops in every.items() if ops}, ()
-        return {}, tuple([op for ops in every.values() for op in ops])
+        def gather(buckets: tuple[Buckets, ...]) -> Ops:
+            issued = enumerate(issue_buckets(self.sizes, reversed(buckets)))
+            return _intern(
+                _join(self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in issued)
+            )
+
+        gathers = map_once(gather, filled)
+        return (gathers, ()) if overlaps else ((), _join(gathers))
+
+
+def _join(parts: Iterable[Ops]) -> Ops:
+    return tuple(chain.from_iterable(parts))
 
 
 _intern: Callable[[Ops], Ops] = lru_cache(maxsize=4096)(lambda ops: ops)
 """One object for equal ops, so that layers with them are made once."""
-UnitBuckets = Mapping[int, tuple[Buckets, ...]]
-"""The buckets that a unit's backward completes, and with which its forward begins."""
-
-
 _make_once = lru_cache(maxsize=1024)(DataMaker)
 
 
 def find_data_maker(model: Model, strategy: Strategy, framework: Framework) -> DataMaker:
-    """Return the one for all strategies whose collectives of parameters and gradients are those of *strategy*."""
-    recompute = strategy.recompute if framework.late_gathers else NO_RECOMPUTE
-    view = replace(strategy, micro_batch=1, global_batch=strategy.layout.dp, recompute=recompute)
+    """Return the one for all strategies whose collectives of parameters and gradients are those of *strategy*: context
+    ranks hold copies of the weights like data-parallel ones, and of the pipeline it matters whether another stage holds
+    a copy of the same layers.
+    """
+    layout = strategy.layout
+    ranks, copies = layout.dp * layout.cp, find_schedule(strategy.schedule, layout.pp).copies
+    view = replace(
+        strategy,
+        layout=replace(layout, cp=1, dp=ranks, pp=min(2, layout.pp), vpp=1),
+        micro_batch=1,
+        global_batch=ranks,
+        schedule=strategy.schedule if copies > 1 else ScheduleKind.ONE_F_ONE_B,
+        stage_layers=(),
+        recompute=strategy.recompute if framework.late_gathers else NO_RECOMPUTE,
+        overlap=replace(strategy.overlap, transfers=True, experts=False),
+    )
     return _make_once(model, view, framework)
 
 
@@ -310,6 +316,9 @@ LAYERS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 
 def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """Return *layer* whose *phase* waits for its *own* gathers and requests the *following* ones."""
+
+    if not (copies or own or following):
+        return layer
 
     def make() -> Layer:
         ops = _prefetch(copies + layer.ops(phase), own, following, begins)

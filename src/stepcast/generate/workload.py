@@ -1,12 +1,12 @@
 """Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
 from functools import lru_cache, partial
-from itertools import chain, groupby, pairwise
+from itertools import chain
 
 from stepcast.generate.overlap import Unit, find_data_maker, offload_activations
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
 from stepcast.ir.architecture import NOTHING, Shard
-from stepcast.ir.dataclass import replace
+from stepcast.ir.dataclass import ByIdentity, replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kernels import C, collective
@@ -18,11 +18,10 @@ from stepcast.ir.legality import check
 from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, piece_kinds, trained_shard
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
-from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced
-from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, ScheduleKind, Strategy, layer_view
+from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, Strategy, layer_view
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Layer, Phase, Role, Stage, Workload, fold_units
+from stepcast.ir.workload import Layer, Phase, Role, Stage, Workload, fold_units, map_once
 
 # One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
 
@@ -37,7 +36,7 @@ class UnitMaker:
         self.model, self.view, self.framework = model, view, framework
         self.make_end, self.make_block = lru_cache(self._make_end), lru_cache(256)(self._make_block)
 
-    def _make_end(self, embedding: bool, shared: bool = False) -> Unit:
+    def _make_end(self, embedding: bool, shared: bool = False, frozen: bool = False) -> Unit:
         """Return the embedding or the head; a tied head with *shared* weights has none of its own."""
         layers = end_layers(self.model, self.view, self.framework, embedding)
         unit = self._make_unit(layers, StagePiece(range(0), embedding or shared, not embedding))
@@ -46,65 +45,67 @@ class UnitMaker:
         if shared:
             other = self.make_end(True)
             unit = replace(unit, held=_subtract(unit.held, other.held), trained=_subtract(unit.trained, other.trained))
-        return unit
+        return _forward_only(unit) if frozen else unit
 
-    def _make_block(self, block: LayerParts, recomputed: bool, wide: bool) -> Unit:
-        """Return a layer of kind *block*, its products in the training precision or as *wide* as activations."""
+    def _make_block(self, block: LayerParts, recomputed: bool, leaves: bool, frozen: bool, wide: bool) -> Unit:
+        """Return a layer of kind *block*, its products in the training precision or as *wide* as activations, whose
+        activations may leave for the host.
+        """
         view = replace(self.view, precision=self.view.stored, fp8_parameters=False) if wide else self.view
         layers = block_layers(self.model, view, self.framework, block, recomputed)
         index = self.model.layers - 1 - self.model.blocks[::-1].index(block)  # the last, if any, is trained
-        return self._make_unit(layers, StagePiece(range(index, index + 1), False, False))
+        unit = self._make_unit(layers, StagePiece(range(index, index + 1), False, False))
+        if leaves:
+            saved = count_saved(self.model, self.view, block, self.framework)
+            unit = replace(unit, leaving=round(saved.after(recomputed)))
+        return _forward_only(unit) if frozen else unit
 
     def _make_unit(self, layers: tuple[Layer, ...], piece: StagePiece) -> Unit:
         terms = (self.model, self.view, piece)
         return Unit(layers, held_shard(*terms), trained_shard(*terms))
 
 
+@lru_cache(maxsize=1024)
+def _make_next_token(sizes: Sizes, view: Strategy) -> Unit:
+    """Return one module for multi-token prediction, without its weights: the head has those, once for all of them."""
+    model = sizes.model
+    assert isinstance(model, Model)
+    parts = [block_layers(model, view, sizes.framework, block, False) for block in model.next_token_blocks]
+    return Unit(next_token_layers(sizes, tuple(chain.from_iterable(parts))), NOTHING, NOTHING)
+
+
 _find_unit_maker = lru_cache(maxsize=1024)(UnitMaker)
+_STAGES: ByIdentity[Stage] = ByIdentity(8192)
+"""One object for all pieces of all strategies that run the same: what follows from it is worked out once."""
 
 
 class StageMaker:
-    """Makes stages, one object for all pieces that run the same: what follows from it is worked out once."""
+    """Makes the stages of a strategy."""
 
     def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self.unit_maker = _find_unit_maker(model, layer_view(strategy), framework)
         self.data_maker = find_data_maker(model, strategy, framework)
-        self._blocks = model.blocks
-        self._count_frozen = partial(count_frozen, model, strategy.trained_layers)
-        self._stages: dict[tuple[tuple[int, ...], int, int, bool, bool], Stage] = {}
 
-    def stages(self, strategy: Strategy) -> tuple[Stage, ...]:
-        """Return the stages of *strategy* in model order."""
-        every, first = piece_kinds(self.model, strategy)
-        if strategy.precision.scaled:  # layers may differ by their place in the model
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages in model order."""
+        every, first = piece_kinds(self.model, self.strategy)
+        if self.strategy.precision.scaled:  # layers may differ by their place in the model
             return tuple(map(self.stage, every))
         known = {index: self.stage(every[index]) for index in set(first)}
         return tuple([known[index] for index in first])
 
     def stage(self, piece: StagePiece) -> Stage:
-        # Blocks of a kind are one object.
-        blocks = tuple(map(id, self._blocks[piece.layers.start : piece.layers.stop]))
-        wide, frozen = len(piece.layers) - self._quantised_layers(piece), self._count_frozen(piece.layers)
-        key = (blocks, wide, frozen, piece.embedding, piece.head)
-        if key not in self._stages:
-            self._stages[key] = self._make_stage(piece)
-        return self._stages[key]
-
-    def _quantised_layers(self, piece: StagePiece) -> int:
-        """Return the layers of *piece* that multiply in the training precision; the model's last may stay wide."""
-        if not self.strategy.precision.scaled:
-            return len(piece.layers)
-        return min(len(piece.layers), max(0, self.model.layers - self.framework.wide_layers - piece.layers.start))
-
-    def _make_stage(self, piece: StagePiece) -> Stage:
         units = [*self._reference_units(piece), *self._units(piece)]
+        return _STAGES.get((self.data_maker, *units), partial(self._make_stage, piece, units))
+
+    def _make_stage(self, piece: StagePiece, units: list[Unit]) -> Stage:
         if self.strategy.offload.activations:
             units = offload_activations(units)
         if self.sizes.gathers_boundary:
             units = _gather_arrivals(self.sizes, piece, units)
-        plan = self.sizes.plan
+        plan = self.data_maker.sizes.plan
         if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
             units = self.data_maker.gather_units(units)
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
@@ -120,47 +121,30 @@ class StageMaker:
         without = NO_TARGETS if self.strategy.lora_rank else ()
         frozen = replace(self.strategy, objective=Objective.SFT, lora_targets=without, recompute=NO_RECOMPUTE)
         units = StageMaker(self.model, frozen, replace(self.framework, loop_kernels=0))._units(piece)
-        known = {id(unit): _forward_only(unit, "reference") for unit in units}
-        units = [known[id(unit)] for unit in units]
-        if piece.embedding and self.strategy.lora_rank and self.sizes.eager_modules:
-            # Adapters are switched off before the reference runs, and on again after it.
-            visits = SWITCH_KERNELS * count_adapted(self.model, self.strategy.lora_targets)
-            first, *layers = units[0].layers
-            *ops, last = first.forward
-            switched = replace(first, forward=(*ops, replace(last, kernels=last.kernels + visits)))
-            units[0] = replace(units[0], layers=(switched, *layers))
-        return units
+        # Adapters are switched off before the reference runs, and on again after it.
+        switches = piece.embedding and self.strategy.lora_rank and self.sizes.eager_modules
+        visits = SWITCH_KERNELS * count_adapted(self.model, self.strategy.lora_targets) if switches else 0
+        return [_REFERENCES.of(unit, _make_reference, 0 if index else visits) for index, unit in enumerate(units)]
 
     def _units(self, piece: StagePiece) -> list[Unit]:
         """Return embedding, transformer layers and head as far as the piece holds them."""
-        units = [self.unit_maker.make_end(True)] if piece.embedding else []
-        recomputed = self.strategy.recompute.whole_layers(len(piece.layers))
-        on_host = self.strategy.offload.layers(len(piece.layers))
-        quantised = self._quantised_layers(piece)
-        blocks = self._blocks[piece.layers.start : piece.layers.stop]
-        for start, stop in pairwise(sorted({0, recomputed, on_host, quantised, len(blocks)})):
-            for block, run in groupby(blocks[start:stop]):  # most layers are like the one before
-                unit = self.unit_maker.make_block(block, start < recomputed, start >= quantised)
-                if start < on_host:
-                    saved = count_saved(self.model, self.strategy, block, self.framework)
-                    unit = replace(unit, leaving=round(saved.after(start < recomputed)))
-                units += [unit] * len(list(run))
-        frozen = self._count_frozen(piece.layers) + piece.embedding if self.strategy.trained_layers else 0
-        passive = {id(unit): _forward_only(unit) for unit in units[:frozen]}
-        units[:frozen] = [passive[id(unit)] for unit in units[:frozen]]
+        model, strategy, layers = self.model, self.strategy, piece.layers
+        count, frozen = len(layers), count_frozen(model, strategy.trained_layers, layers)
+        quantised = count
+        if strategy.precision.scaled:  # the model's last layers may multiply in the format of activations
+            quantised = min(count, max(0, model.layers - self.framework.wide_layers - layers.start))
+        recomputed, leaving = strategy.recompute.whole_layers(count), strategy.offload.layers(count)
+        columns = [[True] * size + [False] * (count - size) for size in (recomputed, leaving, frozen)]
+        columns.append([False] * quantised + [True] * (count - quantised))
+        units = map_once(self.unit_maker.make_block, model.blocks[layers.start : layers.stop], *columns)
+        if piece.embedding:
+            units.insert(0, self.unit_maker.make_end(True, frozen=strategy.trained_layers > 0))
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
-            units.append(self.unit_maker.make_end(False, self.model.tied and piece.embedding))
-            if self.strategy.mtp_layers:  # the head's unit holds the module's weights, which all of them share
-                terms = (self.model, self.unit_maker.view, self.framework)
-                parts = [block_layers(*terms, block, False) for block in self.model.next_token_blocks]
-                layers = next_token_layers(self.sizes, tuple(chain.from_iterable(parts)))
-                units += [Unit(layers, NOTHING, NOTHING)] * self.strategy.mtp_layers
+            units.append(self.unit_maker.make_end(False, model.tied and piece.embedding))
+            if strategy.mtp_layers:
+                units += [_make_next_token(self.sizes, self.unit_maker.view)] * strategy.mtp_layers
         return units
-
-
-_find_stage_maker = lru_cache(maxsize=1024)(StageMaker)
-"""The same one for strategies whose stages run the same."""
 
 
 @lru_cache(maxsize=1024)
@@ -236,21 +220,36 @@ def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list
     return units
 
 
-def _forward_only(unit: Unit, prefix: str = "") -> Unit:
-    """Return *unit* frozen, without a backward, its ops named with *prefix* if they run next to the trained ones.
+def _forward_only(unit: Unit) -> Unit:
+    """Return *unit* frozen, without a backward."""
+    layers = tuple(replace(layer, input_gradient=(), weight_gradient=()) for layer in unit.layers)
+    return Unit(layers, unit.held, NOTHING)
 
-    These record nothing for a backward: a host issues a layer in 0.75 of the time (Qwen3 0.6B and Llama 3.2 1B with 64
+
+def _make_reference(unit: Unit, visits: int) -> Unit:
+    """Return *unit* without a backward, its ops named so that they can run next to the trained ones; its host issues so
+    many kernels more after the first layer (*visits*).
+
+    It records nothing for a backward: a host issues a layer in 0.75 of the time (Qwen3 0.6B and Llama 3.2 1B with 64
     tokens, host of an H200), as if every second element-wise kernel were free.
     """
-    layers = []
+    forwards = []
     for layer in unit.layers:
-        ops = enumerate(rename_ops(prefix, layer.forward) if prefix else ())
-        renamed = tuple(
-            replace(op, kernels=(op.kernels + index % 2) // 2) if isinstance(op.work, Elementwise) else op
-            for index, op in ops
+        ops = enumerate(rename_ops("reference", layer.forward))
+        forwards.append(
+            [
+                replace(op, kernels=(op.kernels + index % 2) // 2) if isinstance(op.work, Elementwise) else op
+                for index, op in ops
+            ]
         )
-        layers.append(replace(layer, forward=renamed or layer.forward, input_gradient=(), weight_gradient=()))
-    return Unit(tuple(layers), unit.held, NOTHING)
+    if visits:
+        forwards[0][-1] = replace(forwards[0][-1], kernels=forwards[0][-1].kernels + visits)
+    pairs = zip(unit.layers, forwards, strict=True)
+    layers = tuple(replace(layer, forward=tuple(forward)) for layer, forward in pairs)
+    return _forward_only(replace(unit, layers=layers))
+
+
+_REFERENCES: ByIdentity[Unit] = ByIdentity(4096)
 
 
 def _subtract(shard: Shard, other: Shard) -> Shard:
@@ -261,9 +260,9 @@ def _subtract(shard: Shard, other: Shard) -> Shard:
 def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:
     """Return the work of *model* in one step under *strategy*: one stage per pipeline piece, in model order."""
     check(model, strategy, framework=framework)
-    maker = _find_stage_maker(model, _stage_view(strategy), framework)
+    maker = StageMaker(model, strategy, framework)
     return Workload(
-        stages=maker.stages(strategy),
+        stages=maker.stages(),
         layout=strategy.layout,
         micro_batches=strategy.micro_batches,
         boundary_bytes=maker.sizes.boundary_bytes if strategy.layout.pp > 1 else None,
@@ -276,17 +275,3 @@ def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
             ("seq", str(strategy.seq)),
         ),
     )
-
-
-def _stage_view(strategy: Strategy) -> Strategy:
-    """Return *strategy* as far as what one stage runs depends on it: on whether another stage holds a copy of
-    its layers, but not on how stages follow one another.
-    """
-    layout, overlap = strategy.layout, strategy.overlap
-    if layout.pp > 2 or layout.vpp > 1:
-        layout = replace(layout, pp=min(2, layout.pp), vpp=1)
-    if overlap.experts or not overlap.transfers:
-        overlap = replace(overlap, transfers=True, experts=False)
-    copied = find_schedule(strategy.schedule, layout.pp).copies > 1
-    schedule = strategy.schedule if copied else ScheduleKind.ONE_F_ONE_B
-    return replace(strategy, layout=layout, schedule=schedule, stage_layers=(), overlap=overlap)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
+from itertools import chain
+from typing import TypeVar
 
 from stepcast.ir.dataclass import ByIdentity, Size, dataclass, require, require_counts
 from stepcast.ir.layout import Group, Layout
@@ -86,6 +88,7 @@ class OpPart(StrEnum):
 
 
 SINGLE_GPU = Layout()
+Value = TypeVar("Value")
 
 
 class Phase(StrEnum):
@@ -238,21 +241,22 @@ def unfold_blocks(blocks: Iterable[Block]) -> tuple[Layer, ...]:
 
 def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
     """Return *body* with the *changed* layers at their positions, repeats written out as far as they differ."""
-    blocks: list[Block] = []
-    known: dict[tuple[int, int, int], tuple[Layer, ...]] = {}
-    start = 0
+    return fold_like(body, [(changed.get(index, layer),) for index, layer in enumerate(unfold_blocks(body))])
+
+
+def fold_like(body: Iterable[Block], parts: Sequence[tuple[Layer, ...]]) -> tuple[Block, ...]:
+    """Fold *parts*, which are the layers of *body* with some of them changed, within each of its blocks."""
+    blocks, start = list[Block](), 0
     for block in body:
-        length, stop = len(block.layers), start + len(block.layers) * block.repeat
-        places = [place for place in changed if start <= place < stop]
-        times = [block.layers] * block.repeat if places else []
-        for place in places:
-            repeat, index = divmod(place - start, length)
-            unit, layer = times[repeat], changed[place]
-            key = (id(unit), index, id(layer))
-            if key not in known:
-                known[key] = (*unit[:index], layer, *unit[index + 1 :])
-            times[repeat] = known[key]
-        blocks += fold_units(times) if places else [block]
+        length, left = 0, len(block.layers)
+        while left > 0:
+            left -= len(parts[start + length])
+            length += 1
+        stop = start + length * block.repeat
+        times = parts[start:stop]
+        if length > 1:
+            times = [tuple(chain.from_iterable(parts[first : first + length])) for first in range(start, stop, length)]
+        blocks += fold_units(times)
         start = stop
     return tuple(blocks)
 
@@ -263,18 +267,24 @@ LONGEST_PATTERN = 12
 
 def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
     """Fold units of the same layer objects into blocks: at each place the repeating pattern that covers most."""
-    distinct = {id(unit): unit for unit in units}  # most are one object
-    number: dict[tuple[int, ...], int] = {}
-    known = {key: number.setdefault(tuple(map(id, unit)), len(number)) for key, unit in distinct.items()}
+    keys = map_once(lambda unit: tuple(map(id, unit)), units)
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     blocks: list[Block] = []
     start = 0
-    for length, times in _find_patterns(tuple([known[id(unit)] for unit in units])):
-        pattern = units[start : start + length]
-        layers = pattern[0] if length == 1 else tuple([layer for unit in pattern for layer in unit])
-        run = _RUNS.get(layers, partial(tuple, layers)) if isinstance(layers, tuple) else tuple(layers)
-        blocks.append(Block(run, times))
+    for length, times in _find_patterns(tuple([numbers[key] for key in keys])):
+        layers = units[start] if length == 1 else tuple(chain.from_iterable(units[start : start + length]))
+        # One object for the same layers in the same order, so that caches by identity find it again.
+        blocks.append(Block(_RUNS.get(layers, partial(tuple, layers)), times))
         start += length * times
     return blocks
+
+
+def map_once(function: Callable[..., Value], *columns: Sequence[object]) -> list[Value]:
+    """Return the results of *function* for each row of *columns*, called once for rows of the same objects."""
+    keys = list(zip(*[map(id, column) for column in columns], strict=True))
+    rows = dict(zip(keys, zip(*columns, strict=True), strict=True))
+    results = {key: function(*row) for key, row in rows.items()}
+    return [results[key] for key in keys]
 
 
 @lru_cache(maxsize=4096)
@@ -301,8 +311,8 @@ def _find_patterns(keys: tuple[int, ...]) -> list[tuple[int, int]]:
     return patterns
 
 
-# One object for the same layers in the same order, so that caches by identity find it again.
 _RUNS: ByIdentity[tuple[Layer, ...]] = ByIdentity(8192)
+
 
 
 @dataclass(frozen=True, slots=True)
