@@ -314,7 +314,6 @@ def _find_patterns(keys: tuple[int, ...]) -> list[tuple[int, int]]:
 _RUNS: ByIdentity[tuple[Layer, ...]] = ByIdentity(8192)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Manner:
     """The manner in which a workload runs, as far as its source says; a user's choices win over it."""
