@@ -2,20 +2,20 @@
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from stepcast.analyze.logs import AnalyzedLogs
-from stepcast.analyze.recorded import RecordedResult, join_recorded
+from stepcast.analyze.recorded import join_recorded
 from stepcast.analyze.result import AnalysisResult
 from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace
 from stepcast.inputs.recorded import STEPS, read_logs, read_steps
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
-from stepcast.ir.facts import FactDict, find_doubts
+from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.question import check_rules
@@ -23,7 +23,6 @@ from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
 from stepcast.views.view import View
 
-Analyze = Callable[..., "AnalysisResult"]
 # Formats whose text has details that --verbose adds.
 DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
 
@@ -71,14 +70,18 @@ def analyze_files(
     result = analyze_document(entry, document, question)
     if trace:
         write_trace(load_lazily("cli.analyses:measured_timeline")(document), trace)
-    if entry.name == "kineto" and (recorded := _read_recorded(files, result.facts())):
+    # What ``stepcast record`` wrote next to the traces.
+    if entry.name == "kineto" and len(files) == 1 and (ranks := read_steps(os.path.join(files[0], STEPS))):
+        recorded = join_recorded(ranks, read_logs(files[0]), result.facts()["collectives"])
         result = replace(result, recorded=recorded)
     return result, [result.show(document if isinstance(document, Timeline) else None)]
 
 
 def analyze_document(entry: Format, document: object, question: AnalyzeQuestion) -> AnalysisResult:
     """Return the result for a *document* of the format *entry*, with warnings of impossible values."""
-    result = replace(ANALYSES[entry.name](document, question), format=entry.name)
+    name = ANALYSES[entry.name]
+    asked = (document, question) if name.startswith("cli.") else (document,)
+    result: AnalysisResult = replace(load_lazily(name)(*asked), format=entry.name)
     facts = result.facts()
     return replace(result, warnings=[*facts["warnings"], *find_doubts(facts)])
 
@@ -103,36 +106,21 @@ def _analyze_each(
     return AnalyzedLogs(format=entry.name, runs=runs, warnings=warnings), views
 
 
-def _read_recorded(paths: Sequence[str], facts: FactDict) -> RecordedResult | None:
-    """Return what ``stepcast record`` wrote next to the traces, if *paths* is its folder."""
-    ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
-    if not ranks:
-        return None
-    return join_recorded(ranks, read_logs(paths[0]), facts["collectives"])
-
-
 def read_measured(paths: Sequence[str]) -> tuple[Format, Any]:
     """Return the run in *paths* and its format."""
     return read_as_one(open_sources(paths))
 
 
-def _by_document(name: str) -> Analyze:
-    """Return an analysis by the function *name*, which takes the document alone."""
-    return lambda document, question: load_lazily(name)(document)
-
-
-# By format: the analysis of a measured run.
-STEP_LOG = _by_document("analyze.logs:analyze_step_log")
-STREAMS = _by_document("analyze.logs:analyze_streams")
-COLLECTIVE_LOG = _by_document("analyze.logs:analyze_collective_log")
-ANALYSES: dict[str, Analyze] = {
-    "megatron": load_lazily("cli.analyses:analyze_megatron_run"),
-    "kineto": _by_document("analyze.kineto.analysis:analyze_kineto"),
-    "optimus": load_lazily("cli.analyses:analyze_optimus_run"),
-    "nccl-tests": load_lazily("cli.analyses:analyze_nccl_tests"),
-    **dict.fromkeys(("nsys", "rocprof", "otlp"), STREAMS),
-    "stragglers": _by_document("analyze.stragglers:analyze_stragglers"),
+# The function that analyzes a measured run, by format; those outside of cli take the document alone.
+STEP_LOG = "analyze.logs:analyze_step_log"
+ANALYSES = {
+    "megatron": "cli.analyses:analyze_megatron_run",
+    "kineto": "analyze.kineto.analysis:analyze_kineto",
+    "optimus": "cli.analyses:analyze_optimus_run",
+    "nccl-tests": "cli.analyses:analyze_nccl_tests",
+    **dict.fromkeys(("nsys", "rocprof", "otlp"), "analyze.logs:analyze_streams"),
+    "stragglers": "analyze.stragglers:analyze_stragglers",
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
     **dict.fromkeys(("nemo-log", "deepspeed-log", "trainer-log", "verl-log", "nemo-rl-log"), STEP_LOG),
-    **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
+    **dict.fromkeys(("flight-recorder", "nccl-inspector"), "analyze.logs:analyze_collective_log"),
 }

@@ -60,11 +60,6 @@ def _calibrate_operators(paths: Sequence[str], args: argparse.Namespace) -> tupl
     return calibrate_operators(measured, args.gpu, "op-times")
 
 
-def _calibrate_kineto(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
-    measured = read_operators(list(map(open_source, paths)))
-    return calibrate_operators([measured], args.gpu, "kineto")
-
-
 def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     if not (args.gpu or args.cluster):
         raise ValueError(
@@ -207,11 +202,10 @@ def _write_cluster(fitted: Fitted, facts: FactDict, args: argparse.Namespace) ->
     return "\n".join(lines) + "\n"
 
 
-Calibrate = Callable[[Sequence[str], argparse.Namespace], tuple[FactDict, str]]
 # By format of the runs: the facts of a fit and the file to write.
-CALIBRATIONS: dict[str, Calibrate] = {
+CALIBRATIONS: dict[str, Callable[[Sequence[str], argparse.Namespace], tuple[FactDict, str]]] = {
     "op-times": _calibrate_operators,
-    "kineto": _calibrate_kineto,
+    "kineto": lambda paths, args: calibrate_operators([read_operators([*map(open_source, paths)])], args.gpu, "kineto"),
     "megatron": _calibrate_megatron,
     "optimus": _calibrate_optimus,
     "nccl-tests": _calibrate_collectives,

@@ -7,16 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 
-from stepcast.cli.output import (
-    open_source,
-    origin,
-    print_json,
-    print_warnings,
-    show_view,
-    terminal_width,
-    write_file,
-    write_view,
-)
+from stepcast.cli import output
+from stepcast.cli.output import origin, print_warnings, terminal_width
 from stepcast.forecast.captured import CapturedSharding, Spread, add_gaps, predict_captured
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
@@ -74,16 +66,16 @@ def run(args: argparse.Namespace) -> int:
         captured = capture(args.program, options)
     found = captured_facts(captured)
     if args.output:
-        write_file(args.output, write_captured(captured))
+        output.write_file(args.output, write_captured(captured))
         found["output"] = args.output
     if args.predict:
         prediction, asked = predict_program(captured, question)
         found["prediction"] = {**asked, **prediction.report.facts()}
         if args.html:
             facts = {**found["prediction"], **origin(args)}
-            write_view(args, step_view(facts, prediction.shown_timeline, roofline(prediction)))
+            output.write_view(args, step_view(facts, prediction.shown_timeline, roofline(prediction)))
     if args.json:
-        print_json(found)
+        output.print_json(found)
         return 0
     print(render_text(captured_view(found), terminal_width()))
     if args.predict:
@@ -118,7 +110,7 @@ class BatchError(ValueError):
 
 
 def read_captured(path: str) -> Captured:
-    _, document = read_as_one([open_source(path)])
+    _, document = read_as_one([output.open_source(path)])
     if not isinstance(document, Captured):
         raise ValueError(f"{path}: is not a captured program; 'stepcast capture ... -o FILE' writes one")
     return document
@@ -170,7 +162,7 @@ def run_captured_search(args: argparse.Namespace) -> int:
     fitting = sum(bool(row["fits"]) for row in rows)
     facts = {"kind": "captured search", "model": captured.name, "gpus": best[0]["gpus"], "candidates": len(rows)}
     facts |= {"fitting": fitting, "rows": best[: asked.top], **origin(args)}
-    show_view(args, captured_search_view(facts))
+    output.show_view(args, captured_search_view(facts))
     return 0 if best[0]["fits"] else 1
 
 

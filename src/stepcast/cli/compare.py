@@ -31,7 +31,6 @@ from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.views.compare import compare_view, gate_view
 from stepcast.views.declared import phrase
 from stepcast.views.jobs import watch_view
-from stepcast.views.view import View
 
 NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement of another run
 
@@ -40,9 +39,19 @@ def run_compare(args: argparse.Namespace) -> int:
     files = [args.predicted, args.measured]
     found = compare_files(files, [read_facts(path) for path in files]).facts()
     args.predicted, args.measured = (side["file"] for side in found["sides"])
-    if args.trace:
-        write_trace(timeline_of({"first": _play(args.predicted), "second": _play(args.measured)}), args.trace)
-    show_view(args, _build_view(args, found))
+    timeline = None
+    if args.trace or args.html:
+        try:
+            timeline = timeline_of({"first": _play(args.predicted), "second": _play(args.measured)})
+        except ValueError:
+            if args.trace:
+                raise  # a page does without the timelines, which two Megatron runs have
+    if args.trace and timeline is not None:
+        write_trace(timeline, args.trace)
+    names = (os.path.basename(args.predicted) or args.predicted, os.path.basename(args.measured) or args.measured)
+    if names[0] == names[1]:
+        names = (f"{names[0]} (first)", f"{names[1]} (second)")
+    show_view(args, compare_view(found, names, timeline if args.html else None))
     judged = len(set(found["kinds"])) > 1
     return NOT_THE_SAME if judged and not found["same_run"] else 0
 
@@ -79,20 +88,6 @@ def read_printed(path: str) -> FactDict | None:
     if isinstance(found, dict) and "sensitivity" in found and found.get("rows") == []:
         raise ValueError(f"{path}: the search found no strategy, so it has no step to compare")
     return dict(account_of(found)) if isinstance(found, dict) and "step_s" in account_of(found) else None
-
-
-def _build_view(args: argparse.Namespace, found: FactDict) -> View:
-    """Return the view of both sides, with the timelines of two Megatron runs."""
-    names = (os.path.basename(args.predicted) or args.predicted, os.path.basename(args.measured) or args.measured)
-    if names[0] == names[1]:
-        names = (f"{names[0]} (first)", f"{names[1]} (second)")
-    if not args.html:
-        return compare_view(found, names)
-    try:
-        timeline = timeline_of({"first": _play(args.predicted), "second": _play(args.measured)})
-    except ValueError:  # only the facts of a side are known
-        timeline = None
-    return compare_view(found, names, timeline)
 
 
 def _play(path: str) -> PlayedStep:
@@ -268,7 +263,11 @@ def _follow(path: str, idle_s: float | None) -> Iterator[tuple[str, str]]:
     quiet_since = time.monotonic()
     while True:
         heard = False
-        for name in _files(path):
+        names = [path]
+        if os.path.isdir(path):
+            inside = (os.path.join(path, name) for name in sorted(os.listdir(path)) if not name.startswith("."))
+            names = [name for name in inside if os.path.isfile(name)]
+        for name in names:
             size = os.path.getsize(name)
             place = places.get(name, 0)
             if size < place:  # rotated: begin again
@@ -291,10 +290,3 @@ def _follow(path: str, idle_s: float | None) -> Iterator[tuple[str, str]]:
                 yield from ((name, rest.decode(errors="replace")) for name, rest in rests.items() if rest)
                 return
             time.sleep(POLL_S)
-
-
-def _files(path: str) -> list[str]:
-    if not os.path.isdir(path):
-        return [path]
-    found = (os.path.join(path, name) for name in sorted(os.listdir(path)) if not name.startswith("."))
-    return [name for name in found if os.path.isfile(name)]

@@ -10,11 +10,9 @@ def run(args: argparse.Namespace) -> int:
     chooser = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     words = {}
     for verb, sub in chooser.choices.items():
-        listed = [option for action in sub._actions for option in action.option_strings if option.startswith("--")]
-        listed += [
-            str(choice) for action in sub._actions if not action.option_strings for choice in action.choices or ()
-        ]
-        words[verb] = listed
+        words[verb] = [option for action in sub._actions for option in action.option_strings if option[:2] == "--"]
+        places = (action for action in sub._actions if not action.option_strings)
+        words[verb] += [str(choice) for action in places for choice in action.choices or ()]
     print(SCRIPTS[args.shell](words), end="")
     return 0
 

@@ -17,20 +17,11 @@ from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import Price
 from stepcast.hardware import Cluster, Gpu, Place, load_cluster, load_gpu
 from stepcast.hardware.path import job_path
+from stepcast.ir import work as ops
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.layout import Group, Layout
-from stepcast.ir.work import (
-    Attention,
-    Collective,
-    CollectiveKind,
-    Elementwise,
-    ElementwiseKind,
-    GroupedMatmul,
-    Matmul,
-    cast,
-    usual_kernel,
-)
+from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import GIB, TFLOPS
 from stepcast.views.costs import collective_view, operator_view
@@ -79,26 +70,18 @@ def run_op(args: argparse.Namespace) -> int:
     load = SUSTAINED if args.busy else ALONE
     works = list(_works(args))
     prices = [priced(work, gpu, default_fit(), load) for work in works]
-    warnings = _format_warnings(works[0], gpu)
+    dtype, warnings = DType(args.dtype), []
+    if args.kind in MATRIX_KINDS and (used := gpu.runs_as(dtype)) != dtype:
+        warnings = [
+            f"{gpu.name} has no {dtype} matrix units: estimated as multiplied in {used}, with {dtype} operands in "
+            f"memory; it has {', '.join(gpu.matrix_flops)}"
+        ]
     about = {"operator": args.kind, "gpu": gpu.name, "dtype": args.dtype, "backward": args.backward}
     records = [_operator_record(work, price) for work, price in zip(works, prices, strict=True)]
     warnings += find_doubts({"rows": records}) + _speed_warnings(works, prices, gpu)
     answer = {"rows": records} if args.sweep else records[0]
     show_view(args, operator_view({**about, **answer, "warnings": warnings}))
     return 0
-
-
-def _format_warnings(work: Operator, gpu: Gpu) -> list[str]:
-    """Return a warning if the GPU has no matrix units for the data type, so that another one is used."""
-    if isinstance(work, Elementwise):
-        return []
-    used = gpu.runs_as(work.dtype)
-    if used == work.dtype:
-        return []
-    return [
-        f"{gpu.name} has no {work.dtype} matrix units: estimated as multiplied in {used}, with {work.dtype} "
-        f"operands in memory; it has {', '.join(gpu.matrix_flops)}"
-    ]
 
 
 def _speed_warnings(works: list[Operator], costs: list[Price], gpu: Gpu) -> list[str]:
@@ -135,30 +118,26 @@ def _work(args: argparse.Namespace) -> Operator:
         raise ValueError(f"{args.kind} needs {' and '.join(missing)}")
     dtype = DType(args.dtype)
     if args.kind == "attention":
-        return _attention(args, dtype)
+        if args.kv_heads is not None and args.heads % args.kv_heads:
+            raise ValueError(
+                f"--kv-heads {args.kv_heads} does not divide --heads {args.heads}: each serves as many queries"
+            )
+        return Attention(
+            **pick(args, "query_len=seq heads head_dim value_dim=head_dim backward"),
+            batch=1 if args.batch is None else args.batch,
+            key_len=args.seq if args.keys is None else args.keys,
+            kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
+            causal=not args.no_causal,
+            dtype=dtype,
+        )
     if args.kind not in MATRIX_KINDS:
-        kind = ElementwiseKind(args.kind)
-        if kind is ElementwiseKind.CAST:
-            return cast(args.rows, args.columns, dtype, DType(args.to or "fp32"), args.backward)
-        return usual_kernel(kind, args.rows, args.columns, dtype, args.backward)
+        kind = ops.ElementwiseKind(args.kind)
+        if kind is ops.ElementwiseKind.CAST:
+            return ops.cast(args.rows, args.columns, dtype, DType(args.to or "fp32"), args.backward)
+        return ops.usual_kernel(kind, args.rows, args.columns, dtype, args.backward)
     if args.kind == "grouped":
         return GroupedMatmul(args.m, args.n, args.k, args.groups, dtype)
     return Matmul(args.m, args.n, args.k, args.batch or 1, dtype)
-
-
-def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
-    if args.kv_heads is not None and args.heads % args.kv_heads:
-        raise ValueError(
-            f"--kv-heads {args.kv_heads} does not divide --heads {args.heads}: each serves as many queries"
-        )
-    return Attention(
-        **pick(args, "query_len=seq heads head_dim value_dim=head_dim backward"),
-        batch=1 if args.batch is None else args.batch,
-        key_len=args.seq if args.keys is None else args.keys,
-        kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
-        causal=not args.no_causal,
-        dtype=dtype,
-    )
 
 
 def _operator_record(work: Operator, price: Price) -> FactDict:
@@ -196,7 +175,10 @@ def run_collective(args: argparse.Namespace) -> int:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
     check_applicable(args, racks=has_racks(args))
     cluster = load_cluster(args.cluster, args.set)
-    route = _route(args, cluster)
+    held, place = args.ranks_per_node, Place(args.place)
+    if held is not None and not 1 <= held <= cluster.domain_gpus:
+        raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
+    route = route_of(job_path(cluster, args.ranks, held, place), cluster, args.ranks_per_thread)
     sizes = [args.size or 0]
     if args.sweep:
         largest = LARGEST_BYTES if args.size is None else args.size
@@ -208,7 +190,7 @@ def run_collective(args: argparse.Namespace) -> int:
     prices = [_price(args, size, route) for size in sizes]
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": route.ranks, "nodes": route.nodes}
     rows = [_collective_record(price) for price in prices]
-    uneven = uneven_warning("a group of", route, cluster, Place(args.place))
+    uneven = uneven_warning("a group of", route, cluster, place)
     warnings = [*uneven, *cluster.topology.doubts, *find_doubts({"rows": rows})]
     answer = {"rows": rows} if args.sweep else rows[0]
     show_view(args, collective_view({**about, **answer, "warnings": warnings}))
@@ -246,13 +228,6 @@ def _price(args: argparse.Namespace, size: int, route: Route) -> CollectivePrice
         return send_receive_price(size, route)
     algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
     return price(CollectiveKind(args.kind), size, route, algorithm, args.imbalance)
-
-
-def _route(args: argparse.Namespace, cluster: Cluster) -> Route:
-    held = args.ranks_per_node
-    if held is not None and not 1 <= held <= cluster.domain_gpus:
-        raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
-    return route_of(job_path(cluster, args.ranks, held, Place(args.place)), cluster, args.ranks_per_thread)
 
 
 def _collective_record(price: CollectivePrice) -> FactDict:

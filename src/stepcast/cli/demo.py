@@ -64,20 +64,24 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(heading("A forecast: how long does a training step take, and does it fit?"))
         print(f"\n$ {forecast.command}\n{forecast.printed.rstrip()}\n", flush=True)
-    documents = [_describe_document(path) for path in sorted(folder.iterdir()) if path.is_file()]
+    documents: list[FactDict] = []
+    for path in sorted(filter(Path.is_file, folder.iterdir())):
+        source = Source(path)
+        entry = recognise(source)
+        facts = facts_of(read_sources([source], entry))
+        documents.append({"file": str(path), "format": entry.name, **facts})
     source = Source(folder / TRACED)
-    timeline = read_sources([source], recognise(source))
     trace = output / "megatron-rank7.perfetto.json"
-    write_trace(timeline, str(trace))
+    write_trace(read_sources([source], recognise(source)), str(trace))
     index = _write_pages(forecast, documents, output)
     if args.json:
         print_json({"documents": documents, "written": [str(trace), str(index)]})
         return 0
     print(heading("The example files, recognised by their content"), end="\n\n")
     print(table(("document", "format", "layout", "contents"), map(_row, documents), width), end="\n\n")
-    for document in documents:
-        for warning in document["warnings"]:
-            print(bullet(f"{Path(document['file']).name}: {warning}", "note: ", width))
+    for facts in documents:
+        for warning in facts["warnings"]:
+            print(bullet(f"{Path(facts['file']).name}: {warning}", "note: ", width))
     written = f"wrote {index}: open it in a browser; it links a page of the forecast and of each file"
     print(
         "", *wrap(written, width), f"wrote {trace}: open it at ui.perfetto.dev", "", heading("Try next"), "", sep="\n"
@@ -93,13 +97,6 @@ def shipped_examples() -> Path:
     package = Path(__file__).resolve().parents[1]
     places = (Path("examples"), package / "examples", package.parents[1] / "examples")
     return next((place for place in places if (place / TRACED).is_file()), places[0])
-
-
-def _describe_document(path: Path) -> FactDict:
-    source = Source(path)
-    entry = recognise(source)
-    document = read_sources([source], entry)
-    return {"file": str(path), "format": entry.name, **facts_of(document)}
 
 
 def _row(document: FactDict) -> tuple[str, str, str, str]:

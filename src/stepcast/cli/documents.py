@@ -36,21 +36,17 @@ def open_sources(
     for path in paths:
         if not path:
             raise ValueError("the name of a file is empty; is a variable of your shell not set?")
-        if not os.path.isdir(path):
-            sources += map(open_source, _matching(path) or set_files(path))
+        if os.path.isdir(path):
+            inside = [open_source(file) for file in folder_files(path)]
+            sources += inside if format_name else _known_of(inside, path, recognised)
             continue
-        inside = [open_source(file) for file in folder_files(path)]
-        sources += inside if format_name else _known_of(inside, path, recognised)
+        matching: list[str] = []  # the files of a pattern that the shell did not expand, such as 'ar.*.et'
+        if any(mark in path for mark in "*?[") and not os.path.exists(path):
+            from glob import glob
+
+            matching = sorted(filter(os.path.isfile, glob(path)))
+        sources += map(open_source, matching or set_files(path))
     return sources
-
-
-def _matching(pattern: str) -> list[str]:
-    """Return the files of a pattern that the shell did not expand, such as ``'ar.*.et'``."""
-    if not any(mark in pattern for mark in "*?[") or os.path.exists(pattern):
-        return []
-    from glob import glob
-
-    return sorted(file for file in glob(pattern) if os.path.isfile(file))
 
 
 def _known_of(sources: Sequence[Source], folder: str, recognised: Recognise) -> list[Source]:

@@ -19,6 +19,7 @@ from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.units import nearest
 from stepcast.version import __version__
 from stepcast.views.text import message as one_line
+from stepcast.views.text import wrap
 
 # Modules of several verbs.
 KINDS = {"costs": "op collective", "show": "show list convert", "generate": "generate rl"}
@@ -53,16 +54,6 @@ class Verb(NamedTuple):
         """Two example commands; of a verb without a page, what there is to say about it."""
         examples = "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)])
         return examples if self.page else self.about or None
-
-    def help(self, width: int) -> str:
-        """Return the text of ``stepcast help VERB``."""
-        from stepcast.views.text import wrap
-
-        options = f"All options: stepcast {self.name} --help"
-        if not self.page:
-            return f"{self.sentence}\n\n{options}"
-        about = "\n".join(wrap(self.about, width))
-        return f"{about}\n\n{self.epilog}\n\n{options}. Documentation: docs/{self.page}.md"
 
 
 def _read_verbs(texts: str) -> Iterator[Verb]:
@@ -249,7 +240,13 @@ def _help(words: Sequence[str]) -> int:
     if not named:
         build_parser(load=False).parse_args(words[:1] or ["--help"])
         return 2
-    print(named[0].help(streams.terminal_width()))
+    (verb,) = named
+    options = f"All options: stepcast {verb.name} --help"
+    if verb.page:
+        about = "\n".join(wrap(verb.about, streams.terminal_width()))
+        print(f"{about}\n\n{verb.epilog}\n\n{options}. Documentation: docs/{verb.page}.md")
+    else:
+        print(f"{verb.sentence}\n\n{options}")
     return 0
 
 

@@ -79,12 +79,12 @@ class AgentServer:
             message = json.loads(line)
         except (ValueError, RecursionError):
             return self._fail(None, PARSE_ERROR, "expected one JSON object per line")
-        if not isinstance(message, dict) or not isinstance(message.get("method"), str):
-            if not (isinstance(message, dict) and ("result" in message or "error" in message)):
-                self._fail(None, INVALID_REQUEST, "expected a request with a method")
-            return None
-        params = message.get("params")
-        self._dispatch(message.get("id"), message["method"], params if isinstance(params, dict) else {})
+        known = message if isinstance(message, dict) else {}
+        method, params = known.get("method"), known.get("params")
+        if isinstance(method, str):
+            self._dispatch(known.get("id"), method, params if isinstance(params, dict) else {})
+        elif not known.keys() & {"result", "error"}:
+            self._fail(None, INVALID_REQUEST, "expected a request with a method")
         return None
 
     def _dispatch(self, number: object, method: str, params: FactDict) -> None:
@@ -209,19 +209,15 @@ def _actions(tool: str) -> Mapping[str, argparse.Action]:
 def describe_tools() -> list[FactDict]:
     """Return the tools as ``tools/list`` gives them."""
     about, hints = {verb.name: verb.about for verb in VERBS}, {"readOnlyHint": True, "openWorldHint": False}
-    return [
-        {"name": tool, "description": about[tool], "inputSchema": _schema(tool), "annotations": hints} for tool in TOOLS
-    ]
-
-
-def _schema(tool: str) -> FactDict:
-    properties, required = {}, []
-    for name, action in _actions(tool).items():
-        words = (action.help or "").replace("%%", "%")
-        properties[name] = {"description": words, **_type(action)}
-        if action.required and action.nargs not in ("?", "*"):
-            required.append(name)
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    tools = []
+    for tool in TOOLS:
+        actions = _actions(tool).items()
+        words = {name: (action.help or "").replace("%%", "%") for name, action in actions}
+        properties = {name: {"description": words[name], **_type(action)} for name, action in actions}
+        required = [name for name, action in actions if action.required and action.nargs not in ("?", "*")]
+        schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        tools.append({"name": tool, "description": about[tool], "inputSchema": schema, "annotations": hints})
+    return tools
 
 
 def _type(action: argparse.Action) -> FactDict:

@@ -109,27 +109,20 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
                 add_row(place, included, verb)
         else:
             name, *left_out = row[1:].split(" -")
-            module, _, kind = name.partition(":")
-            _add_question(parser, getattr(import_module(f"stepcast.{module}"), kind), left_out)
-
-
-def _add_question(parser: argparse.ArgumentParser, kind: type[Question], left_out: Collection[str]) -> None:
-    """Add an option for each choice of a question, under the headings of the help.
-
-    Options that are not given are absent from the arguments, so that ``read_question`` can tell them from those
-    given with their default.
-    """
-    parser.set_defaults(asks=kind)
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, choice in choices_of(kind).items():
-        if name in left_out:
-            continue
-        if choice.group not in groups:
-            groups[choice.group] = parser.add_argument_group(choice.group)
-            if choice.group == WHAT and issubclass(kind, PredictQuestion):
-                for row in _rows("config"):
-                    add_row(groups[WHAT], row)
-        add_choice(groups[choice.group], name, choice, defaults_of(kind)[name], default=argparse.SUPPRESS)
+            module, _, question = name.partition(":")
+            kind: type[Question] = getattr(import_module(f"stepcast.{module}"), question)
+            parser.set_defaults(asks=kind)
+            groups: dict[str, argparse._ArgumentGroup] = {}
+            for name, choice in choices_of(kind).items():
+                if name in left_out:
+                    continue
+                if choice.group not in groups:
+                    groups[choice.group] = parser.add_argument_group(choice.group)
+                    if choice.group == WHAT and issubclass(kind, PredictQuestion):
+                        for included in _rows("config"):
+                            add_row(groups[WHAT], included)
+                # Absent unless given, so that read_question can tell it from one given with its default.
+                add_choice(groups[choice.group], name, choice, defaults_of(kind)[name], default=argparse.SUPPRESS)
 
 
 def add_choice(
@@ -283,27 +276,24 @@ OTHER = invert_words(read_words("choices")["options"])
 def rename_options(arguments: Sequence[str], options: Collection[str], kind: type[Question] | None = None) -> list[str]:
     """Return *arguments* with other words for *options* replaced; *kind* is the question that they ask."""
     words: list[str] = []
+    names, flags = other_names(kind), alias_flags(kind or PredictQuestion)
     for index, word in enumerate(arguments):
         if word == "--":
             return [*words, *arguments[index:]]
         is_option = len(word) > 2 and word[0] == "-" and not word[1].isdigit() and word[1] != "."
-        words += _rename(word, options, kind) if is_option and word not in options else [word]
+        name, equals, value = word.partition("=")
+        plain = name.lstrip("-").lower().replace("_", "-")
+        ours = plain if f"--{plain}" in options else names.get(plain)
+        flag, meant = flags.get(plain, ("", ""))
+        if not is_option or word in options:
+            words.append(word)
+        elif ours and f"--{ours}" in options:
+            words += [f"--{ours}", *([value] if equals else [])]
+        elif f"--{flag}" in options and not equals:
+            words += [f"--{flag}", meant]
+        else:
+            words.append(word)
     return words
-
-
-def _rename(word: str, options: Collection[str], kind: type[Question] | None) -> list[str]:
-    name, equals, value = word.partition("=")
-    plain = name.lstrip("-").lower().replace("_", "-")
-    rest = [value] if equals else []
-    names, flags = other_names(kind), alias_flags(kind or PredictQuestion)
-    if f"--{plain}" in options:
-        return [f"--{plain}", *rest]
-    if plain in names and f"--{names[plain]}" in options:
-        return [f"--{names[plain]}", *rest]
-    if plain in flags and f"--{flags[plain][0]}" in options and not rest:
-        ours, meant = flags[plain]
-        return [f"--{ours}", meant]
-    return [word]
 
 
 def other_names(kind: type[Question] | None = None) -> Mapping[str, str]:

@@ -3,6 +3,7 @@ read, with a progress bar for large ones on a terminal.
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ import msgspec
 
 from stepcast.cli.streams import show_status, unpainted, waiting_notes
 from stepcast.cli.streams import terminal_width as terminal_width
-from stepcast.inputs.source import Progress, Source, read_most
+from stepcast.inputs.source import Source, read_most
 from stepcast.ir.facts import ChangeFacts, FactDict, pick
 from stepcast.ir.grouping import group_by_key
 from stepcast.ir.limits import PIPE
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from stepcast.questions.choices import Question
     from stepcast.questions.emitting import EmittedConfig
     from stepcast.questions.search import Watching
-    from stepcast.views.document import About
 
 # Characters within strings of JSON; outside of them there are none.
 UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
@@ -50,7 +50,8 @@ def print_json(value: object) -> None:
     text = msgspec.json.format(data, indent=2).decode()
     if not text.isascii() or "\x7f" in text:  # JSON itself escapes the other control characters of ASCII
         every = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-        text = (UNSEEN_IN_JSON if every else BEYOND_ASCII).sub(_json_escape, text)
+        # As escapes, which JSON readers read as the same text and terminals do not interpret.
+        text = (UNSEEN_IN_JSON if every else BEYOND_ASCII).sub(lambda match: json.dumps(match[0])[1:-1], text)
     with unpainted():
         sys.stdout.write(text + "\n")
 
@@ -67,12 +68,6 @@ def _as_text(value: object) -> object:
     if isinstance(value, list):
         return [_as_text(item) for item in value]
     return visible(value) if isinstance(value, str) else value
-
-
-def _json_escape(match: re.Match[str]) -> str:
-    """Return an escape that JSON readers read as the same text and terminals do not interpret."""
-    words = match[0].encode("utf-16-be")
-    return "".join(f"\\u{words[index]:02x}{words[index + 1]:02x}" for index in range(0, len(words), 2))
 
 
 def print_data(data: bytes) -> int:
@@ -126,8 +121,12 @@ def check_files(args: argparse.Namespace) -> None:
         if where in taken:
             raise ValueError(f"{path}: is the file {taken[where]}; use another name")
         taken[where] = f"that --{name.replace('_', '-')} writes"
-    if written:
-        _watch_reads()
+    if written:  # remember the files opened from now on
+        global _watching
+        if not _watching:
+            sys.addaudithook(_note_open)
+            _watching = True
+        _opened.clear()
 
 
 def _paths(args: argparse.Namespace, name: str) -> list[str]:
@@ -188,15 +187,6 @@ _watching = False
 _opened: set[str] = set()
 
 
-def _watch_reads() -> None:
-    """Remember the files opened from now on."""
-    global _watching
-    if not _watching:
-        sys.addaudithook(_note_open)
-        _watching = True
-    _opened.clear()
-
-
 def _note_open(event: str, arguments: tuple[object, ...]) -> None:
     if event == "open":
         path, _, flags = arguments
@@ -223,19 +213,6 @@ def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> N
 # ---- answers of verbs as text, JSON, and pages for ``--html FILE`` ----------------------------------------
 
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
-
-
-def about(args: argparse.Namespace) -> "About":
-    """Return the origin of a page, with a link to the trace that was written with it."""
-    from stepcast.views.document import About
-
-    links = []
-    if trace := getattr(args, "trace", None):
-        where = os.path.relpath(trace, os.path.dirname(os.path.abspath(args.html)))
-        data = os.fsencode(where.replace(os.sep, "/"))
-        url = "./" + "".join(chr(byte) if byte in SAFE else f"%{byte:02X}" for byte in data)
-        links.append(("Trace for ui.perfetto.dev", url))
-    return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
 
 
 def origin(args: argparse.Namespace) -> FactDict:
@@ -269,11 +246,20 @@ def show_alternatives(args: argparse.Namespace, question: "Question", watching: 
 
 
 def write_view(args: argparse.Namespace, view: View) -> None:
-    """Write the page of an answer if ``--html`` asks for it."""
-    if args.html:
-        from stepcast.views.html import render_page
+    """Write the page of an answer if ``--html`` asks for it, with a link to the trace that was written with it."""
+    if not args.html:
+        return
+    from stepcast.views.document import About
+    from stepcast.views.html import render_page
 
-        write_file(args.html, render_page(view, about(args)))
+    links = []
+    if trace := getattr(args, "trace", None):
+        where = os.path.relpath(trace, os.path.dirname(os.path.abspath(args.html)))
+        data = os.fsencode(where.replace(os.sep, "/"))
+        url = "./" + "".join(chr(byte) if byte in SAFE else f"%{byte:02X}" for byte in data)
+        links.append(("Trace for ui.perfetto.dev", url))
+    about = About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
+    write_file(args.html, render_page(view, about))
 
 
 def print_view(args: argparse.Namespace, view: View, verbose: bool = True, below: Sequence[str] = ()) -> None:
@@ -308,7 +294,10 @@ def open_source(path: str) -> Source:
         if sys.stdin.isatty():
             print("reading standard input; end it with Ctrl-D", file=sys.stderr)
         return Source("standard input", _read_all(sys.stdin.buffer))
-    return Source(path, progress=_bar(path))
+    if not sys.stderr.isatty() or not os.path.isfile(path) or os.path.getsize(path) < SMALLEST_BYTES:
+        return Source(path)
+    size, bar = os.path.getsize(path), ProgressBar(os.path.basename(path)[:30], " MB")
+    return Source(path, progress=lambda done: bar(done / 1e6, size / 1e6))
 
 
 @lru_cache(maxsize=1)
@@ -346,13 +335,6 @@ def moving_text(label: str, ticks: int, text: str) -> str:
     """Return a bar that moves, for work of unknown length."""
     start = ticks % (BAR_WIDTH - len(MOVING) + 1)
     return f"{label} [{'.' * start}{MOVING}{'.' * (BAR_WIDTH - len(MOVING) - start)}] {text}"
-
-
-def _bar(path: str) -> Progress | None:
-    if not sys.stderr.isatty() or not os.path.isfile(path) or os.path.getsize(path) < SMALLEST_BYTES:
-        return None
-    size, bar = os.path.getsize(path), ProgressBar(os.path.basename(path)[:30], " MB")
-    return lambda done: bar(done / 1e6, size / 1e6)
 
 
 # ---- output of verbs that simulate a step -------------------------------------------------------------------

@@ -19,19 +19,12 @@ from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.pytorch.load import load_torch_with_gpu
+from stepcast.pytorch.profile import measure as measuring
 from stepcast.pytorch.profile.backend import TorchBackend, all_reduce_points, bus_bytes_per_s
 from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
 from stepcast.pytorch.profile.corrections import FittedClass, fit_classes, fit_energies
 from stepcast.pytorch.profile.imported import import_tables
-from stepcast.pytorch.profile.measure import (
-    Document,
-    MeasuredPoints,
-    MeasuringProgress,
-    measure,
-    measure_sustained,
-    read_document,
-    to_toml,
-)
+from stepcast.pytorch.profile.measure import Document, MeasuredPoints, MeasuringProgress
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views.text import facts, table
 
@@ -54,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     paces = [document.launch]
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
     keep = _Keeper(args.output, document, lambda: paces.append(backend.launch()))
-    points = measure(cases, backend, document.points, limit_s, time.monotonic, keep)
+    points = measuring.measure(cases, backend, document.points, limit_s, time.monotonic, keep)
     kept_up = sustained_cases(gpu, default_fit(), backend.formats)
-    points = measure_sustained(kept_up, backend, points)
+    points = measuring.measure_sustained(kept_up, backend, points)
     show_status("")
     power = fit_energies(kept_up, points, gpu, default_fit())
     # Points of an earlier run with other options count too.
@@ -99,7 +92,7 @@ def _known(path: Path, backend: TorchBackend) -> Document | None:
     """Return what an earlier run measured on the same GPU with the same software."""
     if not path.exists():
         return None
-    document = read_document(Source(path).text(DESCRIPTION), str(path))
+    document = measuring.read_document(Source(path).text(DESCRIPTION), str(path))
     for what, old, new in (("GPU", document.device, backend.device), ("software", document.software, backend.software)):
         if old != new:
             raise ValueError(f"{path}: was measured with another {what} ({old}, not {new}); write to another file")
@@ -119,7 +112,7 @@ def _with_collectives(document: Document, torch: ModuleType) -> Document:
 
 
 def _write(path: str, document: Document) -> None:
-    write_file(path, to_toml(document).encode(), resumes=True)
+    write_file(path, measuring.to_toml(document).encode(), resumes=True)
 
 
 class _Keeper:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
-from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
+from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS, read_steps
 from stepcast.inputs.source import Source
 from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
@@ -28,8 +28,6 @@ def run(args: argparse.Namespace) -> int:
     _check_pytorch(words)
     status = subprocess.run(words, env=_environment(folder, args), check=False).returncode
     taken = [*_taken(args.flight_recorder, folder, FLIGHT), *_taken(args.inspector, folder, INSPECTOR)]
-    from stepcast.inputs.recorded import read_steps
-
     ranks = read_steps(os.path.join(folder, STEPS))
     traces = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if ranks else []
     warnings = []
@@ -53,25 +51,19 @@ def _check_pytorch(words: Sequence[str]) -> None:
     program = shutil.which(words[0])
     if program is None:
         raise ValueError(f"{visible(words[0])}: no such program")
-    python = _interpreter(program)
-    if python is None:  # a launcher of its own: known only once it has ended
-        return
+    python = [program]  # the command of the Python that runs it: itself, or the one that its first line names
+    if not os.path.basename(program).startswith("python"):
+        with open(program, "rb") as file:
+            first = file.readline(LONGEST_FIRST_LINE)
+        python = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
+        if not python or "python" not in os.path.basename(python[-1]):
+            return  # a launcher of its own: known only once it has ended
     looking = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     if subprocess.run([*python, "-c", looking], capture_output=True, check=False).returncode == 1:
         raise ValueError(
             f"record needs PyTorch in the Python that runs the job ({visible(' '.join(python))}), which has none: "
             "pip install torch there, or name another python"
         )
-
-
-def _interpreter(program: str) -> list[str] | None:
-    """Return the command of the Python that runs *program*: itself, or the one that its first line names."""
-    if os.path.basename(program).startswith("python"):
-        return [program]
-    with open(program, "rb") as file:
-        first = file.readline(LONGEST_FIRST_LINE)
-    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
-    return words if words and "python" in os.path.basename(words[-1]) else None
 
 
 def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:

@@ -53,7 +53,12 @@ def run(args: argparse.Namespace) -> int:
         show_status("")
     facts = {**search_facts(settled, result, _Watching), **origin(args)}
     if args.output:
-        write_file(args.output, _build_document(args.output, facts))
+        if args.output.endswith(".json"):
+            data = msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
+        else:
+            rows = [{key: value for key, value in row.items() if key != "variants"} for row in facts["rows"]]
+            data = table_bytes(args.output, rows)
+        write_file(args.output, data)
     emitted = None
     if args.emit and result.best:
         best = result.best[0]
@@ -80,12 +85,6 @@ def result_view(facts: FactDict, result: SearchResult) -> View:
     names = "step_s memory_bytes gpus"
     rows = [{"words": describe_candidate(candidate), **pick(candidate, names)} for candidate in result.simulated]
     return search_view(facts, rows)
-
-
-def _build_document(name: str, facts: FactDict) -> bytes:
-    if name.endswith(".json"):
-        return msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n"
-    return table_bytes(name, [{key: value for key, value in row.items() if key != "variants"} for row in facts["rows"]])
 
 
 def _print_line(facts: FactDict) -> None:

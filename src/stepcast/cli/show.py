@@ -7,25 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from operator import methodcaller
 
+from stepcast.cli import output
 from stepcast.cli.documents import apply_edits, load_lazily, open_sources, read_document
 from stepcast.cli.options import check_applicable
-from stepcast.cli.output import (
-    page_note,
-    print_data,
-    print_json,
-    print_warnings,
-    show_view,
-    terminal_width,
-    write_files,
-    write_view,
-)
+from stepcast.cli.output import print_json, print_warnings, show_view, terminal_width
 from stepcast.cli.streams import heading
 from stepcast.frameworks.catalog import looks_like_framework
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.catalog import CatalogError, data_names
 from stepcast.hardware.facts import looks_like_cluster
 from stepcast.inputs.source import FormatError, Source
-from stepcast.inputs.table import Format, format_named, read_sources, recognise
+from stepcast.inputs.table import FORMATS, Format, format_named, read_sources, recognise
 from stepcast.ir.facts import FactDict, pick
 from stepcast.outputs.table import TARGETS, target_named
 from stepcast.views.documents import document_view, documents_view
@@ -52,7 +44,7 @@ def run_show(args: argparse.Namespace) -> int:
     for where, entry, document in read:
         documents.append({"file": where, "format": entry.name, "title": entry.title, **facts_of(document)})
     view = documents_view(documents)
-    write_view(args, view)
+    output.write_view(args, view)
     if args.json:
         print_json(view.facts)
         return 0
@@ -61,7 +53,7 @@ def run_show(args: argparse.Namespace) -> int:
         print(f"\n{render_text(document_view(document), terminal_width())}\n")
         print_warnings(document["warnings"])
     if args.html:
-        print(page_note(args))
+        print(output.page_note(args))
     return 0
 
 
@@ -122,7 +114,6 @@ def facts_of(document: object) -> FactDict:
 
 
 def _analyze_log(kind: str, analyze: str) -> Callable[[object], FactDict]:
-    """Return a function that analyzes a log."""
     return lambda document: {"kind": kind, **load_lazily(analyze)(document).facts()}
 
 
@@ -160,9 +151,6 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def _formats() -> list[FactDict]:
-    from stepcast.inputs.table import FORMATS
-    from stepcast.outputs.table import TARGETS
-
     read, written = {entry.name for entry in FORMATS}, {target.name for target in TARGETS}
     rows = [(entry.name, entry.gives, entry.title) for entry in FORMATS]
     rows += [(target.name, target.takes or "anything", target.title) for target in TARGETS if target.name not in read]
@@ -242,7 +230,7 @@ def run_convert(args: argparse.Namespace) -> int:
     elif args.gpu:
         raise ValueError("--gpu has no effect: it is for captured programs and topologies")
     files = target.files(document, args.output)
-    sizes = {name: print_data(data) for name, data in files} if to_stdout else write_files(files)
+    sizes = {name: output.print_data(data) for name, data in files} if to_stdout else output.write_files(files)
     names, size = list(sizes), sum(sizes.values())
     warnings = [*getattr(document, "warnings", ()), *target.losses(document)]
     if args.json:

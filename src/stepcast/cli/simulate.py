@@ -5,17 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stepcast.cli import output
 from stepcast.cli.documents import read_document
 from stepcast.cli.options import check_applicable, cluster_question, has_racks
-from stepcast.cli.output import (
-    origin,
-    print_json,
-    print_notes,
-    print_warnings,
-    show_prediction,
-    show_view,
-    terminal_width,
-)
+from stepcast.cli.output import origin, print_notes, show_prediction, show_view
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.cost.simai import GROUPS as SIMAI_GROUPS
 from stepcast.cost.simai import SimaiSystem, simai_price
@@ -183,15 +176,15 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     facts["warnings"] = warnings
     warnings += find_doubts(facts)
     if args.json:
-        print_json(facts)
+        output.print_json(facts)
         return 0
     rows = [
         (part.replace("_", "-"), f"{seconds / US:,.0f}", format_percent(seconds / price.total_s))
         for part, seconds in parts_s.items()
         if seconds
     ]
-    print(table(("SimAI's part", "us", "share"), rows, terminal_width()))
-    print_warnings(warnings)
+    print(table(("SimAI's part", "us", "share"), rows, output.terminal_width()))
+    output.print_warnings(warnings)
     return 0
 
 

@@ -119,18 +119,18 @@ def _predict(points: Sequence[Words]) -> Answers:
             asked.append((place, settle(build_question(PredictQuestion, given))))
         except Exception as error:
             results[place] = _describe_error(error)
-    for _, group in groupby(asked, key=lambda entry: _shared(entry[1])):
+
+    def shared(entry: tuple[int, SettledRun]) -> tuple[object, ...]:
+        run = entry[1]
+        values = run.model, id(run.cluster), run.framework, id(run.calibration)
+        return (*values, run.options.place, run.options.engine)
+
+    for _, group in groupby(asked, key=shared):
         several = list(group)
         predictions = _predictions([run for _, run in several])
         for (place, run), prediction in zip(several, predictions, strict=True):
             results[place] = _row(run, prediction, bool(points[place].get(BREAKDOWN)))
     return results
-
-
-def _shared(asked: SettledRun) -> tuple[object, ...]:
-    options = asked.options
-    values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
-    return (*values, options.place, options.engine)
 
 
 def _predictions(asked: Sequence[SettledRun]) -> list[Prediction | Exception]:

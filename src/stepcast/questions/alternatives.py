@@ -94,13 +94,16 @@ class Alternatives(Answer):
         if len(priced) < 2:
             return []
         cheapest = min(priced, key=lambda row: row["cost"] or 0.0)
-        rows = []
-        for row in priced:
-            if row is not cheapest:
-                price = (cheapest["cost"] or 0.0) / (row["gpu_hours"] or 1.0)
-                names = {"name": row["name"], "against": cheapest["name"], "price": row["price"]}
-                rows.append({**names, "break_even_price": price})
-        return rows
+        return [
+            {
+                "name": row["name"],
+                "against": cheapest["name"],
+                "price": row["price"],
+                "break_even_price": (cheapest["cost"] or 0.0) / (row["gpu_hours"] or 1.0),
+            }
+            for row in priced
+            if row is not cheapest
+        ]
 
     def facts(self) -> FactDict:
         differ = "the alternatives have different global batches: compare throughput or days, not step times"
@@ -121,7 +124,12 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
     failed: dict[str, str] = {}
     assumptions: dict[str, None] = {}
     verb = next(name for name, kind in VERBS.items() if kind is type(question))
-    for name, single in zip(_name_rows(questions), questions, strict=True):
+    several = [name for name, choice in choices_of(type(question)).items() if choice.several and name != "price"]
+    differing = [name for name in several if len({str(getattr(each, name)) for each in questions}) > 1]
+    for single in questions:  # a row is named by the values in which the questions differ
+        values = [getattr(single, name) for name in differing]
+        words = (f"{value:,} GPUs" if isinstance(value, int) else getattr(value, "name", value) for value in values)
+        name = ", ".join(map(str, words))
         try:
             row, notes = _ANSWERS[verb](single, watching)
         except ValueError as error:
@@ -133,18 +141,6 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
         raise ValueError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
     model = getattr(question, "model", None)
     return Alternatives(verb, str(getattr(model, "name", model)), tuple(rows), failed, tuple(assumptions))
-
-
-def _name_rows(questions: Sequence[Question]) -> list[str]:
-    """Return the names of rows: the values in which the questions differ."""
-    several = [name for name, choice in choices_of(type(questions[0])).items() if choice.several and name != "price"]
-    names = [name for name in several if len({str(getattr(each, name)) for each in questions}) > 1]
-    values = [[getattr(each, name) for name in names] for each in questions]
-    # The only numbers are those of GPUs.
-    return [
-        ", ".join(f"{value:,} GPUs" if isinstance(value, int) else str(getattr(value, "name", value)) for value in row)
-        for row in values
-    ]
 
 
 Row = tuple[FactDict, Sequence[str]]

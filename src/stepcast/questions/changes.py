@@ -7,6 +7,7 @@ framework lacks.
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import combinations, product
 
 from stepcast.cost.memory import Verdict, memory, verdict_of
@@ -15,8 +16,8 @@ from stepcast.ir.framework import Modules
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import BaseWeights
 from stepcast.questions.choices import alias_flags, alias_names, option_of
-from stepcast.questions.question import FULL_TUNING_FRAMEWORK, PEFT_RANK, TUNING_FRAMEWORK, PredictQuestion
-from stepcast.questions.settle import SettledRun, settle
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.settle import FULL_TUNING_FRAMEWORK, PEFT_RANK, TUNING_FRAMEWORK, SettledRun, settle
 from stepcast.units import format_bytes
 
 SHOWN_REMEDIES = 2
@@ -108,23 +109,18 @@ class _Remedies:
     def _answer(self, levels: Levels) -> tuple[SettledRun, Verdict] | None:
         """Return the run with this change and its verdict; None if it cannot run."""
         key = tuple(sorted(levels.items()))
-        if key not in self.tried:
-            self.tried[key] = self._try(self._change(levels))
-        return self.tried[key]
-
-    def _try(self, change: Change) -> tuple[SettledRun, Verdict] | None:
+        if key in self.tried:
+            return self.tried[key]
+        self.tried[key], change = None, self._change(levels)
         gpus = {"dp": None, "nodes": None, "gpus": self.asked.strategy.layout.gpus}
-        try:
+        with suppress(ValueError):
             run = settle(self.asked.question.change({**gpus, **change}))
-            lacks = set(run.missing) - set(self.asked.missing)
-            if run.framework.name not in (self.asked.framework.name, change.get("framework")):
-                lacks.add(run.framework.name)
-            if lacks or not is_legal(run.model, run.strategy, run.framework):
-                return None
-            stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
-        except ValueError:
-            return None
-        return run, verdict_of(stages)
+            is_other = run.framework.name not in (self.asked.framework.name, change.get("framework"))
+            lacks = is_other or set(run.missing) - set(self.asked.missing)
+            if not lacks and is_legal(run.model, run.strategy, run.framework):
+                stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
+                self.tried[key] = run, verdict_of(stages)
+        return self.tried[key]
 
     def _change(self, levels: Levels) -> Change:
         """Return the choices of a combination; the batch stays as it is, also where it was a default."""
@@ -190,11 +186,9 @@ def find_neighbours(run: SettledRun, command: str, pause: Callable[[], None] | N
             prediction = settle(run.question.change({**run.batch, name: value})).prediction
         except ValueError:
             continue
-        words = f"{name.replace('_', '-')} {value}"
-        needed = max((stage.total for stage in prediction.memory), default=None)
-        typed, step_s = _change_command(command, {**run.batch, name: value}), prediction.step_s
-        row = ChangeFacts(change=words, step_s=step_s, memory_bytes=needed, fits=prediction.fits, command=typed)
-        rows.append(row)
+        words, typed = f"{name.replace('_', '-')} {value}", _change_command(command, {**run.batch, name: value})
+        needed, step_s = max((stage.total for stage in prediction.memory), default=None), prediction.step_s
+        rows.append(ChangeFacts(change=words, step_s=step_s, memory_bytes=needed, fits=prediction.fits, command=typed))
     return rows
 
 

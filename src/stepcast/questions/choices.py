@@ -135,11 +135,6 @@ def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), split
 AUTO = "auto"
 
 
-def amount_or_auto(text: str) -> float | str:
-    """Read a finite number, zero or more, or ``auto``."""
-    return AUTO if text.lower() == AUTO else amount(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Description of one choice; its name and its default are those of the question's field."""
@@ -208,24 +203,19 @@ AS_PREDICT = "as predict"
 @cache
 def choices_of(kind: type[Question]) -> Mapping[str, Choice]:
     """Return the choices of a kind of question by name, in the order of its help."""
-    return {
-        name: _add_texts(annotation.__metadata__[0], base.__name__, name)
-        for base in reversed(kind.__mro__)
-        for name, annotation in get_annotations(base).items()
-        if hasattr(annotation, "__metadata__")
-    }
-
-
-def _add_texts(choice: Choice, question: str, name: str) -> Choice:
-    """Return *choice* with the texts that ``data/choices.txt`` has for it; without help there, with that of predict."""
-    texts = _read_texts().get((question, name))
-    if texts is None:
-        return choice
-    usual = _read_texts().get(("PredictQuestion", name), {})
-    words = ", ".join(choice.listed or choice.values)
-    help_text = str(texts.get("help") or usual.get("help", choice.help)).replace("{values}", words)
-    aliases = usual if texts.get("aliases") == AS_PREDICT else texts
-    return replace(choice, **{**texts, "help": help_text, "aliases": aliases.get("aliases", choice.aliases)})
+    choices: dict[str, Choice] = {}
+    for base in reversed(kind.__mro__):
+        for name, annotation in get_annotations(base).items():
+            if not hasattr(annotation, "__metadata__"):
+                continue
+            choices[name] = choice = annotation.__metadata__[0]
+            if texts := _read_texts().get((base.__name__, name)):  # without help there, with that of predict
+                usual = _read_texts().get(("PredictQuestion", name), {})
+                words = ", ".join(choice.listed or choice.values)
+                help_text = str(texts.get("help") or usual.get("help", choice.help)).replace("{values}", words)
+                aliases = (usual if texts.get("aliases") == AS_PREDICT else texts).get("aliases", choice.aliases)
+                choices[name] = replace(choice, **{**texts, "help": help_text, "aliases": aliases})
+    return choices
 
 
 @cache
@@ -434,7 +424,6 @@ def read_word(synonyms: Mapping[str, str]) -> Callable[[str], str]:
         plain = plain_word(text)
         return ours.get(plain, plain)
 
-    read.__name__ = "word"
     return read
 
 

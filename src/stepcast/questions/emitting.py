@@ -27,12 +27,12 @@ class EmittedConfig:
 
     tool: str
     text: str
-    remaining: tuple[str, ...]
-    lost: tuple[str, ...]
+    remaining: list[str]
+    lost: list[str]
     """Settings that neither the tool nor an option has."""
 
     def facts(self) -> FactDict:
-        return {"tool": self.tool, "text": self.text, "remaining": list(self.remaining), "lost": list(self.lost)}
+        return pick(self, "tool text remaining lost")
 
     @property
     def notes(self) -> list[str]:
@@ -92,7 +92,7 @@ def emit_config(
             else:
                 remaining[name] = value
     words = [word for name, value in remaining.items() for word in spell_option(name, value)]
-    return EmittedConfig(tool, emitted, tuple(words), tuple(lost))
+    return EmittedConfig(tool, emitted, words, lost)
 
 
 def _state_choices(model: Model, strategy: Strategy, framework: Framework) -> FactDict:

@@ -16,20 +16,9 @@ from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.limits import RUNS, STEPS
+from stepcast.questions import choices as readers
 from stepcast.questions.changes import find_remedies
-from stepcast.questions.choices import (
-    Choice,
-    ValueSpellingError,
-    amount,
-    check_multiple,
-    count,
-    number_reader,
-    positive,
-    rate,
-    read_choices,
-    refuse_several,
-    share,
-)
+from stepcast.questions.choices import Choice, ValueSpellingError, amount, count, number_reader, positive
 from stepcast.questions.question import CHOICES, PredictQuestion, check_rules
 from stepcast.questions.runs import run_facts
 from stepcast.questions.settle import SettledRun, settle, settle_price
@@ -63,7 +52,7 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     steps: Annotated[int | None, Choice(group=RUN, read=count(1, MOST_STEPS))] = None
     until: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
     from_: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
-    step_s: Annotated[float | None, Choice(group=RUN, read=rate)] = None
+    step_s: Annotated[float | None, Choice(group=RUN, read=readers.rate)] = None
     stage: Annotated[tuple[str, ...], Choice(group=RUN)] = ()
     price: Annotated[float | str | None, replace(CHOICES["price"], group=RUN)] = None
     currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = units.DEFAULT_CURRENCY
@@ -73,7 +62,7 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     host_power: Annotated[float, Choice(group=RUN, read=amount)] = 0.0
     failures: Annotated[str | None, Choice(group=OPERATION)] = None
     mtbf: Annotated[str | None, Choice(group=OPERATION)] = None
-    spot: Annotated[float | None, Choice(group=OPERATION, read=share)] = None
+    spot: Annotated[float | None, Choice(group=OPERATION, read=readers.share)] = None
     checkpoint_every: Annotated[str | None, Choice(group=OPERATION)] = None
     checkpoint_size: Annotated[float | None, Choice(group=OPERATION, read=positive(units.parse_size_bytes))] = None
     node_write: Annotated[float | None, Choice(group=OPERATION, read=_read_bandwidth)] = None
@@ -133,52 +122,38 @@ SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
 
 def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
     """Return the answer in the words of the JSON contract."""
-    question, operation, first = settled.question, settled.operation, settled.steps[0]
-    assumptions = list(settled.assumptions)
+    question, phases, first = settled.question, settled.phases, settled.steps[0]
+    assumptions, answer = list(settled.assumptions), plan.facts()
+    reports = [step.prediction.report for step in settled.steps if step]
+    reached = [report.throughput for report in reports if report.throughput]
+    band_days = mfu = None
+    if len(reports) == len(phases):  # the median with every step at the low and at the high end of its interval
+        steps, median = [phase.steps for phase in phases], answer["days"]["median"]
+        low_s, high_s, step_s = (
+            sum(count * float(getattr(report, name)) for count, report in zip(steps, reports, strict=True))
+            for name in ("low_s", "high_s", "step_s")
+        )
+        band_days = {"low": median * low_s / step_s, "high": median * high_s / step_s}
+    weights = [phase.steps * phase.step_s * phase.gpus for phase in phases]
+    if len(reached) == len(phases) and (total := sum(weights)) > 0:
+        mfu = sum(each.mfu * weight for each, weight in zip(reached, weights, strict=True)) / total
     if plan.energy_mwh and not question.host_power and question.pue == 1:
         assumptions.append("energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)")
     spares = sorted({*SPARES, question.spares}) if question.spares is not None else ()
-    answer = plan.facts()
     facts: FactDict = {
         **(run_facts(first) if first else {}),
         **answer,
-        "mfu": _mean_mfu(settled),
-        "step_band_days": _band_days(answer["days"]["median"], settled),
-        "choices": plan_alternatives(settled.phases, operation, spares=spares),
+        "mfu": mfu,
+        "step_band_days": band_days,
+        "choices": plan_alternatives(phases, settled.operation, spares=spares),
         "assumptions": assumptions,
-        "warnings": [
-            *settled.warnings,
-            *(note for step in settled.steps if step for note in step.prediction.report.warnings),
-        ],
+        "warnings": [*settled.warnings, *(note for report in reports for note in report.warnings)],
     }
     checked = {key: facts[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")}
     facts["warnings"] += find_doubts(checked)
     if question.until:
         facts["until"] = question.until.isoformat()
     return facts
-
-
-def _band_days(median: float, settled: SettledPlan) -> dict[str, float] | None:
-    """Return the median days with every step at the low and at the high end of its interval."""
-    phases, reports = settled.phases, [step.prediction.report for step in settled.steps if step]
-    if len(reports) < len(phases):
-        return None
-    total = sum(phase.steps * report.step_s for phase, report in zip(phases, reports, strict=True))
-    ends = {"low": [report.low_s for report in reports], "high": [report.high_s for report in reports]}
-    return {
-        name: median * sum(phase.steps * step_s for phase, step_s in zip(phases, seconds, strict=True)) / total
-        for name, seconds in ends.items()
-    }
-
-
-def _mean_mfu(settled: SettledPlan) -> float | None:
-    """Return the MFU of the steps, weighted by GPU time; None if one was measured."""
-    reached = [step.prediction.report.throughput if step else None for step in settled.steps]
-    if None in reached:
-        return None
-    weights = [phase.steps * phase.step_s * phase.gpus for phase in settled.phases]
-    weighted = sum(report.mfu * weight for report, weight in zip(reached, weights, strict=True) if report)
-    return weighted / sum(weights) if sum(weights) else None
 
 
 YEAR_HOURS = 365.25 * 24
@@ -203,7 +178,7 @@ def _grams_per_kwh(text: str) -> float:
 
 def settle_plan(question: PlanQuestion) -> SettledPlan:
     """Return the run that *question* means; a DoesNotFitError if it needs more memory than the GPUs have."""
-    refuse_several(question)
+    readers.refuse_several(question)
     if question.until is not None and question.tokens is not None and not question.given & SIZES:
         return _size_run(question)
     measured = question.step_s is not None
@@ -245,13 +220,18 @@ SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
 MOST_DOUBLINGS = 16
 
 
+def _available_s(question: PlanQuestion) -> float:
+    """Return the seconds from the first day of the run to the date by which it ends."""
+    assert question.until is not None
+    start = question.from_ or datetime.date.today()
+    if question.until <= start:
+        raise ValueError(f"--until {question.until} is not after the first day, {start} (--from)")
+    return (question.until - start).total_seconds()
+
+
 def _size_run(question: PlanQuestion) -> SettledPlan:
     """Return the plan on the fewest GPUs that finish the tokens by the date: ranks of the model, or complete nodes."""
-    start = question.from_ or datetime.date.today()
-    assert question.until is not None
-    available_s = (question.until - start).total_seconds()
-    if available_s <= 0:
-        raise ValueError(f"--until {question.until} is not after the first day, {start} (--from)")
+    available_s = _available_s(question)
     ranks = question.tp * question.cp * question.pp
 
     def plan_on(replicas: int) -> SettledPlan:
@@ -319,7 +299,7 @@ def _read_stage(question: PlanQuestion, text: str) -> PlanQuestion:
     if "" in words or not all("=" in pair for pair in text.split(",")):
         raise ValueError(f"--stage {text!r}: expected KEY=VALUE,..., such as tokens=1T,seq=8192")
     with prefix_errors(f"--stage {text!r}", kinds=(TypeError, ValueError)):
-        choices = read_choices(PlanQuestion, words)
+        choices = readers.read_choices(PlanQuestion, words)
     stage = question.change({"tokens": None, "steps": None, **choices})
     if (stage.tokens is None) == (stage.steps is None):
         raise ValueError(f"--stage {text!r}: give the tokens or the steps of the stage")
@@ -361,7 +341,7 @@ def _measured_replicas(question: PlanQuestion) -> int | None:
     if not question.given & {"tp", "cp", "pp"}:
         return None
     ways, gpus = question.tp * question.cp * question.pp, question.gpus or 1
-    check_multiple(gpus, ways)
+    readers.check_multiple(gpus, ways)
     return gpus // ways
 
 
@@ -374,11 +354,7 @@ def _count_steps(question: PlanQuestion, phase: TrainingPhase, operation: Operat
     if question.steps is not None:
         return question.steps
     if question.until is not None:
-        start = question.from_ or datetime.date.today()
-        seconds = (question.until - start).total_seconds()
-        if seconds <= 0:
-            raise ValueError(f"--until {question.until} is not after the first day, {start} (--from)")
-        return int(steps_within(phase, operation, seconds))
+        return int(steps_within(phase, operation, _available_s(question)))
     assert question.tokens is not None
     if not phase.tokens_per_step:
         raise ValueError("--tokens with --step-s needs --global-batch and --seq, the tokens of a step")

@@ -38,8 +38,16 @@ class Rule:
     harmless: bool = False
 
     def holds(self, option: str, facts: Facts) -> bool:
-        """Return True if *option* has an effect."""
-        return _read_condition(self.condition)({**facts, **_derive(facts), "option": option})
+        """Return True if *option* has an effect; conditions also name lists of words in choices, and schedules."""
+        kind, _, modules = (facts.get("recompute") or "").partition(":")
+        words = facts.get("overlap")
+        derived = {
+            "overlapped": words.split(",") if isinstance(words, str) else (),
+            "recomputed": set(modules.split(",")) & set(MODULES) if kind == "selective" else set(),
+            "pipelined": PIPELINED,
+            "paired": PAIRED,
+        }
+        return _read_condition(self.condition)({**facts, **derived, "option": option})
 
 
 @cache
@@ -47,18 +55,6 @@ def _read_condition(text: str) -> "Expression":
     from stepcast.inputs.expression import Expression
 
     return Expression(text)
-
-
-def _derive(facts: Facts) -> dict[str, object]:
-    """Return the lists of words in choices, and the schedules of pipelines."""
-    kind, _, modules = (facts.get("recompute") or "").partition(":")
-    words = facts.get("overlap")
-    return {
-        "overlapped": words.split(",") if isinstance(words, str) else (),
-        "recomputed": set(modules.split(",")) & set(MODULES) if kind == "selective" else set(),
-        "pipelined": PIPELINED,
-        "paired": PAIRED,
-    }
 
 
 _load_tables = cache(read_toml)
@@ -99,10 +95,6 @@ if TYPE_CHECKING:
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
 
-DEFAULT_FRAMEWORK = "megatron-core"
-TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
-FULL_TUNING_FRAMEWORK = "trainer"  # of all weights, where samples are counted
-PEFT_RANK = 8  # huggingface/peft 0.21, tuners/lora/config.py, LoraConfig.r
 SCHEDULES = tuple(map(str, schedules.ScheduleKind))
 SHARDINGS = tuple(map(str, Sharding))
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
@@ -221,7 +213,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     overlap: Annotated[str | None, Choice(group=EXECUTION, listed=strategy.OVERLAPS, sets="overlap",
         means=_read_by("--overlap", lambda text: strategy.overlap_of([] if text == "none" else text.split(","))),
         write=lambda overlap: ",".join(strategy.overlap_words(overlap)) or "none")] = None
-    bucket_mb: Annotated[float | str | None, Choice(group=EXECUTION, read=readers.amount_or_auto, sets="bucket_bytes",
+    bucket_mb: Annotated[float | str | None, Choice(group=EXECUTION, sets="bucket_bytes",
+        read=lambda text: readers.AUTO if text.lower() == readers.AUTO else amount(text),
         means=lambda size: size if size == readers.AUTO else round(size * 1e6),
         write=lambda size_bytes: repr(size_bytes / 1e6))] = None
     expert_imbalance: Annotated[float, _number(amount, sets="expert_imbalance")] = 1.0

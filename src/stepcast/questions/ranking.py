@@ -13,15 +13,9 @@ from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import predict_choices, strategy_facts, training_facts
 from stepcast.questions.search import SettledSearch, Watching
 from stepcast.questions.settle import settle
+from stepcast.searching import result as results
 from stepcast.searching.mixed import describe_gpu_kinds
-from stepcast.searching.result import (
-    SearchCounts,
-    SearchResult,
-    SimulatedCandidate,
-    breakdown_differences,
-    cause_shares,
-    find_bottleneck,
-)
+from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
 from stepcast.searching.search import measure_sensitivity
 
 MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
@@ -42,10 +36,11 @@ def search_facts(asked: SettledSearch, result: SearchResult, watching: Watching 
     second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
     missed, binds, runner_up = result.missed, None, None
     if rows:
-        binds = {"what": find_bottleneck(reports[0], missed is not None), "shares": cause_shares(reports[0])}
+        bottleneck = results.find_bottleneck(reports[0], missed is not None)
+        binds = {"what": bottleneck, "shares": results.cause_shares(reports[0])}
     if second is not None:
         slower_s = reports[second].step_s - reports[0].step_s
-        parts_s = breakdown_differences(reports[second], reports[0])
+        parts_s = results.breakdown_differences(reports[second], reports[0])
         runner_up = {"rank": rows[second]["rank"], "slower_s": slower_s, "parts_s": parts_s}
     return {
         **pick(asked, "model=model.name parameters=model.parameters cluster=cluster.name"),

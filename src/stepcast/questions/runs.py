@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stepcast.inputs.configs.keys import RunConfig
 
 TABLE = "predict"
-CONFIGS = (".toml", ".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+CONFIGS = (".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 MOST_OPTIONS = 1_000
 
 
@@ -111,10 +111,19 @@ def ask_with_file(kind: type[readers.AnyQuestion], given: Facts, file: RunFile |
 
 
 def _is_run(name: str) -> bool:
-    """Return True if *name* is a file that describes more than a model."""
-    if not (name.endswith(CONFIGS) or (name.endswith(".json") and "config.json" not in os.path.basename(name))):
+    """Return True if *name* is a file that describes more than a model.
+
+    A model is TOML with its sizes at the top, or a configuration of Hugging Face.
+    """
+    if not os.path.isfile(name):
         return False
-    return os.path.isfile(name) and not _is_model(name)
+    if name.endswith(".json"):
+        from stepcast.inputs.huggingface.reader import looks_like
+
+        return "config.json" not in os.path.basename(name) and not looks_like(Source(name).head)
+    if name.endswith(".toml"):
+        return len(set(SIZES) & set(read_toml(name))) < 2
+    return name.endswith(CONFIGS)
 
 
 def is_workload(name: str) -> bool:
@@ -127,15 +136,6 @@ def is_workload(name: str) -> bool:
         return recognise(Source(name)).gives == "workload"
     except ValueError:
         return False
-
-
-def _is_model(name: str) -> bool:
-    """Return True for a model: TOML with its sizes at the top, or a configuration of Hugging Face."""
-    from stepcast.inputs.huggingface.reader import looks_like
-
-    if name.endswith(".json"):
-        return looks_like(Source(name).head)
-    return name.endswith(".toml") and len(set(SIZES) & set(read_toml(name))) > 1
 
 
 def _read_config(name: str, ignore_unknown: bool) -> RunFile:

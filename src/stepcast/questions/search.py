@@ -31,23 +31,16 @@ from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, 
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several
-from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion, check_rules
+from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, WHAT, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_words, strategy_facts
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
+from stepcast.searching import space as spaces
 from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_parts, usable_memory_bytes
 from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import join_gpu_kinds, search_mixed
 from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
 from stepcast.searching.search import Refinement, refine_best
-from stepcast.searching.space import (
-    OVERLAPS,
-    CandidateSpace,
-    SearchAxes,
-    SpacePart,
-    build_space,
-    split_by_software,
-    useful_recomputes,
-)
+from stepcast.searching.space import CandidateSpace, SpacePart, split_by_software
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
@@ -59,7 +52,6 @@ FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", 
 Counts = tuple[int, ...] | None
 Words = tuple[str, ...] | None
 # Headings of the help.
-WHAT = "model, cluster and framework"
 SPACE = "restrict the search (default: all values; several are separated by commas)"
 AIM = "objective and limits"
 
@@ -163,30 +155,24 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     def axes(self) -> dict[str, AxisValues]:
         """Return the values that each restricted choice may take, with those of ``--fix`` and ``--allow``."""
         words = {name: getattr(self, name) for name in AXES if getattr(self, name) is not None}
-        for option, entries in (("--fix", self.fix), ("--allow", self.allow)):
-            for entry in entries:
-                name, values = _read_axis(option, entry)
-                if name in words:
-                    raise ValueError(f"{option} {entry!r}: {name.replace('_', '-')} is given twice")
-                words[name] = values
+        entries = [*(("--fix", entry) for entry in self.fix), *(("--allow", entry) for entry in self.allow)]
+        for option, entry in entries:  # tp=8 or tp=4,8
+            word, equals, values = entry.partition("=")
+            name = word.replace("-", "_")
+            if name not in AXES or not equals:
+                known = ", ".join(axis.replace("_", "-") for axis in AXES)
+                raise ValueError(f"{option} {entry!r}: expected a value of {known}, such as tp=8")
+            if option == "--fix" and "," in values:
+                raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
+            with prefix_errors(f"{option} {entry!r}", kinds=(readers.ValueSpellingError,)):
+                read = AXES[name].read(values)
+            if name in words:
+                raise ValueError(f"{option} {entry!r}: {name.replace('_', '-')} is given twice")
+            words[name] = read
         return {name: tuple(map(AXES[name].means, values)) for name, values in words.items()}
 
 
 AXES = {name: choice for name, choice in choices_of(SearchQuestion).items() if choice.sets == "axis"}
-
-
-def _read_axis(option: str, entry: str) -> tuple[str, AxisValues]:
-    """Read ``tp=8`` or ``tp=4,8``."""
-    word, equals, values = entry.partition("=")
-    name = word.replace("-", "_")
-    if name not in AXES or not equals:
-        known = ", ".join(axis.replace("_", "-") for axis in AXES)
-        raise ValueError(f"{option} {entry!r}: expected a value of {known}, such as tp=8")
-    if option == "--fix" and "," in values:
-        raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
-    with prefix_errors(f"{option} {entry!r}", kinds=(readers.ValueSpellingError,)):
-        several: Callable[[str], AxisValues] = AXES[name].read  # type: ignore[assignment]  # of an axis
-        return name, several(values)
 
 
 # Layouts that experts try first: one sequence at a time, the usual schedules, everything else as the software has it.
@@ -323,11 +309,11 @@ class SettledSearch:
     def _space(self) -> CandidateSpace:
         """Return the candidates; raise a ValueError if there are none."""
         precision = self.profile.defaults.precision
-        recomputes = useful_recomputes(self.model, self._settle(Layout(), precision)[0])
+        recomputes = spaces.useful_recomputes(self.model, self._settle(Layout(), precision)[0])
         usual: dict[str, AxisValues] = {"precision": (precision,), "recompute": recomputes}
         named = {name: values for name, values in self.axes.items() if name not in SOFTWARE}
-        axes = SearchAxes(gpus=self.gpus, **(usual | named))
-        space = build_space(self.model, axes, self.global_batch, self.seq, self.cluster.domain_gpus)
+        axes = spaces.SearchAxes(gpus=self.gpus, **(usual | named))
+        space = spaces.build_space(self.model, axes, self.global_batch, self.seq, self.cluster.domain_gpus)
         if not len(space):
             counts = [f"{number:,}" for number in self.gpus]
             text = " or ".join(counts) if len(counts) <= FEW_COUNTS else f"{counts[0]} to {counts[-1]}"
@@ -376,21 +362,18 @@ def select_supported(space: CandidateSpace, profile: Profile) -> CandidateSpace:
         return space
     several = [*(np.minimum(space.columns[name], 2) for name in DEGREES), np.clip(space.dp, 1, 2)]
     first, member = distinct_rows([*several, *(space.columns[name] for name in CHOSEN)])
-    reasons = [_missing(space, profile, row, [int(degree[row]) for degree in several]) for row in first.tolist()]
+    reasons: list[list[str]] = []  # what the software lacks for candidates like that of each row
+    for row in first.tolist():
+        values = space.values(row)
+        layout = Layout(**{name: int(degree[row]) for name, degree in zip((*DEGREES, "dp"), several, strict=True)})
+        chosen: FactDict = {name: value for name, value in values.items() if name in CHOSEN}
+        chosen["overlap"] = replace(profile.defaults.overlap, **spaces.OVERLAPS[values["overlap"]])
+        strategy = Strategy(layout, 1, 2 * layout.dp, space.seq, context=profile.defaults.context, **chosen)
+        reasons.append(missing_features(profile, strategy, profile.framework))
     rows = np.flatnonzero(np.array([not reason for reason in reasons])[member])
     if not len(rows):
         raise ValueError(f"no candidates: {min(reasons, key=len)[0]}; --any-framework searches them anyway")
     return space.only(rows)
-
-
-def _missing(space: CandidateSpace, profile: Profile, row: int, degrees: list[int]) -> list[str]:
-    """Return what the software lacks for candidates like that of *row*."""
-    values = space.values(row)
-    layout = Layout(**dict(zip((*DEGREES, "dp"), degrees, strict=True)))
-    chosen: FactDict = {name: value for name, value in values.items() if name in CHOSEN}
-    chosen["overlap"] = replace(profile.defaults.overlap, **OVERLAPS[values["overlap"]])
-    strategy = Strategy(layout, 1, 2 * layout.dp, space.seq, context=profile.defaults.context, **chosen)
-    return missing_features(profile, strategy, profile.framework)
 
 
 def settle_search(question: SearchQuestion) -> SettledSearch:

@@ -21,7 +21,7 @@ from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.flows import OtherJob, Pattern
-from stepcast.ir.framework import Execution, Framework, Modules, Optimizer, OptimizerKind, parse_optimizer
+from stepcast.ir.framework import Execution, Framework, Modules, OptimizerKind, parse_optimizer
 from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import find_recomputable
@@ -31,29 +31,30 @@ from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind, recompute_word
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import (
-    AUTO,
-    AnyQuestion,
-    build_question,
-    check_multiple,
-    option_of,
-    refuse_several,
-    split_lora,
-)
+from stepcast.questions import choices as readers
+from stepcast.questions.choices import AnyQuestion, build_question, option_of
 from stepcast.questions.question import (
     AUTOCASTS,
     CHOICES,
-    DEFAULT_FRAMEWORK,
     DEFAULTS,
-    FULL_TUNING_FRAMEWORK,
-    PEFT_RANK,
     PREDICTED_AS,
-    TUNING_FRAMEWORK,
     PredictQuestion,
     check_rules,
     rules_of,
 )
 from stepcast.units import DEFAULT_CURRENCY
+
+if TYPE_CHECKING:
+    pass
+
+DEFAULT_FRAMEWORK = "megatron-core"
+TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
+FULL_TUNING_FRAMEWORK = "trainer"  # of all weights, where samples are counted
+PEFT_RANK = 8  # huggingface/peft 0.21, tuners/lora/config.py, LoraConfig.r
+# Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
+MICRO_BATCHES_PER_STAGE = 8
+# Choices that are lists of words, each with an effect.
+LISTS = ("overlap", "recompute")
 
 
 @cache
@@ -86,14 +87,6 @@ def settle_price(question: AnyQuestion, cluster: Cluster, assumptions: list[str]
         f"{entry['date']} ({entry['source']}) (--price)"
     )
     return question.change({"price": (low + high) / 2})
-
-
-if TYPE_CHECKING:
-    from stepcast.forecast.background import Others
-# Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
-MICRO_BATCHES_PER_STAGE = 8
-# Choices that are lists of words, each with an effect.
-LISTS = ("overlap", "recompute")
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,7 @@ class SettledRun:
 def settle(question: PredictQuestion) -> SettledRun:
     """Return the run that *question* means; the framework and the model fill what it leaves open."""
     assumptions: list[str] = []
-    refuse_several(question)
+    readers.refuse_several(question)
     question = _expand_lora(question, assumptions)
     place = name_cluster(question)
     question = msgspec.structs.replace(question, cluster=place)
@@ -281,21 +274,18 @@ def lay_out(question: PredictQuestion, profile: Profile, model: Model, gpu: str)
         above = [number for number in legal if number > wanted]
         if near := [*below[-1:], *above[:1]]:
             options.append(f"--{name} {' or '.join(map(str, near))}")
-    check_multiple(question.gpus, model_gpus, options, model.heads % question.tp == 0)
-    shard = question.shard or _shard(question.replicate, question.gpus // (question.tp * question.pp))
+    readers.check_multiple(question.gpus, model_gpus, options, model.heads % question.tp == 0)
+    copies, shard = question.replicate, question.shard  # ranks that share one copy of the states; 0: not given
+    if copies and not shard:
+        shard, rest = divmod(state_ranks := question.gpus // (question.tp * question.pp), copies)
+        if rest:
+            fitting = max(ways for ways in range(1, min(copies, state_ranks) + 1) if state_ranks % ways == 0)
+            raise ValueError(f"--replicate {copies} does not divide dp x cp = {state_ranks:,}: use {fitting}")
     degrees = pick(question, "tp cp ep pp expert_tp")
     layout = Layout(**degrees, dp=question.gpus // model_gpus, vpp=question.vpp or 1, shard=shard)
     if question.vpp is None and question.schedule == "interleaved" and question.pp > 1:
         layout = replace(layout, vpp=profile.chunks(model, gpu, layout)[0] or 1)
     return layout
-
-
-def _shard(copies: int, ranks: int) -> int:
-    """Return the ranks that share one of ``--replicate`` copies of the states; 0 where it is not given."""
-    if copies and ranks % copies:
-        near = max(ways for ways in range(1, min(copies, ranks) + 1) if ranks % ways == 0)
-        raise ValueError(f"--replicate {copies} does not divide dp x cp = {ranks:,}: use {near}")
-    return ranks // copies if copies else 0
 
 
 def count_stated_gpus(
@@ -355,8 +345,14 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
     # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
     formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
     trained = settle_profile(profile, model, gpu, layout, formats).framework
-    given |= choose_optimizer(question, trained.optimizer)
-    if question.bucket_mb == AUTO:  # transformers, integrations/deepspeed.py, trainer_config_finalize
+    master, clips, usual = question.master_weights, question.clipping, trained.optimizer
+    if question.optimizer is not None or master is not None or clips is not None:  # the rest of it is as usual
+        chosen = usual
+        if question.optimizer is not None:
+            chosen = replace(parse_optimizer(question.optimizer, usual.master_weights, usual.clips), fused=usual.fused)
+        master = chosen.master_weights if master is None else master
+        given["optimizer"] = replace(chosen, master_weights=master, clips=chosen.clips if clips is None else clips)
+    if question.bucket_mb == readers.AUTO:  # transformers, integrations/deepspeed.py, trainer_config_finalize
         given["bucket_bytes"] = round(model.hidden**2 * trained.gradient_dtype.bytes)
     return settle_profile(profile, model, gpu, layout, given)
 
@@ -401,20 +397,6 @@ def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, a
         f"{blocks:.2f} times as many blocks of rows as equal ones"
     )
     return replace(strategy, expert_imbalance=share, largest_expert=largest, expert_blocks=blocks)
-
-
-def choose_optimizer(question: PredictQuestion, usual: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizer if the question changes it; the rest of it is as *usual*."""
-    master, clips = question.master_weights, question.clipping
-    if question.optimizer is None and master is None and clips is None:
-        return {}
-    chosen = usual
-    if question.optimizer is not None:
-        named = parse_optimizer(question.optimizer, usual.master_weights, usual.clips)
-        chosen = replace(named, fused=usual.fused)
-    master = chosen.master_weights if master is None else master
-    clips = chosen.clips if clips is None else clips
-    return {"optimizer": replace(chosen, master_weights=master, clips=clips)}
 
 
 def describe_settled(settled: Settled) -> FactDict:
@@ -515,7 +497,7 @@ def _expand_lora(question: PredictQuestion, assumptions: list[str]) -> PredictQu
             return question
         assumptions.append(f"adapters of rank {PEFT_RANK} on {question.base_weights} weights, peft's default (--lora)")
         return msgspec.structs.replace(question, lora_rank=PEFT_RANK)
-    choices = split_lora(question.lora)
+    choices = readers.split_lora(question.lora)
     for name, value in choices.items():
         if value and getattr(question, name) not in (DEFAULTS[name], value):
             raise ValueError(f"--lora {question.lora} and {option_of(name)} differ; leave one of them out")
@@ -561,35 +543,31 @@ def _settle_batch(
 
 
 def add_background(options: Options, question: PredictQuestion, cluster: Cluster, gpus: int) -> Options:
-    """Return *options* with the other jobs that the question's file describes, next to a run of *gpus*."""
+    """Return *options* with the other jobs and flows that the question's file describes, next to a run of *gpus*.
+
+    Jobs run on the same *cluster*.
+    """
     path = question.background
     if path is None:
         return options
-    from stepcast.forecast.background import background_traffic
+    from stepcast.forecast.background import Neighbour, background_traffic
+    from stepcast.hardware.background import read_background
 
+    others: list[Neighbour | Pattern] = []
     try:
-        others, nodes = background_traffic(cluster, gpus, _read_others(path, cluster, question))
+        for other in read_background(path):
+            if not isinstance(other, OtherJob):
+                others.append(other)
+                continue
+            usual = {"cluster": question.cluster, "set": question.set, "gpus": len(other.nodes) * cluster.node.gpus}
+            with prefix_errors(other.name, path, (TypeError, ValueError)):
+                prediction = settle(build_question(PredictQuestion, {**usual, **other.words})).prediction
+            if prediction.cluster.node != cluster.node or prediction.cluster.topology != cluster.topology:
+                raise FormatError(f"{other.name}: runs on another cluster; leave its cluster out", path)
+            others.append(Neighbour(other.name, other.nodes, prediction, other.start_s))
+        traffic, nodes = background_traffic(cluster, gpus, others)
     except FormatError:
         raise
     except ValueError as error:
         raise FormatError(str(error), path) from None
-    return replace(options, others=others, network_nodes=nodes)
-
-
-def _read_others(path: str, cluster: Cluster, question: PredictQuestion) -> "Others":
-    """Return the jobs and flows of the file at *path*; jobs run on the same *cluster*."""
-    from stepcast.forecast.background import Neighbour
-    from stepcast.hardware.background import read_background
-
-    others: list[Neighbour | Pattern] = []
-    for other in read_background(path):
-        if not isinstance(other, OtherJob):
-            others.append(other)
-            continue
-        usual = {"cluster": question.cluster, "set": question.set, "gpus": len(other.nodes) * cluster.node.gpus}
-        with prefix_errors(f"{other.name}", path, (TypeError, ValueError)):
-            prediction = settle(build_question(PredictQuestion, {**usual, **other.words})).prediction
-        if prediction.cluster.node != cluster.node or prediction.cluster.topology != cluster.topology:
-            raise FormatError(f"{other.name}: runs on another cluster; leave its cluster out", path)
-        others.append(Neighbour(other.name, other.nodes, prediction, other.start_s))
-    return others
+    return replace(options, others=traffic, network_nodes=nodes)
