@@ -52,9 +52,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- operators --------------------------------------------------------------------------------------------
-
-
 def _calibrate_operators(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
     measured = [read_as_one([open_source(path)], "op-times")[1] for path in paths]
     return calibrate_operators(measured, args.gpu, "op-times")
@@ -73,9 +70,6 @@ def _calibrate_megatron(paths: Sequence[str], args: argparse.Namespace) -> tuple
         for folder, files in folders.items()
     }
     return calibrate_megatron(runs, gpu, args.cluster, args.model)
-
-
-# ---- OptimusPrime -----------------------------------------------------------------------------------------
 
 
 def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:
@@ -128,9 +122,6 @@ def _read_lengths(text: str) -> tuple[float, ...]:
     if not all(0 < length < 1e9 for length in lengths):
         raise ValueError(f"--sequence {text}: every length must be above zero")
     return lengths
-
-
-# ---- collectives ------------------------------------------------------------------------------------------
 
 
 def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tuple[FactDict, str]:

@@ -99,8 +99,6 @@ def _play(path: str) -> PlayedStep:
     return measured(record_megatron(document))
 
 
-# ---- gate ----------------------------------------------------------------------------------------------
-
 SLOWER = 1  # exit status of a regression
 BASELINE = "stepcast baseline"
 # The commit under test, as GitHub and GitLab name it.
@@ -192,8 +190,6 @@ def _decode(run: "bytes | str", path: str) -> GateRun:
         raise ValueError(f"{path}: holds a run without a step")
     return decoded
 
-
-# ---- watch ---------------------------------------------------------------------------------------------
 
 POLL_S = 0.2
 

@@ -26,8 +26,6 @@ from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import GIB, TFLOPS
 from stepcast.views.costs import collective_view, operator_view
 
-# ---- operators -----------------------------------------------------------------------------------------
-
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
 # Sizes of an operator; those with a question mark have a default.
 SIZES = {
@@ -163,9 +161,6 @@ SIZES_OF = {
     Attention: "seq=query_len keys=key_len batch heads kv_heads head_dim",
     Elementwise: "rows columns",
 }
-
-# ---- collectives ---------------------------------------------------------------------------------------
-
 SEND_RECEIVE = "send-receive"
 SMALLEST_BYTES, LARGEST_BYTES = 8, 16 * GIB
 

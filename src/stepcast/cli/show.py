@@ -140,8 +140,6 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     },
 }
 
-# ---- catalogues ----------------------------------------------------------------------------------------
-
 
 def run_list(args: argparse.Namespace) -> int:
     from stepcast.views.documents import list_view
@@ -206,8 +204,6 @@ LISTED: dict[str, Callable[[], list[FactDict]]] = {
     "failures": _failures,
     "prices": load_lazily("questions.settle:list_prices"),
 }
-
-# ---- other formats -------------------------------------------------------------------------------------
 
 
 def run_convert(args: argparse.Namespace) -> int:

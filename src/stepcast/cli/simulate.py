@@ -150,8 +150,6 @@ def _count(name: str, option: str) -> int:
     return int(name)
 
 
-# ---- SimAI ------------------------------------------------------------------------------------------------
-
 SIMAI_PARTS = ("dp", "dp_ep", "tp", "ep", "pp", "bubble", "compute", "total")
 
 

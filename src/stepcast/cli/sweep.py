@@ -44,9 +44,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- asking -------------------------------------------------------------------------------------------
-
-
 def _ask(args: argparse.Namespace) -> int:
     from stepcast.cli.sweep_points import answers, check_many, check_words, digest, program
 
@@ -108,9 +105,6 @@ class _SweepWatch:
         errors = progress.errors or None
         words = phrase("sweep-progress", asdict(progress), errors=errors, rate=progress.rate or None, left_s=left_s)
         show_status(words)
-
-
-# ---- seeing -------------------------------------------------------------------------------------------
 
 
 def _status(args: argparse.Namespace) -> View:

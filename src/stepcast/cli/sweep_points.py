@@ -107,9 +107,6 @@ def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-# ---- predictions --------------------------------------------------------------------------------------
-
-
 def _predict(points: Sequence[Words]) -> Answers:
     results: Answers = [{} for _ in points]
     asked: list[tuple[int, SettledRun]] = []
@@ -178,9 +175,6 @@ def _row(asked: SettledRun, prediction: Prediction | Exception, breakdown: bool)
 def _describe_error(error: Exception) -> FactDict:
     is_passing = isinstance(error, OSError | MemoryError)
     return {"error": str(error) or type(error).__name__, "state": RETRY if is_passing else None}
-
-
-# ---- searches and plans -------------------------------------------------------------------------------
 
 
 def _plan(words: Words) -> FactDict:

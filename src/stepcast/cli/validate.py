@@ -57,8 +57,6 @@ def _points(columns: MeasuredColumns, most: int) -> Iterable[PointFacts]:
         yield PointFacts(name=row.name, measured=row.measured_s, predicted=row.predicted_s)
 
 
-# ---- where the rows are --------------------------------------------------------------------------------
-
 Places = list[tuple[MeasurementSet, tuple[Path, ...]]]
 
 
@@ -105,9 +103,6 @@ def _default_places(entry: MeasurementSet) -> tuple[Path, ...]:
     outside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
     found = (_folders_in(data, entry) for data in (package / "data", *outside))
     return next(filter(None, found), ())
-
-
-# ---- what is shown -------------------------------------------------------------------------------------
 
 
 def board_facts(board: Scoreboard) -> FactDict:

@@ -170,9 +170,6 @@ def _doubles(ways: int, replicas: int, most: int) -> Iterator[int]:
         times *= 2
 
 
-# ---- neighbours -------------------------------------------------------------------------------------------
-
-
 def find_neighbours(run: SettledRun, command: str, pause: Callable[[], None] | None = None) -> list[ChangeFacts]:
     """Predict the runs that differ from *run* in one choice; those that are not legal are left out.
 
@@ -234,9 +231,6 @@ def _change_command(command: str, changed: Change) -> str:
         else:
             words.append(word)
     return shlex.join([*words, *(text for name, value in changed.items() for text in (option_of(name), str(value)))])
-
-
-# ---- why the choices of a run are the best ------------------------------------------------------------------
 
 
 def explain_choices(run: SettledRun, capacity_bytes: float) -> list[FactDict]:

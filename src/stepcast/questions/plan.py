@@ -306,9 +306,6 @@ def _read_stage(question: PlanQuestion, text: str) -> PlanQuestion:
     return stage
 
 
-# ---- phases -----------------------------------------------------------------------------------------------
-
-
 def _build_phase(question: PlanQuestion, step: SettledRun | None, operation: Operation) -> TrainingPhase:
     if step is None:
         assert question.step_s is not None
@@ -360,8 +357,6 @@ def _count_steps(question: PlanQuestion, phase: TrainingPhase, operation: Operat
         raise ValueError("--tokens with --step-s needs --global-batch and --seq, the tokens of a step")
     return math.ceil(question.tokens / phase.tokens_per_step)
 
-
-# ---- operation --------------------------------------------------------------------------------------------
 
 Readers = Mapping[str, Callable[[str], float]]
 

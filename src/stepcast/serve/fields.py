@@ -110,8 +110,6 @@ def form_command(verb: str, choices: FormChoices) -> str:
     return " ".join(["stepcast", verb, *(f"{option_of(name)} {value}" for name, value in choices)])
 
 
-# ---- the page of the app ------------------------------------------------------------------------------------
-
 MOST_POWER = 14
 
 

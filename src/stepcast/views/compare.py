@@ -179,7 +179,6 @@ SUMMARY_COLUMNS = ui.columns(
     "rows=rows, mean=mean_abs_error median=median_abs_error p90=p90_abs_error worst=worst_abs_error "
     "signed=mean_error:+% weighted=time_weighted_error:%"
 )
-IN_INTERVAL = "in interval"
 
 
 def validate_view(
@@ -213,9 +212,13 @@ def _set(name: str, board: Facts, points: Sequence[PointFacts], unit: str) -> ui
     figures = [(key.replace("_", " "), format_percent(value)) for key, value in board["figures"].items()]
     spec = f"worst_{len(board['worst'])}=name measured=measured_{unit} predicted=predicted_{unit} error=error:+%"
     worst = ui.table_of("Worst rows", board["worst"], ui.columns(spec), caption="Largest errors")
+    reasons = [f"{format_count(count)}: {reason}" for reason, count in board["skip_reasons"].items()]
+    if len(reasons) > MOST_REASONS:
+        reasons[MOST_REASONS:] = [f"and {len(reasons) - MOST_REASONS} more reasons; --json has them all"]
+    skipped = ui.Remarks("Skipped", [ui.Remark(f"skipped {format_count(board['skipped'])}", "", reasons)])
     return ui.Columns(
         name,
-        [_summaries(board), ui.FactList("Figures", figures) if figures else None, _skipped(board)],
+        [_summaries(board), ui.FactList("Figures", figures) if figures else None, skipped],
         [_chart(points, board, unit) if points else None, worst],
         headed=True,
         lead="; ".join(board["notes"]),
@@ -229,7 +232,7 @@ def _summaries(board: Facts) -> ui.Table | None:
         return None
     columns: dict[str, ui.Source] = dict(SUMMARY_COLUMNS)
     if board["coverage"] is not None:
-        columns[IN_INTERVAL] = "coverage:%?"
+        columns["in interval"] = "coverage:%?"
     labelled: list[tuple[str, Facts | None]] = [("all", board), *board["selections"].items()]
     for tag, group in board["groups"].items():
         labelled += [(f"by {tag}", None), *((f"  {label}", summary) for label, summary in group.items())]
@@ -240,14 +243,6 @@ def _summaries(board: Facts) -> ui.Table | None:
     ]
     caption = "Absolute errors; signed is above zero where predictions are too slow"
     return ui.Table("Errors", ("errors", *columns), cells, caption=caption)
-
-
-def _skipped(board: Facts) -> ui.Remarks:
-    reasons = [f"{format_count(count)}: {reason}" for reason, count in board["skip_reasons"].items()]
-    shown = reasons[:MOST_REASONS]
-    if len(reasons) > MOST_REASONS:
-        shown.append(f"and {len(reasons) - MOST_REASONS} more reasons; --json has them all")
-    return ui.Remarks("Skipped", [ui.Remark(f"skipped {format_count(board['skipped'])}", "", shown)])
 
 
 def _chart(points: Sequence[PointFacts], board: Facts, unit: str) -> ui.Scatter:

@@ -9,8 +9,6 @@ from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
 
-# ---- operators ----------------------------------------------------------------------------------------
-
 
 def _rate(row: Facts) -> str:
     """Return FLOP/s where computation limits an operator, else bytes per second."""
@@ -82,8 +80,6 @@ def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str,
     return ui.View(title, headline, _figures(about, about), [table, curve], facts)
 
 
-# ---- collectives --------------------------------------------------------------------------------------
-
 COLLECTIVE_COLUMNS = ui.columns(
     "size=size_bytes time=time_s algorithm_bandwidth=algbw_bytes_per_s bus_bandwidth=busbw_bytes_per_s "
     "algorithm protocol"
@@ -104,9 +100,6 @@ def collective_view(facts: Facts) -> ui.View:
         values["rates"] = f"within {format_percent(facts['rates_within'])}: too many flows to follow every change"
     links = [(link["link"], f"busy {format_percent(link['busy'], 0)} of the time") for link in facts["links"]]
     return _single_view(facts, about, values, [ui.FactList("Busiest links", links)])
-
-
-# ---- fitted constants ---------------------------------------------------------------------------------
 
 
 def _fit_view(section: str, facts: Facts, **more: Fact) -> ui.View:
@@ -161,9 +154,6 @@ def fit_view(facts: Facts) -> ui.View:
     """Return the view of fitted constants, by the source of the runs they were fitted to."""
     views = {"nccl-tests": collective_calibration_view, "optimus": optimus_calibration_view}
     return views.get(facts.get("source", ""), calibration_view)(facts)
-
-
-# ---- executed workloads -------------------------------------------------------------------------------
 
 
 def run_view(facts: Facts) -> ui.View:

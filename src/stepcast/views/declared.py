@@ -95,7 +95,8 @@ def _table(row: str, facts: Facts) -> ui.Table:
     title, place, spec, words, caption, lead = (*re.split(r" *\| *", row), "", "", "")[:6]
     path, _, most = place.partition(":")
     rows = (find_value(facts, path) or [])[: int(most) if most else None]
-    computed = {head: source for head, source in facts.items() if callable(source) or _is_source(source)}
+    is_pair = {head: isinstance(source, tuple) and len(source) == 2 for head, source in facts.items()}
+    computed = {head: source for head, source in facts.items() if callable(source[1] if is_pair[head] else source)}
     options: FactDict = {"caption": caption, "lead": lead}
     for word in words.split():
         name, _, value = word.partition("=")
@@ -104,17 +105,11 @@ def _table(row: str, facts: Facts) -> ui.Table:
         else:
             options |= {"shown": PLACES[word]} if word in PLACES else {name: (int(value),) if value else True}
     # A column whose head ends in a question mark is left out where no row has a value of it.
-    pairs = (word.partition("?=") for word in spec.split())
-    kept = [f"{head}={key}" if key else head for head, _, key in pairs if not key or _is_known(rows, key)]
-    return ui.table_of(str(say(title, facts)), rows, ui.columns(" ".join(kept), **computed), **options)
-
-
-def _is_known(rows: Sequence[Facts], key: str) -> bool:
-    return any(find_value(row, key.partition(":")[0]) is not None for row in rows)
-
-
-def _is_source(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and callable(value[1])
+    heads = []
+    for head, _, key in (word.partition("?=") for word in spec.split()):
+        if not key or any(find_value(row, key.partition(":")[0]) is not None for row in rows):
+            heads.append(f"{head}={key}" if key else head)
+    return ui.table_of(str(say(title, facts)), rows, ui.columns(" ".join(heads), **computed), **options)
 
 
 # ---- the question ---------------------------------------------------------------------------------------------

@@ -75,26 +75,18 @@ def render(page: Page) -> bytes:
 
 def body_of(page: Page) -> Markup:
     """Return everything between the bar at the top and the footer."""
-    return join(
-        (
-            _asked(page),
-            tag("header", page.headline, class_="answer"),
-            _notes("Warnings", "warning", page.warnings),
-            tag("div", _arrange(page.sections), class_="sections"),
-            _notes("Defaults used", "assumed", page.assumptions),
-            _command(page.about),
-        )
-    )
-
-
-def _asked(page: Page) -> Markup | None:
-    """Return the question at the head of the page, as text and JSON begin with it."""
-    # The command is at the end of the page, with a button that copies it.
-    pairs = asked_pairs({name: value for name, value in page.facts.items() if name != "command"})
-    if not pairs:
-        return None
-    listed = [tag("div", tag("dt", name), tag("dd", text(str(value), 4000))) for name, value in pairs]
-    return tag("dl", listed, class_="asked", aria_label="What was asked")
+    asked = command = None
+    # The question, as text and JSON begin with it; the command is at the end, with a button that copies it.
+    if pairs := asked_pairs({name: value for name, value in page.facts.items() if name != "command"}):
+        listed = [tag("div", tag("dt", name), tag("dd", text(str(value), 4000))) for name, value in pairs]
+        asked = tag("dl", listed, class_="asked", aria_label="What was asked")
+    if page.about.command:
+        links = [tag("p", tag("a", words, href=name)) for words, name in page.about.links]
+        command = fill_template(asset("command.html"), command=text(page.about.command, 4000), links=links)
+    warnings = _notes("Warnings", "warning", page.warnings)
+    defaults = _notes("Defaults used", "assumed", page.assumptions)
+    sections = tag("div", _arrange(page.sections), class_="sections")
+    return join((asked, tag("header", page.headline, class_="answer"), warnings, sections, defaults, command))
 
 
 def data_block(key: str, value: object) -> Markup:
@@ -121,21 +113,14 @@ def _arrange(sections: Sequence[Section]) -> list[Markup]:
     placed: list[Markup] = []
     alone = True
     for index, section in enumerate(sections):
-        if section.wide:
-            placed.append(_section(section, True))
-            alone = True
-            continue
         last = index + 1 == len(sections) or sections[index + 1].wide
-        placed.append(_section(section, alone and last))
-        alone = not alone
+        wide = section.wide or (alone and last)
+        alone = section.wide or not alone
+        title = f"{section.key}-title"
+        lead = tag("p", section.lead, class_="lead") if section.lead else None
+        about = {"id": section.key, "aria_labelledby": title, "class_": "wide" if wide else None}
+        placed.append(tag("section", tag("h2", explain(section.title), id=title), lead, section.body, **about))
     return placed
-
-
-def _section(section: Section, wide: bool) -> Markup:
-    title = f"{section.key}-title"
-    lead = tag("p", section.lead, class_="lead") if section.lead else None
-    about = {"id": section.key, "aria_labelledby": title, "class_": "wide" if wide else None}
-    return tag("section", tag("h2", explain(section.title), id=title), lead, section.body, **about)
 
 
 def _notes(title: str, kind: str, notes: Sequence[str]) -> Markup | None:
@@ -143,13 +128,6 @@ def _notes(title: str, kind: str, notes: Sequence[str]) -> Markup | None:
         return None
     listed = [tag("li", text(note, 2000)) for note in dict.fromkeys(notes)]
     return tag("aside", tag("h2", title), tag("ul", listed), class_=f"notes {kind}", aria_label=title)
-
-
-def _command(about: About) -> Markup | None:
-    if not about.command:
-        return None
-    links = [tag("p", tag("a", words, href=name)) for words, name in about.links]
-    return fill_template(asset("command.html"), command=text(about.command, 4000), links=links)
 
 
 # The style and the program that every page holds, and the digests by which its policy knows them.
@@ -205,22 +183,21 @@ class BarRow:
 def draw_bars(rows: Iterable[BarRow], most: float, show: Callable[[float], str], unit: float = 1.0) -> Markup:
     """Return rows of bars on one scale from zero to *most*, with ticks at round numbers of *unit*."""
     most = most if most > 0 else 1.0
-    return tag("ul", [_bar(row, most) for row in rows], axis_row(most, show, unit), class_="rows")
-
-
-def _bar(row: BarRow, most: float) -> Markup:
-    pieces = []
-    for piece in row.pieces:
-        if piece.length > 0:
-            place = {"x": _percent(piece.start / most), "y": 0, "width": _percent(max(0.0, piece.length / most))}
-            about = {"class_": f"k-{piece.kind}", "data_tip": piece.tip or None}
-            pieces.append(tag("rect", **place, height=BAR_HEIGHT, **about))
-    for kind, mark, tip in row.marks:
-        x = _percent(mark / most)
-        pieces.append(tag("line", x1=x, x2=x, y1=0, y2=BAR_HEIGHT, class_=f"m-{kind}", data_tip=tip or None))
-    strip = tag("svg", pieces, class_="strip", width="100%", height=BAR_HEIGHT, aria_hidden="true")
-    label, value = tag("span", row.label, class_="label"), tag("span", row.value, class_="value")
-    return tag("li", label, strip, value, class_="strong" if row.strong else None)
+    bars = []
+    for row in rows:
+        pieces = []
+        for piece in row.pieces:
+            if piece.length > 0:
+                place = {"x": _percent(piece.start / most), "y": 0, "width": _percent(max(0.0, piece.length / most))}
+                about = {"class_": f"k-{piece.kind}", "data_tip": piece.tip or None}
+                pieces.append(tag("rect", **place, height=BAR_HEIGHT, **about))
+        for kind, mark, tip in row.marks:
+            x = _percent(mark / most)
+            pieces.append(tag("line", x1=x, x2=x, y1=0, y2=BAR_HEIGHT, class_=f"m-{kind}", data_tip=tip or None))
+        strip = tag("svg", pieces, class_="strip", width="100%", height=BAR_HEIGHT, aria_hidden="true")
+        label, value = tag("span", row.label, class_="label"), tag("span", row.value, class_="value")
+        bars.append(tag("li", label, strip, value, class_="strong" if row.strong else None))
+    return tag("ul", bars, axis_row(most, show, unit), class_="rows")
 
 
 def _percent(share: float) -> str:

@@ -78,9 +78,6 @@ def _workload(facts: Facts) -> FactDict:
     }
 
 
-MODEL_FACTS = ("hidden", "layers", "heads", "seq", "micro_batch", "micro_batches", "vocab", "dtype")
-
-
 def _timeline(facts: Facts) -> FactDict:
     ranks = facts["ranks"]
     listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]}..{ranks[-1]})"
@@ -92,7 +89,8 @@ def _timeline(facts: Facts) -> FactDict:
         if value := facts.get(name):
             words = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             pairs.append((name.replace("_", " "), words))
-    known = (f"{name.replace('_', '-')} {facts[name]}" for name in MODEL_FACTS if facts.get(name) is not None)
+    sizes = ("hidden", "layers", "heads", "seq", "micro_batch", "micro_batches", "vocab", "dtype")
+    known = (f"{name.replace('_', '-')} {facts[name]}" for name in sizes if facts.get(name) is not None)
     return {
         "layout": _layout(facts),
         "listed": listed,
@@ -128,11 +126,6 @@ def _link_rate(link: Facts) -> str:
     return f"{link['bandwidth_bytes_per_s'] / GB:g} GB/s{reached} each way, {link['latency_s'] / US:.2g} us"
 
 
-def _wiring(facts: Facts) -> FactDict:
-    counts = ((words, f"{facts[key]:,} nodes") for key, words in NAMES["wiring"].items() if key in facts)
-    return {"counts": _lines(counts), "no_nics": facts.get("nics") == 0}
-
-
 def _framework(facts: Facts) -> FactDict:
     software, supported = facts["software"], facts["supports"].items()
     enabled = [
@@ -156,9 +149,6 @@ def _calibration(facts: Facts) -> FactDict:
     return {"corrected": ui.table_of("Classes", classes, columns, above=above), "fitted": constants}
 
 
-MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
-
-
 def captured_view(facts: Facts) -> ui.View:
     """Return the view of a program that was just captured."""
     headline = ui.Headline(format_short_count(facts["parameters"]), "parameters", (facts["name"],))
@@ -179,10 +169,12 @@ def captured_search_view(facts: Facts) -> ui.View:
 
 
 def _captured(facts: Facts) -> FactDict:
-    parts = [(f"  {name}", format_bytes(facts["memory_bytes"][name])) for name in MEMORY_PARTS]
-    repeated = [block for block in facts["body"] if block["repeat"] > 1 and block["layers"]]
-    ends = [", ".join(dict.fromkeys((block["layers"][0], block["layers"][-1]))) for block in repeated]
-    rows = [(block["repeat"], len(block["layers"]), end) for block, end in zip(repeated, ends, strict=True)]
+    names = ("parameters", "gradients", "optimizer", "activations", "temporary")
+    parts = [(f"  {name}", format_bytes(facts["memory_bytes"][name])) for name in names]
+    rows = []
+    for block in facts["body"]:
+        if block["repeat"] > 1 and (layers := block["layers"]):
+            rows.append((block["repeat"], len(layers), ", ".join(dict.fromkeys((layers[0], layers[-1])))))
     return {
         "more": _lines([*parts, *((name, value) for name, value in facts["facts"].items() if value)]),
         "repeated": ui.plain_table("Repeated layers", ("repeats", "modules", "from, to"), rows[:MOST_ROWS]),
@@ -201,13 +193,14 @@ VALUES: dict[str, Callable[[Facts], FactDict]] = {
     },
     "model": _model,
     "cluster": _cluster,
-    "wiring": _wiring,
+    "wiring": lambda facts: {
+        "counts": _lines((words, f"{facts[key]:,} nodes") for key, words in NAMES["wiring"].items() if key in facts),
+        "no_nics": facts.get("nics") == 0,
+    },
     "framework": _framework,
     "calibration": _calibration,
     "captured": _captured,
 }
-
-# ---- catalogues ---------------------------------------------------------------------------------------
 
 
 def _peak(*names: str) -> tuple[str, Callable[[Facts], str]]:
@@ -217,11 +210,6 @@ def _peak(*names: str) -> tuple[str, Callable[[Facts], str]]:
         return next((f"{gpu['matrix_flops'][name] / TFLOPS:g}" for name in names if name in gpu["matrix_flops"]), "-")
 
     return "matrix_flops", peak
-
-
-def _parameter_words(model: Facts) -> str:
-    count = model["parameters"]
-    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
 
 
 def _short_evidence(text: str) -> str:
@@ -234,11 +222,12 @@ COMPUTED: Mapping[str, ui.Source] = {
     "fp4": _peak("fp4", "nvfp4"),
     "products": lambda row: _short_evidence(row["costs"]["training products"]),
     "serving": lambda row: _short_evidence(row["costs"]["serving operators"]),
-    "parameters": ("parameters", _parameter_words),
+    "parameters": (
+        "parameters",
+        lambda row: f"{size / 1e9:.2f} B" if (size := row["parameters"]) >= 1e9 else f"{size / 1e6:.0f} M",
+    ),
     "experts": ("experts", lambda row: row["experts"] or "-"),
 }
-
-
 ON_WIDE_TERMINALS = ("products", "serving")
 
 

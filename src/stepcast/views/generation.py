@@ -8,12 +8,11 @@ from stepcast.views import view as ui
 from stepcast.views.declared import build_view
 from stepcast.views.view import NAMES
 
-LAYOUT_WORDS = ("tp", "pp", "dp", "ep", "replicas")
-
 
 def layout_words(layout: Facts) -> str:
     """Return a layout without its ones: ``tp 4, replicas 2``."""
-    words = (f"{name} {layout[name]}" for name in LAYOUT_WORDS if layout.get(name, 1) > 1)
+    names = ("tp", "pp", "dp", "ep", "replicas")
+    words = (f"{name} {layout[name]}" for name in names if layout.get(name, 1) > 1)
     return ", ".join(words) or "one GPU"
 
 
@@ -22,6 +21,12 @@ def generation_view(facts: Facts) -> ui.View:
     memory = facts["memory_bytes"]
     rows = [(name.replace("_", " "), format_bytes(size)) for name, size in memory.items()]
     texts = [(name, facts[name]) for name in ("prompt", "response", "weights")]
+    chart = None
+    if points := [(point["time_s"], point["running"]) for point in facts["curve"]]:  # falls in the long tail
+        x = ui.Axis(0.0, max(time for time, _ in points), format_seconds, "time")
+        y = ui.Axis(0.0, max(running for _, running in points) * 1.1, lambda value: f"{value:.0f}", "running")
+        title, label = "Running sequences over time", "Running sequences on the slowest rank"
+        chart = ui.Scatter(title, x, y, [ui.Line(points, "first")], label, shown=ui.Shown.PAGE)
     return build_view(
         "generation",
         facts,
@@ -29,27 +34,17 @@ def generation_view(facts: Facts) -> ui.View:
         serves=facts["batch_s"] is None,
         used_bytes=memory["weights"] + memory["reserved"] + memory["cache"],
         parts=ui.plain_table("Memory of a GPU", ("part", "size"), rows),
-        chart=_curve(facts) if facts["curve"] else None,
+        chart=chart,
         texts=ui.FactList("Requests", [*texts, ("KV cache", facts["kv_cache"])]),
     )
-
-
-def _curve(facts: Facts) -> ui.Scatter:
-    """Return the running sequences over time, which fall in the long tail."""
-    points = [(point["time_s"], point["running"]) for point in facts["curve"]]
-    x = ui.Axis(0.0, max(time for time, _ in points), format_seconds, "time")
-    y = ui.Axis(0.0, max(running for _, running in points) * 1.1, lambda value: f"{value:.0f}", "running")
-    title, label = "Running sequences over time", "Running sequences on the slowest rank"
-    return ui.Scatter(title, x, y, [ui.Line(points, "first")], label, shown=ui.Shown.PAGE)
-
-
-COLOURS = NAMES["rl_colours"]
 
 
 def rl_view(facts: Facts) -> ui.View:
     """Return the view of a step of RL post-training."""
     shares = {name if name != "all" else "": format_percent(share) for name, share in facts["idle_share"].items()}
-    phases = [ui.Share(COLOURS[name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0]
+    phases = [
+        ui.Share(NAMES["rl_colours"][name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0
+    ]
     total = sum(share.amount for share in phases)
     overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
     trained = facts["training_layout"].items()

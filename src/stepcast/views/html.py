@@ -53,29 +53,26 @@ def _answer(view: ui.View) -> Markup:
     """Return the headline with its interval, and the key figures as cards."""
     headline = view.headline
     first, *others = headline.about or ("",)
-    cards = [_card(figure) for figure in view.figures if figure.shown is not ui.Shown.TEXT]
+    cards = []
+    for figure in view.figures:
+        if figure.shown is not ui.Shown.TEXT:
+            name = tag("span", explain(figure.name[:1].upper() + figure.name[1:]), class_="name")
+            note = tag("span", _minus(figure.note), class_="note") if figure.note else None
+            value = tag("strong", _minus(figure.value or figure.line))
+            cards.append(tag("li", name, value, note, class_=f"card {figure.mood.value}".strip()))
+    interval = None
+    if band := headline.band:  # a line from low to high with the answer on it
+        center = f"{4 + 92 * (band.value - band.low) / ((band.high - band.low) or 1.0):.2f}%"
+        texts = {"low": band.low_text, "high": band.high_text, "words": band.words}
+        interval = fill_template(page.asset("interval.html"), center=center, **texts)
     number = tag("span", _minus(headline.number), class_="number")
     return tag(
         "div",
         tag("p", tag("strong", first), [tag("span", words) for words in others], class_="about"),
         tag("h1", number, " ", tag("span", _minus(headline.unit), class_="unit")),
-        _interval(headline.band) if headline.band else None,
+        interval,
         tag("ul", cards, class_="cards") if cards else None,
     )
-
-
-def _interval(band: ui.HeadlineInterval) -> Markup:
-    """Return a line from low to high with the answer on it."""
-    center = f"{4 + 92 * (band.value - band.low) / ((band.high - band.low) or 1.0):.2f}%"
-    ends = {"low": band.low_text, "high": band.high_text}
-    return fill_template(page.asset("interval.html"), center=center, words=band.words, **ends)
-
-
-def _card(figure: ui.Figure) -> Markup:
-    name = tag("span", explain(figure.name[:1].upper() + figure.name[1:]), class_="name")
-    note = tag("span", _minus(figure.note), class_="note") if figure.note else None
-    value = tag("strong", _minus(figure.value or figure.line))
-    return tag("li", name, value, note, class_=f"card {figure.mood.value}".strip())
 
 
 def _minus(text: str) -> str:
@@ -242,22 +239,18 @@ def _grids(part: ui.GridCharts) -> Markup:
     for grid in part.grids:
         largest = max((value for _, row in grid.rows for value in row if value is not None), default=1.0)
         head = tag("tr", tag("th", grid.corner), [tag("th", name, scope="col") for name in grid.columns])
-        body = [
-            tag("tr", tag("th", name, scope="row"), [_shaded(value, largest, part.show) for value in row])
-            for name, row in grid.rows
-        ]
+        body = []
+        for name, row in grid.rows:
+            cells = [tag("th", name, scope="row")]
+            for value in row:
+                share = 0.0 if value is None else value / largest
+                about = {"class_": f"number h-{max(0, min(9, int(10 * share)))}"}
+                about["data_tip"] = f"{format_percent(share, 0)} of the best here"
+                cells.append(tag("td", "") if value is None else tag("td", part.show(value), **about))
+            body.append(tag("tr", cells))
         table = tag("table", tag("caption", grid.name), tag("thead", head), tag("tbody", body), class_="heat")
         tables.append(_scrollable(table, grid.name))
     return tag("div", tables, class_="maps")
-
-
-def _shaded(value: float | None, largest: float, show: ui.Show) -> Markup:
-    if value is None:
-        return tag("td", "")
-    tenth = max(0, min(9, int(10 * value / largest)))
-    return tag(
-        "td", show(value), class_=f"number h-{tenth}", data_tip=f"{format_percent(value / largest, 0)} of the best here"
-    )
 
 
 def _scatter(part: ui.Scatter) -> Markup:

@@ -52,11 +52,15 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     named = {PART_NAMES.get(part, part): seconds for part, seconds in facts["breakdown_s"].items()}
     only_rank = len(facts["ranks"]) == 1 and facts["gpus"] > 1
     group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"], default=("", {}))
-    uneven = max(_uneven(facts), key=_unevenness, default=None)
+    # Sets of ranks whose experts get clearly uneven numbers of tokens.
+    uneven_rows = [row for row in facts["expert_imbalance"] if _unevenness(row) >= UNEVEN_FACTOR]
+    uneven = max(uneven_rows, key=_unevenness, default=None)
     waits_s = max(uneven["waits_caused_s"].values(), default=0.0) if uneven else 0.0
     operations_s = {**facts["operations_s"], "(between operations)": facts["gaps_s"]}
     heads, on_page = ("operation", "mean of ranks"), FactDict(shown=ui.Shown.PAGE)
     detail = {"lead": "Mean of ranks.", "shown": ui.Shown.DETAIL}
+    slow = " is slow: {factor:x} as long as others for the same work"
+    remarks = [ui.Remark(f"rank {row['rank']}", str(ui.say(slow, row)), row["evidence"]) for row in facts["stragglers"]]
     return build_view(
         "megatron",
         facts,
@@ -70,8 +74,8 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         read=len(facts["ranks"]) if len(facts["ranks"]) > 1 else f"rank {facts['ranks'][0]}",
         breakdown=_breakdown(facts["breakdown_s"], step_s),
         stage_bars=_stages(facts),
-        stragglers=_stragglers(facts),
-        expert_loads=_experts(facts),
+        stragglers=ui.Remarks("Slow ranks", remarks, lead="What to look at first."),
+        expert_loads=_experts(uneven_rows),
         operations=ui.bars_of_times("Operations", operations_s, heads, **detail),
         exposed=ui.ExposureBars("Exposed communication", facts["communication_s"], **on_page),
         communication=("name", lambda row: ": ".join(dict.fromkeys((row["operation"], row["name"])))),
@@ -116,14 +120,9 @@ def _unevenness(row: Facts) -> float:
     return float(max(row["factor"], row["exchange_factor"]))
 
 
-def _uneven(facts: Facts) -> list[Facts]:
-    """Return the sets of ranks whose experts get clearly uneven numbers of tokens."""
-    return [row for row in facts["expert_imbalance"] if _unevenness(row) >= UNEVEN_FACTOR]
-
-
-def _experts(facts: Facts) -> ui.Remarks:
+def _experts(rows: Sequence[Facts]) -> ui.Remarks:
     remarks = []
-    for row in _uneven(facts)[:MOST_LINES]:
+    for row in rows[:MOST_LINES]:
         tokens = ", ".join(map(str, row["tokens"].values()))
         evidence = [
             f"ranks {', '.join(row['tokens'])} work on {tokens} tokens, mean {row['mean_tokens']:.0f}; "
@@ -135,13 +134,6 @@ def _experts(facts: Facts) -> ui.Remarks:
         words = f" has busy experts: {row['factor']:.2f}x the mean tokens of the ranks it shares them with"
         remarks.append(ui.Remark(f"rank {row['busiest_rank']}", words, evidence))
     return ui.Remarks("Expert imbalance", remarks)
-
-
-def _stragglers(facts: Facts) -> ui.Remarks:
-    words = " is slow: {factor:x} as long as others for the same work"
-    rows = facts["stragglers"]
-    remarks = [ui.Remark(f"rank {row['rank']}", str(ui.say(words, row)), row["evidence"]) for row in rows]
-    return ui.Remarks("Slow ranks", remarks, lead="What to look at first.")
 
 
 def _stages(facts: Facts) -> ui.Bars | None:
@@ -190,6 +182,25 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a Replay: as measured, replayed, and changed."""
     rates, layers, is_changed = facts["sequences_per_s"], facts["layers"], bool(facts["changes"])
     same_work, more_work = (is_changed and (facts["work_factor"] == 1) == is_same for is_same in (True, False))
+    breakdown: ui.Part = _breakdown(facts["breakdown_s"], facts["step_s"])
+    stage_pairs = None
+    if is_changed:
+        before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
+        least_s, sides = SMALLEST_SHARE * facts["replayed_step_s"], ("before", "after")
+        parts = [part for part in after if max(before[part], after[part]) >= least_s]
+        pairs = [ui.ValuePair.of_change(PART_NAMES.get(part, part), before[part], after[part]) for part in parts]
+        change = ui.signed_seconds(facts["change_s"])
+        pairs.append(ui.ValuePair("step", facts["replayed_step_s"], facts["step_s"], change))
+        heads = ("time breakdown (mean over ranks)", *sides, "change")
+        breakdown = ui.PairTable(TIME_BREAKDOWN, pairs, sides, heads)
+        stages = {row["stage"]: row for row in facts["before"]["stages"]}
+        pairs = [
+            ui.ValuePair.of_change(f"stage {row['stage']} {part}", stages[row["stage"]][f"{part}_s"], row[f"{part}_s"])
+            for row in facts["stages"][:MOST_LINES]
+            if row["stage"] in stages
+            for part in ("busy", "bubble")
+        ]
+        stage_pairs = ui.PairTable("Stages", pairs, sides, ("stage", *sides, "change"))
     return build_view(
         "replay",
         facts,
@@ -201,8 +212,8 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         of_each=facts["speedup_per_gpu"] if facts["speedup_per_gpu"] != facts["speedup"] else None,
         faster=(facts["speedup"] or 0.0) >= 1,
         layers=layers if layers["before"] != layers["after"] else {},
-        breakdown=_before_after(facts) if is_changed else _breakdown(facts["breakdown_s"], facts["step_s"]),
-        stage_pairs=_stages_before_after(facts) if is_changed else None,
+        breakdown=breakdown,
+        stage_pairs=stage_pairs,
         timeline=ui.timeline_chart(timeline, "measured, replayed and changed, one below the other"),
     )
 
@@ -210,28 +221,3 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
 def replayed_figures(facts: Facts) -> list[ui.Figure]:
     """Return the measured step and the replayed one with its error."""
     return build_figures("replayed", facts, off=format_change(facts["error"], 2))
-
-
-SIDES = ("before", "after")
-
-
-def _before_after(facts: Facts) -> ui.PairTable:
-    before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
-    rows = [
-        ui.ValuePair.of_change(PART_NAMES.get(part, part), before[part], after[part])
-        for part in after
-        if max(before[part], after[part]) >= SMALLEST_SHARE * facts["replayed_step_s"]
-    ]
-    rows.append(ui.ValuePair("step", facts["replayed_step_s"], facts["step_s"], ui.signed_seconds(facts["change_s"])))
-    return ui.PairTable(TIME_BREAKDOWN, rows, SIDES, ("time breakdown (mean over ranks)", *SIDES, "change"))
-
-
-def _stages_before_after(facts: Facts) -> ui.PairTable:
-    before = {row["stage"]: row for row in facts["before"]["stages"]}
-    rows = [
-        ui.ValuePair.of_change(f"stage {row['stage']} {part}", before[row["stage"]][f"{part}_s"], row[f"{part}_s"])
-        for row in facts["stages"][:MOST_LINES]
-        if row["stage"] in before
-        for part in ("busy", "bubble")
-    ]
-    return ui.PairTable("Stages", rows, SIDES, ("stage", *SIDES, "change"))

@@ -17,8 +17,6 @@ from stepcast.views.step import PART_NAMES, step_band
 CHOSEN = {"dispatcher": "{}", "cp_comm": "{}", "gradients": "gradients {}", "optimizer": "{}", "offload": "offload {}"}
 CHOSEN |= {"fp8_params": "fp8 parameters", "mtp_layers": "{} MTP layers", "base_weights": "{} weights"}
 LARGEST_PARTS = 4
-MOST_OF_FRONT = 8
-PARETO = "Pareto frontier: step time vs memory"
 MOST_BARS = 16
 # Dots beyond so many hide each other.
 MOST_DOTS = 1500
@@ -31,6 +29,13 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
     nothing = None if rows else "nothing fits" if is_complete else "nothing yet"
     # What to do where nothing fits.
     without = {**facts, "change": change or {}} if is_complete and not rows else {}
+    within_error = "Ranks marked = are within our error of rank 1, on as many GPUs."
+
+    def slower_words(row: Facts) -> str:
+        """Return how much slower a row is than the best of its layout, or than rank 1."""
+        first = row.get("best", best)
+        return units.format_change(row["step_s"] / first["step_s"] - 1) if row["step_s"] is not None and first else "-"
+
     view = build_view(
         "search",
         facts,
@@ -46,8 +51,8 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
         least=(change["words"] if change else "none of those tried is enough") if without else None,
         changed=strategy_words(change) if change and without else None,
         ranked=_ranked(facts),
-        reasons=ui.FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
-        change=lambda row: _slower_words(row, best),
+        reasons=ui.FactList("Why rank 1 wins", _reasons(facts), lead=within_error) if rows else None,
+        change=slower_words,
         variant=strategy_words,
         variants=[{**each, "rank": row["rank"], "best": row} for row in rows for each in row["variants"]],
         breakdowns=_breakdowns(rows),
@@ -57,9 +62,6 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
         see=ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
     )
     return replace(view, asked=asked_pairs(facts) if "command" in facts else ())
-
-
-WITHIN_ERROR = "Ranks marked = are within our error of rank 1, on as many GPUs."
 
 
 def strategy_words(row: Facts) -> str:
@@ -167,12 +169,6 @@ def _reasons(facts: Facts) -> list[tuple[str, str]]:
     return pairs
 
 
-def _slower_words(row: Facts, best: Facts | None) -> str:
-    """Return how much slower a row is than the best of its layout, or than rank 1."""
-    best = row.get("best", best)
-    return units.format_change(row["step_s"] / best["step_s"] - 1) if row["step_s"] is not None and best else "-"
-
-
 def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
     shown = rows[:MOST_BARS]
     if not shown:
@@ -216,7 +212,7 @@ def _trade_off(
     label = "Step time against memory of what was simulated"
     legend = (("compute", "ranked below"), ("optimizer", "Pareto-optimal"), ("other", "simulated"))
     on_page: Facts = {"key": "pareto", "lead": lead, "wide": True, "shown": ui.Shown.PAGE}
-    return ui.Scatter(PARETO, x, y, marks, label, legend=legend, **on_page)
+    return ui.Scatter("Pareto frontier: step time vs memory", x, y, marks, label, legend=legend, **on_page)
 
 
 def _dot(row: Facts, kind: str, radius: float) -> ui.Dot:

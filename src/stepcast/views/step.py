@@ -43,6 +43,15 @@ def step_view(
     sources = "The least certain source of each kind of cost, from measured to roofline."
     # The head of the page states the run, unless neither a model nor a workload is named.
     stated = [] if facts.get("model") or facts.get("workload") else plain_pairs(run)
+    jitter, critical_path = [], None
+    if known := facts.get("jitter"):
+        ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in known["percentiles_s"].items())
+        runs = f"with jitter {known['deviation']:g} over {known['runs']} runs"
+        jitter = [ui.Remark(runs, f": mean {format_seconds(known['mean_s'])}, {ranks}")]
+    if "critical_path" in facts:
+        spec = "on_the_critical_path=name count time=seconds:s share"
+        columns = ui.columns(spec, share=lambda row: format_percent(row["seconds"] / facts["step_s"]))
+        critical_path = ui.table_of("Critical path", facts["critical_path"], columns)
     view = build_view(
         "step",
         facts,
@@ -66,8 +75,8 @@ def step_view(
         communication=_communication(facts),
         stages=_stages(facts),
         memory_bars=_memory(facts, explain_memory),
-        critical_path=_critical_path(facts),
-        jitter=_jitter(facts.get("jitter")),
+        critical_path=critical_path,
+        jitter=ui.Remarks("Jitter", jitter) if jitter else None,
         sources=ui.FactList("Sources", [*stated, *facts["sources"].items()], lead=sources, shown=ui.Shown.PAGE),
         timeline=ui.timeline_chart(timeline),
         roofline=_roofline(roofline) if roofline is not None else None,
@@ -94,14 +103,6 @@ def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:
     known = read_interval(facts)
     ends = format_seconds(known.low_s), format_seconds(known.high_s)
     return ui.HeadlineInterval(known.low_s, step_s, known.high_s, *ends, known.words)
-
-
-def _jitter(jitter: Facts | None) -> ui.Remarks | None:
-    if jitter is None:
-        return None
-    ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in jitter["percentiles_s"].items())
-    runs = f"with jitter {jitter['deviation']:g} over {jitter['runs']} runs"
-    return ui.Remarks("Jitter", [ui.Remark(runs, f": mean {format_seconds(jitter['mean_s'])}, {ranks}")])
 
 
 def interval_source(band: Facts) -> str:
@@ -246,14 +247,6 @@ def _memory_table(memory: Facts) -> ui.Table:
     return listed({name: [name] for name in used}, summed)
 
 
-def _critical_path(facts: Facts) -> ui.Table | None:
-    if "critical_path" not in facts:
-        return None
-    spec = "on_the_critical_path=name count time=seconds:s share"
-    columns = ui.columns(spec, share=lambda row: format_percent(row["seconds"] / facts["step_s"]))
-    return ui.table_of("Critical path", facts["critical_path"], columns)
-
-
 def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
     """Return predictions with one option changed, or what each part could save at most."""
     title, step_s = "What to change", facts["step_s"] or 1.0
@@ -335,11 +328,6 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     label = f"Roofline of {len(operators)} operators on {facts['gpu']}"
     legend = [OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS]
     chart = ui.Scatter("Roofline", x, y, [roof, *dots], label, legend=legend, log=True)
-    table = _operator_table(facts, total_s)
-    return ui.Columns("Operators", [chart], [table], lead=lead, wide=True, shown=ui.Shown.PAGE)
-
-
-def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:
     shown = facts["operators"][:MOST_OPERATORS]
     rows = [{**operator, "reached_flops": operator["flops"] / operator["seconds"]} for operator in shown]
     columns = ui.columns(
@@ -348,4 +336,5 @@ def _operator_table(facts: RooflineFacts, total_s: float) -> ui.Table:
         **{"TFLOP/s": ("reached_flops", lambda row: f"{row['reached_flops'] / TFLOPS:,.1f}")},
     )
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
-    return ui.table_of("Operators", rows, columns, caption=caption, sortable=True)
+    table = ui.table_of("Operators", rows, columns, caption=caption, sortable=True)
+    return ui.Columns("Operators", [chart], [table], lead=lead, wide=True, shown=ui.Shown.PAGE)

@@ -20,7 +20,11 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int =
     sizes = [max([len(head), *(len(row[index]) for row in cells)]) for index, head in enumerate(headers)]
     columns = ([row[index] for row in cells] for index in range(len(headers)))
     numeric = [all(cell in ("", "-") or NUMBER.fullmatch(cell) for cell in column) for column in columns]
-    _shrink(sizes, [right or index in whole for index, right in enumerate(numeric)], width)
+    # The widest word columns are narrowed until the row fits, never below eight characters.
+    words = [index for index, right in enumerate(numeric) if not right and index not in whole and sizes[index] > 8]
+    while words and sum(sizes) + len(GAP) * (len(sizes) - 1) > width:
+        sizes[max(words, key=lambda index: sizes[index])] -= 1
+        words = [index for index in words if sizes[index] > 8]
 
     def line(row: Sequence[str]) -> str:
         parts = [
@@ -72,15 +76,6 @@ def bullet(text: str, mark: str, width: int = 100) -> str:
     """Return a wrapped paragraph after *mark*."""
     pieces = wrap(text, width - len(mark))
     return "\n".join([mark + pieces[0], *(" " * len(mark) + piece for piece in pieces[1:])])
-
-
-def _shrink(sizes: list[int], fixed: list[bool], width: int) -> None:
-    """Narrow the widest word columns until the row fits; never below eight characters."""
-    while sum(sizes) + len(GAP) * (len(sizes) - 1) > width:
-        words = [index for index in range(len(sizes)) if not fixed[index] and sizes[index] > 8]
-        if not words:
-            return
-        sizes[max(words, key=lambda index: sizes[index])] -= 1
 
 
 def fit(text: str, size: int) -> str:

@@ -30,6 +30,10 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     }
     heads, advice = ("class of kernels", "per step", "share"), facts.get("advice", ())
     detail = FactDict(shown=ui.Shown.DETAIL)
+    remarks = [
+        ui.Remark(f"rank {row['rank']}", f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank")
+        for row in facts["stragglers"]
+    ]
     view = build_view(
         "kineto",
         facts,
@@ -38,7 +42,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         bottleneck=bottleneck_figures(parts_s, facts["step_s"], ("compute",)),
         slow=_straggler_figures(facts),
         breakdown=_ranks(facts),
-        remarks=_slow_ranks(facts),
+        remarks=ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE),
         advised=ui.Remarks("Advice", [ui.Remark("", row["text"], [row["evidence"]]) for row in advice]),
         classes=ui.bars_of_times("Classes of kernels", facts["operations_s"], heads, lead="Per step, mean of ranks."),
         kernel=("name", lambda row: _short_name(row["name"])),
@@ -65,14 +69,6 @@ def _straggler_figures(facts: Facts) -> list[ui.Figure]:
     more = {"steps": max(facts["ranks"][0]["steps"], 1)}
     rows = ({**row, "works": SLOW_WORDS[row["cause"]], **more} for row in facts["stragglers"])
     return [figure for row in rows for figure in build_figures("kineto straggler", row)]
-
-
-def _slow_ranks(facts: Facts) -> ui.Remarks:
-    remarks = [
-        ui.Remark(f"rank {row['rank']}", f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank")
-        for row in facts["stragglers"]
-    ]
-    return ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE)
 
 
 def _ranks(facts: Facts) -> ui.Bars:
@@ -113,8 +109,6 @@ def _recorded_parts(recorded: Facts | None) -> list[ui.Part]:
         parts.append(ui.table_of(f"Log of {log['program']}", log["collectives"][:MOST_LINES], own, wide=True))
     return parts
 
-
-# ---- OptimusPrime ------------------------------------------------------------------------------------
 
 # Parts that are work rather than overhead.
 OPTIMUS_WORK = ("compute", "unhooked", "accumulation", "optimizer")
@@ -168,9 +162,6 @@ def _slow_stages(facts: Facts) -> list[ui.Figure]:
     return figures or [ui.Figure("straggler", unknown)]
 
 
-# ---- sweeps of a collective --------------------------------------------------------------------------
-
-
 def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a measured sweep of a collective and its prediction."""
     causes = "; ".join(row["means"] for row in facts["findings"])
@@ -187,21 +178,20 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         predicted_with=("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
     )
     texts = {"caption": f"Size by size; {spikes}" if spikes else "Size by size", "note": spikes}
+    sizes: list[ui.Figure] = []
+    for name, row in facts["ranges"].items():
+        if row:
+            section = "sizes disturbed" if row["reached"] is None else "sizes judged"
+            sizes += build_figures(section, row, name=name, fine=row["reached"] is None or row["reached"] >= 0.8)
     return build_view(
         "link sweep",
         facts,
         verdict=causes or "all sizes reach the predicted bandwidth",
-        sizes=[figure for name, row in facts["ranges"].items() if row for figure in _size_range(name, row)],
+        sizes=sizes,
         short=ui.Remarks("What falls short", findings, "Nothing does."),
         chart=_bandwidth(facts["rows"]),
         table=ui.table_of("Sizes", facts["rows"], columns, sortable=True, wide=True, **texts),
     )
-
-
-def _size_range(name: str, row: Facts) -> list[ui.Figure]:
-    if row["reached"] is None:
-        return build_figures("sizes disturbed", row, name=name, fine=True)
-    return build_figures("sizes judged", row, name=name, fine=row["reached"] >= 0.8)
 
 
 def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:
