@@ -39,11 +39,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(facts)
     else:
         width = terminal_width()
-        texts = [
-            f"{visible(run['file'])}\n\n{render_text(view, width, verbose)}"
-            for run, view in zip(facts["runs"], views, strict=True)
-        ]
-        print("\n\n".join(texts))
+        named = zip((visible(run["file"]) for run in facts["runs"]), views, strict=True)
+        print("\n\n".join(f"{name}\n\n{render_text(view, width, verbose)}" for name, view in named))
         print_warnings(facts["warnings"])
     return 0
 
@@ -96,10 +93,8 @@ def _analyze_each(
 ) -> tuple[AnalysisResult, list[View]]:
     """Analyze each file alone, for formats in which a run has one file."""
     _check(question, entry.name, os.fspath(sources[0].path), None)
-    results = {
-        os.fspath(source.path): analyze_document(entry, read_as_one([source], question.format)[1], question)
-        for source in sources
-    }
+    documents = {os.fspath(source.path): read_as_one([source], question.format)[1] for source in sources}
+    results = {path: analyze_document(entry, document, question) for path, document in documents.items()}
     runs = [{"file": file, **result.facts()} for file, result in results.items()]
     warnings = [f"{facts['file']}: {note}" for facts in runs for note in facts["warnings"]]
     views = [result.show() for result in results.values()]

@@ -38,9 +38,8 @@ PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", 
 
 def run(args: argparse.Namespace) -> int:
     if not args.predict:
-        refuse_options(
-            (name for name in (*PREDICTING, "html") if name in args.given), "has no effect without --predict"
-        )
+        idle = (name for name in (*PREDICTING, "html") if name in args.given)
+        refuse_options(idle, "has no effect without --predict")
     load_torch("capture")
     from stepcast.pytorch.capture.program import CaptureOptions
     from stepcast.pytorch.capture.run import capture, capture_command, is_command

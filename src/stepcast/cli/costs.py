@@ -41,9 +41,8 @@ LARGEST_OF_SWEEP = 65_536
 
 def run_op(args: argparse.Namespace) -> int:
     if args.table is not None:
-        without_effect = [
-            option_of(name) for name in args.given if name not in ("table", "output", "html", "json", "plain")
-        ]
+        effective = ("table", "output", "html", "json", "plain")
+        without_effect = [option_of(name) for name in args.given if name not in effective]
         if args.kind or without_effect:
             unused = ", ".join([*filter(None, [args.kind]), *without_effect])
             raise ValueError(
@@ -207,9 +206,8 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> 
     algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
     shared = shared_collective(cluster, Layout(dp=args.ranks), work, algorithm, place=Place(args.place))
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": args.ranks, "engine": "fluid"}
-    row = _collective_record(shared.alone) | pick(
-        shared, "time_s=seconds busbw_bytes_per_s alone_s=alone.seconds slowdown"
-    )
+    spec = "time_s=seconds busbw_bytes_per_s alone_s=alone.seconds slowdown"
+    row = _collective_record(shared.alone) | pick(shared, spec)
     row |= {"algbw_bytes_per_s": shared.alone.algbw_bytes_per_s / shared.slowdown, "rates_within": shared.near}
     links = [{"link": name, "busy": share} for name, share in shared.busiest()]
     show_view(args, collective_view({**about, **row, "links": links, "warnings": find_doubts({"rows": [row]})}))

@@ -83,9 +83,8 @@ def run(args: argparse.Namespace) -> int:
         for warning in facts["warnings"]:
             print(bullet(f"{Path(facts['file']).name}: {warning}", "note: ", width))
     written = f"wrote {index}: open it in a browser; it links a page of the forecast and of each file"
-    print(
-        "", *wrap(written, width), f"wrote {trace}: open it at ui.perfetto.dev", "", heading("Try next"), "", sep="\n"
-    )
+    lines = [*wrap(written, width), f"wrote {trace}: open it at ui.perfetto.dev"]
+    print("", *lines, "", heading("Try next"), "", sep="\n")
     command = sys.argv[0] if sys.argv[0].endswith("stepcast") else "stepcast"
     for purpose, words in NEXT_STEPS:
         print(f"# {purpose}\n{command} {words.replace('examples/', f'{folder}/')}")
@@ -118,10 +117,8 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
             pages.append(_write_page((verb, document["file"], *options), name, path))
     index = output / "index.html"
 
-    rows = [
-        tag("li", tag("a", tag("strong", page.title), href=f"./{page.file}"), tag("code", page.command))
-        for page in pages
-    ]
+    titles = (tag("a", tag("strong", page.title), href=f"./{page.file}") for page in pages)
+    rows = [tag("li", title, tag("code", page.command)) for title, page in zip(titles, pages, strict=True)]
     count = tag("h1", tag("span", str(len(pages)), class_="number"), " ", tag("span", "pages", class_="unit"))
     lead = "Each page is self-contained HTML and works offline. The command below its title reproduces it."
     head = join((tag("p", tag("strong", "stepcast demo"), class_="about"), count, tag("p", lead, class_="lead")))

@@ -136,13 +136,8 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
     parser.add_argument("--plain", action="store_true", help="print without colours, like NO_COLOR=1")
     chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
-        sub = chosen.add_parser(
-            verb.name,
-            help=verb.summary,
-            description=verb.sentence,
-            epilog=verb.epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        about: dict[str, Any] = {"help": verb.summary, "description": verb.sentence, "epilog": verb.epilog}
+        sub = chosen.add_parser(verb.name, **about, formatter_class=argparse.RawDescriptionHelpFormatter)
         if load:
             from stepcast.cli.options import add_arguments
 

@@ -155,13 +155,8 @@ def read_question(args: argparse.Namespace) -> "tuple[Any, RunFile | None]":
     run, config = getattr(args, "run", None), getattr(args, "config", None)
     file = None
     if run is not None or config is not None or args.ignore_unknown:
-        file = read_run_file(
-            run,
-            config,
-            model=given.get("model"),
-            ignore_unknown=args.ignore_unknown,
-            takes_workloads=args.verb == "network",
-        )
+        known = {"model": given.get("model"), "ignore_unknown": args.ignore_unknown}
+        file = read_run_file(run, config, **known, takes_workloads=args.verb == "network")
     return ask_with_file(kind, given, file), file
 
 

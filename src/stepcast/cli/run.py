@@ -44,7 +44,28 @@ def run(args: argparse.Namespace) -> int:
         return 0
     step = medians(records, args.steps)
     timeline = _timeline(step, prediction.workload, asked)
-    found = _facts(step, timeline, prediction, args, device, asked)
+    ran = [(row.work, row.duration_s) for row in step]
+    priced_s = 0.0
+    if args.rank is not None:  # alone, it runs no collectives
+        priced_s = sum(prediction.pricer.seconds(work) for work, _ in ran if isinstance(work, Collective))
+        ran = [(work, took_s) for work, took_s in ran if not isinstance(work, Collective)]
+    rows = by_kind(ran, prediction.pricer.seconds)  # type: ignore[arg-type]
+    step_s, parts = step_parts(timeline)
+    found: FactDict = {
+        **asked,
+        **origin(args),
+        "step_s": step_s,
+        "breakdown_s": parts,
+        "device": device,
+        "ranks": sorted({row.rank for row in step}),
+        "ops": len(step),
+        "kinds": msgspec.to_builtins(rows),
+        "mean_abs_error": mean_abs_error(rows, LEAST_SHARE),
+        "priced_collectives_s": priced_s,
+        "predicted_step_s": prediction.step_s,
+        "run": dict(prediction.report.run),
+        "warnings": [],
+    }
     if args.trace:
         write_trace(timeline, args.trace)
     if args.output:
@@ -120,35 +141,3 @@ def _timeline(step: list[OpRecord], workload: Workload, asked: FactDict) -> Time
         about = {"kind": kind, "work": row.work, "micro_batch": batch}
         builder.add(row.name, lane, row.start_s, row.duration_s, **about)  # type: ignore[arg-type]
     return builder.build(measured=True, source="run", layout=workload.layout, facts=asked)
-
-
-def _facts(
-    step: list[OpRecord],
-    timeline: Timeline,
-    prediction: Prediction,
-    args: argparse.Namespace,
-    device: str,
-    asked: FactDict,
-) -> FactDict:
-    alone = args.rank is not None
-    ran = [(row.work, row.duration_s) for row in step]
-    if alone:
-        ran = [(work, took_s) for work, took_s in ran if not isinstance(work, Collective)]
-    rows = by_kind(ran, prediction.pricer.seconds)  # type: ignore[arg-type]
-    step_s, parts = step_parts(timeline)
-    priced_s = sum(prediction.pricer.seconds(row.work) for row in step if alone and isinstance(row.work, Collective))
-    return {
-        **asked,
-        **origin(args),
-        "step_s": step_s,
-        "breakdown_s": parts,
-        "device": device,
-        "ranks": sorted({row.rank for row in step}),
-        "ops": len(step),
-        "kinds": msgspec.to_builtins(rows),
-        "mean_abs_error": mean_abs_error(rows, LEAST_SHARE),
-        "priced_collectives_s": priced_s,
-        "predicted_step_s": prediction.step_s,
-        "run": dict(prediction.report.run),
-        "warnings": [],
-    }

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from operator import methodcaller
 
@@ -60,11 +61,13 @@ def run_show(args: argparse.Namespace) -> int:
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]:
     """Yield each document that the arguments name; rank files of one format are one document."""
     runs: dict[tuple[str, str], list[Source]] = {}
-    found = {} if args.format else {file: _find_cluster(file) for file in args.files}
-    for name, cluster in found.items():
-        if cluster is not None:
-            yield name, CLUSTER, cluster
-    files = [file for file in args.files if found.get(file) is None]
+    clusters: dict[str, Cluster] = {}  # of the catalogue, where no file has their names
+    for name in () if args.format else args.files:
+        if name and not (os.path.exists(name) or os.sep in name or name.endswith(".toml")):
+            with suppress(CatalogError):
+                clusters[name] = load_cluster(name)
+    yield from ((name, CLUSTER, cluster) for name, cluster in clusters.items())
+    files = [file for file in args.files if file not in clusters]
     for source in open_sources(files, args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
         if entry in (CLUSTER, CALIBRATION, FRAMEWORK):
@@ -82,16 +85,6 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]
         if len(sources) > 1:
             where = f"{os.path.dirname(where) or '.'} ({len(sources)} files)"
         yield where, entry, apply_edits(read_sources(sources, entry), args)
-
-
-def _find_cluster(name: str) -> Cluster | None:
-    """Return the cluster of the catalogue with that name, if no file has it."""
-    if not name or os.path.exists(name) or os.sep in name or name.endswith(".toml"):
-        return None
-    try:
-        return load_cluster(name)
-    except CatalogError:
-        return None
 
 
 def _recognise(source: Source) -> Format:

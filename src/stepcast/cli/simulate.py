@@ -176,11 +176,8 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     if args.json:
         output.print_json(facts)
         return 0
-    rows = [
-        (part.replace("_", "-"), f"{seconds / US:,.0f}", format_percent(seconds / price.total_s))
-        for part, seconds in parts_s.items()
-        if seconds
-    ]
+    used = [(part.replace("_", "-"), seconds) for part, seconds in parts_s.items() if seconds]
+    rows = [(part, f"{seconds / US:,.0f}", format_percent(seconds / price.total_s)) for part, seconds in used]
     print(table(("SimAI's part", "us", "share"), rows, output.terminal_width()))
     output.print_warnings(warnings)
     return 0

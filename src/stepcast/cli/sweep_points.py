@@ -37,8 +37,7 @@ def answers(ask: str, points: Sequence[Words]) -> Answers:
     """Return the answer of each point, or its error."""
     if ask == "predict":
         return _predict(points)
-    answer = {"search": _search, "plan": _plan}[ask]
-    return [answer(words) for words in points]
+    return [_answer_or_error({"search": _search, "plan": _plan}[ask], words) for words in points]
 
 
 def check_words(spec: Spec) -> None:
@@ -77,11 +76,8 @@ def check_many(spec: Spec, workers: int) -> None:
 
 def digest(name: str, value: object) -> str:
     """Return the digest that identifies a word: models, clusters, frameworks and files by their contents."""
-    loaders: dict[str, Callable[[str], object]] = {
-        "model": load_model,
-        "cluster": load_cluster,
-        "framework": load_profile,
-    }
+    loaders: dict[str, Callable[[str], object]]
+    loaders = {"model": load_model, "cluster": load_cluster, "framework": load_profile}
     try:
         if name in loaders:
             return _hash(repr(loaders[name](str(value))).encode())
@@ -126,16 +122,14 @@ def _predict(points: Sequence[Words]) -> Answers:
         several = list(group)
         predictions = _predictions([run for _, run in several])
         for (place, run), prediction in zip(several, predictions, strict=True):
-            results[place] = _row(run, prediction, bool(points[place].get(BREAKDOWN)))
+            results[place] = _answer_or_error(_row, run, prediction, bool(points[place].get(BREAKDOWN)))
     return results
 
 
 def _predictions(asked: Sequence[SettledRun]) -> list[Prediction | Exception]:
     """Return predictions of runs that differ in their strategies alone; an error takes the place of a failed one."""
     first = asked[0]
-
-    strategies = [run.strategy for run in asked]
-    values = first.model, first.cluster, strategies, first.framework
+    values = first.model, first.cluster, [run.strategy for run in asked], first.framework
     try:
         return list(predict_many(*values, first.options, first.calibration))
     except Exception as error:
@@ -147,29 +141,34 @@ def _predictions(asked: Sequence[SettledRun]) -> list[Prediction | Exception]:
 
 def _row(asked: SettledRun, prediction: Prediction | Exception, breakdown: bool) -> FactDict:
     if isinstance(prediction, Exception):
-        return _describe_error(prediction)
+        raise prediction
+    step_s = prediction.step_s
+    fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)
+    run = training_facts(asked.question, asked.strategy, step_s) or {}
+    low_s, high_s = prediction.band.around(step_s) if prediction.band else (None, None)
+    row = {
+        "step_s": step_s,
+        "low_s": low_s,
+        "high_s": high_s,
+        "tokens_per_s_per_gpu": fast.tokens_per_s / asked.strategy.layout.gpus,
+        "mfu": fast.mfu,
+        "memory_bytes": float(max(stage.total for stage in prediction.memory)),
+        "fits": int(prediction.fits),
+        **{name: run.get(name) for name in ("days", "gpu_hours", "cost")},
+    }
+    if breakdown:
+        report = prediction.report
+        exposed = sum(part.exposed_s for part in report.communication_s.values())
+        row |= {"bubble": report.breakdown_s["bubble"] / step_s, "exposed": exposed / step_s}
+    return row
+
+
+def _answer_or_error(answer: Callable[..., FactDict], *given: object) -> FactDict:
+    """Return a row; an error takes the place of its figures."""
     try:
-        step_s = prediction.step_s
-        fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)
-        run = training_facts(asked.question, asked.strategy, step_s) or {}
-        low_s, high_s = prediction.band.around(step_s) if prediction.band else (None, None)
-        row = {
-            "step_s": step_s,
-            "low_s": low_s,
-            "high_s": high_s,
-            "tokens_per_s_per_gpu": fast.tokens_per_s / asked.strategy.layout.gpus,
-            "mfu": fast.mfu,
-            "memory_bytes": float(max(stage.total for stage in prediction.memory)),
-            "fits": int(prediction.fits),
-            **{name: run.get(name) for name in ("days", "gpu_hours", "cost")},
-        }
-        if breakdown:
-            report = prediction.report
-            exposed = sum(part.exposed_s for part in report.communication_s.values())
-            row |= {"bubble": report.breakdown_s["bubble"] / step_s, "exposed": exposed / step_s}
+        return answer(*given)
     except Exception as error:
         return _describe_error(error)
-    return row
 
 
 def _describe_error(error: Exception) -> FactDict:
@@ -179,12 +178,9 @@ def _describe_error(error: Exception) -> FactDict:
 
 def _plan(words: Words) -> FactDict:
     """Return the mean of the simulated runs; a run that does not fit is a row too, as in ``predict``."""
-    try:
-        question = build_question(PlanQuestion, words)
-        plan = settle_plan(question.change({"allow_oom": question.step_s is None})).answer()
-        found, fits = plan.to_dict(), plan.fits
-    except Exception as error:
-        return _describe_error(error)
+    question = build_question(PlanQuestion, words)
+    plan = settle_plan(question.change({"allow_oom": question.step_s is None})).answer()
+    found, fits = plan.to_dict(), plan.fits
     ideal_s = found["days"]["without_interruption"] * DAY
     gpu_s = sum(phase["steps"] * phase["step_s"] * phase["gpus"] for phase in found["phases"])
     memory = [phase["memory_bytes"]["total"] for phase in found["phases"] if phase["memory_bytes"]]
@@ -200,10 +196,7 @@ def _plan(words: Words) -> FactDict:
 
 
 def _search(words: Words) -> FactDict:
-    try:
-        row, counts = best_row(settle_search(build_question(SearchQuestion, {**words, "workers": 1})))
-    except Exception as error:
-        return _describe_error(error)
+    row, counts = best_row(settle_search(build_question(SearchQuestion, {**words, "workers": 1})))
     state = {"state": OUT_OF_TIME} if counts.out_of_time else {}
     if row is None:
         return state or {"error": "nothing fits", "fits": 0}

@@ -71,11 +71,8 @@ class _Remedies:
         """
         last = (*LAST_RESORTS, "base_weights") if "lora_rank" in self.axes else LAST_RESORTS
         plain = [name for name in self.axes if name not in last]
-        for axes, accepted in (
-            (plain, Verdict.FITS),
-            (list(self.axes), Verdict.FITS),
-            (list(self.axes), Verdict.TIGHT),
-        ):
+        every = list(self.axes)
+        for axes, accepted in ((plain, Verdict.FITS), (every, Verdict.FITS), (every, Verdict.TIGHT)):
             mildest: list[Levels] = []
             for many in (1, 2, 3):
                 if many == 3 and mildest:

@@ -268,11 +268,9 @@ def replaced_names(given: Iterable[str], groups: Iterable[set[str]] = EXCLUSIVE[
 
 def state_defaults(question: Question, unset: Collection[str]) -> list[str]:
     """Return what an answer states of the choices that are *unset*, with the options that change them."""
-    return [
-        f"{choice.stated.format(getattr(question, name))} ({option_of(name)})"
-        for name, choice in choices_of(type(question)).items()
-        if choice.stated and name in unset
-    ]
+    stated = {name: choice.stated for name, choice in choices_of(type(question)).items() if choice.stated}
+    named = {name: text.format(getattr(question, name)) for name, text in stated.items() if name in unset}
+    return [f"{text} ({option_of(name)})" for name, text in named.items()]
 
 
 # ---- reading ----------------------------------------------------------------------------------------------

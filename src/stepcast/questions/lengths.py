@@ -128,10 +128,10 @@ def shape_batches(
     return BatchShape(length, max(length, longest), 0, 1.0, text)
 
 
-def _pack(tokens: FloatArray, seq: int, samples: int = 1000) -> float:
+def _pack(tokens: FloatArray, seq: int) -> float:
     """Return the share of packed sequences that samples fill, the longest first, each where it fits best."""
     rest: list[float] = []
-    chosen = np.sort(np.random.default_rng(0).choice(tokens, samples))[::-1]
+    chosen = np.sort(np.random.default_rng(0).choice(tokens, 1000))[::-1]
     for length in chosen:
         fitting = [(room, index) for index, room in enumerate(rest) if room >= length]
         if fitting:

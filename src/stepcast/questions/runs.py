@@ -4,9 +4,10 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import DECISIONS, Profile
@@ -48,12 +49,8 @@ class RunFile:
         """Return the use of each key, and the *command* that asks for the same without the file."""
         if self.config is None:
             return None
-        values = pick(self.config, "format understood ignored not_modelled unknown unset assumed")
-        plain = {
-            name: dict(value) if isinstance(value, Mapping) else value if isinstance(value, str) else list(value)
-            for name, value in values.items()
-        }
-        return {"file": self.file, **plain, "command": command}
+        names = "format understood ignored not_modelled unknown unset assumed"
+        return {"file": self.file, **msgspec.to_builtins(pick(self.config, names)), "command": command}
 
     @property
     def warnings(self) -> list[str]:
@@ -149,10 +146,8 @@ def _read_config(name: str, ignore_unknown: bool) -> RunFile:
     config = read_config(name)
     if config.unknown and not ignore_unknown:
         dashes = "--" if config.format == "megatron-lm" else ""
-        keys = [
-            f"'{dashes}{key}'" + (f" (did you mean '{dashes}{near}'?)" if near else "")
-            for key, near in config.unknown.items()
-        ]
+        hints = {key: f" (did you mean '{dashes}{near}'?)" if near else "" for key, near in config.unknown.items()}
+        keys = [f"'{dashes}{key}'{hint}" for key, hint in hints.items()]
         more = f" and {len(keys) - 5} more" if keys[5:] else ""
         raise ValueError(f"{name}: {config.format} has no {', '.join(keys[:5])}{more}; --ignore-unknown leaves it out")
     return run_of_config(config, name)

@@ -254,10 +254,9 @@ class SettledSearch:
     def _guess(self, watch: SearchWatch, most_s: float) -> SimulatedCandidate | None:
         """Return the layout that experts would try first, and report it: all candidates take longer to list."""
         usual = {**USUAL, "sharding": (self.profile.defaults.sharding,)}
-        allowed = {
-            name: [each for each in self.axes.get(name, values) if each in values] for name, values in usual.items()
-        }
-        narrow = {name: tuple(values) or self.axes[name] for name, values in allowed.items()}
+        narrow: dict[str, AxisValues] = {}
+        for name, values in usual.items():
+            narrow[name] = tuple(each for each in self.axes.get(name, values) if each in values) or self.axes[name]
         few = replace(self, axes={**self.axes, **narrow}, gpus=self.gpus[-1:])
         try:
             parts = few._split(few._space())

@@ -182,10 +182,9 @@ class _Routes:
     async def compare(self, request: Request) -> Response:
         def answer() -> bytes:
             # Each side is ``a=1&b=2``; values are names and numbers without escapes.
-            texts = (request.query_params.get(name, "") for name in ("first", "second"))
-            sides = [
-                _read_predict(dict(pair.partition("=")[::2] for pair in text.split("&") if pair)) for text in texts
-            ]
+            texts = (request.query_params.get(name, "").split("&") for name in ("first", "second"))
+            pairs = ((pair.partition("=")[::2] for pair in text if pair) for text in texts)
+            sides = [_read_predict(dict(side)) for side in pairs]
             with self.turns:
                 return _encode(self.ask("compare", *sides))
 
@@ -228,10 +227,8 @@ class _Routes:
                 )
             files, start = [], 0
             for name, size in zip(names, sizes, strict=True):
-                last = name.replace("\\", "/").rpartition("/")[2]
-                files.append(
-                    ((NOT_IN_NAMES.sub("_", last).strip(". ")[-LONGEST_NAME:] or "file"), data[start : start + size])
-                )
+                last = NOT_IN_NAMES.sub("_", name.replace("\\", "/").rpartition("/")[2])
+                files.append((last.strip(". ")[-LONGEST_NAME:] or "file", data[start : start + size]))
                 start += size
             return _encode(self.ask("analyze", files, choices, report))
 

@@ -99,10 +99,8 @@ def read_form(fields: Sequence[Field], given: Mapping[str, str]) -> FormChoices:
             raise FieldError(f"the form has no field {name[:40]!r}")
         if len(value) > LONGEST_VALUE:
             raise FieldError(f"{known[name].label}: the value is too long")
-    values = {name: given.get(name, "").strip() for name in known}
-    return tuple(
-        (name, known[name].read(value)) for name, value in values.items() if value and value != known[name].default
-    )
+    values = ((field, given.get(name, "").strip()) for name, field in known.items())
+    return tuple((field.name, field.read(value)) for field, value in values if value and value != field.default)
 
 
 def form_command(verb: str, choices: FormChoices) -> str:
@@ -117,11 +115,8 @@ MOST_POWER = 14
 def shell(template: str) -> str:
     """Return the page without an answer, from the *template* in the assets."""
     clusters = join(tag("option", name, value=name) for name in data_names("clusters"))
-    parts = {
-        verb: tag("form", [_field(verb, field) for field in fields], id=f"form-{verb}", autocomplete="off")
-        for verb, fields in FORMS.items()
-        if verb != "dropped"
-    }
+    fields = {verb: [_field(verb, field) for field in fields] for verb, fields in FORMS.items() if verb != "dropped"}
+    parts = {verb: tag("form", each, id=f"form-{verb}", autocomplete="off") for verb, each in fields.items()}
     return f"<!doctype html>\n{fill_template(template, version=__version__, clusters=clusters, **parts)}\n"
 
 

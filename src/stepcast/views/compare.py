@@ -201,10 +201,9 @@ def validate_view(
         (board,) = compared.values()
         number, unit = format_percent(board["mean_abs_error"]).split(" ")
         headline = ui.Headline(number, f"{unit} mean error over {rows:,} rows", about)
-    parts: list[ui.Part | None] = [
-        _set(name, board, points.get(name, ()), units.get(name, "s")) for name, board in sets.items()
-    ]
-    parts.append(ui.Remarks("Not at hand", [ui.Remark(line, "") for line in absent], shown=ui.Shown.TEXT))
+    missing = ui.Remarks("Not at hand", [ui.Remark(line, "") for line in absent], shown=ui.Shown.TEXT)
+    boards = (_set(name, board, points.get(name, ()), units.get(name, "s")) for name, board in sets.items())
+    parts: list[ui.Part | None] = [*boards, missing]
     return ui.View(f"{rows:,} measurements against their predictions", headline, figures, parts, facts)
 
 
@@ -237,10 +236,9 @@ def _summaries(board: Facts) -> ui.Table | None:
     for tag, group in board["groups"].items():
         labelled += [(f"by {tag}", None), *((f"  {label}", summary) for label, summary in group.items())]
     blanks = [ui.Cell("")] * len(columns)
-    cells = [
-        [ui.Cell(label), *([ui.cell_of(row, source) for source in columns.values()] if row else blanks)]
-        for label, row in labelled
-    ]
+    cells = []
+    for label, row in labelled:
+        cells.append([ui.Cell(label), *([ui.cell_of(row, source) for source in columns.values()] if row else blanks)])
     caption = "Absolute errors; signed is above zero where predictions are too slow"
     return ui.Table("Errors", ("errors", *columns), cells, caption=caption)
 

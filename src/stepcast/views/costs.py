@@ -42,10 +42,8 @@ def _texts(facts: Facts, columns: Mapping[str, ui.Source]) -> dict[str, str]:
 
 def _figures(values: Mapping[str, object], in_text: Container[str]) -> list[ui.Figure]:
     """Return a figure for each value; those *in_text* are no cards of a page."""
-    return [
-        ui.Figure(name, str(value), shown=ui.Shown.TEXT if name in in_text else ui.Shown.ALWAYS)
-        for name, value in values.items()
-    ]
+    shown = {name: ui.Shown.TEXT if name in in_text else ui.Shown.ALWAYS for name in values}
+    return [ui.Figure(name, str(value), shown=shown[name]) for name, value in values.items()]
 
 
 def _words(about: Mapping[str, object]) -> list[str]:

@@ -166,8 +166,5 @@ def config_notes(facts: Facts) -> list[str]:
 
 def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
     """Return what is neither a table nor a list, by its name in words."""
-    return [
-        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
-        for name, value in facts.items()
-        if not isinstance(value, dict | list)
-    ]
+    plain = {name.replace("_", " "): value for name, value in facts.items() if not isinstance(value, dict | list)}
+    return [(name, f"{value:,}" if type(value) is int else str(value)) for name, value in plain.items()]

@@ -299,9 +299,8 @@ class ChartFrame:
     def line(self, points: Sequence[tuple[float, float]], kind: str) -> Markup:
         """Return straight pieces between *points*."""
         places = [(f"{self.x(x):.3f}%", f"{self.y(y):.3f}%") for x, y in points]
-        return join(
-            tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=f"l-{kind}") for (x1, y1), (x2, y2) in pairwise(places)
-        )
+        pairs = ((*start, *end) for start, end in pairwise(places))
+        return join(tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=f"l-{kind}") for x1, y1, x2, y2 in pairs)
 
     def area(self, points: Sequence[tuple[float, float]], kind: str, tip: str = "") -> Markup:
         """Return the polygon of *points*."""

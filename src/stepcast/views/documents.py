@@ -128,13 +128,11 @@ def _link_rate(link: Facts) -> str:
 
 def _framework(facts: Facts) -> FactDict:
     software, supported = facts["software"], facts["supports"].items()
-    enabled = [
-        name.replace("_", " ") for name, value in software.items() if value is True and name != "flash_attention"
-    ]
+    enabled = [name for name, value in software.items() if value is True and name != "flash_attention"]
     return {
         "fused": "flash" if software["flash_attention"] else "unfused",
         "master": "fp32 weights" if facts["optimizer"]["master_weights"] else "no fp32 weights",
-        "enabled": ", ".join(enabled),
+        "enabled": ", ".join(enabled).replace("_", " "),
         "overlap": ", ".join(facts["defaults"]["overlap"]),
         "supported": _lines((key.replace("_", " "), ", ".join(words) or "none") for key, words in supported),
     }

@@ -26,9 +26,8 @@ def page_of(view: ui.View, about: page.About) -> page.Page:
     """Return the page of an answer."""
     shown = (_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT)
     sections = [section for section in shown if section]
-    return page.Page(
-        view.title, _answer(view), sections, about, view.facts, view.shown_assumptions, view.shown_warnings
-    )
+    notes = view.shown_assumptions, view.shown_warnings
+    return page.Page(view.title, _answer(view), sections, about, view.facts, *notes)
 
 
 def render_page(view: ui.View, about: page.About) -> bytes:
@@ -41,9 +40,8 @@ def render_notebook(view: ui.View, verb: str) -> str:
 
     Its title comes first, for viewers that show no frames.
     """
-    frame = tag(
-        "iframe", sandbox="allow-scripts", width="100%", height=NOTEBOOK_HEIGHT, frameborder=0, title=view.title
-    )
+    size = {"width": "100%", "height": NOTEBOOK_HEIGHT, "frameborder": 0}
+    frame = tag("iframe", sandbox="allow-scripts", **size, title=view.title)
     document = render_page(view, page.About(verb, version=__version__)).decode()
     document = document.replace("&", "&amp;").replace('"', "&quot;")
     return f"<p>{tag('strong', view.title)}</p>" + frame.replace("<iframe", f'<iframe srcdoc="{document}"', 1)
@@ -100,9 +98,8 @@ def _table(part: ui.Table) -> Markup | None:
     titles = [explain(text) for text in part.heads]
     if part.sortable:
         titles = [tag("button", title, type="button", class_="sort") for title in titles]
-    head = [
-        tag("th", title, scope="col", class_=kind, aria_sort=order) for title, kind in zip(titles, kinds, strict=True)
-    ]
+    heads = zip(titles, kinds, strict=True)
+    head = [tag("th", title, scope="col", class_=kind, aria_sort=order) for title, kind in heads]
     body = []
     for row, number in zip(part.cells, part.ids or [None] * len(part.cells), strict=True):
         texts = [_options(cell.text) if cell.code else _minus(cell.text) for cell in row]
@@ -207,10 +204,8 @@ def _heat_map(part: ui.HeatMap) -> Markup | None:
     if not part.rows or part.span_s <= 0:
         return None
     rows = [_heat_row(name, shares, part.span_s) for name, shares in part.rows]
-    squares = [
-        tag("svg", tag("rect", width=12, height=12, class_=f"u-{step}"), width=12, height=12, aria_hidden="true")
-        for step in range(1, SHADES)
-    ]
+    colours = (tag("rect", width=12, height=12, class_=f"u-{step}") for step in range(1, SHADES))
+    squares = [tag("svg", colour, width=12, height=12, aria_hidden="true") for colour in colours]
     key = tag("p", squares, tag("span", "from 0 to 100 % use"), class_="shades")
     return join((key, tag("ul", rows, page.axis_row(part.span_s, format_seconds, about=4), class_="rows")))
 

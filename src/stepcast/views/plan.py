@@ -24,6 +24,7 @@ def plan_view(facts: Facts) -> ui.View:
     words = str(ui.say("[{tokens:!}{tokens:short} tokens, ]{steps:,} steps ", facts))
     about = [f"{words}{steps} on {last['gpus']:,} GPUs", f"failures: {facts['failures']}"]
     ends = {name: units.format_duration(days[name] * units.DAY) for name in ("p10", "p90")}
+    hours, lead = facts["gpu_hours"], "From the first step of the run to its last."
     money = [units.format_money(facts["cost"] or 0.0, facts["currency"], short=short) for short in (True, False)]
     view = build_view(
         "plan",
@@ -33,16 +34,12 @@ def plan_view(facts: Facts) -> ui.View:
         band=_band(facts),
         spread=ends if len(set(ends.values())) > 1 else {},
         memory=[_memory(facts)],
-        large=_large(
-            "GPU-hours", units.format_short_count(facts["gpu_hours"]), units.format_amount(facts["gpu_hours"])
-        ),
+        large=_large("GPU-hours", units.format_short_count(hours), units.format_amount(hours)),
         paid=[] if facts["cost"] is None else _large("cost", *money),
         energy_mwh=facts["energy_mwh"] or None,
         interval_s=last["interval_s"] or None,
         between_s=last["between_interruptions_s"] or None,
-        breakdown=_split(
-            "Time breakdown (mean run)", facts["split_s"], "run", "From the first step of the run to its last."
-        ),
+        breakdown=_split("Time breakdown (mean run)", facts["split_s"], "run", lead),
         lost=_lost(facts),
         progress=_progress(facts),
         chart=_phases(facts, ui.Shown.PAGE),

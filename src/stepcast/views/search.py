@@ -118,9 +118,8 @@ def _unseen_words(facts: Facts) -> str:
     gain = 1.0 - least_s / facts["rows"][0]["step_s"]
     if gain <= 0:
         return f"{left}, none of them better than the best"
-    return (
-        f"{left}, none of them below {units.format_seconds(least_s)}, {units.format_percent(gain)} less than the best"
-    )
+    least, less = units.format_seconds(least_s), units.format_percent(gain)
+    return f"{left}, none of them below {least}, {less} less than the best"
 
 
 def _ranked(facts: Facts) -> ui.Table | None:
@@ -206,9 +205,8 @@ def _trade_off(
         lead += f" {left:,} slower ones are not shown."
     marks.append(ui.Line(sorted((row["step_s"], row["memory_bytes"] / units.GIB) for row in near), "front"))
     marks += [_dot(row, "optimizer", 5) for row in near]
-    marks += [
-        _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7) for row in rows
-    ]
+    for row in rows:
+        marks.append(_dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7))
     label = "Step time against memory of what was simulated"
     legend = (("compute", "ranked below"), ("optimizer", "Pareto-optimal"), ("other", "simulated"))
     on_page: Facts = {"key": "pareto", "lead": lead, "wide": True, "shown": ui.Shown.PAGE}
@@ -241,9 +239,8 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
         return ui.View(words, ui.Headline(first, rest, ("search",)), figures, (), {})
     step_s, ranked = best[0]["step_s"], [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
     columns = ui.columns("rank GPUs=gpus, strategy step=step_s memory=memory_bytes", strategy=strategy_words)
-    table = ui.table_of(
-        "Strategies", ranked, columns, caption="The best first", sortable=True, ids=range(1, len(ranked) + 1), wide=True
-    )
+    texts = {"caption": "The best first", "ids": range(1, len(ranked) + 1)}
+    table = ui.table_of("Strategies", ranked, columns, sortable=True, wide=True, **texts)
     about = (f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
     headline = ui.Headline.of_seconds(step_s, "per step, the best found", about)
     parts = [table, _trade_off(front, ranked, (), None)]

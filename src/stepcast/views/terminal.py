@@ -77,10 +77,11 @@ def _breakdown(part: ui.Breakdown, width: int) -> str:
 
 
 def _pairs(part: ui.PairTable, width: int) -> str:
-    rows = [
-        (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note) for row in part.rows
-    ]
-    return table(part.heads, [row[: len(part.heads)] for row in rows], width) if rows else ""
+    rows = []
+    for row in part.rows:
+        cells = (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note)
+        rows.append(cells[: len(part.heads)])
+    return table(part.heads, rows, width) if rows else ""
 
 
 def _exposure(part: ui.ExposureBars, width: int) -> str:

@@ -156,10 +156,8 @@ def _kinds(timeline: Timeline) -> IntArray:
 
 def _compress(columns: tuple[IntArray, ...]) -> str:
     """Return columns of 32 bits, compressed; the first bytes of all values come first, which compresses well."""
-    planes = [
-        np.ascontiguousarray(column.astype("<i4")).view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns
-    ]
-    return base64.b64encode(zlib.compress(b"".join(planes), 6)).decode()
+    bytes_of = (np.ascontiguousarray(column.astype("<i4")).view(np.uint8).reshape(-1, 4) for column in columns)
+    return base64.b64encode(zlib.compress(b"".join(column.T.tobytes() for column in bytes_of), 6)).decode()
 
 
 HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to search, Enter to fold a rank."

@@ -186,10 +186,8 @@ KEY = re.compile("[{:}]")
 def cell_of(row: Facts, source: Source) -> Cell:
     """Return the cell of a row: its text, and the value that it is sorted by."""
     if isinstance(source, str) and "{" in source:
-        words = re.sub(r"_(?![^{]*})", " ", source)
-        return Cell(
-            say(words.lstrip("~"), row) or "-", None if "~" in source else find_value(row, KEY.split(source)[1])
-        )
+        words = say(re.sub(r"_(?![^{]*})", " ", source).lstrip("~"), row)
+        return Cell(words or "-", None if "~" in source else find_value(row, KEY.split(source)[1]))
     if isinstance(source, str):
         path, _, form = source.partition(":")
         value = find_value(row, path)
