@@ -36,6 +36,7 @@ class PredictChoices(TypedDict, total=False):
     precision: str | None
     sharding: int | str | None
     reshard: bool | None
+    backward_prefetch: str | None
     fp8_params: bool | None
     zero_gradients: float | str | None
     recompute: str | None
@@ -159,6 +160,7 @@ class PlanChoices(TypedDict, total=False):
     precision: str | None
     sharding: int | str | None
     reshard: bool | None
+    backward_prefetch: str | None
     fp8_params: bool | None
     zero_gradients: float | str | None
     recompute: str | None

@@ -90,6 +90,18 @@ def test_gathered_parameters_are_freed_or_kept(capsys: pytest.CaptureFixture[str
         assert (communicated < less) == (needed > more) == usual
 
 
+def test_gathers_after_a_layer_hide_nothing_in_its_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("predict", *SMALL, "--sharding", "fsdp")
+    default, early, late = (
+        run_json(capsys, *words, *option)
+        for option in ((), ("--backward-prefetch", "pre"), ("--fsdp-backward-prefetch", "post"))
+    )
+    assert early["step_s"] == default["step_s"]
+    data_parallel = [one["communication_s"]["dp"] for one in (early, late)]
+    assert data_parallel[0]["total"] == pytest.approx(data_parallel[1]["total"])
+    assert data_parallel[0]["exposed"] < data_parallel[1]["exposed"]
+
+
 def test_parameters_in_fp8_need_less_memory_and_communication(capsys: pytest.CaptureFixture[str]) -> None:
     base = ("predict", *SMALL, "--precision", "fp8")
     without, with_it = run_json(capsys, *base), run_json(capsys, *base, "--fp8-params")

@@ -198,6 +198,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     sharding: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_sharding, values=SHARDINGS,
         sets="sharding", means=Sharding)] = None
     reshard: Annotated[bool | None, _flag("reshard")] = None
+    backward_prefetch: Annotated[str | None, Choice(group=EXECUTION, values=("pre", "post"), sets="late_gathers",
+        means=lambda word: word == "post", write=lambda late: "post" if late else "pre")] = None
     fp8_params: Annotated[bool, Choice(group=EXECUTION, sets="fp8_parameters")] = False
     zero_gradients: Annotated[float, _number(amount, sets="zero_gradients")] = 0.0
     recompute: Annotated[str | None, Choice(group=EXECUTION, listed=MODULES, read=readers.read_recompute,
