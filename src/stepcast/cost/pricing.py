@@ -199,7 +199,10 @@ class Pricer:
 
     def lost_share(self, work: Work) -> float:
         """Return the seconds of computation lost for each second that *work* overlaps it."""
-        return self._find_terms(work).lost_share if type(work) is Collective else 0.0
+        if type(work) is not Collective:
+            return 0.0
+        terms = self._terms.get((work.kind, work.group)) or self._find_terms(work)
+        return terms.lost_share
 
     def route(self, group: Group) -> Route:
         """Return the links that the slowest set of *group* crosses."""
@@ -209,7 +212,7 @@ class Pricer:
 
     def _route(self, group: Group, path: Callable[..., GroupPath]) -> Route:
         """Return one object for layouts that differ in their chunks alone."""
-        layout = _without_chunks(self.layout)
+        layout = without_chunks(self.layout)
 
         def make() -> Route:
             active = 0 if self.alone else None
@@ -243,9 +246,9 @@ _TERMS: ByIdentity[CollectiveTerms] = ByIdentity(4096)
 
 
 @lru_cache(maxsize=4096)
-def _without_chunks(layout: Layout) -> Layout:
+def without_chunks(layout: Layout) -> Layout:
     """Return one object for equal layouts without model chunks, which links do not depend on."""
-    return layout if layout.vpp == 1 else _without_chunks(replace(layout, vpp=1))
+    return layout if layout.vpp == 1 else without_chunks(replace(layout, vpp=1))
 
 
 @lru_cache(maxsize=4096)

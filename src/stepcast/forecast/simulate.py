@@ -1,13 +1,11 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
-
-import numpy as np
+from collections.abc import Mapping
+from functools import lru_cache
 
 from stepcast.cost.pace import CLOCKED, apply_pace
 from stepcast.cost.price import Price
-from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
+from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price, without_chunks
 from stepcast.forecast.options import (
     DEFAULTS,
     Engine,
@@ -21,7 +19,6 @@ from stepcast.forecast.options import (
 )
 from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
@@ -99,37 +96,43 @@ class PacedCompute:
         return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
 
 
-_SECONDS: ByIdentity[FloatArray] = ByIdentity(1024)
+KnownSeconds = dict[int, tuple[float, float, Work]]
+"""By the identity of a work: its seconds as far as clocks decide them, and others."""
+_COMPUTING: ByIdentity[KnownSeconds] = ByIdentity(512)
+_MOVING: ByIdentity[KnownSeconds] = ByIdentity(512)
+MOST_KNOWN = 2**16
 
 
 class WorkTable:
-    """The seconds of the ops of a plan, remembered for steps that share it, whose GPUs are as busy and whose groups use
-    the same links.
-    """
+    """The seconds of works, remembered for all steps whose GPUs are as busy or whose groups use the same links."""
 
     def __init__(self, pricer: Pricer, compute: PacedCompute, alone: frozenset[Group]) -> None:
         self.pricer, self.compute, self.alone = pricer, compute, alone
         terms = (pricer.once_per_node, pricer.ideal, pricer.place, pricer.alone, tuple(pricer.algorithms.items()))
-        self.key = (pricer.layout, compute.pace, *terms)
+        self.computing = _COMPUTING.get((compute.base,), dict)
+        self.moving = _MOVING.get((pricer.cluster,), dict, without_chunks(pricer.layout), *terms)
 
-    def works_s(self, ops: OpList) -> FloatArray:
+    def works_s(self, ops: OpList) -> list[float]:
         """Return the seconds of each work; 0 for communication that does not run."""
-        made_of = (ops, self.compute.base, self.pricer.cluster)
-        return _SECONDS.get(made_of, partial(self._price, ops.works), *self.key)
+        computing, moving, pace = self.computing, self.moving, self.compute.pace
+        try:
+            parts = [computing[key] if key in computing else moving[key] for key in ops.keys]
+        except KeyError:
+            for key, work in zip(ops.keys, ops.works, strict=True):
+                if key not in computing and key not in moving:
+                    self._add(key, work)
+            return self.works_s(ops)
+        return [clocked_s * pace + other_s for clocked_s, other_s, _ in parts]
 
-    def _price(self, works: Sequence[Work]) -> FloatArray:
-        """Price each work once: the slots of a plan have most of their works in common."""
-        base, pace, price_other = self.compute.base, self.compute.pace, self.pricer.price_other
-        known: dict[int, float] = {}
-        for key, work in {id(work): work for work in works}.items():
-            if type(work) in COMPUTING:
-                seconds = base(work).seconds  # type: ignore[arg-type]
-                known[key] = seconds * pace if isinstance(work, CLOCKED) else seconds
-            else:
-                group = group_of(work)
-                runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-                known[key] = price_other(work).seconds if runs else 0.0  # type: ignore[arg-type]
-        return np.array([known[id(work)] for work in works])
+    def _add(self, key: int, work: Work) -> None:
+        if type(work) in COMPUTING:
+            seconds = self.compute.base(work).seconds  # type: ignore[arg-type]
+            parts = (seconds, 0.0, work) if isinstance(work, CLOCKED) else (0.0, seconds, work)
+            self.computing[key] = parts
+        else:
+            group = group_of(work)
+            runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
+            self.moving[key] = (0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

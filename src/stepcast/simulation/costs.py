@@ -1,7 +1,7 @@
 """The seconds of lists of ops: of their works, of the host that issues them, and of what computing loses."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 
@@ -16,7 +16,7 @@ from stepcast.simulation.segments import Cost
 
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
-ListSeconds = Callable[[OpList], FloatArray]
+ListSeconds = Callable[[OpList], Sequence[float]]
 _ISSUES: ByIdentity[FloatArray] = ByIdentity(2**15)
 NO_GROUPS: frozenset[Channel] = frozenset()
 
@@ -45,7 +45,7 @@ class Prices:
     def works_s(self, ops: OpList, alone: frozenset[Channel] = NO_GROUPS) -> FloatArray:
         """Return the seconds of each work by itself; 0 for communication that does not run."""
         if self.table:
-            return self.table(ops)
+            return np.array(self.table(ops), np.float64)
         return np.array([self.seconds(work) if runs else 0.0 for work, runs in ops.running(alone)], np.float64)
 
     def issues_s(self, ops: OpList) -> FloatArray:
@@ -75,15 +75,18 @@ class Prices:
         assert takes is not None
         seconds = [works_s[op] for op in slot.computing]
         computing_s = sum(seconds) * factor
-        overlap_s: dict[Group, float] = defaultdict(float)
-        taken_s: dict[Group, float] = defaultdict(float)
-        for op, window in slot.windows:
-            collective = works[op]
-            group: Group = collective.group  # type: ignore[union-attr, assignment]
-            window_s = sum([seconds[index] for index in window]) * factor if window else computing_s
-            both_s = min(works_s[op] * slow_groups.get(group, 1.0), window_s)
+        overlap_s: dict[Channel, float] = defaultdict(float)
+        taken_s: dict[Channel, float] = defaultdict(float)
+        for op, group, window in slot.windows:
+            both_s = sum([seconds[index] for index in window]) * factor if window else computing_s
+            collective_s = works_s[op] * slow_groups[group] if group in slow_groups else works_s[op]  # type: ignore[index]
+            if collective_s < both_s:
+                both_s = collective_s
             overlap_s[group] += both_s
-            taken_s[group] += takes(collective) * both_s
-        return sum(
-            taken * min(1.0, computing_s / overlap_s[group]) for group, taken in taken_s.items() if overlap_s[group] > 0
-        )
+            taken_s[group] += takes(works[op]) * both_s
+        lost_s = 0.0
+        for group, taken in taken_s.items():
+            both_s = overlap_s[group]
+            if both_s > 0:
+                lost_s += taken * min(1.0, computing_s / both_s)
+        return lost_s

@@ -147,6 +147,13 @@ class OpList:
             return list(chain.from_iterable([part.works for part in self.lists]))
         return [op.work for op in self.ops]
 
+    @cached_property
+    def keys(self) -> list[int]:
+        """The identities of the works."""
+        if self.lists:
+            return list(chain.from_iterable([part.keys for part in self.lists]))
+        return [id(op.work) for op in self.ops]
+
     def running(self, alone: frozenset[Channel]) -> Iterator[tuple[Work, bool]]:
         """Yield each work and whether it runs: communication of no bytes or of groups that are *alone* does not."""
         for part in self.lists or (self,):
@@ -223,8 +230,10 @@ class ContentionSlot(NamedTuple):
     they overlap at most all that the piece computes.
     """
 
-    windows: tuple[tuple[int, tuple[int, ...]], ...]
-    """The number of each collective with the indices of the computing that may overlap it; an empty tuple means all."""
+    windows: tuple[tuple[int, Channel, tuple[int, ...]], ...]
+    """The number and group of each collective with the indices of the computing that may overlap it; an empty tuple
+    means all.
+    """
     computing: tuple[int, ...]  # the numbers of the ops that compute
 
 
@@ -235,6 +244,7 @@ class _Window:
     stream: int
     name: str
     op: int
+    group: Channel
     blocking: bool
     start: int
     end: int | None = None
@@ -295,7 +305,7 @@ class _PieceBuilder:
             elif op.blocking:
                 self.awaited[stream] = index
             if op.collective and (not op.blocking or (self.streams > 1 and not stops_both)):
-                self.windows.append(_Window(stream, op.name, number, op.blocking, len(self.computing)))
+                self.windows.append(_Window(stream, op.name, number, op.group, op.blocking, len(self.computing)))
         else:
             return
         self.named[stream][op.name] = index
@@ -357,7 +367,7 @@ class _PieceBuilder:
                 # The next piece waits for it where this one waited for that of the piece before.
                 window = every[collective.start :] + (every[: waited or 0] if continues else ())
             if window:
-                windows.append((collective.op, () if window == every else window))
+                windows.append((collective.op, collective.group, () if window == every else window))
         return ContentionSlot(tuple(windows), tuple(op for _, op in self.computing)) if windows else None
 
     def build(self, continues: bool) -> Piece:
