@@ -224,7 +224,7 @@ def test_gradient_reduction_overlaps_the_backward_and_the_optimizer_waits_for_it
         return Segment.of("backward", ops, lanes=2, inputs=1, outputs=(len(ops) - 1 - phase.last,))
 
     optimizer = Segment.of("optimizer", (TimedOp("step", 0.25, lanes=(1,)),), lanes=2)
-    program = pipeline_program(make_schedule("1f1b", 1, 2, 1), lanes, segment_of, after=(Round({0: optimizer}),))
+    program = pipeline_program(make_schedule("1f1b", 1, 2, 1), lanes, segment_of, after=(Round.of({0: optimizer}),))
     found = spans(program)
     assert found[0, "reduce", 0] == (5, 6.5)
     assert found[0, "reduce", 1] == (6.5, 8)
@@ -240,7 +240,7 @@ def test_stages_meet_once_per_step() -> None:
     there."""
     post = Segment.of("post", (TimedOp("post", 0.0, 1, lanes=(0,)),), lanes=5, outputs=(0,))
     reduce = Segment.of("embedding", (TimedOp("reduce", 0.5, 1, inputs=(0,)),), lanes=5, inputs=1)
-    rounds = (Round({0: post, 3: post}), Round({0: reduce, 3: reduce}, {0: (3,), 3: (0,)}))
+    rounds = (Round.of({0: post, 3: post}), Round.of({0: reduce, 3: reduce}, {0: (3,), 3: (0,)}))
     schedule = make_schedule("1f1b", 4, 8, 1)
     program = pipeline_program(schedule, LANES, uniform_segments(1, 1, 1), after=rounds)
     found = spans(program)

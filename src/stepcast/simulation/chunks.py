@@ -7,10 +7,9 @@ from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
-from stepcast.ir.layout import Channel
 from stepcast.ir.workload import FIRST, LAST, Block, Stage, Workload, count_layers, unfold_blocks
 from stepcast.simulation.lanes import PHASES_OF
-from stepcast.simulation.lowering import OpSequence, SlotOps, list_slot
+from stepcast.simulation.lowering import SlotOps, list_slot
 from stepcast.simulation.messages import DEFAULT_MICRO_BATCH, SlotKind
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 
@@ -57,19 +56,6 @@ class Chunk:
         """The ops of each slot, by action and micro-batch."""
         bodies = {(action, DEFAULT_MICRO_BATCH): self.default for action in self.actions} | {**self.varied}
         return {key: list_slot(blocks, key[0]) for key, blocks in bodies.items()}
-
-    @cached_property
-    def sequences(self) -> set[OpSequence]:
-        return {sequence for slot in self.slots.values() for sequence in slot.sequences}
-
-    @cached_property
-    def groups(self) -> frozenset[Channel]:
-        return frozenset().union(*[sequence.groups for sequence in self.sequences])
-
-    @cached_property
-    def awaited(self) -> frozenset[str]:
-        """The names that ops wait for and that none before them in their block has."""
-        return frozenset().union(*[sequence.awaited for sequence in self.sequences])
 
 
 def split_chunks(workload: Workload, schedule: Schedule, body: Body) -> tuple[list[Chunk], tuple[int, ...]]:

@@ -37,7 +37,7 @@ class Send(StrEnum):
     they would in a real run without buffers: more than one chunk, ZB-H2."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Messages:
     """The lanes that messages take and what they cost."""
 

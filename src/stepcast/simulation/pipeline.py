@@ -7,7 +7,6 @@ schedule alone: it is a ``PipelineTemplate``, built once with array operations a
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -22,25 +21,26 @@ from stepcast.simulation.segments import Chain, ProgramError, Segment, TimedOp, 
 
 
 class RoundTemplate(NamedTuple):
-    """A round without its segments."""
-
-    stages: tuple[int, ...]
-    waits: tuple[tuple[int, tuple[int, ...]], ...]
-    in_turn: bool
-
-
-@dataclass(frozen=True)
-class Round:
     """One call of some stages, once per step. Stages that meet in it wait for outputs of the round before."""
 
-    segments: Mapping[int, Segment]
-    waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Stage -> the stages whose output 0 of the round before is input 0, 1, ... of its segment."""
+    stages: tuple[int, ...]
+    waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Stages with those whose output 0 of the round before is input 0, 1, ... of their segments."""
     in_turn: bool = False  # they wait for outputs of this same round instead, one after the other
 
-    @property
-    def template(self) -> RoundTemplate:
-        return RoundTemplate(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
+
+class Round(NamedTuple):
+    """A round with the segments of its stages, of which those that run the same need only the first."""
+
+    template: RoundTemplate
+    segments: Mapping[int, Segment]
+
+    @classmethod
+    def of(
+        cls, segments: Mapping[int, Segment], waits: Mapping[int, tuple[int, ...]] | None = None, in_turn: bool = False
+    ) -> "Round":
+        """Return the round of the stages that have *segments*; *waits* as in its template."""
+        return cls(RoundTemplate(tuple(segments), tuple((waits or {}).items()), in_turn), segments)
 
 
 Slots = tuple[wiring.SlotKind, ...]
@@ -77,10 +77,10 @@ PipelineCall: TypeAlias = SlotCall | RoundCall | ChannelCall
 class PipelineTemplate(CallTable):
     """The calls of a pipeline without their segments: ``kinds`` describes the segment of each number."""
 
-    kinds: tuple[PipelineCall, ...] = ()
+    kinds: tuple[PipelineCall, ...] = ()  # those of slots first
+    slot_frames: IntArray | None = None  # equal for the kinds of slots with the same slots and frame
     chunks: int = 1
-    before: tuple[RoundTemplate, ...] = ()
-    after: tuple[RoundTemplate, ...] = ()
+    rounds: tuple[RoundTemplate, ...] = ()  # those before the slots, then those after them
 
     @property
     def segment_names(self) -> tuple[str, ...]:
@@ -92,34 +92,58 @@ class PipelineTemplate(CallTable):
         return tuple(map(name, self.kinds))
 
     @cached_property
-    def _distinct(self) -> dict[object, tuple[list[PipelineCall], IntArray]]:
+    def _groups(self) -> dict[object, "CallGroups"]:
         return {}
 
-    def distinct_kinds(self, same_calls: "SameCalls") -> tuple[list[PipelineCall], IntArray]:
-        """Return the kinds of calls that run something different, and for each kind its index among them."""
-        places, turns, find, _ = same_calls
-        key = (places, turns, same_calls.variants)
-        if key not in self._distinct:
-            waits = [dict(template.waits) for template in (*self.before, *self.after)]
-            number: dict[object, tuple[int, PipelineCall]] = {}
-            which = []
-            runs: dict[object, int] = {}
-            known: dict[tuple[Hashable, ...], int] = {}  # by the slots, which are one object for all stages
-            for kind in self.kinds:
-                call: object = kind
-                if isinstance(kind, SlotCall):
-                    first, slots = kind.stage * self.chunks, kind.slots
-                    own = id(slots), *[places[first + slot.chunk] for slot in slots]
-                    if own not in known:
-                        run = (*own[1:], *[find(kind.stage, slot) for slot in slots])
-                        known[own] = runs.setdefault(run, len(runs))
-                    call = kind.frame, known[own]
-                elif isinstance(kind, RoundCall) and turns:
-                    others = len(waits[kind.number].get(kind.stage, ()))
-                    call = (RoundCall(kind.number, turns[kind.stage]), others)
-                which.append(number.setdefault(call, (len(number), kind))[0])
-            self._distinct[key] = [kind for _, kind in number.values()], np.array(which, np.int64)
-        return self._distinct[key]
+    def group_calls(self, same: "SameCalls") -> "CallGroups":
+        """Return the kinds of calls that run something different."""
+        key = (same.places, same.turns, same.variants)
+        if key not in self._groups:
+            self._groups[key] = self._find_groups(same)
+        return self._groups[key]
+
+    def _find_groups(self, same: "SameCalls") -> "CallGroups":
+        frames = self.slot_frames
+        assert frames is not None
+        places, count = np.array(same.places, np.int64), max(same.places) + 1
+        every = self.kinds[: len(frames)]
+        ends = [(kind.slots[0].chunk, kind.slots[-1].chunk) if kind.slots else (0, 0) for kind in every]  # type: ignore[union-attr]
+        first, last = np.array([kind.stage for kind in every]) * self.chunks + np.array(ends, np.int64).reshape(-1, 2).T  # type: ignore[union-attr]
+        _, where, alike = distinct((frames * count + places[first]) * count + places[last])
+        kinds: list[tuple[PipelineCall, int]] = []
+        runs: dict[Hashable, SlotCall] = {}
+        numbers: dict[Hashable, int] = {}
+        which = []
+
+        def number(call: PipelineCall, key: Hashable, run: int = -1) -> int:
+            """Return the number of what the calls of *key* run."""
+            if key not in numbers:
+                numbers[key] = len(kinds)
+                kinds.append((call, run))
+            return numbers[key]
+
+        for index in where.tolist():
+            call: SlotCall = every[index]  # type: ignore[assignment]
+            own = call.stage * self.chunks
+            run = tuple([(same.places[own + slot.chunk], same.find(call.stage, slot)) for slot in call.slots])
+            runs.setdefault(run, call)
+            which.append(number(call, (call.frame, run), list(runs).index(run)))
+        waits = [dict(template.waits) for template in self.rounds]
+        others = []
+        for kind in self.kinds[len(frames) :]:
+            key: Hashable = kind
+            if isinstance(kind, RoundCall) and same.turns:
+                key = (kind.number, same.turns[kind.stage], len(waits[kind.number].get(kind.stage, ())))
+            others.append(number(kind, key))
+        return CallGroups(kinds, list(runs.values()), np.array([*np.array(which)[alike].tolist(), *others], np.int64))
+
+
+class CallGroups(NamedTuple):
+    """The kinds of calls of a pipeline that run something different."""
+
+    kinds: list[tuple[PipelineCall, int]]  # with the number of what they run among *runs*
+    runs: list[SlotCall]  # one of the calls that run the same slots of the same chunks
+    which: IntArray  # for each kind of the template its number among *kinds*
 
 
 @lru_cache(maxsize=512)
@@ -362,18 +386,18 @@ class _TemplateBuilder:
             rank_names=tuple(self.rank_names),
             micro_batches=np.concatenate(self.labels),
             kinds=tuple(self.kinds),
+            slot_frames=self.slot_calls.frame_of_kind,
             chunks=self.schedule.chunks,
-            before=self.before,
-            after=self.after,
+            rounds=rounds,
         )
 
 
 class SameCalls(NamedTuple):
     """The calls of a pipeline that run the same segment."""
 
-    places: tuple[Hashable, ...]  # chunk by chunk of each stage: equal where the same runs
+    places: tuple[int, ...]  # chunk by chunk of each stage: equal where the same runs
     turns: tuple[int, ...] = ()  # equal for stages that run the same in rounds; nothing: all differ
-    find: Callable[[int, wiring.SlotKind], object] = lambda stage, slot: (slot.kind, *slot[2:])
+    find: Callable[[int, wiring.SlotKind], Hashable] = lambda stage, slot: (slot.kind, *slot[2:])
     """(stage, slot) -> equal for slots of a place that run the same."""
     variants: Hashable = None  # equal where ``find`` gives the same for the same places
 
@@ -400,22 +424,23 @@ def pipeline_program(
     """
     templates = [tuple([round_.template for round_ in rounds]) for rounds in (before, after)]
     template = build_template(schedule, messages.mode, tuple(representatives), *templates)
-    rounds = [*before, *after]
-
-    def build_segment(kind: PipelineCall) -> Segment:
-        if isinstance(kind, RoundCall):
-            return rounds[kind.number].segments[kind.stage]
-        if isinstance(kind, ChannelCall):
+    groups = template.group_calls(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
+    rounds, count = [*before, *after], len(lanes)
+    bases = [segment_of(run.stage, run.slots) if run.slots else EMPTY for run in groups.runs]
+    segments: dict[Segment, int] = {}
+    numbers = []
+    for kind, run in groups.kinds:
+        if isinstance(kind, SlotCall):
+            _, chain, lists, repeats = bases[run]
+            segment = Segment("", _frame_chain(chain, kind.frame, messages, count), lists, repeats)
+        elif isinstance(kind, RoundCall):
+            segment = rounds[kind.number].segments[kind.stage]
+        else:
             lane = messages.send_lanes[kind.kind is SlotAction.BACKWARD]
             op = TimedOp("message", messages.cost, lane, inputs=(0, 1))
-            return Segment.of("message", (op,), lanes=len(lanes), inputs=2, outputs=(0,))
-        base = segment_of(kind.stage, kind.slots) if kind.slots else EMPTY
-        return Segment("", _frame_chain(base.chain, kind.frame, messages, len(lanes)), base.lists, base.repeats)
-
-    kinds, which = template.distinct_kinds(same_calls or SameCalls(tuple(range(schedule.stages * schedule.chunks))))
-    segments: dict[Segment, int] = {}
-    numbers = np.array([segments.setdefault(build_segment(kind), len(segments)) for kind in kinds], np.int64)
-    return Program(lanes, tuple(segments), template, numbers[which])
+            segment = Segment.of("message", (op,), lanes=count, inputs=2, outputs=(0,))
+        numbers.append(segments.setdefault(segment, len(segments)))
+    return Program(lanes, tuple(segments), template, np.array(numbers, np.int64)[groups.which])
 
 
 @lru_cache(maxsize=8192)

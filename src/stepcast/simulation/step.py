@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import Messages, Send, SlotKind
-from stepcast.simulation.pipeline import Round, SameCalls, pipeline_program
+from stepcast.simulation.pipeline import Round, RoundTemplate, SameCalls, pipeline_program
 from stepcast.simulation.program import PieceSet, Program, in_ticks
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.segments import Chain, Cost, Piece, Segment, TimedOp
@@ -233,17 +234,17 @@ def build_step(
     with prices of contention, communication slows down the computing that it overlaps.
     """
     prices = replace(prices, slow_groups=conditions.slow_groups)
-    slow = conditions.slow_stages
+    speeds = tuple([conditions.slow_stages.get(stage, 1.0) for stage in range(schedule.stages)])
     chunks, places = split_chunks(workload, schedule, body)
-    once, turns = _list_once(workload, schedule, slow)
+    once, turns = _list_once(workload, schedule, places, speeds)
     representatives = find_representatives(workload, schedule.micro_batches)
 
     def make_plan() -> StepPlan:
-        builder = _PlanBuilder(schedule, chunks, places, once, turns, prices, slow, alone, send, message == 0)
+        builder = _PlanBuilder(schedule, chunks, places, once, turns, prices, speeds, alone, send, message == 0)
         return builder.build(representatives)
 
     terms = (send, alone, prices.issue_s is None, prices.ahead, prices.takes is None, message == 0)
-    key = (places, turns, terms, tuple(slow.items()), representatives)
+    key = (places, turns, terms, speeds, representatives)
     # Slots that run as a pair are put into an order that depends on prices.
     plan = make_plan() if schedule.has_pairs else _PLANS.get((schedule, *chunks, *once), make_plan, *key)
     return Step(plan, schedule, message, prices, plan.program)
@@ -263,113 +264,127 @@ class _PlanBuilder:
         once: Sequence["_OnceOps"],
         turns: tuple[int, ...],
         prices: Prices,
-        slow_stages: Mapping[int, float],
+        speeds: tuple[float, ...],
         alone: frozenset[Group],
         send: Send,
         is_free: bool,
     ) -> None:
-        """*places*: the chunk of each place; *turns*: the ops of each stage among *once*; *is_free*: messages take no
-        time.
+        """*places*: the chunk of each place; *turns*: the ops of each stage among *once*; *speeds*: how many times
+        slower than it should be each stage computes; *is_free*: messages take no time.
         """
         self.schedule, self.chunks, self.places, self.once, self.turns = schedule, chunks, places, once, turns
-        self.prices, self.slow_stages, self.send, self.is_free = prices, slow_stages, send, is_free
-        groups = frozenset().union(*[chunk.groups for chunk in chunks], *[ops.groups for ops in once])
-        named = frozenset().union(*[chunk.awaited for chunk in chunks])
+        self.prices, self.speeds, self.messages = prices, speeds, _find_messages(0.0 if is_free else MESSAGE, send)
+        sequences = [ops.sequence for own in once for ops in own.lists]
+        slots = {sequence for chunk in chunks for slot in chunk.slots.values() for sequence in slot.sequences}
+        groups = frozenset().union(*[sequence.groups for sequence in (*slots, *sequences)])
+        named = frozenset().union(*[sequence.awaited for sequence in slots])
         terms = (send is Send.BLOCKING, prices.issue_s is not None, prices.takes is not None)
         self.factory, self.once_factory = _find_factories(groups, named, alone & groups, *terms)
         self.lanes, self.terms = self.factory.lanes, self.factory.terms
         self.lists: dict[PricedList, int] = {}
-        self.segments: dict[tuple[object, ...], Segment] = {}
 
     def build(self, representatives: tuple[int, ...]) -> StepPlan:
-        present = [stage for stage, turn in enumerate(self.turns) if self.once[turn].before.size]
-        before = [self._make_round([ops.before for ops in self.once], present, "before")] if present else []
-        after = self._list_rounds_after()
+        schedule, speeds, once = self.schedule, self.speeds, self.once
+        before, after = _plan_rounds(self.turns, tuple([(ops.lists[0].size > 0, ops.meetings) for ops in once]))
+        rounds = list(map(self._make_round, before)), list(map(self._make_round, after))
         if self.terms.eager and self.prices.ahead:
             # What begins before the step: the host, and whatever it would wait for.
             assert self.lanes.host_lane is not None
             op = TimedOp("lead", LEAD, self.lanes.host_lane, stores=(self.lanes.read,))
             lead = Segment.of("lead", [op], lanes=self.lanes.count)
-            before.insert(0, Round(dict.fromkeys(range(self.schedule.stages), lead)))
-        messages = Messages(0.0 if self.is_free else MESSAGE, self.send)
-        speeds = [self.slow_stages.get(stage, 1.0) for stage in range(self.schedule.stages)]
-        same = tuple([(place, speeds[index // self.schedule.chunks]) for index, place in enumerate(self.places)])
+            rounds[0].insert(0, Round.of(dict.fromkeys(range(schedule.stages), lead)))
+        # Chunks that run at different speeds are different.
+        number = {speed: len(self.chunks) * index for index, speed in enumerate(dict.fromkeys(speeds))}
+        same = [place + number[speeds[index // schedule.chunks]] for index, place in enumerate(self.places)]
         variants = tuple([chunk.variants for chunk in self.chunks])
-        same_calls = SameCalls(same, self.turns, lambda stage, slot: self._chunk(stage, slot).find_slot(slot), variants)
+        same_calls = SameCalls(
+            tuple(same), self.turns, lambda stage, slot: self._chunk(stage, slot).find_slot(slot), variants
+        )
         program = pipeline_program(
-            self.schedule, self.lanes.names, self._segment, messages, before, after, representatives, same_calls
+            schedule, self.lanes.names, self._segment, self.messages, *rounds, representatives, same_calls
         )
         places = _place_ops(program.piece_set, tuple([ops.size for ops, _ in self.lists]), self.terms.eager)
-        rounds = len(before), len(after)
-        return StepPlan(program, self.lanes, self.terms.alone, rounds, tuple(self.lists), *places)
+        return StepPlan(program, self.lanes, self.terms.alone, tuple(map(len, rounds)), tuple(self.lists), *places)
 
     def _chunk(self, stage: int, slot: SlotKind) -> Chunk:
         return self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]]
 
     def _segment(self, stage: int, slots: tuple[SlotKind, ...]) -> Segment:
-        """Return the segment of a call of *slots*; the same one for calls that run the same ops at the same speed."""
-        factor = self.slow_stages.get(stage, 1.0)
+        """Return the segment of a call of *slots*."""
+        factor, lists = self.speeds[stage], self.lists
         own = [self._chunk(stage, slot) for slot in slots]
-        keys = [chunk.find_slot(slot) for chunk, slot in zip(own, slots, strict=True)]
-        key = (factor, *keys, *map(id, own))
-        if key not in self.segments:
-            if len(slots) == 1:
-                every, sequences, repeats = own[0].slots[keys[0]]
-                chain = self.factory.make_chain(sequences, sum(repeats[-1:]) > 1)
-            else:
-                pairs = zip(own, slots, strict=True)
-                ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
-                joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
-                begin, end = self.factory.make_ends(len(slots))
-                chain, every, repeats = Chain((begin, piece, end)), [joined], (1,)
-            numbers = [self.lists.setdefault((ops, factor), len(self.lists)) for ops in every]
-            if len(chain.pieces) > 2 + len(numbers):  # the last of them is another piece
-                numbers, repeats = [*numbers, numbers[-1]], (*repeats[:-1], repeats[-1] - 1, 1)
-            self.segments[key] = Segment("", chain, (-1, *numbers, -1), (1, *repeats, 1))
-        return self.segments[key]
+        if len(slots) == 1:
+            every, sequences, repeats = own[0].slots[own[0].find_slot(slots[0])]
+            chain = self.factory.make_chain(sequences, bool(repeats) and repeats[-1] > 1)
+        else:
+            pairs = zip(own, slots, strict=True)
+            ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
+            joined, piece = self.factory.interleave(ops, self.prices.seconds, factor)
+            begin, end = self.factory.make_ends(len(slots))
+            chain, every, repeats = Chain((begin, piece, end)), [joined], (1,)
+        numbers = [lists.setdefault((ops, factor), len(lists)) for ops in every]
+        if len(chain.pieces) > 2 + len(numbers):  # the last of them is another piece
+            numbers, repeats = [*numbers, numbers[-1]], (*repeats[:-1], repeats[-1] - 1, 1)
+        return Segment("", chain, (-1, *numbers, -1), (1, *repeats, 1))
 
-    def _list_rounds_after(self) -> list[Round]:
-        """Return the rounds of what runs once per step, which begin where stages must meet; the first begins when all
-        communication has ended.
-        """
-        first = [ops.after[0] for ops in self.once]
-        rounds = [self._make_round(first, range(len(self.turns)), "finish communication", finish=True)]
-        met = [0] * len(self.once)
-        for group in max([ops.meetings for ops in self.once], key=len):
-            # Each passes on when the last of those before it came, so that the last knows of all.
-            meets = [
-                number < len(ops.meetings) and ops.meetings[number] is group
-                for number, ops in zip(met, self.once, strict=True)
-            ]
-            met = [number + comes for number, comes in zip(met, meets, strict=True)]
-            present = [stage for stage, turn in enumerate(self.turns) if meets[turn]]
-            turns = {stage: (before,) for before, stage in pairwise(present)}
-            rounds.append(self._make_round([NO_OPS] * len(self.once), present, "come", turns, in_turn=True))
-            issued = [ops.after[number] for number, ops in zip(met, self.once, strict=True)]
-            rounds.append(self._make_round(issued, present, "meet", dict.fromkeys(present, (present[-1],))))
-        return rounds
-
-    def _make_round(
-        self,
-        issued: Sequence[lowering.OpList],
-        present: Sequence[int],
-        name: str,
-        waits: Mapping[int, tuple[int, ...]] = NO_WAITS,
-        finish: bool = False,
-        in_turn: bool = False,
-    ) -> Round:
-        """Return the round in which every stage in *present* runs the ops that *issued* has for its turn."""
-        known: dict[tuple[int, int], Segment] = {}
+    def _make_round(self, plan: "_RoundPlan") -> Round:
         segments = {}
-        for stage in present:
-            turn, others = key = self.turns[stage], len(waits[stage]) if stage in waits else 0
-            if key not in known:
-                ops = issued[turn]
-                priced = ops, self.once[turn].factor
-                source = self.lists.setdefault(priced, len(self.lists)) if ops.size else -1
-                known[key] = Segment("", self.once_factory.make_once(ops.sequence, name, others, finish), (source,))
-            segments[stage] = known[key]
-        return Round(segments, waits, in_turn)
+        for stage, turn, place, others in plan.parts:
+            ops, priced = self.once[turn].lists[place], (self.once[turn].lists[place], self.once[turn].factor)
+            source = self.lists.setdefault(priced, len(self.lists)) if ops.size else -1
+            chain = self.once_factory.make_once(ops.sequence, plan.name, others, plan.name == FINISH)
+            segments[stage] = Segment("", chain, (source,))
+        return Round(plan.template, segments)
+
+
+_find_messages = lru_cache(Messages)
+FINISH = "finish communication"
+"""The round that begins when all communication has ended."""
+
+
+class _RoundPlan(NamedTuple):
+    """A round: for each kind of stage the first such stage, its turn, which of its lists it runs, and for how many
+    others it waits.
+    """
+
+    name: str
+    template: RoundTemplate
+    parts: tuple[tuple[int, int, int, int], ...]
+
+
+@lru_cache(maxsize=1024)
+def _plan_rounds(
+    turns: tuple[int, ...], once: tuple[tuple[bool, tuple[Channel, ...]], ...]
+) -> tuple[list[_RoundPlan], list[_RoundPlan]]:
+    """Return the rounds before and after the slots; *once* has for each turn whether anything runs before them, and
+    the groups for which stages must meet after them.
+    """
+
+    def plan(
+        name: str,
+        present: Sequence[int],
+        places: Sequence[int],
+        waits: Mapping[int, tuple[int, ...]] = NO_WAITS,
+        in_turn: bool = False,
+    ) -> _RoundPlan:
+        parts = {(turns[stage], len(waits.get(stage, ()))): stage for stage in reversed(present)}
+        rows = [(stage, turn, places[turn], others) for (turn, others), stage in reversed(parts.items())]
+        return _RoundPlan(name, RoundTemplate(tuple(present), tuple(waits.items()), in_turn), tuple(rows))
+
+    every = range(len(turns))
+    starting = [stage for stage in every if once[turns[stage]][0]]
+    before = [plan("before", starting, [0] * len(once))] if starting else []
+    place = [1] * len(once)
+    after = [plan(FINISH, every, place)]
+    for group in max([meetings for _, meetings in once], key=len):
+        # Each passes on when the last of those before it came, so that the last knows of all.
+        meets = [(*meetings, None)[number - 1] is group for number, (_, meetings) in zip(place, once, strict=True)]
+        place = [number + comes for number, comes in zip(place, meets, strict=True)]
+        present = [stage for stage in every if meets[turns[stage]]]
+        in_turn = {stage: (before,) for before, stage in pairwise(present)}
+        after.append(plan("come", present, [-1] * len(once), in_turn, in_turn=True))
+        after.append(plan("meet", present, place, dict.fromkeys(present, (present[-1],))))
+    return before, after
 
 
 @lru_cache(maxsize=256)
@@ -388,32 +403,33 @@ def _find_factories(
 class _OnceOps:
     """The ops that one stage runs once per step."""
 
-    before: lowering.OpList
-    after: tuple[lowering.OpList, ...]  # cut before each collective that spans stages
-    meetings: tuple[Channel, ...]  # the groups of those
+    lists: tuple[lowering.OpList, ...]  # those before the slots; those after, cut where stages meet; none
+    meetings: tuple[Channel, ...]  # the groups for which they do
     factor: float  # how many times slower than it should be the stage computes
-
-    @cached_property
-    def groups(self) -> frozenset[Channel]:
-        return frozenset().union(*[ops.sequence.groups for ops in (self.before, *self.after)])
 
 
 _ONCE: ByIdentity[_OnceOps] = ByIdentity(8192)
 
 
 def _list_once(
-    workload: Workload, schedule: Schedule, slow_stages: Mapping[int, float]
+    workload: Workload, schedule: Schedule, places: tuple[int, ...], speeds: tuple[float, ...]
 ) -> tuple[list[_OnceOps], tuple[int, ...]]:
     """Return the ops of different stages, and the number of those of each stage."""
-    positions = (0,) * schedule.stages if workload.uniform else find_positions(schedule)
-    chunks = 1 if workload.uniform else schedule.chunks
+    chunks = 0 if workload.uniform else schedule.chunks
+    positions = None if workload.uniform else find_positions(schedule)
+    known: dict[object, int] = {}
     once: dict[_OnceOps, int] = {}
     turns = []
-    for stage in range(schedule.stages):
-        own = [workload.stages[position] for position in positions[stage * chunks : (stage + 1) * chunks]]
-        key = (stage in (0, schedule.stages - 1), slow_stages.get(stage, 1.0))
-        made_of = [layers for part in own for layers in (part.prologue, part.epilogue)]
-        turns.append(once.setdefault(_ONCE.get(made_of, partial(_list_stage_once, own, *key), *key), len(once)))
+    for stage, factor in enumerate(speeds):
+        is_end = stage == 0 or stage == schedule.stages - 1
+        alike = (places[stage * chunks : (stage + 1) * chunks], is_end, factor)
+        if alike not in known:
+            own = [0] if positions is None else positions[stage * chunks : (stage + 1) * chunks]
+            parts = [workload.stages[position] for position in own]
+            made_of = [layers for part in parts for layers in (part.prologue, part.epilogue)]
+            ops = _ONCE.get(made_of, partial(_list_stage_once, parts, is_end, factor), is_end, factor)
+            known[alike] = once.setdefault(ops, len(once))
+        turns.append(known[alike])
     return list(once), tuple(turns)
 
 
@@ -434,5 +450,5 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
         after[-1].append(first)
         after += [[part] for part in others]
         meetings += [groups[place] for place in cuts]  # type: ignore[misc]
-    cut = tuple([lowering.OpList(lists=lists) for lists in after])
-    return _OnceOps(lowering.OpList(lists=before), cut, tuple(meetings), factor)
+    lists = [lowering.OpList(lists=own) if own else NO_OPS for own in (before, *after)]
+    return _OnceOps((*lists, NO_OPS), tuple(meetings), factor)
