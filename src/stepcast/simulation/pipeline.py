@@ -123,7 +123,8 @@ class PipelineTemplate(CallTable):
             return numbers[key]
 
         for index in where.tolist():
-            call: SlotCall = every[index]  # type: ignore[assignment]
+            call = every[index]
+            assert isinstance(call, SlotCall)
             own = call.stage * self.chunks
             run = tuple([(same.places[own + slot.chunk], same.find(call.stage, slot)) for slot in call.slots])
             runs.setdefault(run, call)

@@ -304,7 +304,8 @@ class _PlanBuilder:
             schedule, self.lanes.names, self._segment, self.messages, *rounds, representatives, same_calls
         )
         places = _place_ops(program.piece_set, tuple([ops.size for ops, _ in self.lists]), self.terms.eager)
-        return StepPlan(program, self.lanes, self.terms.alone, tuple(map(len, rounds)), tuple(self.lists), *places)
+        counts = len(rounds[0]), len(rounds[1])
+        return StepPlan(program, self.lanes, self.terms.alone, counts, tuple(self.lists), *places)
 
     def _chunk(self, stage: int, slot: SlotKind) -> Chunk:
         return self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]]
