@@ -160,30 +160,16 @@ KEYS = {
 }
 
 
-def _read_value(name: str, value: object) -> object:
-    """Return the value of a field: a duration with its unit, a share, or text."""
-    if name.endswith("_s"):
-        if not isinstance(value, str):
-            raise ValueError(f'{value!r} has no unit; write it like "500 h"')
-        return parse_duration_s(value.replace("_", ""))
-    kind: type = Share if name == "broken_share" else str
-    return convert_table(value, kind)
-
-
 def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     """Return the failures and restart times of data/failures/NAME.toml or of a file of the same form."""
-    if name_or_path.lower() == NONE:
+    name, known, path, file = name_or_path.lower(), data_names("failures"), Path(name_or_path), name_or_path
+    if name == NONE:
         return NO_FAILURES, Restart()
-    if name_or_path.endswith(".toml"):
-        return _read_profile(Path(name_or_path), name_or_path)
-    name, known = name_or_path.lower(), data_names("failures")
-    if name not in known:
-        problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
-        raise CatalogError("", "", problem)
-    return _read_profile(DATA / "failures" / f"{name}.toml", f"{name}.toml")
-
-
-def _read_profile(path: Path, file: str) -> tuple[Failures, Restart]:
+    if not name_or_path.endswith(".toml"):
+        if name not in known:
+            problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
+            raise CatalogError("", "", problem)
+        path, file = DATA / "failures" / f"{name}.toml", f"{name}.toml"
     try:
         described = Description.parse(Source(path).text(DESCRIPTION), file)
     except FormatError as error:
@@ -192,8 +178,14 @@ def _read_profile(path: Path, file: str) -> tuple[Failures, Restart]:
     described.check_keys(values, [*KEYS])
     fields = FactDict()
     for key, value in values.items():
+        field_name = KEYS[key]
         try:
-            fields[KEYS[key]] = _read_value(KEYS[key], value)
+            if not field_name.endswith("_s"):
+                fields[field_name] = convert_table(value, Share if field_name == "broken_share" else str)
+            elif isinstance(value, str):
+                fields[field_name] = parse_duration_s(value.replace("_", ""))
+            else:
+                raise ValueError(f'{value!r} has no unit; write it like "500 h"')
         except ValueError as error:
             raise described.error(key, str(error)) from None
     restart = {name: fields.pop(name) for name in Restart.__slots__ if name in fields}

@@ -15,7 +15,6 @@ the job stops and no other node breaks. Erlang's formula gives that share of tim
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 
@@ -221,23 +220,19 @@ def best_interval_s(process: RunProcess, step_s: float) -> float:
         except ValueError:
             return math.inf
 
-    return interval_s(_minimise(total_s, 1, 2 * root))
-
-
-def _minimise(value: Callable[[int], float], low: int, high: int) -> int:
-    """Return the integer with the least value of a function that falls, then rises: on a grid, then in thirds."""
-    grid = sorted({low, high, *(round(low * (high / low) ** (point / 60)) for point in range(61))})
-    values = [value(number) for number in grid]
-    best = values.index(min(values))
+    # The time falls, then rises: its least is sought on a grid, then in thirds.
+    grid = sorted({1, 2 * root, *(round((2 * root) ** (point / 60)) for point in range(61))})
+    times_s = [total_s(index) for index in grid]
+    best = times_s.index(min(times_s))
     low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
     while high - low > EXHAUSTED:
         third = (high - low) // 3
         left, right = low + third, high - third
-        if value(left) <= value(right):
+        if total_s(left) <= total_s(right):
             high = right
         else:
             low = left
-    return min(range(low, high + 1), key=value)
+    return interval_s(min(range(low, high + 1), key=total_s))
 
 
 # ---- many runs simulated at once, with random failures --------------------------------------------------------------
@@ -297,10 +292,14 @@ class _RunSimulation:
         self.lost_s, self.restarts_s, self.waiting_s = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.failures = np.zeros(runs)
         self.shrinks = process.repairs and process.shortage is Shortage.SHRINK
-        # The time each node under repair returns; a place with a past time is free.
-        self.back_s = np.zeros((runs, _repair_places(process) if process.repairs else 0))
-        most = self.back_s.shape[1]
         spares = process.spares or 0
+        # How many nodes can be under repair at once: one more than the spares stops a waiting job.
+        most = spares + 1 if process.repairs else 0
+        if self.shrinks:
+            nodes = math.ceil(process.replicas * process.nodes_per_replica)
+            most = min(spares + nodes, math.ceil(process.load + 8 * math.sqrt(process.load) + 8)) + 1
+        # The time each node under repair returns; a place with a past time is free.
+        self.back_s = np.zeros((runs, most))
         self.speeds = np.array([process.speed(count - spares) for count in range(most + 1)])
         # Nodes that must return to complete another replica.
         slower = np.array([(self.speeds > speed).sum() for speed in self.speeds])
@@ -382,12 +381,3 @@ class _RunSimulation:
         first_s = np.where(back_s > self.now_s[waiting, None], back_s, np.inf).min(axis=1)
         self.waiting_s[waiting] += first_s - self.now_s[waiting]
         self.now_s[waiting] = first_s
-
-
-def _repair_places(process: RunProcess) -> int:
-    """Return how many nodes can be under repair at once: one more than the spares stops a waiting job."""
-    spares = process.spares or 0
-    if process.shortage is Shortage.WAIT:
-        return spares + 1
-    nodes = math.ceil(process.replicas * process.nodes_per_replica)
-    return min(spares + nodes, math.ceil(process.load + 8 * math.sqrt(process.load) + 8)) + 1
