@@ -44,8 +44,14 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     devices = [times.device for times in measured]
     gpu = gpu_of(gpu_name, devices, where)
     in_step = measured[0].matrix_share is not None
-    works, seconds = _mean_seconds(measured, in_step)
-    points = MeasuredPoints(seconds)
+    # Operators that are one kernel, by the name of their case: the mean logarithm of its times. A kernel of a step also
+    # takes the pause before it, which prices include and traces do not.
+    pause_s = default_fit().step_launch_s if in_step else 0.0
+    every = (operator for times in measured for operator in times.operators if len(operator.works) == 1)
+    named = [(Case(operator.works[0]).name, operator) for operator in every]  # type: ignore[arg-type]
+    logarithms = group_by_key((name, math.log(operator.seconds + pause_s)) for name, operator in named)
+    works = {name: operator.works[0] for name, operator in named}
+    points = MeasuredPoints({name: math.exp(sum(values) / len(values)) for name, values in logarithms.items()})
     fitted = _fit_classes(works, points, gpu, measured[0].matrix_share)
     if not fitted:
         raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
@@ -67,19 +73,6 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
         "warnings": _warnings(measured, fitted, in_step),
     }
     return facts, to_toml(document, "calibrate")
-
-
-def _mean_seconds(measured: Sequence[OperatorTimes], in_step: bool) -> tuple[dict[str, Compute], dict[str, float]]:
-    """Return works and seconds of operators that are one kernel, by the name of their case: the mean logarithm where
-    a case was measured several times.
-    """
-    # A kernel of a step also takes the pause before it, which prices include and traces do not.
-    pause_s = default_fit().step_launch_s if in_step else 0.0
-    every = (operator for times in measured for operator in times.operators if len(operator.works) == 1)
-    named = [(Case(operator.works[0]).name, operator) for operator in every]  # type: ignore[arg-type]
-    logarithms = group_by_key((name, math.log(operator.seconds + pause_s)) for name, operator in named)
-    works = {name: operator.works[0] for name, operator in named}
-    return works, {name: math.exp(sum(values) / len(values)) for name, values in logarithms.items()}
 
 
 def _fit_classes(
@@ -114,29 +107,25 @@ def overall_errors(errors: Sequence[tuple[int, float, float, float | None]]) -> 
 
 def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[FittedClass], in_step: bool) -> list[str]:
     texts = [warning for times in measured for warning in times.warnings]
-    single = [entry.kind for entry in fitted if entry.points == 1]
-    level = [entry.kind for entry in fitted if "slope" in entry.unidentified and entry.points > 1]
-    unseen = [entry.kind for entry in fitted if "least_s" in entry.unidentified and entry.points > 1]
-    useless = [entry.kind for entry in fitted if not entry.helps]
-    if single:
-        texts.append(
-            f"{_join_names(single)}: one size gives a factor, not how it changes with size, and leaves no point "
-            "to check it on; add runs of other sizes"
-        )
-    if level:
-        texts.append(
-            f"slope not identified for {_join_names(level)}, left at 0: "
-            "it takes 8 sizes whose times span a factor of 10"
-        )
-    if in_step:
-        texts.append(
-            "least times are not identified: kernels of a step queue behind one another, and only an "
-            "operator by itself shows it (stepcast profile)"
-        )
-    elif unseen:
-        texts.append(f"least time not identified for {_join_names(unseen)}, left at 0: no operator is small enough")
-    if useless:
-        texts.append(f"{_join_names(useless)}: not corrected: points left out of the fit come no closer with it")
+    several = [entry for entry in fitted if entry.points > 1]
+    unseen = [entry.kind for entry in several if "least_s" in entry.unidentified]
+    doubts = {
+        "{}: one size gives a factor, not how it changes with size, and leaves no point to check it on; add runs of "
+        "other sizes": [entry.kind for entry in fitted if entry.points == 1],
+        "slope not identified for {}, left at 0: it takes 8 sizes whose times span a factor of 10": [
+            entry.kind for entry in several if "slope" in entry.unidentified
+        ],
+        "least times are not identified: kernels of a step queue behind one another, and only an operator by itself "
+        "shows it (stepcast profile)": [""] * in_step,
+        "least time not identified for {}, left at 0: no operator is small enough": [] if in_step else unseen,
+        "{}: not corrected: points left out of the fit come no closer with it": [
+            entry.kind for entry in fitted if not entry.helps
+        ],
+    }
+    for text, kinds in doubts.items():
+        if kinds:
+            more = f" and {len(kinds) - 6} more" if len(kinds) > 6 else ""
+            texts.append(text.format(", ".join(kinds[:6]) + more))
     reasons: Counter[str] = Counter()
     for times in measured:
         reasons.update(times.left_out)
@@ -144,7 +133,3 @@ def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[FittedClass], 
             if len(operator.works) > 1:
                 reasons[f"{operator.name} is {len(operator.works)} kernels in one time"] += 1
     return texts + [f"{count} rows left out: {reason}" for reason, count in reasons.items()]
-
-
-def _join_names(kinds: Sequence[str]) -> str:
-    return ", ".join(kinds[:6]) + (f" and {len(kinds) - 6} more" if len(kinds) > 6 else "")

@@ -117,8 +117,14 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
     unidentified: dict[str, str] = {}
     cluster, loss = _fit(points, described, chosen, every)
     # Without one that the logs do not show, others may become certain: so one at a time, the least certain first.
-    while unsure := _least_certain(points, cluster, chosen, unidentified):
-        constant, reason = unsure
+    while True:
+        errors = _standard_errors(points, cluster, chosen)
+        judged = [constant for constant in chosen if constant.key not in unidentified]
+        shares = [errors[constant.key] / (constant.of(cluster) or constant.scale) for constant in judged]
+        if not shares or max(shares) < UNSURE:
+            break
+        constant = judged[shares.index(max(shares))]
+        reason = _reason(constant, points, errors[constant.key])
         fewer = [candidate for candidate in chosen if candidate is not constant]
         without, loss_without = _fit(points, described, fewer, every)
         if loss_without > loss + WORSE * len(points):
@@ -129,29 +135,13 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
     return Fitted(
         cluster=cluster,
         values={constant.key: constant.of(cluster) or 0.0 for constant in chosen},
-        spread=_standard_errors(points, cluster, chosen),
+        spread=errors,
         unidentified={key: reason for key, reason in unidentified.items() if reason},
         points=len(points),
         before=_mean_error(points.log_errors(described)),
         after=_mean_error(points.log_errors(cluster)),
         left_out=_mean_error(_left_out(points, described, chosen)),
     )
-
-
-def _least_certain(
-    points: SweepPoints, cluster: Cluster, chosen: Sequence[Constant], judged: Mapping[str, str]
-) -> tuple[Constant, str] | None:
-    """Return the least certain of *chosen* that the logs do not show, and why; None where they show all."""
-    errors = _standard_errors(points, cluster, chosen)
-    shares = {
-        constant: errors[constant.key] / (constant.of(cluster) or constant.scale)
-        for constant in chosen
-        if constant.key not in judged
-    }
-    worst = max(shares, key=lambda constant: shares[constant], default=None)
-    if worst is None or shares[worst] < UNSURE:
-        return None
-    return worst, _reason(worst, points, errors[worst.key])
 
 
 def _mean_error(log_errors: FloatArray) -> float:
@@ -182,8 +172,11 @@ def _fit(
     scales = np.array([constant.scale for constant in chosen])
 
     def loss_of(values: FloatArray) -> float:
-        errors = points.log_errors(with_constants(described, chosen, values))[is_used]
-        return _loss(errors, values, start, scales)
+        """Return Huber's loss, squares near and distances far, and the pull of the description."""
+        size = np.abs(points.log_errors(with_constants(described, chosen, values))[is_used])
+        far = np.where(size <= NEAR, size**2 / (2 * NEAR), size - NEAR / 2)
+        pull = HELD**2 / NEAR * len(size) * (((values - start) / scales) ** 2).sum() / 2
+        return float(far.sum() + pull)
 
     values, loss = start, loss_of(start)
     for _ in range(COARSE_ROUNDS):
@@ -210,14 +203,6 @@ def _fit(
             break
         values, loss = better, loss_of(better)
     return with_constants(described, chosen, values), loss
-
-
-def _loss(errors: FloatArray, values: FloatArray, start: FloatArray, scales: FloatArray) -> float:
-    """Return Huber's loss, squares near and distances far, and the pull of the description."""
-    size = np.abs(errors)
-    far = np.where(size <= NEAR, size**2 / (2 * NEAR), size - NEAR / 2)
-    pull = HELD**2 / NEAR * len(errors) * (((values - start) / scales) ** 2).sum() / 2
-    return float(far.sum() + pull)
 
 
 def _clip_values(values: FloatArray, chosen: Sequence[Constant]) -> FloatArray:

@@ -90,10 +90,13 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
         assumptions.append("fp32 matmuls run as tf32: they are faster than the fp32 peak allows")
     fused = "fused (flash)" if dtype in (DType.FP16, DType.BF16) else "unfused"
     assumptions.append(f"{dtype} attention is {fused}")
-    points = [
-        ComputePoint(run, stage, phase, dtype, _predicted_s(workload, stage, phase, gpu), seconds)
-        for (stage, phase), seconds in measured.items()
-    ]
+    fit, middle = default_fit(), workload.stages[len(workload.stages) // 2]
+    load = step_load(_works(middle.body_layers(), Phase), gpu, fit)
+    points = []
+    for (stage, phase), seconds in measured.items():
+        works = _works(workload.stages[stage].body_layers(), PHASES[phase])
+        predicted_s = sum(compute_price(work, gpu, fit, load).seconds for work in works)
+        points.append(ComputePoint(run, stage, phase, dtype, predicted_s, seconds))
     classes = {work_class(work) for stage in workload.stages for work in _works(stage.body_layers(), Phase)}
     return RunPoints(tuple(points), tuple(sorted(classes)), tuple(assumptions), tuple(analysis.result.warnings))
 
@@ -162,14 +165,6 @@ def _works(layers: Sequence[Layer], phases: Iterable[Phase]) -> list[Compute]:
     return [op.work for layer in layers for phase in phases for op in layer.ops(phase) if isinstance(op.work, Compute)]
 
 
-def _predicted_s(workload: Workload, stage: int, phase: BlockKind, gpu: Gpu) -> float:
-    fit = default_fit()
-    middle = workload.stages[len(workload.stages) // 2]
-    load = step_load(_works(middle.body_layers(), Phase), gpu, fit)
-    works = _works(workload.stages[stage].body_layers(), PHASES[phase])
-    return sum(compute_price(work, gpu, fit, load).seconds for work in works)
-
-
 @dataclass(frozen=True, slots=True)
 class FactorFit:
     """One factor over some points: errors without it, with it, and on runs or stages left out."""
@@ -194,9 +189,9 @@ def fit_factor(points: Sequence[ComputePoint]) -> FactorFit:
     keys = np.array([point.run if has_several_runs else str(point.stage) for point in points])
     factor = float(np.exp(np.log(ratios).mean()))
     errors: list[float] = []
-    for left_out_points in (keys == key for key in dict.fromkeys(keys.tolist())):
-        if not left_out_points.all():
-            errors += np.abs(np.exp(np.log(ratios[~left_out_points]).mean()) / ratios[left_out_points] - 1).tolist()
+    for unseen in (keys == key for key in dict.fromkeys(keys.tolist())):
+        if not unseen.all():
+            errors += np.abs(np.exp(np.log(ratios[~unseen]).mean()) / ratios[unseen] - 1).tolist()
     before, after = np.abs(1 / ratios - 1), np.abs(factor / ratios - 1)
     left_out = mean(errors) if errors else None
     return FactorFit(
@@ -274,9 +269,8 @@ def fit_link(points: Sequence[LinkPoint]) -> LinkFit:
     latency_s, per_byte_s = 0.0, 0.0
     separated = bool(sizes.max() >= WIDE * sizes.min() and long.any())
     if separated:
-        latency_s, per_byte_s = np.linalg.lstsq(np.stack([1 / seconds, rates], axis=1), np.ones(len(points)))[
-            0
-        ].tolist()
+        columns = np.stack([1 / seconds, rates], axis=1)
+        latency_s, per_byte_s = np.linalg.lstsq(columns, np.ones(len(points)))[0].tolist()
         if latency_s < 0:
             latency_s, per_byte_s = 0.0, float(rates.sum() / (rates @ rates))
         elif per_byte_s < 0:

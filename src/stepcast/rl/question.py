@@ -6,6 +6,7 @@ a step of any mode is composed of one of each, so that thousands of combinations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Annotated
@@ -277,18 +278,11 @@ def _training_layouts(question: RlQuestion, model: Model, cluster: Cluster, gpus
     pps = (question.pp,) if question.pp else PIPELINES
     eps = (question.ep,) if question.ep else (1,) if experts == 1 else (8, 16, 32)
     for tp, pp, ep in sorted(product(tps, pps, eps), key=lambda degrees: degrees[0] * degrees[1]):
-        whole = gpus % (tp * pp) == 0 and (gpus // pp) % ep == 0 and experts % ep == 0
-        if whole and tp <= cluster.node.gpus and model.heads % tp == 0 and model.layers >= pp:
+        divides = gpus % (tp * pp) == 0 and (gpus // pp) % ep == 0 and experts % ep == 0
+        if divides and tp <= cluster.node.gpus and model.heads % tp == 0 and model.layers >= pp:
             given = {"tp": tp, "pp": pp, "ep": ep, "recompute": question.recompute or "full", **stated}
             layouts.append(tuple(given.items()))
     return layouts
-
-
-def _rollout_layouts(question: RlQuestion, model: Model, gpus: int) -> list[GenerationLayout]:
-    """Return layouts of engines that fill a rollout pool."""
-    widths = (question.gen_tp,) if question.gen_tp else (*DEGREES, 16, 32)
-    fits = (tp for tp in widths if gpus % tp == 0 and model.heads % tp == 0)
-    return [GenerationLayout(tp=tp, replicas=gpus // tp) for tp in fits]
 
 
 def search_rl(question: RlQuestion) -> FactDict:
@@ -313,15 +307,12 @@ def search_rl(question: RlQuestion) -> FactDict:
         if len(fitting[train]) >= ENOUGH:
             continue
         place = RlPlacement(RlMode.COLOCATED, train, GenerationLayout(), layout, pack_tokens=question.pack_tokens or 0)
-        try:
+        with suppress(ValueError):
             forecast = forecast_training(model, cluster, profile, task, place)
-        except ValueError:
-            refused[train] += 1
-            continue
-        if forecast.memory["fits"]:
-            fitting[train].append((layout, forecast))
-        else:
-            refused[train] += 1
+            if forecast.memory["fits"]:
+                fitting[train].append((layout, forecast))
+                continue
+        refused[train] += 1
     steps: list[RlStep] = []
     considered = too_large = 0
     for mode, train, rollout in sorted(pools):
@@ -330,11 +321,13 @@ def search_rl(question: RlQuestion) -> FactDict:
             continue
         layout, training = min(fitting[train], key=lambda pair: pair[1].prediction.step_s)
         ages = (1,) if mode is not RlMode.ASYNC or question.staleness is not None else (1, 2, 4)
-        for engine_layout, age in product(_rollout_layouts(question, model, rollout), ages):
+        widths = (question.gen_tp,) if question.gen_tp else (*DEGREES, 16, 32)
+        for tp, age in product((tp for tp in widths if rollout % tp == 0 and model.heads % tp == 0), ages):
             considered += len(fitting[train])
             stale = (question.staleness or age) if mode is RlMode.ASYNC else 0
             how = formats, question.memory_share, stale, question.partial_rollout and mode is RlMode.ASYNC
-            place = RlPlacement(mode, train, engine_layout, layout, *how, question.pack_tokens or 0)
+            engines = GenerationLayout(tp=tp, replicas=rollout // tp)
+            place = RlPlacement(mode, train, engines, layout, *how, question.pack_tokens or 0)
             try:
                 steps.append(forecast_step(model, cluster, profile, engine, task, place, training))
             except ValueError:

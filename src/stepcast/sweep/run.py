@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -71,23 +72,23 @@ def sweep(
         key_of = point_keys(program, spec.ask, digest)
         store.ask(spec.names, ((position, key_of(words), words) for position, words in spec.points(most)))
         counts = store.counts()
-        points, answered, errors = counts["points"], counts["answered"], counts["errors"]
         began, new, best, pace = time.monotonic(), 0, None, ChunkPace()
 
         def progress() -> Progress:
-            return Progress(points, answered + new, errors, new, time.monotonic() - began, best)
+            return Progress(**counts, new=new, seconds=time.monotonic() - began, best=best)
 
         watch(progress())
         for chunk in run(_chunks(spec, store, pace), answer, EngineSetting(workers, address, folder, site)):
             store.add(chunk)
             pace.note(chunk)
             new += len(chunk.answers)
-            errors += sum(1 for row in chunk.answers if row.get("error"))
+            counts["answered"] += len(chunk.answers)
+            counts["errors"] += sum(1 for row in chunk.answers if row.get("error"))
             known = filter(None, [best, *chunk.answers])
             best = max(known, key=lambda row: row.get("tokens_per_s_per_gpu") or 0.0, default=None)
             watch(progress())
         counts = store.counts()
-        return Progress(counts["points"], counts["answered"], counts["errors"], new, time.monotonic() - began, best)
+        return progress()
 
 
 def named_files(spec: Spec) -> tuple[tuple[str, bytes], ...]:
@@ -110,16 +111,10 @@ def named_files(spec: Spec) -> tuple[tuple[str, bytes], ...]:
 
 def _chunks(spec: Spec, store: Store, pace: ChunkPace) -> Iterator[PointChunk]:
     """Yield chunks of open points; their size follows the time of the last ones."""
-    keys: list[bytes] = []
-    words: list[Words] = []
-    for position, key in store.open_points():
-        keys.append(key)
-        words.append(spec.point(position))
-        if len(keys) >= pace.size:
-            yield PointChunk(spec.ask, tuple(keys), tuple(words))
-            keys, words = [], []
-    if keys:
-        yield PointChunk(spec.ask, tuple(keys), tuple(words))
+    points = store.open_points()
+    while batch := list(islice(points, pace.size)):
+        positions, keys = zip(*batch, strict=True)
+        yield PointChunk(spec.ask, keys, tuple(map(spec.point, positions)))
 
 
 def point_keys(program: str, ask: str, digest: Digest) -> Callable[[Words], bytes]:
