@@ -5,7 +5,7 @@ which it was launched, and a step lasts until the last of its kernels has ended.
 without marks the time from the first work on the GPU to the last.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -46,42 +46,46 @@ def launch_times(timeline: Timeline) -> FloatArray:
 def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, Intervals]]:
     """Return the timeline without rows that no marked step launched, and by rank the steps, where it has marks."""
     lanes = zip(timeline.lanes, rows_by_lane(timeline), strict=True)
-    lanes_of = group_by_key((lane.rank, (lane.name, rows)) for lane, rows in lanes)
-    launched_s = launch_times(timeline)
-    in_steps = np.ones(len(timeline), dtype=bool)
-    steps = {}
-    for rank, own in lanes_of.items():
-        marks = [rows for name, rows in own if name == STEPS and len(rows)]
-        if marks:
-            steps[rank] = _steps_of_rank(timeline, np.concatenate(marks), own, launched_s, in_steps)
+    lanes_of = group_by_key((lane.rank, (lane.name, rows)) for lane, rows in lanes if len(rows))
+    launched_s, in_steps = launch_times(timeline), np.ones(len(timeline), dtype=bool)
+    steps = {
+        rank: _steps_of_rank(timeline, own, launched_s, in_steps)
+        for rank, own in lanes_of.items()
+        if any(name == STEPS for name, _ in own)
+    }
     return timeline.only(in_steps), steps
 
 
 def _steps_of_rank(
-    timeline: Timeline, marks: IntArray, lanes: list[tuple[str, IntArray]], launched_s: FloatArray, in_steps: BoolArray
+    timeline: Timeline, lanes: list[tuple[str, IntArray]], launched_s: FloatArray, in_steps: BoolArray
 ) -> Intervals:
-    """Return the steps that *marks* are the host's part of; clear *in_steps* for rows of *lanes* outside them."""
+    """Return the steps whose host's part is marked; clear *in_steps* for rows of *lanes* outside them."""
+    marks = np.concatenate([rows for name, rows in lanes if name == STEPS])
     marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     first_s, last_s = timeline.start_s[marks], timeline.end_s[marks]
-    end_s = last_s.copy()
+    start_s, end_s = first_s.copy(), last_s.copy()
     streams: list[tuple[IntArray, FloatArray]] = []
     for name, rows in lanes:
         if name == STEPS:
             continue
         when_s = _stream_launches(timeline, rows, launched_s) if is_stream(name) else timeline.start_s[rows]
         step = np.searchsorted(first_s, when_s, side="right").astype(np.int32) - 1
-        outside = (step < 0) | (when_s > last_s[step])
-        in_steps[rows] = inside = ~outside
+        in_steps[rows] = inside = (step >= 0) & (when_s <= last_s[step])
         if is_stream(name):
             streams.append((rows, when_s))
         if is_stream(name) or name.startswith("cpu thread"):
             np.maximum.at(end_s, step[inside], timeline.end_s[rows[inside]])
-    start_s = first_s.copy()
-    start_s[0] = max(first_s[0], _backlog_s(timeline, streams, in_steps, float(first_s[0])))
-    for step_index in range(len(marks)):
-        if step_index:
-            start_s[step_index] = max(start_s[step_index], end_s[step_index - 1])
-        end_s[step_index] = max(end_s[step_index], start_s[step_index])
+
+    # The first step begins when the busiest stream had run what was launched before the first mark.
+    if streams:
+        rows, when_s = max(streams, key=lambda stream: float(timeline.duration_s[stream[0][in_steps[stream[0]]]].sum()))
+        earlier, own = rows[when_s < first_s[0]], rows[in_steps[rows]]
+        if len(earlier) and len(own):
+            start_s[0] = max(first_s[0], min(timeline.end_s[earlier].max(), timeline.start_s[own].min()))
+    for number in range(len(marks)):
+        if number:
+            start_s[number] = max(start_s[number], end_s[number - 1])
+        end_s[number] = max(end_s[number], start_s[number])
     return Intervals(start_s, end_s)
 
 
@@ -100,19 +104,6 @@ def _stream_launches(timeline: Timeline, rows: IntArray, launched_s: FloatArray)
     when_s = np.empty(len(rows))
     when_s[order] = np.where(before == NONE, -np.inf, ordered_s[before])
     return when_s
-
-
-def _backlog_s(
-    timeline: Timeline, streams: list[tuple[IntArray, FloatArray]], in_steps: BoolArray, first_s: float
-) -> float:
-    """Return when the busiest stream had run what was launched before the first mark: the step begins then."""
-    if not streams:
-        return first_s
-    rows, when_s = max(streams, key=lambda stream: float(timeline.duration_s[stream[0][in_steps[stream[0]]]].sum()))
-    earlier, own = rows[when_s < first_s], rows[in_steps[rows]]
-    if not len(earlier) or not len(own):
-        return first_s
-    return float(min(timeline.end_s[earlier].max(), timeline.start_s[own].min()))
 
 
 class StreamTime(msgspec.Struct, frozen=True):
@@ -198,11 +189,14 @@ class RankLanes:
         names = self.timeline.lanes
         return [lane for lane in self._of_rank.get(rank, []) if names[lane].name.startswith("cpu thread")]
 
+    def rows_on(self, lanes: Iterable[int]) -> IntArray:
+        return np.concatenate([np.zeros(0, np.int64), *(self.rows[lane] for lane in lanes)])
+
     def loading(self, rank: int) -> Intervals:
         """Return when the host of a rank waited for its next batch."""
         timeline = self.timeline
         is_loading = np.array([name.startswith(LOADING) for name in timeline.names], dtype=bool)
-        rows = np.concatenate([np.zeros(0, np.int64), *(self.rows[lane] for lane in self.threads(rank))])
+        rows = self.rows_on(self.threads(rank))
         rows = rows[is_loading[timeline.name_of[rows]]]
         return union_of(timeline.start_s[rows], timeline.end_s[rows])
 
@@ -214,7 +208,7 @@ def rank_time(
     timeline = lanes.timeline
     streams = lanes.streams(rank)
     working = streams or lanes.threads(rank)
-    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows[lane] for lane in working)])
+    rows = lanes.rows_on(working)
     if not len(rows) and not (working and steps):
         return None
     if steps:
@@ -269,7 +263,7 @@ def _busy_times(
     """Return the times of computation, communication and copies within the window."""
     kind = timeline.kind_of[rows]
     kinds = (SpanKind.HOST if on_host else SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY)
-    compute, communication, copies = (_covered(timeline, rows[kind == each], window) for each in kinds)
+    compute, communication, copies = (_covered(timeline, rows[kind == number], window) for number in kinds)
     return compute, communication, copies
 
 
@@ -296,12 +290,9 @@ def _group_times(
 ) -> dict[str, tuple[float, float]]:
     """Return the communication by group, as far as the trace names groups."""
     group_of = lanes.group_of_work[lanes.timeline.work_of[rows]]
-    times = {}
-    for number, name in enumerate(lanes.groups):
-        covered = _covered(lanes.timeline, rows[group_of == number], window)
-        if name and len(covered):
-            times[name] = covered.length_s, covered.without(compute).length_s
-    return times
+    groups = ((name, rows[group_of == number]) for number, name in enumerate(lanes.groups) if name)
+    covered = {name: _covered(lanes.timeline, own, window) for name, own in groups}
+    return {name: (busy.length_s, busy.without(compute).length_s) for name, busy in covered.items() if len(busy)}
 
 
 def _idle_times(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> tuple[Intervals, float, float]:

@@ -171,7 +171,7 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: Ma
     """Return the script of a rank; None without work of a GPU."""
     timeline, streams = lanes.timeline, lanes.streams(rank)
     time = rank_time(lanes, rank, steps)
-    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows[lane] for lane in streams)])
+    rows = lanes.rows_on(streams)
     if time is None or not len(rows):
         return None
     launched_by = lanes.calls[rows]
