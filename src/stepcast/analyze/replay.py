@@ -6,7 +6,7 @@ changes bring more together than the links can carry, it takes longer.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil
 
@@ -18,7 +18,7 @@ from stepcast.analyze import play as playing
 from stepcast.analyze.changes import assuming
 from stepcast.analyze.megatron.analysis import find_stragglers
 from stepcast.analyze.play import measured, rank_parts
-from stepcast.analyze.recording import COMMUNICATION, Meeting, Recording
+from stepcast.analyze.recording import COMMUNICATION, Recording
 from stepcast.analyze.result import AnalysisResult
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.flows import collective_flows, members_of, message_flows
@@ -92,8 +92,10 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
     values = dict(pairs)
     if len(values) < len(pairs):
         raise WhatIfError("a change is given twice; give each once")
-    if rate := _parse_rate(values.get("bandwidth.dp", "")):  # also of the all-reduce that one replica did not need
-        around = Surroundings(around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / rate)
+    if dp_rate := _parse_rate(values.get("bandwidth.dp", "")):  # also of the all-reduce that one replica did not need
+        around = Surroundings(
+            around.gpu, lambda size_bytes, ranks: size_bytes * bus_factor("all-reduce", ranks) / dp_rate
+        )
     for key, value in pairs:
         if key not in ("micro-batches", "schedule", "dp") and not key.startswith("bandwidth."):
             recording = _apply_one(recording, key, value, around)
@@ -102,9 +104,14 @@ def apply_changes(recording: Recording, texts: Sequence[str], around: Surroundin
     if "micro-batches" in values or "schedule" in values:
         number = _parse_count("micro-batches", values["micro-batches"]) if "micro-batches" in values else None
         recording = changes.reschedule(recording, number, values.get("schedule"))
-    for key, value in pairs:
-        if key.startswith("bandwidth."):
-            recording = _change_bandwidth(recording, key, value)
+    for key, value in (pair for pair in pairs if pair[0].startswith("bandwidth.")):
+        group, rate = key.split(".", 1)[1], _parse_rate(value)
+        if rate is not None and rate <= 0:
+            raise WhatIfError(f"{key} must be above zero, not {value!r}")
+        if group not in COMMUNICATION:
+            raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(COMMUNICATION)}")
+        factor = parse_factor(key, value, ", or a rate such as 50GB/s") if rate is None else 1.0
+        recording = changes.change_bandwidth(recording, group, factor, rate)
     return recording
 
 
@@ -163,16 +170,6 @@ def _parse_rate(text: str) -> float | None:
     return parse_quantity(text, Dimension.RATE) if text.endswith("s") else None
 
 
-def _change_bandwidth(recording: Recording, key: str, value: str) -> Recording:
-    group, rate = key.split(".", 1)[1], _parse_rate(value)
-    if rate is not None and rate <= 0:
-        raise WhatIfError(f"{key} must be above zero, not {value!r}")
-    if group not in COMMUNICATION:
-        raise WhatIfError(f"unknown group {group!r} in {key}; known: {', '.join(COMMUNICATION)}")
-    factor = parse_factor(key, value, ", or a rate such as 50GB/s") if rate is None else 1.0
-    return changes.change_bandwidth(recording, group, factor, rate)
-
-
 def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
     """Simulate *recording* on the links of *cluster*."""
     gpus = recording.layout.gpus
@@ -181,62 +178,49 @@ def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
     script = playing.build_script(recording)
     program = script.program.written_out
     duration_s = program.task_durations_s()
+    seats = seats_of(cluster, recording.layout)
+    network = network_of(cluster, ceil((int(seats.max()) + 1) / cluster.node.gpus))
     meetings = np.flatnonzero(program.rank[program.task_calls()] >= script.real_ranks)
-    meeting_flows = _MeetingFlows(cluster, recording)
-    sets: list[FlowSet] = []
-    kinds = np.full(program.tasks, -1, np.int64)
-    for task, number in zip(meetings.tolist(), script.meeting_of_rank, strict=True):
-        flows = meeting_flows.flows(recording.meetings[number])
-        if flows is not None and duration_s[task] > 0:
-            kinds[task] = len(sets)
-            sets.append(flows)
-    tasks, numbers = np.flatnonzero(kinds >= 0), np.arange(len(sets))
-    seconds = duration_s[tasks][np.argsort(kinds[tasks])]
-    traffic = Traffic(meeting_flows.network.links, tuple(sets), numbers, numbers, seconds, np.ones(len(sets)))
+    flows = _meeting_flows(recording, script.meeting_of_rank, cluster, seats, network)
+    sets = {task: own for task, own in zip(meetings.tolist(), flows, strict=True) if own is not None}
+    kinds, numbers, tasks = np.full(program.tasks, -1, np.int64), np.arange(len(sets)), np.array([*sets], np.int64)
+    kinds[tasks] = numbers
+    traffic = Traffic(network.links, tuple(sets.values()), numbers, numbers, duration_s[tasks], np.ones(len(sets)))
     shared = SharedProgram(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
     return playing.place_times(script, simulate_fluid(shared, record=False).times)
 
 
-class _MeetingFlows:
-    """The flows of meetings."""
-
-    def __init__(self, cluster: Cluster, recording: Recording) -> None:
-        layout = recording.layout
-        self.cluster, self.layout = cluster, layout
-        self.seats: IntArray = seats_of(cluster, layout)
-        nodes = ceil((int(self.seats.max()) + 1) / cluster.node.gpus)
-        self.network: Network = network_of(cluster, nodes)
-        self.rows = {
-            family: {tuple(sorted(row)): index for index, row in enumerate(members_of(self.layout, family).tolist())}
-            for family in FAMILIES
-            if family != Group.WORLD
-        }
-        self.known: dict[object, FlowSet] = {}
-
-    def flows(self, meeting: Meeting) -> FlowSet | None:
-        """Return None for meetings without known traffic, or between ranks that are not a group."""
-        size, members = meeting.size_bytes, meeting.members
-        if not size or len(members) < 2 or meeting.transfer_s <= 0:
-            return None
-        if meeting.kind == "message":
+def _meeting_flows(
+    recording: Recording, numbers: Sequence[int], cluster: Cluster, seats: IntArray, network: Network
+) -> Iterator[FlowSet | None]:
+    """Yield the flows of meetings; None for those without known traffic, or between ranks that are not a group."""
+    layout = recording.layout
+    rows = {
+        family: {tuple(sorted(row)): index for index, row in enumerate(members_of(layout, family).tolist())}
+        for family in FAMILIES
+        if family != Group.WORLD
+    }
+    known: dict[tuple[Collective, float], FlowSet] = {}
+    for meeting in (recording.meetings[number] for number in numbers):
+        size, members, transfer_s = meeting.size_bytes, meeting.members, meeting.transfer_s
+        row = rows.get(meeting.group, {}).get(tuple(members))
+        if not size or len(members) < 2 or transfer_s <= 0:
+            yield None
+        elif meeting.kind == "message":
             ends = members[::-1] if "backward" in meeting.name else members
-            source, target = self.seats[list(ends)][:, None]
-            return message_flows(self.network, source, target, np.array([float(size)]), meeting.transfer_s)
-        row = self.rows.get(meeting.group, {}).get(tuple(members))
-        if row is None or meeting.kind not in set(CollectiveKind):
-            return None
-        work = Collective(CollectiveKind(meeting.kind), size, Group(meeting.group))
-        key = (work, meeting.transfer_s)
-        if key not in self.known:
-            path = resolve(self.cluster, self.seats[list(members)].tolist())
-            algorithm = price(work.kind, size, route_of(path, self.cluster)).algorithm
-            if algorithm is None:
-                return None
-            self.known[key] = collective_flows(
-                self.network, self.seats, self.layout, work, algorithm, meeting.transfer_s
-            )
-        flows = self.known[key]
-        return flows.select(np.flatnonzero(flows.group == row))
+            source, target = seats[list(ends)][:, None]
+            yield message_flows(network, source, target, np.array([float(size)]), transfer_s)
+        elif row is None or meeting.kind not in set(CollectiveKind):
+            yield None
+        else:
+            work = Collective(CollectiveKind(meeting.kind), size, Group(meeting.group))
+            if (work, transfer_s) not in known:
+                path = resolve(cluster, seats[list(members)].tolist())
+                algorithm = price(work.kind, size, route_of(path, cluster)).algorithm
+                if algorithm is not None:
+                    known[work, transfer_s] = collective_flows(network, seats, layout, work, algorithm, transfer_s)
+            flows = known.get((work, transfer_s))
+            yield None if flows is None else flows.select(np.flatnonzero(flows.group == row))
 
 
 class StateResult(msgspec.Struct, frozen=True):
