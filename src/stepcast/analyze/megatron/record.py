@@ -294,13 +294,8 @@ def plain_name(event: RankEvent) -> str:
     return event.name.replace("recv_", "").replace("send_", "") if event.kind == "message" else event.name
 
 
-@dataclass
-class _ClockPair:
-    """Bounds of offset_j - offset_i."""
-
-    low_s: float = float("-inf")
-    high_s: float = float("inf")
-    ends_s: list[float] = field(default_factory=list)
+ClockBounds = tuple[float, float, Sequence[float]]
+"""The least and the most of the difference of two clocks, and that of the ends of their meetings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +319,11 @@ def align_clocks(meetings: Sequence[Sequence[RankEvent]], ranks: Sequence[int]) 
         # Does the clock share meetings with those that are placed?
         clock, low_s, high_s = waiting[number], float("-inf"), float("inf")
         ends_s: list[float] = []
-        for (one, two), pair in pairs.items():
+        for (one, two), (pair_low_s, pair_high_s, pair_ends_s) in pairs.items():
             if clock_of[two] == clock and clock_of[one] in offset_s:
                 base_s = offset_s[clock_of[one]]
-                low_s, high_s = max(low_s, base_s + pair.low_s), min(high_s, base_s + pair.high_s)
-                ends_s += [base_s + end_s for end_s in pair.ends_s]
+                low_s, high_s = max(low_s, base_s + pair_low_s), min(high_s, base_s + pair_high_s)
+                ends_s += [base_s + end_s for end_s in pair_ends_s]
         number += 1
         if ends_s:
             # Noise may make the bounds cross; then only the ends count.
@@ -342,23 +337,21 @@ def align_clocks(meetings: Sequence[Sequence[RankEvent]], ranks: Sequence[int]) 
     return ClockAlignment(placed, tuple(map(tuple, clocks.values())), uncertainty_s, unplaced)
 
 
-def _pairs(meetings: Sequence[Sequence[RankEvent]]) -> dict[tuple[int, int], _ClockPair]:
+def _pairs(meetings: Sequence[Sequence[RankEvent]]) -> dict[tuple[int, int], ClockBounds]:
     """Return bounds between the lowest rank of each meeting and every other, in both directions."""
-    pairs: dict[tuple[int, int], _ClockPair] = {}
+    bounds = []
     for meeting in meetings:
         first = min(meeting, key=lambda event: event.rank)
         others = [event for event in meeting if event is not first]
         for one, two in [*((first, other) for other in others), *((other, first) for other in others)]:
-            pair = pairs.setdefault((one.rank, two.rank), _ClockPair())
-            if not one.is_source:
-                pair.high_s = min(pair.high_s, one.end_s - two.start_s)
-            if not two.is_source:
-                pair.low_s = max(pair.low_s, one.start_s - two.end_s)
-            pair.ends_s.append(one.end_s - two.end_s)
-    return pairs
+            low_s = float("-inf") if two.is_source else one.start_s - two.end_s
+            high_s = float("inf") if one.is_source else one.end_s - two.start_s
+            bounds.append(((one.rank, two.rank), (low_s, high_s, one.end_s - two.end_s)))
+    columns = {ranks: tuple(zip(*rows, strict=True)) for ranks, rows in group_by_key(bounds).items()}
+    return {ranks: (max(low_s), min(high_s), ends_s) for ranks, (low_s, high_s, ends_s) in columns.items()}
 
 
-def _clocks(pairs: Mapping[tuple[int, int], _ClockPair], ranks: Sequence[int]) -> dict[int, int]:
+def _clocks(pairs: Mapping[tuple[int, int], ClockBounds], ranks: Sequence[int]) -> dict[int, int]:
     """Return the clock of each rank, named after its lowest rank; ranks without correction share one."""
     clock_of = {rank: rank for rank in ranks}
 
@@ -367,8 +360,8 @@ def _clocks(pairs: Mapping[tuple[int, int], _ClockPair], ranks: Sequence[int]) -
             rank = clock_of[rank]
         return rank
 
-    for (one, two), pair in pairs.items():
-        if pair.low_s - SAME_CLOCK_S <= 0 <= pair.high_s + SAME_CLOCK_S:
+    for (one, two), (low_s, high_s, _) in pairs.items():
+        if low_s - SAME_CLOCK_S <= 0 <= high_s + SAME_CLOCK_S:
             first, second = sorted((root(one), root(two)))
             clock_of[second] = first
     return {rank: root(rank) for rank in ranks}
@@ -399,8 +392,7 @@ def record_megatron(timeline: Timeline) -> Recording:
     matched, ranks = match_events(operations), sorted(operations)
     tied = [events for events in matched.values() if events[0].kind != "sync"]
     alignment = align_clocks(tied, ranks)
-    _shift_clocks(operations, alignment)
-    _remove_overlaps(operations)
+    _align_times(operations, alignment)
     origin_s = min(listed[0].start_s for listed in operations.values())
     end_s = max(operation.end_s for listed in operations.values() for operation in listed)
     meetings, impossible = hold_meetings(matched)
@@ -443,29 +435,22 @@ def _warnings(timeline: Timeline, alignment: ClockAlignment, impossible: int) ->
         )
 
 
-def _shift_clocks(operations: Mapping[int, list[TraceOperation]], alignment: ClockAlignment) -> None:
-    """Move every time to the clock of the first rank."""
+def _align_times(operations: Mapping[int, list[TraceOperation]], alignment: ClockAlignment) -> None:
+    """Move every time to the clock of the first rank, and starts to the end of the operation before: a rank does one
+    thing after the other.
+    """
     placed = [rank for rank in operations if rank in alignment.offset_s]
     start_s = min(operations[rank][0].start_s + alignment.offset_s[rank] for rank in placed)
     for rank, listed in operations.items():
         offset_s = alignment.offset_s.get(rank, start_s - listed[0].start_s)
-        every: list[TraceOperation | RankEvent] = [*listed]
-        every += (event for operation in listed for event in operation.all_events)
-        for timed in every if offset_s else ():
-            timed.start_s += offset_s
-            timed.end_s += offset_s
-
-
-def _remove_overlaps(operations: Mapping[int, list[TraceOperation]]) -> None:
-    """Move starts to the end of the previous operation: a rank does one thing after the other."""
-    for listed in operations.values():
         cursor_s = float("-inf")
         for operation in listed:
-            operation.start_s = min(max(operation.start_s, cursor_s), operation.end_s)
+            operation.end_s += offset_s
+            operation.start_s = min(max(operation.start_s + offset_s, cursor_s), operation.end_s)
             inner_s = operation.start_s
             for event in operation.parts:
-                event.end_s = min(max(event.end_s, inner_s), operation.end_s)
-                event.start_s = min(max(event.start_s, inner_s), event.end_s)
+                event.end_s = min(max(event.end_s + offset_s, inner_s), operation.end_s)
+                event.start_s = min(max(event.start_s + offset_s, inner_s), event.end_s)
                 inner_s = event.end_s
             for event in operation.events:
                 event.start_s, event.end_s = operation.start_s, operation.end_s
