@@ -32,26 +32,25 @@ def seconds_per_token(records: Iterable[RankRecord]) -> dict[str, float]:
     Theil's incomplete method (1950): of the pieces in the order of their tokens, each of the lower half has a slope
     with its partner in the upper half; the median slope counts. A slow rank does not change it.
     """
-    points = group_by_key(
+    points_of = group_by_key(
         (piece.role, (piece.tokens, piece.duration_s))
         for record in records
         for piece in record.pieces()
         if isinstance(piece, Local) and piece.tokens is not None
     )
-    return {role: _slope(listed) for role, listed in points.items()}
-
-
-def _slope(points: list[tuple[int, float]]) -> float:
-    points.sort()
-    half = len(points) // 2
-    slopes = [
-        (upper_s - lower_s) / (upper - lower)
-        for (lower, lower_s), (upper, upper_s) in zip(points[:half], points[-half:], strict=True)
-        if upper > lower
-    ]
-    # No tokens cannot take less than no time, so the slope is at most proportional.
-    steepest = median([seconds / tokens for tokens, seconds in points if tokens] or [0.0])
-    return min(max(0.0, median(slopes)), steepest) if slopes else 0.0
+    seconds = {}
+    for role, points in points_of.items():
+        points.sort()
+        half = len(points) // 2
+        slopes = [
+            (upper_s - lower_s) / (upper - lower)
+            for (lower, lower_s), (upper, upper_s) in zip(points[:half], points[-half:], strict=True)
+            if upper > lower
+        ]
+        # No tokens cannot take less than no time, so the slope is at most proportional.
+        steepest = median([duration_s / tokens for tokens, duration_s in points if tokens] or [0.0])
+        seconds[role] = min(max(0.0, median(slopes)), steepest) if slopes else 0.0
+    return seconds
 
 
 def scale_to_tokens(duration_s: float, tokens: float, wanted: float, slope_s: float) -> float:

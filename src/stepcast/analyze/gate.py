@@ -259,20 +259,16 @@ def _verdict(result: GateResult, worst: GatedMeasure) -> str:
     words = f"{worst.name} {change} vs {baseline} (noise {noise})"
     if worst.status == PASSED:
         return f"{words}: within noise or below the smallest change of {format_percent(result.min_change)}"
-    causes = largest_changes(result, 1 if worst.change > 0 else -1)
+    # The parts that changed in the same direction beyond their noise, the largest difference first.
+    sign = 1 if worst.change > 0 else -1
+    known = [row for row in result.measures if row.name not in GATED and row.status != NEW]
+    large = [row for row in known if sign * row.difference > NOTED_SHARE * result.step_s]
+    causes = sorted((row for row in large if abs(row.change) > 2 * row.noise), key=lambda row: -sign * row.difference)
     if causes and worst.name == STEP:
         words += ": " + ", ".join(f"{row.name} {row.texts[2]}" for row in causes[:2])
     if worst.status == SUSPECTED:
         return f"{words}; one slow run is no proof: run again"
     return f"{words}, started with run {worst.since}" if result.baseline_runs > 1 else words
-
-
-def largest_changes(result: GateResult, sign: int) -> list[GatedMeasure]:
-    """Return the parts that changed in the direction of *sign* beyond their noise, the largest difference first."""
-    known = [row for row in result.measures if row.name not in GATED and row.status != NEW]
-    large = [row for row in known if sign * row.difference > NOTED_SHARE * result.step_s]
-    noted = (row for row in large if abs(row.change) > 2 * row.noise)
-    return sorted(noted, key=lambda row: -sign * row.difference)
 
 
 def _list_differences(first: Facts, second: Facts) -> str:

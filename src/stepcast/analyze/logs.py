@@ -181,27 +181,22 @@ def analyze_collective_log(log: CollectiveLog) -> CollectiveLogResult:
         for turn, calls in turns
     ]
     mismatched = [MismatchedCall(*turn, sorted(map(list, kinds), key=str)) for turn, kinds in called if len(kinds) > 1]
+    collectives = []
+    for kind, calls in group_by_key(((call.kind, call.group, call.size_bytes), call) for call in log.calls).items():
+        times_s = [call.seconds for call in calls if call.seconds is not None]
+        rate = median_of_known(call.bus_bytes_per_s for call in calls)
+        collectives.append(LoggedKind(*kind, len(calls), median_of_known(times_s), sum(times_s), rate))
     return CollectiveLogResult(
         program=log.program,
         ranks=list(log.ranks),
         calls=len(log.calls),
         groups={name: list(ranks) for name, ranks in log.members.items()},
-        collectives=_logged_kinds(log),
+        collectives=sorted(collectives, key=lambda row: (-row.total_s, -row.calls)),
         unfinished=_unfinished(log, turns)[:MOST_ROWS],
         mismatched=mismatched[:MOST_ROWS],
         stragglers=_late_ranks(by_turn.values()),
         warnings=list(log.warnings),
     )
-
-
-def _logged_kinds(log: CollectiveLog) -> list[LoggedKind]:
-    by_kind = group_by_key(((call.kind, call.group, call.size_bytes), call) for call in log.calls)
-    rows = []
-    for kind, calls in by_kind.items():
-        times_s = [call.seconds for call in calls if call.seconds is not None]
-        rate = median_of_known(call.bus_bytes_per_s for call in calls)
-        rows.append(LoggedKind(*kind, len(calls), median_of_known(times_s), sum(times_s), rate))
-    return sorted(rows, key=lambda row: (-row.total_s, -row.calls))
 
 
 def _unfinished(

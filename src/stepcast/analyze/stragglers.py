@@ -86,7 +86,15 @@ class WaitGraph:
         self.paired: dict[tuple[int, str], list[int]] = defaultdict(list)  # the messages that belong to computes
         for stage in range(run.stages):
             self._add_stage(stage)
-        self.units = self._sort_units(self._find_units())
+        units = self._find_units()
+        unit_of = {index: number for number, unit in enumerate(units) for index in unit.members}
+        sorter: TopologicalSorter[int] = TopologicalSorter()
+        for number, unit in enumerate(units):
+            sorter.add(number, *({unit_of[other] for index in unit.members for other in self.before[index]} - {number}))
+        try:
+            self.units = [units[number] for number in sorter.static_order()]  # each after those it waits for
+        except CycleError:
+            raise ValueError("operations wait for one another in a circle: no order of a pipeline") from None
 
     def _kinds(self, stage: int, *kinds: str) -> list[int]:
         """Return the operations of *kinds* on a stage, in the order in which they began."""
@@ -171,17 +179,6 @@ class WaitGraph:
         grouped = {index for unit in units for index in unit.members}
         return units + [WaitUnit((index,), False, grouped=False) for index, _ in numbered if index not in grouped]
 
-    def _sort_units(self, units: list[WaitUnit]) -> list[WaitUnit]:
-        """Return *units*, each after those it waits for."""
-        unit_of = {index: number for number, unit in enumerate(units) for index in unit.members}
-        sorter: TopologicalSorter[int] = TopologicalSorter()
-        for number, unit in enumerate(units):
-            sorter.add(number, *({unit_of[other] for index in unit.members for other in self.before[index]} - {number}))
-        try:
-            return [units[number] for number in sorter.static_order()]
-        except CycleError:
-            raise ValueError("operations wait for one another in a circle: no order of a pipeline") from None
-
 
 class StragglerJob:
     """A job with its operations as recorded and as they usually are, and its slowdown by stage, replica and kind."""
@@ -190,7 +187,15 @@ class StragglerJob:
         self.run, self.graph = run, WaitGraph(run)
         end_s = run.start_s + run.duration_s
         self.measured_s: FloatArray = end_s.max(axis=(1, 2)) - run.start_s.min(axis=(1, 2))
-        self.recorded_s = self._recorded(end_s)
+        # Of operations that wait for others, the part after the last of them began.
+        self.recorded_s = run.duration_s.copy()
+        for unit in (unit for unit in self.graph.units if unit.grouped):
+            members = list(unit.members)
+            latest = run.start_s[:, :, members].max(axis=2)
+            if unit.across:
+                latest = np.broadcast_to(latest.max(axis=1, keepdims=True), latest.shape)
+            transfer = end_s[:, :, members] - latest[:, :, None]
+            self.recorded_s[:, :, members] = np.where(transfer < LEAST_TRANSFER_S, 0.0, transfer)
         self.usual_s = np.empty_like(self.recorded_s)
         for kind in {operation.kind for operation in run.operations}:
             indices = [index for index, operation in enumerate(run.operations) if operation.kind == kind]
@@ -217,18 +222,6 @@ class StragglerJob:
         for _, replica, stage in self.workers[: math.ceil(WORST_SHARE * len(workers))]:
             mask[replica] |= stage_of == stage
         self.worst_workers_share = self._recovered(mask)
-
-    def _recorded(self, end_s: FloatArray) -> FloatArray:
-        """Return durations; for operations that wait for others the part after the last of them began."""
-        values = self.run.duration_s.copy()
-        for unit in (unit for unit in self.graph.units if unit.grouped):
-            members = list(unit.members)
-            latest = self.run.start_s[:, :, members].max(axis=2)
-            if unit.across:
-                latest = np.broadcast_to(latest.max(axis=1, keepdims=True), latest.shape)
-            transfer = end_s[:, :, members] - latest[:, :, None]
-            values[:, :, members] = np.where(transfer < LEAST_TRANSFER_S, 0.0, transfer)
-        return values
 
     def simulate_s(self, values: FloatArray) -> FloatArray:
         """Return the time of each step if operations take *values*."""
