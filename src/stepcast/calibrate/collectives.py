@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcast.analyze.sweeps import MeasuredSweep, change_field
 from stepcast.hardware import Cluster
-from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.units import US
 
@@ -90,10 +90,6 @@ class SweepPoints:
         ]
         return np.concatenate(parts)
 
-    def folds(self) -> IntArray:
-        """Return the fold of each: neighbouring sizes of a log are in different ones."""
-        return np.concatenate([np.arange(int(used.sum())) % FOLDS for used in self.used])
-
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
@@ -150,7 +146,9 @@ def _mean_error(log_errors: FloatArray) -> float:
 
 def _left_out(points: SweepPoints, described: Cluster, chosen: Sequence[Constant]) -> FloatArray:
     """Return the errors of each point by a fit that has not seen it."""
-    folds, errors = points.folds(), np.zeros(len(points))
+    # Neighbouring sizes of a log are in different folds.
+    folds = np.concatenate([np.arange(int(used.sum())) % FOLDS for used in points.used])
+    errors = np.zeros(len(points))
     for fold in range(FOLDS):
         unseen = folds == fold
         if unseen.any() and not unseen.all():

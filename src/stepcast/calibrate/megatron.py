@@ -318,6 +318,18 @@ class _Calibration:
         }
         self.constants: dict[str, NamedConstant] = {}
         self.warnings = [text for run in self.measured for text in run.warnings]
+        # Slow ranks, and what the runs cannot show.
+        for source, analysis in runs.items():
+            name = os.path.basename(source.rstrip("/"))
+            for slow in analysis.result.stragglers:
+                self.warnings.append(f"{name}: rank {slow.rank} is {slow.factor:.2f} times as slow and left out")
+        if all(analysis.recording.micro_batches <= 1 for analysis in runs.values()):
+            self.warnings.append(
+                "one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch"
+            )
+        widths = {analysis.recording.facts.get("hidden") for analysis in runs.values()}
+        if len(widths) == 1 and self.points:
+            self.warnings.append("one model width cannot show how the factor changes with size; slopes are left at 0")
 
     def add(self, name: str, title: str, value: float, text: str, points: int, known: str) -> None:
         self.constants[name] = NamedConstant(title, value, text, points, known)
@@ -327,20 +339,6 @@ class _Calibration:
         if fit.left_out is not None:
             known = f"{format_percent(fit.left_out)} off where left out"
         self.add(name, title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
-
-    def doubt_runs(self) -> None:
-        """Warn of slow ranks, and of what the runs cannot show."""
-        for source, analysis in self.runs.items():
-            name = os.path.basename(source.rstrip("/"))
-            for slow in analysis.result.stragglers:
-                self.warnings.append(f"{name}: rank {slow.rank} is {slow.factor:.2f} times as slow and left out")
-        if all(analysis.recording.micro_batches <= 1 for analysis in self.runs.values()):
-            self.warnings.append(
-                "one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch"
-            )
-        widths = {analysis.recording.facts.get("hidden") for analysis in self.runs.values()}
-        if len(widths) == 1 and self.points:
-            self.warnings.append("one model width cannot show how the factor changes with size; slopes are left at 0")
 
     def add_computation(self) -> None:
         for dtype, fit in self.factors.items():
@@ -411,13 +409,6 @@ class _Calibration:
                 if beyond:
                     self.warnings.append(f"tp: faster than the link of {cluster}: is this the cluster it ran on?")
 
-    def add_overhead(self) -> None:
-        """Add the time per step in which a rank neither computes nor communicates nor waits."""
-        ranks = [analysis.result.rank_times for analysis in self.runs.values()]
-        host_s = [mean(rank.breakdown_s["host"] for rank in stage_ranks) for stage_ranks in ranks]
-        known, value = f"{format_seconds(min(host_s))} to {format_seconds(max(host_s))}", median(host_s)
-        self.add("fixed_step_s", "fixed step overhead (host)", value, format_seconds(value), len(host_s), known)
-
     def class_corrections(self) -> dict[str, Correction]:
         """Correct matmuls by the factor of their format, and classes that formats share by that of all points.
 
@@ -458,10 +449,13 @@ def calibrate_megatron(
 ) -> tuple[Facts, str]:
     """Return the constants of all *runs* (by where each was read from) together, and the file that holds them."""
     calibration = _Calibration(runs, gpu, model)
-    calibration.doubt_runs()
     calibration.add_computation()
     calibration.add_links(cluster)
-    calibration.add_overhead()
+    # The time per step in which a rank neither computes nor communicates nor waits.
+    ranks = [analysis.result.rank_times for analysis in runs.values()]
+    host_s = [mean(rank.breakdown_s["host"] for rank in stage_ranks) for stage_ranks in ranks]
+    known, value = f"{format_seconds(min(host_s))} to {format_seconds(max(host_s))}", median(host_s)
+    calibration.add("fixed_step_s", "fixed step overhead (host)", value, format_seconds(value), len(host_s), known)
     classes = calibration.class_corrections()
     errors = overall_errors([(fit.points, fit.before, fit.after, fit.left_out) for fit in calibration.factors.values()])
     facts: Facts = {

@@ -64,24 +64,22 @@ class Store:
         mode = "rwc" if writes else "ro"
         self.base = sqlite3.connect(f"{name}?mode={mode}", timeout=_WAIT_S, uri=True, isolation_level=None)
         application = self.base.execute("PRAGMA application_id").fetchone()[0]
-        tables = self.base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        tables = [name for (name,) in self.base.execute("SELECT name FROM sqlite_master")]
         if tables and application != APPLICATION:
             raise ValueError(f"{self.path}: is not the store of a sweep")
         if tables and self.base.execute("PRAGMA user_version").fetchone()[0] != VERSION:
             raise ValueError(f"{self.path}: was written by another version of stepcast; use another folder")
-        has_points = self.base.execute("SELECT count(*) FROM sqlite_master WHERE name = 'points'").fetchone()[0]
-        if not writes and not has_points:
+        if not writes and "points" not in tables:
             raise ValueError(f"{self.path}: the sweep ended before its first point; the same command starts it again")
-        for table in ("points",) * has_points + ("answers",) * bool(tables):
+        for table in ("points",) * ("points" in tables) + ("answers",) * bool(tables):
             for *values, checksum in self.base.execute(f"SELECT * FROM {table}"):
                 if checksum != _checksum(values):  # not as it was written, e.g. on a damaged disk
                     raise sqlite3.DatabaseError(f"malformed row of {table}")
         if not writes:
             return
-        self.base.execute("PRAGMA journal_mode = WAL")
-        self.base.execute("PRAGMA synchronous = FULL")
-        self.base.execute(f"PRAGMA application_id = {APPLICATION}")
-        self.base.execute(f"PRAGMA user_version = {VERSION}")
+        identity = f"application_id = {APPLICATION}", f"user_version = {VERSION}"
+        for setting in ("journal_mode = WAL", "synchronous = FULL", *identity):
+            self.base.execute(f"PRAGMA {setting}")
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         self.base.execute(
             f"CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, {columns}, checksum INTEGER) WITHOUT ROWID"
@@ -111,9 +109,9 @@ class Store:
 
     def ask(self, names: Sequence[str], points: Iterable[tuple[int, bytes, Words]]) -> None:
         """Make *points* the current ones, all or none."""
-        columns = "".join(f", {_quote(name)}" for name in names)
+        columns = "".join(', "' + name.replace('"', '""') + '"' for name in names)
         places = ", ".join("?" * (3 + len(names)))
-        with self._explain_errors(), self._transaction():
+        with self._transaction():
             self.base.execute("DROP VIEW IF EXISTS results")
             self.base.execute("DROP TABLE IF EXISTS points")
             self.base.execute(
@@ -134,19 +132,20 @@ class Store:
             _with_checksum((key, *(answer.get(name) for name in COLUMNS)))
             for key, answer in zip(chunk.chunk.keys, chunk.answers, strict=True)
         ]
-        with self._explain_errors(), self._transaction():
+        with self._transaction():
             self.base.executemany(f"INSERT OR REPLACE INTO answers VALUES ({places})", rows)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self.base.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self.base.execute("ROLLBACK")
-            raise
-        self.base.execute("COMMIT")
+        with self._explain_errors():
+            self.base.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self.base.execute("ROLLBACK")
+                raise
+            self.base.execute("COMMIT")
 
     def open_points(self) -> Iterator[tuple[int, bytes]]:
         """Yield positions and keys of points without an answer, in order."""
@@ -228,10 +227,6 @@ def _with_checksum(values: Sequence[object]) -> tuple[object, ...]:
 
 def _plain(value: object) -> object:
     return " ".join(value) if isinstance(value, list) else int(value) if isinstance(value, bool) else value
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 _READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
