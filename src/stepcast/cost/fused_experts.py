@@ -4,13 +4,12 @@
 
 Computing takes the cheapest tile for the rows of each expert, or the tile that the kernel chooses by the number of
 tokens (*default_tiles*); it is slower where the inputs do not stay in the L2 cache between experts (*cold*). Moving
-reads the rows and the weights of active experts, which tiles of more rows read again where a matrix does not fit
-into the L2 cache (*reread*). A tile waits for its first operands and multiplies its last ones alone, the longer its
-sums (*depth_s*).
-Activation and sum also pass over rows that belong to experts of other ranks (*hidden_passes*, *inner_passes*).
-Tokens are counted and sorted by expert in one thread block while they are few, and in ever more steps (*sort_s*).
-Rows that the kernel before wrote, and weights that a call before read, come from the L2 cache while they fit.
-Constants are in data/fits/experts.toml by kernel and GPU architecture, fitted to public tables of vLLM's kernels
+reads the rows and the weights of active experts, which tiles of more rows read again where a matrix does not fit into
+the L2 cache (*reread*). A tile waits for its first operands and multiplies its last ones alone, the longer its sums
+(*depth_s*). Activation and sum also pass over rows that belong to experts of other ranks (*hidden_passes*,
+*inner_passes*). Tokens are counted and sorted by expert in one thread block while they are few, and in ever more steps
+(*sort_s*). Rows that the kernel before wrote, and weights that a call before read, come from the L2 cache while they
+fit. Constants are in data/fits/experts.toml by kernel and GPU architecture, fitted to public tables of vLLM's kernels
 (tools/fit_experts.py), whose weights are constant and whose runs are short: a training step is slower.
 """
 

@@ -1,10 +1,9 @@
 """The cost of a workload as SimAI-analytical computes it, so that its users can compare and switch.
 
-This is not our own estimate: communication overlaps nothing, latency is a table, the pipeline is a
-formula. It follows aliyun/SimAI (MIT), astra-sim-alibabacloud, mode ``analytical``, and gives its totals
-to the microsecond. Group sizes are divided as whole numbers and times cut to nanoseconds, as there. Where
-SimAI prints NaN or an empty result (no ``vpp``, values of 2^31 and more, collectives above 16 GiB) the
-formula's number is given.
+This is not our own estimate: communication overlaps nothing, latency is a table, the pipeline is a formula. It follows
+aliyun/SimAI (MIT), astra-sim-alibabacloud, mode ``analytical``, and gives its totals to the microsecond. Group sizes
+are divided as whole numbers and times cut to nanoseconds, as there. Where SimAI prints NaN or an empty result (no
+``vpp``, values of 2^31 and more, collectives above 16 GiB) the formula's number is given.
 """
 
 import math

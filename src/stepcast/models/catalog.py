@@ -195,10 +195,9 @@ EXACT_PARAMETERS, CERTAINLY_ANOTHER = 0.0005, 0.002
 def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     """Return the model of a row with the columns of ``ALL_SIZES``, ``WORDS`` and params_b, any of them blank.
 
-    A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
-    an MLP four times as wide (or of no given width) makes it a GPT unless params_b is that of a Llama, else it is a
-    Llama. Missing layers follow from params_b, which also separates tied from untied weights; missing heads are
-    about 128 wide.
+    A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden; an MLP four
+    times as wide (or of no given width) makes it a GPT unless params_b is that of a Llama, else it is a Llama. Missing
+    layers follow from params_b, which also separates tied from untied weights; missing heads are about 128 wide.
     """
     sizes = {key: _read_whole_number(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
     words = {key: str(columns[key]) for key in PART_WORDS if not _blank(columns, key)}

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -22,6 +21,7 @@ from stepcast.inputs.table import folder_files, read
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import FactDict
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
@@ -29,20 +29,10 @@ from stepcast.validate import scoreboard
 
 FILE = "collectives.csv"
 CLUSTER = "azure-nd-a100-v4"  # the cluster of the nccl-tests set
-IN_A_NODE, BETWEEN_NODES = "in a node", "between nodes"
-
-
-def _size_classes(*edges_bytes: int) -> dict[str, float]:
-    """Return the names of size classes and their upper ends."""
-    names = [f"{format_bytes(low)} to {format_bytes(high)}" for low, high in pairwise(edges_bytes)]
-    names = [f"under {format_bytes(edges_bytes[0])}", *names, f"{format_bytes(edges_bytes[-1])} and more"]
-    return dict(zip(names, (*edges_bytes, math.inf), strict=True))
-
-
-# Latency, the middle, and bandwidth; of tables sizes by powers of 16.
-SWEEP_SIZES = dict(zip(("under 64 KiB", "64 KiB to 1 MiB", "1 to 64 MiB", "64 MiB and more"),
-                       (64 * KIB, MIB, 64 * MIB, math.inf), strict=True))  # fmt: skip
-TABLE_SIZES = _size_classes(*(64 * KIB * 16**power for power in range(4)))
+# Upper ends of size classes: latency, the middle, and bandwidth; of tables sizes by powers of 16.
+SWEEP_SIZES = {"under 64 KiB": 64 * KIB, "64 KiB to 1 MiB": MIB, "1 to 64 MiB": 64 * MIB, "64 MiB and more": math.inf}
+TABLE_SIZES = {"under 64.00 KiB": 64 * KIB, "64.00 KiB to 1.00 MiB": MIB, "1.00 MiB to 16.00 MiB": 16 * MIB,
+               "16.00 MiB to 256.00 MiB": 256 * MIB, "256.00 MiB and more": math.inf}  # fmt: skip
 
 
 def _class_of(size_bytes: float, classes: Mapping[str, float]) -> str:
@@ -69,19 +59,15 @@ def read_sweep(path: str) -> CollectiveSweep:
 
 def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> Iterator[tuple[int, scoreboard.ScoredRow]]:
     """Yield each size of a log and its row; measured is the mean of both places, which differ by noise."""
-    kind, route = kind_of(sweep), sweep_route(sweep, cluster)
+    kind, route, ranks = kind_of(sweep), sweep_route(sweep, cluster), f"{sweep.ranks} ranks"
     for row in sweep.rows:
         measured_s = measured_time_s(row)
         if measured_s is None or row.size_bytes == 0:
             continue
         predicted = price(kind, row.size_bytes, route)
-        tags = {
-            "kind": str(kind),
-            "ranks": f"{sweep.ranks} ranks",
-            "size": _class_of(row.size_bytes, SWEEP_SIZES),
-            "algorithm": str(predicted.algorithm or ""),
-        }
-        name = f"{kind} {format_bytes(row.size_bytes)} on {sweep.ranks} ranks"
+        tags = {"kind": str(kind), "ranks": ranks, "size": _class_of(row.size_bytes, SWEEP_SIZES)}
+        tags["algorithm"] = str(predicted.algorithm or "")
+        name = f"{kind} {format_bytes(row.size_bytes)} on {ranks}"
         yield row.size_bytes, scoreboard.ScoredRow(name, measured_s, predicted.seconds, tags)
 
 
@@ -119,13 +105,10 @@ def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> dict
             sizes, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
             off = np.abs(collective_s(kind_of(sweep), sizes, route) / times - 1)
             errors += zip(sizes.tolist(), off.tolist(), strict=True)
-    if not errors:
-        return {}
-    sizes, every = np.array(errors).T
-    parts = {"all sizes": sizes > 0, **_by_size(sizes.tolist())}
+    sizes, off = np.array(errors).reshape(-1, 2).T
     return {
-        f"each number of ranks left out of the fit, {name}": float(every[mask].mean())
-        for name, mask in parts.items()
+        f"each number of ranks left out of the fit, {name}": float(off[mask].mean())
+        for name, mask in {"all sizes": sizes > 0, **_by_size(sizes.tolist())}.items()
         if mask.any()
     }
 
@@ -168,26 +151,24 @@ COLUMNS = tuple(TABLE_COLUMNS.get(name, name) for name in TableRow.__annotations
 
 def read_rows(path: str) -> list[TableRow]:
     """Return the rows of a csv file, one for each size of each table."""
-    lines = scoreboard.read_records(path, FILE, needed=COLUMNS)
-    return [_read_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=2)]
-
-
-def _read_row(line: scoreboard.Record, where: str) -> TableRow:
-    values: FactDict = {}
-    for (name, kind), column in zip(TableRow.__annotations__.items(), COLUMNS, strict=True):
-        text = line[column]
-        try:
-            if kind is int:
-                values[name] = parse_count(text or "0", column, None)
-            elif kind is float:
-                values[name] = float(text or "nan") * US
-            else:
-                values[name] = bool(text) if kind is bool else text
-        except ValueError:
-            raise FormatError(f"{column}: {text!r} is not a number", where) from None
-    if not values["source"]:
-        raise FormatError("ends early, or names no source", where)
-    return TableRow(**values | {"problem": line["status"] == "problem"})
+    rows = []
+    for number, line in enumerate(scoreboard.read_records(path, FILE, needed=COLUMNS), start=2):
+        values: FactDict = {}
+        for (name, kind), column in zip(TableRow.__annotations__.items(), COLUMNS, strict=True):
+            text = line[column]
+            try:
+                if kind is int:
+                    values[name] = parse_count(text or "0", column, None)
+                elif kind is float:
+                    values[name] = float(text or "nan") * US
+                else:
+                    values[name] = bool(text) if kind is bool else text
+            except ValueError:
+                raise FormatError(f"{column}: {text!r} is not a number", f"{path}:{number}") from None
+        if not values["source"]:
+            raise FormatError("ends early, or names no source", f"{path}:{number}")
+        rows.append(TableRow(**values | {"problem": line["status"] == "problem"}))
+    return rows
 
 
 # Rows of public tables of collectives, on the hardware they ran on and by the host that ran them.
@@ -217,18 +198,17 @@ def match_hardware(row: TableRow, own_entry: bool = True) -> TableHardware:
     usual = table["gpus"].get(row.gpu)
     if usual is None:
         raise ValueError(f"no cluster of {row.gpu} is known")
-    overrides: list[str] = []
-    transport = usual["takes"] if row.nodes > 1 else ""
-    if row.nodes > 1:
-        if nics := NICS.search(row.network):
-            overrides += [f"node.nics={nics[1]}", f'node.nic.bandwidth="{nics[2]} Gb/s"']
-        words = (entry["name"] for entry in table["transport"] if entry["word"] in row.network)
-        stated = next(words, usual["transport"])
-        if stated != usual["transport"]:
-            transport = stated
-            overrides.append(f"node.nic.transport={stated}")
-        if "SHARP" in row.network:
-            overrides.append("network.in_network_reduction=true")
+    if row.nodes <= 1:
+        return TableHardware(load_cluster(usual["cluster"]), "")
+    overrides, transport = [], usual["takes"]
+    if nics := NICS.search(row.network):
+        overrides += [f"node.nics={nics[1]}", f'node.nic.bandwidth="{nics[2]} Gb/s"']
+    words = (entry["name"] for entry in table["transport"] if entry["word"] in row.network)
+    if (stated := next(words, usual["transport"])) != usual["transport"]:
+        transport = stated
+        overrides.append(f"node.nic.transport={stated}")
+    if "SHARP" in row.network:
+        overrides.append("network.in_network_reduction=true")
     return TableHardware(load_cluster(usual["cluster"], overrides), transport)
 
 
@@ -345,8 +325,7 @@ def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -
 
 def change_route(row: TableRow, values: Mapping[str, float], own_entry: bool = True) -> Route:
     """Return the row's route with *values* in place of shipped constants; without *own_entry*, of its usual cluster."""
-    hardware = match_hardware(row, own_entry)
-    route = row_route(row, own_entry)
+    hardware, route = match_hardware(row, own_entry), row_route(row, own_entry)
     if own_entry and hardware.cluster.communication.library:
         return route  # a machine of its own, whose constants tools/fit_nccl.py fits
     for constant in CONSTANTS:
@@ -364,17 +343,16 @@ def load_table_folds() -> dict[str, dict[str, float]]:
 def measure_tables(folder: str) -> scoreboard.Measurements:
     """Compare every row of the table in *folder*, or of that file, on the hardware that it names."""
     rows = read_rows(os.path.join(folder, FILE) if os.path.isdir(folder) else folder)
-    reasons = [find_exclusion(row) for row in rows]
-    comparable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    by_exclusion = group_by_key((find_exclusion(row), row) for row in rows)
     errors: dict[str, list[float]] = defaultdict(list)
 
     def compare(row: TableRow) -> scoreboard.ScoredRow:
         route = row_route(row)
         priced = price_row(row, route)
-        large, where = row.size_bytes >= MIB, f"{row.gpu} {IN_A_NODE if route.nodes == 1 else BETWEEN_NODES}"
         seconds = priced.seconds
         if row.system in load_table_folds():
             seconds = price_row(row, change_route(row, load_table_folds()[row.system], own_entry=False)).seconds
+        large, where = row.size_bytes >= MIB, f"{row.gpu} {'in a node' if route.nodes == 1 else 'between nodes'}"
         for label in ("1 MiB and more", where) if large else ("below 1 MiB",):
             errors[f"left out, {label}"].append(abs(seconds / row.measured_s - 1))
         tags = {
@@ -390,8 +368,8 @@ def measure_tables(folder: str) -> scoreboard.Measurements:
         return scoreboard.ScoredRow(f"{row.table} {format_bytes(row.size_bytes)}", row.measured_s, priced.seconds, tags)
 
     sizes: list[float] = []
-    compared, skipped = scoreboard.compare_each(comparable, compare, lambda row: row.table)
-    skipped.update(reason for reason in reasons if reason is not None)
+    compared, skipped = scoreboard.compare_each(by_exclusion.pop(None, []), compare, lambda row: row.table)
+    skipped.update({str(reason): len(excluded) for reason, excluded in by_exclusion.items()})
     return scoreboard.Measurements(
         scoreboard.columns_of(compared),
         skipped,

@@ -44,13 +44,8 @@ from stepcast.validate.scoreboard import Family, load_folds, price_kernels
 # folder, and blocks and steps, by the committed constants.
 
 SIZES = {"layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv", "ffn": "ffn"}
-GPT = {
-    "gated": False,
-    "activation": "gelu",
-    "norm": "layer+bias",
-    "position": "learned",
-    "biases": ["qkv", "attention_output", "mlp"],
-}
+GPT = {"gated": False, "activation": "gelu", "norm": "layer+bias", "position": "learned",
+       "biases": ["qkv", "attention_output", "mlp"]}  # fmt: skip
 POSITIONS = 1024  # at least, of those that are learnt
 BLOCK_VOCAB = 1024  # of a model around a block, whose ends are left out
 
@@ -72,21 +67,14 @@ def row_model(row: scoreboard.Record) -> Model:
 
 def row_strategy(row: scoreboard.Record) -> Strategy:
     """Return the strategy on one GPU; a block has the shards of a tensor-parallel rank and accumulates gradients."""
-    batch = int(row.get("batch") or row["micro_batch"])
-    block = "micro_batch" in row
-    full = row.get("recompute") == "full"
-    seq, zeros = int(row["seq"]), 0.0
+    batch, seq = int(row.get("batch") or row["micro_batch"]), int(row["seq"])
+    block, full = "micro_batch" in row, row.get("recompute") == "full"
+    zeros = 0.0
     if not block:
         zeros = 1.0 if row_model(row).tied else scoreboard.unseen_share(row_model(row), batch * seq)
-    return Strategy(
-        Layout(tp=int(row.get("tp") or 1)),
-        batch,
-        batch * int(row.get("steps") or (2 if block else 1)),
-        seq,
-        precision=DType(row["dtype"]),
-        recompute=Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE),
-        zero_gradients=zeros,
-    )
+    layout, global_batch = Layout(tp=int(row.get("tp") or 1)), batch * int(row.get("steps") or (2 if block else 1))
+    recompute, dtype = Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE), DType(row["dtype"])
+    return Strategy(layout, batch, global_batch, seq, precision=dtype, recompute=recompute, zero_gradients=zeros)
 
 
 def row_framework(row: scoreboard.Record) -> Framework:
@@ -102,21 +90,15 @@ def row_framework(row: scoreboard.Record) -> Framework:
     )
 
 
-# The time that the model gives a row of the h200 operator files.
-
-
 def operator_s(row: scoreboard.Record, gpu: Gpu, fit: ComputeFit) -> float:
-    """Return the seconds of the measured call.
+    """Return the seconds that the model gives the call that a row of the operator files measured.
 
     A second kernel queues behind the first; a lone backward waits for the autograd engine.
     """
-    works = read_works(row)
-    prices = [compute_price(work, gpu, fit, ALONE).seconds for work in works]
+    prices = [compute_price(work, gpu, fit, ALONE).seconds for work in read_works(row)]
     hidden_s = gpu.launch_overhead_s + fit.stream("add").latency_s - fit.step_launch_s
-    seconds = sum(prices) - hidden_s * (len(works) - 1)
-    if row["op"] == "sdpa_bwd":
-        return float((seconds**4 + fit.backward_call_s**4) ** 0.25)
-    return seconds
+    seconds = sum(prices) - hidden_s * (len(prices) - 1)
+    return float((seconds**4 + fit.backward_call_s**4) ** 0.25) if row["op"] == "sdpa_bwd" else seconds
 
 
 # Seconds of one transformer block on one GPU, called again and again by a measuring loop.
@@ -130,21 +112,16 @@ def block_time(
     model: Model, strategy: Strategy, framework: Framework, gpu: Gpu, fit: ComputeFit, dispatch: DispatchFit
 ) -> scoreboard.Pair:
     """Return the seconds of forward and backward of a *model* of one layer, without its ends."""
-    layers = [
-        layer
-        for layer in generate(model, strategy, framework).stages[0].body_layers()
-        if layer.name.startswith(("attention", "mlp"))
-    ]
-    passes = (
-        [op for layer in layers for op in layer.forward],
-        [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)],
-    )
-    kernels = [[(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)] for ops in passes]
-    works = [[work for work, _ in pairs] for pairs in kernels]
-    host_s = [
-        [dispatch.issue_s(work, backward) * count for work, count in pairs]
-        for pairs, backward in zip(kernels, (False, True), strict=True)
-    ]
+    body = generate(model, strategy, framework).stages[0].body_layers()
+    layers = [layer for layer in body if layer.name.startswith(("attention", "mlp"))]
+    forward = [op for layer in layers for op in layer.forward]
+    backward = [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)]
+    works: list[list[Compute]] = []
+    host_s: list[list[float]] = []
+    for is_backward, ops in enumerate((forward, backward)):
+        kernels = [(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)]
+        works.append([work for work, _ in kernels])
+        host_s.append([dispatch.issue_s(work, bool(is_backward)) * count for work, count in kernels])
     duty = step_load((*works[0], *works[1]), gpu, fit).duty
     seconds = [price_kernels(works[0], gpu, fit, Load(1e-3, duty)), [0.0]]
     for _ in range(MEASURED_ROUNDS):
@@ -230,16 +207,14 @@ def _shape(record: scoreboard.Record) -> tuple[str, ...]:
 
 
 def _operator(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
-    kind, family = family_of(record)
-    gpu, fit, seen = load_gpu("h200"), default_fit(), "never"
+    fit, seen = default_fit(), "never"
     if _shape(record) in _fitted_rows():
-        left_out = load_folds().families.get((kind, family))
+        left_out = load_folds().families.get(family_of(record))
         fit, seen = (fit, "in the fit") if left_out is None else (left_out, "left out")
-    measured_s = float(record["ms"]) * 1e-3
     sizes = [f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")]
-    label = f"{record['op']} {record['dtype']}"
+    label, predicted_s = f"{record['op']} {record['dtype']}", operator_s(record, load_gpu("h200"), fit)
     tags = {"kind": label, "fit": seen}
-    yield scoreboard.ScoredRow(f"{label} {' '.join(sizes)}", measured_s, operator_s(record, gpu, fit), tags)
+    yield scoreboard.ScoredRow(f"{label} {' '.join(sizes)}", float(record["ms"]) * 1e-3, predicted_s, tags)
 
 
 def _block(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
@@ -257,13 +232,13 @@ def _block(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
 def _step(record: scoreboard.Record) -> Iterator[scoreboard.ScoredRow]:
     if float(record.get("experts") or 0):
         return  # a Python loop over experts that waits for the GPU in each
-    strategy, framework = row_strategy(record), row_framework(record)
-    prediction = predict(row_model(record), load_cluster("hgx-h200"), strategy, framework)
+    framework = row_framework(record)
+    prediction = predict(row_model(record), load_cluster("hgx-h200"), row_strategy(record), framework)
     compiled = ", compiled" if framework.kernels is Kernels.COMPILED else ""
     how = f"{record['attention']}, recompute {record['recompute']}{compiled}"
     name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {how}"
-    predicted = {"": prediction.step_s}
-    predicted |= {f" {phase}": seconds for phase, seconds in scoreboard.split_phases_s(prediction).items()}
+    phases = {f" {phase}": seconds for phase, seconds in scoreboard.split_phases_s(prediction).items()}
+    predicted = {"": prediction.step_s, **phases}
     for (phase, predicted_s), column in zip(predicted.items(), ("step_ms", "fwd_ms", "bwd_ms", "opt_ms"), strict=True):
         if not phase or record.get(column):
             tags = {"kind": f"step{phase}", "model": record["model"]}
@@ -286,10 +261,10 @@ def _selections(table: scoreboard.MeasuredColumns) -> dict[str, BoolArray]:
     linear = kind == "linear bf16"
     matrix = np.isin(kind, [f"{op} {d}" for op in ("linear", "bmm", "grouped_linear") for d in DType])
     attention = np.char.startswith(kind, "sdpa")
-    whole = np.char.startswith(kind, "block") | np.char.startswith(kind, "step")
-    memory_bound: BoolArray = ~(matrix | attention | whole)
+    operators: BoolArray = ~(np.char.startswith(kind, "block") | np.char.startswith(kind, "step"))
+    memory_bound = operators & ~(matrix | attention)
     return {
-        "operators": ~whole,
+        "operators": operators,
         "matmul, every kind": matrix,
         "linear bf16": linear,
         "linear bf16 over 50 us": linear & (measured_s > LONG_S),
@@ -297,24 +272,20 @@ def _selections(table: scoreboard.MeasuredColumns) -> dict[str, BoolArray]:
         "attention": attention,
         "memory-bound": memory_bound,
         "memory-bound over 20 us": memory_bound & (measured_s > MEMORY_BOUND_FROM_S),
-        "blocks forward": kind == "block forward",
-        "blocks backward": kind == "block backward",
+        **{f"blocks {phase}": kind == f"block {phase}" for phase in scoreboard.PHASES[:2]},
         "training steps": kind == "step",
         **{f"{phase} of training steps": kind == f"step {phase}" for phase in scoreboard.PHASES},
     }
 
 
 def _notes(table: scoreboard.MeasuredColumns) -> tuple[str, ...]:
-    notes = [load_folds().note] if load_folds().note else []
     fit = table.labels("fit") if len(table) else np.array([""])
-    left_out, unseen = int(np.sum(fit == "left out")), int(np.sum(fit == "never"))
-    if left_out:
-        notes.append(f"{left_out} operator rows by constants learnt without their family of shapes")
-    if unseen:
-        notes.append(f"{unseen} operator rows were never part of a fit")
-    if np.any(fit == ""):
-        words = (
-            "blocks and training steps by the committed constants: prices from operators, host times from these rows"
-        )
-        notes.append(words)
-    return tuple(notes)
+    left_out, unseen, others = (int(np.sum(fit == word)) for word in ("left out", "never", ""))
+    committed = "prices from operators, host times from these rows"
+    notes = {
+        load_folds().note: bool(load_folds().note),
+        f"{left_out} operator rows by constants learnt without their family of shapes": left_out,
+        f"{unseen} operator rows were never part of a fit": unseen,
+        f"blocks and training steps by the committed constants: {committed}": others,
+    }
+    return tuple(note for note, applies in notes.items() if applies)

@@ -6,6 +6,7 @@ report holds the kernel and what their measuring adds, and never falls below a l
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -58,19 +59,17 @@ def kernel_s(points: FP32Rows, fit: ComputeFit) -> FloatArray:
     """Return the seconds of the kernels themselves."""
     rows, columns, gpu = points.rows, points.columns, points.gpu
     if points.op in MATRIX:
-        sizes = (rows, columns, points.depth, points.batch)
-        return np.asarray(matmul_seconds(*sizes, DType.FP32, gpu, fit, REPEATED))
-    size = 4.0 * rows * columns
+        return np.asarray(matmul_seconds(rows, columns, points.depth, points.batch, DType.FP32, gpu, fit, REPEATED))
+    written = 4.0 * rows * columns
+    read, seconds = written * INPUTS.get(points.op, 1), np.empty_like(rows)
     if points.op == "softmax":
-        keys = np.array([softmax_key(int(wide)) for wide in columns])
-        seconds = np.empty_like(rows)
-        for key in np.unique(keys):
-            i = keys == key
-            seconds[i] = stream_seconds(str(key), rows[i], columns[i], size[i], size[i], gpu, fit, REPEATED)
-        return seconds
-    key = "layer-norm" if points.op == "ln" else "add"
-    reads = size * INPUTS.get(points.op, 1)
-    return np.asarray(stream_seconds(key, rows, columns, reads, size, gpu, fit, REPEATED))
+        keys = np.array([softmax_key(int(width)) for width in columns])
+    else:
+        keys = np.full(len(rows), "layer-norm" if points.op == "ln" else "add")
+    for key in np.unique(keys):
+        i = keys == key
+        seconds[i] = stream_seconds(str(key), rows[i], columns[i], read[i], written[i], gpu, fit, REPEATED)
+    return seconds
 
 
 def reported_s(points: FP32Rows, fit: ComputeFit, added_s: float, least_s: float) -> FloatArray:
@@ -118,7 +117,7 @@ def neusight_kernels(model: str, seq: int, batch: int, training: bool) -> tuple[
     if model not in ARCHITECTURES:
         raise ValueError(f"unknown model {model!r}; known are {', '.join(ARCHITECTURES)}")
     shape = ARCHITECTURES[model]
-    forward = tuple(_model(shape, seq, batch, training))
+    forward = tuple(_forward(shape, seq, batch, training))
     return forward, tuple(_backward(forward)) if training else ()
 
 
@@ -127,60 +126,40 @@ def _wave(kind: ElementwiseKind, rows: int, columns: int, inputs: int = 1, backw
     return Elementwise(kind, rows, columns, inputs * size, size, backward, FP32)
 
 
-def _end_branch(shape: NeusightShape, tokens: int, training: bool) -> Iterator[Kernel]:
-    """Add a branch to the stream, with dropout in training, and norm the sum."""
-    if training:
-        yield _wave(K.DROPOUT, tokens, shape.hidden)
-    yield _wave(K.ADD, tokens, shape.hidden, 2)
-    for _ in range(shape.norm_kernels):
-        yield _wave(K.LAYER_NORM if shape.norm_kernels == 1 else K.ADD, tokens, shape.hidden)
-
-
-def _attention(shape: NeusightShape, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
-    tokens, width, heads = seq * batch, shape.width, shape.heads
-    if shape.fused_qkv:
-        yield Matmul(tokens, 3 * width, shape.hidden, 1, FP32)
-    else:
-        for _ in range(3):
-            yield Matmul(tokens, width, shape.hidden, 1, FP32)
-    for _ in range(3):
-        yield _wave(K.COPY, tokens, width)  # split into heads
-    rows = batch * heads * seq
-    yield Matmul(seq, seq, width // heads, batch * heads, FP32)
-    for _ in range(shape.mask_kernels):
-        yield _wave(K.ADD, rows, seq)
-    yield _wave(K.SOFTMAX, rows, seq)
-    if training:
-        yield _wave(K.DROPOUT, rows, seq)
-    yield Matmul(seq, width // heads, seq, batch * heads, FP32)
-    yield _wave(K.COPY, tokens, width)  # merge heads
-    yield Matmul(tokens, shape.hidden, width, 1, FP32)
-    yield from _end_branch(shape, tokens, training)
-
-
-def _mlp(shape: NeusightShape, tokens: int, training: bool) -> Iterator[Kernel]:
-    yield Matmul(tokens, shape.ffn, shape.hidden, 1, FP32)
-    for index in range(shape.activation_kernels):
-        yield _wave(K.ADD, tokens, shape.ffn, 2 if index >= 6 else 1)
-    yield Matmul(tokens, shape.hidden, shape.ffn, 1, FP32)
-    yield from _end_branch(shape, tokens, training)
-
-
-def _model(shape: NeusightShape, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
-    tokens = seq * batch
-    yield _wave(K.EMBEDDING, tokens, shape.hidden)
-    for _ in range(shape.layers):
-        yield from _attention(shape, seq, batch, training)
-        yield from _mlp(shape, tokens, training)
-    for _ in range(shape.decoder_layers):
-        yield from _attention(shape, seq, batch, training)
-        yield from _attention(shape, seq, batch, training)
-        yield from _mlp(shape, tokens, training)
-    if shape.head_dense:
-        yield Matmul(tokens, shape.hidden, shape.hidden, 1, FP32)
-        yield _wave(K.ADD, tokens, shape.hidden)
-        yield _wave(K.LAYER_NORM, tokens, shape.hidden)
-    yield Matmul(tokens, shape.vocab, shape.hidden, 1, FP32)
+def _forward(shape: NeusightShape, seq: int, batch: int, training: bool) -> list[Kernel]:
+    """Return the kernels of a forward pass; each branch is added to the stream, with dropout in training, and the sum
+    is normed.
+    """
+    tokens, hidden, width, heads, norms = seq * batch, shape.hidden, shape.width, shape.heads, shape.norm_kernels
+    rows, products = batch * heads * seq, 1 if shape.fused_qkv else 3
+    norm = _wave(K.LAYER_NORM if norms == 1 else K.ADD, tokens, hidden)
+    ends = [_wave(K.DROPOUT, tokens, hidden)] * training + [_wave(K.ADD, tokens, hidden, 2)] + [norm] * norms
+    attention: list[Kernel] = [
+        *[Matmul(tokens, 3 * width // products, hidden, 1, FP32)] * products,
+        *[_wave(K.COPY, tokens, width)] * 3,  # split into heads
+        Matmul(seq, seq, width // heads, batch * heads, FP32),
+        *[_wave(K.ADD, rows, seq)] * shape.mask_kernels,
+        _wave(K.SOFTMAX, rows, seq),
+        *[_wave(K.DROPOUT, rows, seq)] * training,
+        Matmul(seq, width // heads, seq, batch * heads, FP32),
+        _wave(K.COPY, tokens, width),  # merge heads
+        Matmul(tokens, hidden, width, 1, FP32),
+        *ends,
+    ]
+    mlp: list[Kernel] = [
+        Matmul(tokens, shape.ffn, hidden, 1, FP32),
+        *[_wave(K.ADD, tokens, shape.ffn, 2 if index >= 6 else 1) for index in range(shape.activation_kernels)],
+        Matmul(tokens, hidden, shape.ffn, 1, FP32),
+        *ends,
+    ]
+    head: list[Kernel] = [_wave(K.ADD, tokens, hidden), _wave(K.LAYER_NORM, tokens, hidden)]
+    return [
+        _wave(K.EMBEDDING, tokens, hidden),
+        *[*attention, *mlp] * shape.layers,
+        *[*attention, *attention, *mlp] * shape.decoder_layers,
+        *([Matmul(tokens, hidden, hidden, 1, FP32), *head] if shape.head_dense else ()),
+        Matmul(tokens, shape.vocab, hidden, 1, FP32),
+    ]
 
 
 def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
@@ -190,8 +169,7 @@ def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
             yield Matmul(work.m, work.k, work.n, work.batch, FP32)
             yield Matmul(work.k, work.n, work.m, work.batch, FP32)
         else:
-            kind = K.ADD if work.kind is K.LAYER_NORM else work.kind
-            inputs = 4 if work.kind is K.LAYER_NORM else 2
+            kind, inputs = (K.ADD, 4) if work.kind is K.LAYER_NORM else (work.kind, 2)
             yield _wave(kind, work.rows, work.columns, inputs, work.kind in (K.SOFTMAX, K.EMBEDDING))
 
 
@@ -200,7 +178,7 @@ def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
 # An operator on a GPU of that set is predicted by constants learnt without that GPU; one on any other GPU by
 # the committed constants, which have not seen it either. Models took part in no fit.
 
-FILES = {"ops": "ops_fp32.csv", "models": "models_fp32.csv"}
+FILES = ("ops_fp32.csv", "models_fp32.csv")
 CALIBRATING_POINTS = 20
 
 
@@ -220,11 +198,11 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
         else:
             raise ValueError(f"{file}: expected the columns of NeuSight's ops_fp32.csv or models_fp32.csv")
     joined = scoreboard.join_columns(pieces)
-    kind, gpu, model = map(joined.labels, ("kind", "gpu", "model"))
-    operators: BoolArray = model == ""
-    selections = {"operators": operators, "linear and bmm": np.isin(kind, MATRIX), "models": ~operators}
+    operators: BoolArray = joined.labels("model") == ""
+    matrix = np.isin(joined.labels("kind"), MATRIX)
+    selections = {"operators": operators, "linear and bmm": matrix, "models": ~operators}
     folds = load_folds()
-    left_out = [name for name in np.unique(gpu[operators]).tolist() if name in folds.gpus]
+    left_out = [name for name in np.unique(joined.labels("gpu")[operators]).tolist() if name in folds.gpus]
     notes = [folds.note] if folds.note else []
     if left_out:
         notes.append(f"operators on {', '.join(left_out)} by constants learnt without that GPU")
@@ -235,7 +213,7 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    places = ((path / f"{name}.gz", path / name) for name in FILES.values())
+    places = ((path / f"{name}.gz", path / name) for name in FILES)
     files = [file for names in places if (file := next(filter(Path.is_file, names), None))]
     if not files:
         raise ValueError(f"{path}: expected ops_fp32.csv.gz or models_fp32.csv, as in NeuSight's set")
@@ -244,10 +222,9 @@ def _files(path: Path) -> list[Path]:
 
 @lru_cache(maxsize=64)
 def _gpu(device: str) -> Gpu | None:
-    try:
+    with suppress(ValueError):
         return load_gpu(device)
-    except ValueError:
-        return None
+    return None
 
 
 def _fold(gpu: Gpu) -> GpuFold:
@@ -288,31 +265,25 @@ def _compare_cell(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> scorebo
     return scoreboard.MeasuredColumns(sizes["ms"] * 1e-3, predicted_s, tags, name)
 
 
-def _mean_error(cell: scoreboard.MeasuredColumns) -> float:
-    return float(np.mean(np.abs(cell.error)))
-
-
 def _calibrated_error(cell: scoreboard.MeasuredColumns) -> float:
     """Return the mean error on the other rows once some have been measured on this GPU."""
-    seen = np.zeros(len(cell), dtype=bool)
     points = min(CALIBRATING_POINTS, len(cell) // 2)
     order = np.random.default_rng(1).choice(len(cell), points, replace=False)
-    seen[order] = True
     correction = fit_correction(cell.predicted_s[order], cell.measured_s[order])
-    better = np.asarray(correction.applied_s(cell.predicted_s[~seen]))
-    return float(np.mean(np.abs(better / cell.measured_s[~seen] - 1.0)))
+    predicted_s, measured_s = (np.delete(seconds, order) for seconds in (cell.predicted_s, cell.measured_s))
+    return float(np.mean(np.abs(np.asarray(correction.applied_s(predicted_s)) / measured_s - 1.0)))
 
 
 def _cell_figures(cells: Sequence[scoreboard.MeasuredColumns]) -> dict[str, float]:
     if not cells:
         return {}
-    matrix = [_mean_error(cell) for cell in cells if cell.tags["kind"][0] in MATRIX]
+    errors = [float(np.mean(np.abs(cell.error))) for cell in cells]
+    matrix = [error for cell, error in zip(cells, errors, strict=True) if cell.tags["kind"][0] in MATRIX]
+    calibrated = [_calibrated_error(cell) for cell in cells if len(cell) >= 4]
     return {
-        "operators_mean_over_cells": float(np.mean([_mean_error(cell) for cell in cells])),
+        "operators_mean_over_cells": float(np.mean(errors)),
         "matmuls_mean_over_cells": float(np.mean(matrix)) if matrix else 0.0,
-        f"operators_mean_over_cells_with_{CALIBRATING_POINTS}_points": float(
-            np.mean([_calibrated_error(cell) for cell in cells if len(cell) >= 4])
-        ),
+        f"operators_mean_over_cells_with_{CALIBRATING_POINTS}_points": float(np.mean(calibrated)),
     }
 
 
@@ -320,17 +291,16 @@ def _compare_models(path: Path, skipped: Counter[str], figures: dict[str, float]
     """Return the models; *figures* gains errors with the GPU left out of the fit, and of NeuSight's own predictions."""
     unseen: list[float] = []
     theirs: list[tuple[float, float]] = []
-    file = path.name
 
     def compare(numbered: tuple[int, scoreboard.Record]) -> scoreboard.ScoredRow:
         number, record = numbered
         gpu = _gpu(record["device"])
         if gpu is None:
-            raise ValueError(f"{file}: unknown GPU {record['device']}")
+            raise ValueError(f"{path.name}: unknown GPU {record['device']}")
         if record.get("option"):
-            raise ValueError(f"{file}: option {record['option']} is not modelled")
+            raise ValueError(f"{path.name}: option {record['option']} is not modelled")
         seq, batch, training = int(record["seq"]), int(record["batch"]), record["mode"] == "train"
-        with prefix_errors(f"{file}:{number}"):
+        with prefix_errors(f"{path.name}:{number}"):
             kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
         mode, measured_s = "training" if training else "inference", float(record["measured_ms"]) * 1e-3
         predicted_s, unseen_s = (
@@ -350,7 +320,6 @@ def _compare_models(path: Path, skipped: Counter[str], figures: dict[str, float]
     if unseen:
         figures["models_mean_abs_error_gpu_left_out"] = float(np.mean(unseen))
     if theirs:
-        ours, of_neusight = np.mean(theirs, axis=0).tolist()
-        figures["models_mean_abs_error_where_neusight_has_one"] = ours
-        figures["models_mean_abs_error_of_neusight"] = of_neusight
+        names = ("models_mean_abs_error_where_neusight_has_one", "models_mean_abs_error_of_neusight")
+        figures.update(zip(names, np.mean(theirs, axis=0).tolist(), strict=True))
     return scoreboard.columns_of(rows)

@@ -96,14 +96,11 @@ def compare_products(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperator
     yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), RECIPES[word], sizes)
 
 
-QUANTISATIONS = {"quantize_scale": "scale", "quantize_matrix": "cast"}
-
-
 def compare_quantisation(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
     if (word := rows.word("quant_dtype")) != "fp8":
         raise ValueError(f"quantisation to {word!r} has no cost; only fp8 was measured")
     m, k = rows.counts("m"), rows.counts("k")
-    seconds = serving.quantize_s(m, k, gpu, QUANTISATIONS[rows.name])
+    seconds = serving.quantize_s(m, k, gpu, "scale" if rows.name == "quantize_scale" else "cast")
     sizes = np.where(m * k < 2.0**20, "below 1 M elements", "from 1 M elements")
     yield ComparedOperators(rows.numbers("latency_ms") * MS, np.asarray(seconds), word, sizes)
 
@@ -153,15 +150,13 @@ def sequence_cost_s(rows: OperatorTable, gpu: Gpu, fit: serving.ServingFit | Non
     source, batch, tokens = rows.word("kernel_source"), rows.counts("batch_size"), rows.counts("num_tokens")
     steps: FloatArray = np.zeros(len(rows))
     if rows.name == "mamba2":
-        channels = rows.counts("nheads") * rows.counts("head_dim") + 2 * rows.counts("n_groups") * rows.counts(
-            "d_state"
-        )
+        states = rows.counts("n_groups") * rows.counts("d_state")
+        channels = rows.counts("nheads") * rows.counts("head_dim") + 2 * states
     else:
         keys = rows.counts("num_k_heads") * rows.counts("head_k_dim")
         heads, width = rows.counts("num_v_heads"), rows.counts("head_v_dim")
-        channels = 2 * keys + heads * width
-    if rows.name == "gated_delta_net" and source == "causal_conv1d_fn":
-        channels = keys  # its time is the same for all widths of the values
+        # The time of this convolution is the same for all widths of the values.
+        channels = keys if source == "causal_conv1d_fn" else 2 * keys + heads * width
     if source.startswith("causal_conv1d"):
         sequences, units, moved = batch * channels, tokens * channels, 2 * BF16_BYTES * tokens * channels
     elif source == "chunk_gated_delta_rule":
@@ -183,7 +178,6 @@ def compare_sequences(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperato
 
 
 # ---- experts -------------------------------------------------------------------------------------------
-
 
 # Inner widths of the experts of Nemotron 3, whose activation (a squared ReLU) has no gate; tables of vLLM's first
 # fused kernel ran them with one.
@@ -210,17 +204,16 @@ def expert_columns(rows: OperatorTable) -> ExpertColumns:
         for name in ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     )
     ungated = np.isin(inner, UNGATED) & (rows.word("kernel_source") != GATED_KERNEL)
-    matrices = np.where(ungated, 2.0, 3.0)
     sizes = zip(tokens.tolist(), experts.tolist(), top_k.tolist(), ep.tolist(), strict=True)
     if rows.word("distribution") == "balanced":
-        loads = [balanced_load(*size) for size in sizes]
+        draws, loads = 1, [balanced_load(*size) for size in sizes]
     else:
-        alpha = float(rows.word("distribution").rpartition("_")[2])
+        draws, alpha = DRAWS, float(rows.word("distribution").rpartition("_")[2])
         loads = [power_law_load(count, int(own), int(best), int(ranks), alpha) for count, own, best, ranks in sizes]
     load = RankLoad(*(np.array(column) for column in zip(*loads, strict=True)))
-    idle = 1.0 - np.minimum(1.0, load.active / load.held)
-    recent = load.held * (1.0 - idle ** (1 if rows.word("distribution") == "balanced" else DRAWS))
-    return ExpertColumns(tokens, top_k, hidden, np.maximum(1.0, inner / tp), matrices, load, recent)
+    recent = load.held * (1.0 - (1.0 - np.minimum(1.0, load.active / load.held)) ** draws)
+    width, matrices = np.maximum(1.0, inner / tp), np.where(ungated, 2.0, 3.0)
+    return ExpertColumns(tokens, top_k, hidden, width, matrices, load, recent)
 
 
 def expert_cost_s(
@@ -247,7 +240,7 @@ def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]
     cluster = load_cluster((clusters_of(gpu.name) or [gpu.name])[0])
     labels = np.char.add(np.char.mod("%d nodes, ", nodes), np.where(tokens < 256, "below 256", "from 256"))
     low = rows.name == "deepep_low_latency"
-    sms = np.ones(len(rows)) if low else rows.counts("dispatch_sms")
+    library, sms = ("deepep-low-latency", np.ones(len(rows))) if low else ("deepep", rows.counts("dispatch_sms"))
     for phase, element_bytes in zip(PHASES, (1.0 + 4.0 / 128.0, 2.0), strict=True):
         if low:
             measured_us = rows.numbers(f"{phase}_avg_t_us")
@@ -262,10 +255,8 @@ def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]
             copies = TokenCopies.of(Routing(int(best), -(-int(own) // ranks) * ranks, *limit), route)
             if low:  # once for each expert
                 copies = TokenCopies(best, best * (count - 1) / count, own)
-            predicted_s[mine] = exchange_s(
-                "deepep-low-latency" if low else "deepep", phase,
-                tokens[mine], hidden[mine], element_bytes, copies, route, sms[mine], gpu.architecture,
-            )  # fmt: skip
+            sizes = tokens[mine], hidden[mine], element_bytes
+            predicted_s[mine] = exchange_s(library, phase, *sizes, copies, route, sms[mine], gpu.architecture)
         yield ComparedOperators(measured_us * US, predicted_s, phase, labels)
 
 
@@ -273,8 +264,6 @@ def compare_deepep(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]
 
 COLLECTIVES = {"all_gather": CollectiveKind.ALL_GATHER, "all_reduce": CollectiveKind.ALL_REDUCE,
                "reduce_scatter": CollectiveKind.REDUCE_SCATTER, "alltoall": CollectiveKind.ALL_TO_ALL}  # fmt: skip
-
-
 RECENT = "nccl-2.27"  # the version whose constants its table and later ones are compared with
 
 

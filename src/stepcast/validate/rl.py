@@ -12,6 +12,7 @@ from pathlib import Path
 from stepcast.generation.placement import GenerationLayout
 from stepcast.inputs.configs.rl import read_rl_values
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.grouping import group_by_key
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, load_profile, sync_seconds
@@ -34,6 +35,7 @@ UNSTATED_RESPONSE = 2000
 STREAMS = re.compile("stale|separate_async")
 QUANTITIES = {"step": "step_time_s", "generation": "gen_s", "logprob": "old_logprob_s", "update": "update_actor_s",
               "sync": "weight_sync_s"}  # fmt: skip
+PHASES = {"generation": "generation", "logprob": "old log-probabilities", "update": "update", "sync": "weight sync"}
 
 # Choices of a recipe that its run takes over.
 TAKEN = ["tp", "cp", "ep", "pp", "recompute", "pack_tokens", "gen_ep", "memory_share", "precision", "staleness"]
@@ -47,23 +49,21 @@ NOTES = (
 
 def read_recipes(path: Path) -> list[FactDict]:
     """Return the choices of each recipe."""
-    recipes: dict[str, dict[str, object]] = {}
-    for row in read_records(path) if path.is_file() else ():
-        recipes.setdefault(row["recipe"], {})[row["key"]] = row["value"]
-    return [{"recipe": name, **read_rl_values(keys).choices} for name, keys in recipes.items()]
+    rows = read_records(path) if path.is_file() else ()
+    recipes = group_by_key((row["recipe"], (row["key"], row["value"])) for row in rows)
+    return [{"recipe": name, **read_rl_values(dict(keys)).choices} for name, keys in recipes.items()]
 
 
 def find_recipe(row: Record, recipes: list[FactDict]) -> FactDict:
     """Return the recipe of a run: the same model, GPUs, mode and formats; nothing where none is."""
     name = find_name(row["model"])
     for recipe in recipes:
-        total = int(recipe["gpus"]) + int(recipe.get("rollout_gpus", 0))
-        model = find_name(str(recipe["model"])) or _model_of(recipe["recipe"])
+        file, total = str(recipe["recipe"]), int(recipe["gpus"]) + int(recipe.get("rollout_gpus", 0))
+        model = find_name(str(recipe["model"])) or _model_of(file)
         same_mode = (recipe["mode"] == "async") == row["mode"].startswith("async")
         same_format = (recipe.get("precision") == "fp8") == (row["train_precision"] == "fp8")
-        other = "mxfp8" in recipe["recipe"] or "40K" in recipe["recipe"]
-        same_algorithm = str(recipe["recipe"]).startswith("dapo") == (row["algorithm"] == "DAPO")
-        same = same_mode and same_format and same_algorithm and not other
+        same_algorithm = file.startswith("dapo") == (row["algorithm"] == "DAPO")
+        same = same_mode and same_format and same_algorithm and not ("mxfp8" in file or "40K" in file)
         if name == model and total == int(row["num_gpus"]) and same:
             return recipe
     return {}
@@ -78,9 +78,7 @@ def _model_of(recipe: str) -> str | None:
 
 def question_of(row: Record, recipe: Facts) -> RlQuestion:
     """Return the question that a row describes, with what its recipe adds."""
-    model, cluster = load_model(row["model"]), cluster_of(row["gpu"])
-    gpus = int(row["num_gpus"])
-    most = int(row["max_seq"] or 0)
+    gpus, most = int(row["num_gpus"]), int(row["max_seq"] or 0)
     mean = float(row["avg_seq"]) - PROMPT if row["avg_seq"] else float(UNSTATED_RESPONSE)
     length = f"lognormal:mean={mean:.0f},cv={CV},max={max(most - PROMPT, int(mean) + 1)}" if most else f"{mean:.0f}"
     group = int(recipe.get("group", 16))
@@ -90,8 +88,8 @@ def question_of(row: Record, recipe: Facts) -> RlQuestion:
         responses = round(tokens / float(row["avg_seq"]) / group) * group
     choices: FactDict = {name: recipe[name] for name in TAKEN if name in recipe}
     choices |= {
-        "model": model,
-        "cluster": cluster,
+        "model": load_model(row["model"]),
+        "cluster": cluster_of(row["gpu"]),
         "software": "nemo-rl" if row["framework"] == "NeMo RL" else "verl",
         "prompts": max(responses // group, 1),
         "group": group,
@@ -130,35 +128,32 @@ def measure_rl(folder: str) -> Measurements:
     place = Path(folder)
     recipes = read_recipes((place.parent if place.is_file() else place) / RECIPES)
     waits: Counter[str] = Counter()
-    ran: dict[tuple[str, ...], list[tuple[bool, float, float]]] = {}
+    steps: list[tuple[tuple[str, ...], tuple[bool, float, float]]] = []
 
     def compare(row: Record) -> list[ScoredRow]:
         measured = {name: float(row[column]) for name, column in QUANTITIES.items() if row[column]}
         if "async" in row["mode"] and measured.pop("generation", 0.0):
             waits["asynchronous runs publish the wait of the trainer as generation, which is not forecast"] += 1
-        if set(measured) == {"sync"}:
-            predicted = {"sync": _sync_alone(row)}
+        if set(measured) == {"sync"}:  # weights are moved where nothing else was measured
+            train, rollout = int(row["gpus_train"]), int(row["gpus_rollout"])
+            placement = RlPlacement(RlMode.ASYNC, train, GenerationLayout(tp=1, replicas=rollout))
+            arguments = load_model(row["model"]), cluster_of(row["gpu"]), load_profile("verl"), placement
+            predicted = {"sync": sync_seconds(*arguments, "checkpoint-engine" in row["notes"])}
         else:
             step = answer_rl(question_of(row, find_recipe(row, recipes)))
-            phases = step.phases_s
-            predicted = {
-                "step": step.step_s,
-                "generation": phases["generation"],
-                "logprob": phases.get("old log-probabilities", 0.0),
-                "update": phases["update"],
-                "sync": phases["weight sync"],
-            }
-        mode = "colocated" if row["mode"].startswith("coloc") else row["mode"]
+            predicted = {"step": step.step_s}
+            predicted |= {name: step.phases_s.get(phase, 0.0) for name, phase in PHASES.items()}
+        is_async = "async" in row["mode"]
         tags = {
             "software": row["framework"],
-            "mode": "async" if "async" in mode else mode,
+            "mode": "colocated" if row["mode"].startswith("coloc") else "async" if is_async else row["mode"],
             "model": row["model"],
             "gpu": row["gpu"],
             "lengths": "mean published" if row["avg_seq"] else "assumed",
         }
         if "step" in measured:
-            where = row["framework"], row["version"], row["model"], row["gpu"], row["num_gpus"], row["train_precision"]
-            ran.setdefault(where, []).append(("async" in row["mode"], measured["step"], predicted["step"]))
+            columns = ("framework", "version", "model", "gpu", "num_gpus", "train_precision")
+            steps.append((tuple(map(row.__getitem__, columns)), (is_async, measured["step"], predicted["step"])))
         return [
             ScoredRow(row["id"], seconds, predicted[name], {"quantity": name, **tags})
             for name, seconds in measured.items()
@@ -169,19 +164,11 @@ def measure_rl(folder: str) -> Measurements:
     columns = columns_of(chain.from_iterable(scored))
     selections = {name: columns.labels("quantity") == name for name in QUANTITIES}
     right = [
-        (mine[1] > other[1]) == (mine[2] > other[2])
-        for members in ran.values()
-        for mine, other in combinations(members, 2)
-        if mine[0] != other[0]
+        (measured > other_measured) == (predicted > other_predicted)
+        for members in group_by_key(steps).values()
+        for (mode, measured, predicted), (other, other_measured, other_predicted) in combinations(members, 2)
+        if mode != other
     ]
     pairs = "colocated against async on as many GPUs: share of pairs right"
     figures = {pairs: sum(right) / len(right)} if right else {}
     return Measurements(columns, waits + skipped, selections, figures, NOTES)
-
-
-def _sync_alone(row: Record) -> float:
-    """Return the time of moving weights where nothing else was measured."""
-    train, rollout = int(row["gpus_train"]), int(row["gpus_rollout"])
-    place = RlPlacement(RlMode.ASYNC, train, GenerationLayout(tp=1, replicas=rollout))
-    bulk = "checkpoint-engine" in row["notes"]
-    return sync_seconds(load_model(row["model"]), cluster_of(row["gpu"]), load_profile("verl"), place, bulk)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -317,13 +316,12 @@ def split_phases_s(prediction: Prediction) -> dict[str, float]:
     timeline = prediction.timeline
     computes = np.array([lane.name == "compute" for lane in timeline.lanes], dtype=bool)[timeline.lane_of]
     ends_s = timeline.start_s + timeline.duration_s
-    ends = []
+    ends = [0.0]
     for letter in ("F", "B"):
         slots = [slot.get("slot", "").startswith(letter) for slot in timeline.details]
         rows = computes & np.array([*slots, False], dtype=bool)[timeline.detail_of]
         ends.append(float(np.max(ends_s[rows], initial=0.0)))
-    spans = (after - before for before, after in pairwise((0.0, *ends, prediction.step_s)))
-    return dict(zip(PHASES, spans, strict=True))
+    return dict(zip(PHASES, np.diff([*ends, prediction.step_s]).tolist(), strict=True))
 
 
 def unseen_share(model: Model, tokens: int) -> float:
@@ -351,18 +349,12 @@ class MeasurementSet(NamedTuple):
     def measure(self, *folders: str, **options: str) -> Measurements:
         """Return the rows of *folders* with their predictions."""
         module, _, function = self.function.partition(":")
-        measurements: Measurements = getattr(import_module(f"stepcast.validate.{module}"), function)(
-            *folders, **options
-        )
+        measure: Callable[..., Measurements] = getattr(import_module(f"stepcast.validate.{module}"), function)
+        measurements = measure(*folders, **options)
         return replace(measurements, notes=(*self.notes, *measurements.notes))
 
 
-MEASUREMENT_SETS: Mapping[str, MeasurementSet] = {
-    name: MeasurementSet(name, **entry) for name, entry in load_table("rows/sets").items()
-}
-
-
-# Lists of kernels, priced.
+MEASUREMENT_SETS = {name: MeasurementSet(name, **entry) for name, entry in load_table("rows/sets").items()}
 
 
 def price_kernels(kernels: Sequence[Compute], gpu: Gpu, fit: ComputeFit, load: Load) -> list[float]:
@@ -427,8 +419,7 @@ def load_folds() -> Folds:
     return Folds(families, gpus)
 
 
-FEWEST_OTHERS = 12
-"""Rows of other sources that an interval is learnt from."""
+FEWEST_OTHERS = 12  # rows of other sources that an interval is learnt from
 UNCLAIMED = "left out of claims"  # the label of rows that no claim is about
 
 
@@ -441,9 +432,9 @@ def learn_interval(logs: FloatArray, source: TextArray) -> tuple[float, float, f
     """
     middles = {name: np.median(logs[source != name] if (source != name).any() else logs) for name in np.unique(source)}
     away = logs - np.array([middles[name] for name in source])
-    low, high = np.quantile(away, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="weibull")
+    low, high = np.quantile(away, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="weibull").tolist()
     middle = float(np.median(logs))
-    return middle + float(low), middle, middle + float(high)
+    return middle + low, middle, middle + high
 
 
 def family_of(kind: str) -> str:
@@ -467,6 +458,6 @@ def interval_figures(table: MeasuredColumns) -> Iterator[tuple[str, float]]:
         for label in ("all", name):
             inside[label] += ((logs[own] >= min(low, 0.0)) & (logs[own] <= max(high, 0.0))).tolist()
             widths[label] += [float(np.exp(high) - np.exp(low))] * int(own.sum())
-    for label, rows in inside.items():
-        yield f"inside the 90 % interval of other sources, {label}", float(np.mean(rows))
+    for label in inside:
+        yield f"inside the 90 % interval of other sources, {label}", float(np.mean(inside[label]))
         yield f"median width of that interval, {label}", float(np.median(widths[label]))

@@ -5,7 +5,7 @@ Rows have the columns of aiconfigurator's ``silicon_sample.csv``. The concurrenc
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -20,6 +20,7 @@ from stepcast.generation.placement import GenerationFormats, GenerationLayout, G
 from stepcast.generation.steps import NO_SPECULATION, Speculation, step_times
 from stepcast.hardware import Cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import (
@@ -111,33 +112,31 @@ def plan_of(row: Record, clients: float) -> ServingPlan:
 
     If the stated tensor parallel ranks do not divide the heads, they are the GPUs of several engines: some prefill.
     """
-    model, cluster, layout = load_model(row["model_path"]), _cluster(row), engine_of(row)
-    split, context = row["mode"] == "disagg", float(row["isl"]) + float(row["osl"]) / 2.0
+    model, layout = load_model(row["model_path"]), engine_of(row)
+    context = float(row["isl"]) + float(row["osl"]) / 2.0
     apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
-    memory = _memory(model, layout, _formats(row), cluster, row["backend"], context)
+    memory = _memory(model, layout, _formats(row), _cluster(row), row["backend"], context)
     if model.heads % layout.tp:
-        split, layout = True, apart
-    elif apart != layout and clients > memory.sequences_that_fit(context):
-        # Every tensor-parallel rank would hold the latent cache of all sequences, for which it has no room.
-        layout = apart
-    return ServingPlan(layout, split)
+        return ServingPlan(apart, split=True)
+    # Every tensor-parallel rank would hold the latent cache of all sequences, for which it may have no room.
+    fits = apart == layout or clients <= memory.sequences_that_fit(context)
+    return ServingPlan(layout if fits else apart, row["mode"] == "disagg")
 
 
 def predict_group(rows: Sequence[Record]) -> SteadyServing:
     """Return the prediction of rows that differ in their concurrency alone."""
-    row = rows[0]
+    row, clients = rows[0], np.array([concurrency_of(row) for row in rows])
     model, cluster, formats = load_model(row["model_path"]), _cluster(row), _formats(row)
-    clients = np.array([concurrency_of(each) for each in rows])
     layout, split = plan_of(row, float(clients.max()))
     engine, prompt, output = placement.load_engine(row["backend"]), float(row["isl"]), float(row["osl"])
     memory = _memory(model, layout, formats, cluster, row["backend"], prompt + output / 2.0)
-    stated = row["mode"] == "disagg"
     drafting = split and not row["prefill_num_workers"] and model.next_token_layers
     steps = step_times(model, cluster, layout, formats, engine, DRAFTING if drafting else NO_SPECULATION)
     if not split:
         return steady_serving(steps, memory, clients, prompt, output)
-    node = cluster.node.gpus
-    pool = layout_of(row, "prefill_", cluster) if stated else GenerationLayout(dp=node, ep=node)
+    pool = GenerationLayout(dp=cluster.node.gpus, ep=cluster.node.gpus)
+    if row["mode"] == "disagg":
+        pool = layout_of(row, "prefill_", cluster)
     prefill = step_times(model, cluster, pool, formats, engine)
     workers = [float(row[f"{name}_num_workers"] or 0) or None for name in ("prefill", "decode")]
     return split_serving(prefill, steps, memory, (workers[0], workers[1]), clients, prompt, output)
@@ -157,9 +156,9 @@ def group_rows(folder: str) -> list[list[Record]]:
     return list(groups.values())
 
 
-def _pairs_right(cases: Mapping[tuple[str, ...], list[Pair]]) -> Iterator[bool]:
+def _pairs_right(cases: Iterable[tuple[tuple[str, ...], Pair]]) -> Iterator[bool]:
     """Yield for each two cases of a group that differ enough whether their order was predicted."""
-    for members in cases.values():
+    for members in group_by_key(cases).values():
         for (measured, predicted), (other, other_predicted) in combinations(members, 2):
             if abs(np.log(measured / other)) > np.log1p(DIFFERENT):
                 yield (measured > other) == (predicted > other_predicted)
@@ -168,30 +167,28 @@ def _pairs_right(cases: Mapping[tuple[str, ...], list[Pair]]) -> Iterator[bool]:
 def measure_serving(folder: str) -> Measurements:
     """Return measured and predicted times of the serving runs in *folder*."""
     untimed: Counter[str] = Counter()
-    ranked: dict[str, dict[tuple[str, ...], list[Pair]]] = {"concurrency": {}, "tp": {}}
+    ranked: dict[str, list[tuple[tuple[str, ...], Pair]]] = {"concurrency": [], "tp": []}
 
     def compare(members: list[Record]) -> list[ScoredRow]:
-        predicted = predict_group(members)
-        times = zip(predicted.ttft_s.tolist(), predicted.tpot_s.tolist(), strict=True)
-        return [scored for row, of_row in zip(members, times, strict=True) for scored in compare_row(row, *of_row)]
-
-    def compare_row(row: Record, ttft_s: float, tpot_s: float) -> Iterator[ScoredRow]:
-        tags = {"mode": row["mode"], "engine": row["backend"], "model": row["model_path"].rsplit("/", 1)[-1],
-                "system": row["system"]}  # fmt: skip
-        workers = "" if row["mode"] == "agg" else "stated" if row["prefill_num_workers"] else "not stated"
-        for quantity, seconds in (("ttft", ttft_s), ("tpot", tpot_s)):
-            measured = float(row[f"silicon_{quantity}_ms"] or 0) / 1e3
-            if measured <= 0:
-                untimed[f"no {quantity}"] += 1
-                continue
-            own = {"quantity": quantity, "part": f"{row['mode']} {quantity}", "workers": workers}
-            yield ScoredRow(row["id"], measured, seconds, {**own, **tags})
-            if quantity == "tpot":
-                version, fixed = row.get("backend_version", ""), {key: row.get(key) or "" for key in SHARED}
-                ranked["concurrency"].setdefault((version, *fixed.values()), []).append((measured, seconds))
-                same = (text for key, text in fixed.items() if not key.endswith(SIZES))
-                clients = row.get("silicon_data_source", "").partition("silicon_concurrency=")[2].split(";")[0]
-                ranked["tp"].setdefault((version, clients, *same), []).append((measured, seconds))
+        predicted, scored = predict_group(members), []
+        for row, *times in zip(members, predicted.ttft_s.tolist(), predicted.tpot_s.tolist(), strict=True):
+            tags = {"mode": row["mode"], "engine": row["backend"], "model": row["model_path"].rsplit("/", 1)[-1],
+                    "system": row["system"]}  # fmt: skip
+            workers = "" if row["mode"] == "agg" else "stated" if row["prefill_num_workers"] else "not stated"
+            for quantity, seconds in zip(("ttft", "tpot"), times, strict=True):
+                measured = float(row[f"silicon_{quantity}_ms"] or 0) / 1e3
+                if measured <= 0:
+                    untimed[f"no {quantity}"] += 1
+                    continue
+                own = {"quantity": quantity, "part": f"{row['mode']} {quantity}", "workers": workers}
+                scored.append(ScoredRow(row["id"], measured, seconds, {**own, **tags}))
+                if quantity == "tpot":
+                    version, fixed = row.get("backend_version", ""), {key: row.get(key) or "" for key in SHARED}
+                    ranked["concurrency"].append(((version, *fixed.values()), (measured, seconds)))
+                    same = (text for key, text in fixed.items() if not key.endswith(SIZES))
+                    clients = row.get("silicon_data_source", "").partition("silicon_concurrency=")[2].split(";")[0]
+                    ranked["tp"].append(((version, clients, *same), (measured, seconds)))
+        return scored
 
     scored, skipped = compare_each(group_rows(folder), compare, count=len)
     figures = {

@@ -3,13 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from stepcast.analyze.changes import reschedule
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import from_durations, play
-from stepcast.analyze.recording import Recording
 from stepcast.hardware import load_cluster
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.optimus_log import find_gpustat, read_gpustat, read_logs
@@ -27,6 +27,7 @@ from stepcast.validate.scoreboard import Measurements, Pair, ScoredRow, columns_
 REAL_LAYERS = 16
 SIZE = "size"
 REAL, TOY = "real size", "toy"
+AS_RECORDED, ANEW = "as recorded", "laid out anew"
 
 
 def measure_megatron_traces(folder: str) -> Measurements:
@@ -37,41 +38,30 @@ def measure_megatron_traces(folder: str) -> Measurements:
     contradictions between ranks; and runs laid out anew from what a micro-batch takes on each stage and a
     typical message, as a change of the schedule lays them out.
     """
-    figured: dict[str, list[ScoredRow]] = {"as recorded": [], "laid out anew": []}
+    pairs: dict[str, list[Pair]] = {f"{what}, {size}": [] for what in (AS_RECORDED, ANEW) for size in (REAL, TOY)}
 
     def compare(path: str) -> ScoredRow:
         timeline = read(path)
         if not isinstance(timeline, Timeline) or timeline.layout is None:
             raise ValueError("is no Megatron-LM trace")
         recording = record_megatron(timeline)
-        row = _row(path, recording, from_durations(recording))
-        figured["as recorded"].append(_row(path, recording, recording))
+        layers, measured_s = recording.facts.get("layers"), recording.measured_step_s
+        size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
+        name, predicted_s = os.path.basename(os.path.normpath(path)), play(from_durations(recording)).step_s
+        row = ScoredRow(name, measured_s, predicted_s, {SIZE: size})
+        pairs[f"{AS_RECORDED}, {size}"].append((measured_s, play(recording).step_s))
         if recording.is_complete:
             again = reschedule(recording, recording.micro_batches)
-            figured["laid out anew"].append(_row(path, recording, again))
+            pairs[f"{ANEW}, {size}"].append((measured_s, play(again).step_s))
         return row
 
-    rows, skipped = compare_each(_runs(folder), compare)
+    runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    rows, skipped = compare_each(runs or [folder], compare)
     table, figures = columns_of(rows), dict[str, float]()
-    for what, replayed in figured.items():
-        for size in (REAL, TOY):
-            pairs = [(row.measured_s, row.predicted_s) for row in replayed if row.tags[SIZE] == size]
-            figures |= error_figures(f"{what}, {size}", pairs, "mean_abs_error", "worst_abs_error")
+    for what, of_runs in pairs.items():
+        figures |= error_figures(what, of_runs, "mean_abs_error", "worst_abs_error")
     selections = {size: table.labels(SIZE) == size for size in (REAL, TOY)}
     return Measurements(table, skipped, selections, figures)
-
-
-def _runs(folder: str) -> list[str]:
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    runs = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
-    return runs or [folder]
-
-
-def _row(path: str, measured: Recording, replayed: Recording) -> ScoredRow:
-    layers = measured.facts.get("layers")
-    size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
-    name = os.path.basename(os.path.normpath(path))
-    return ScoredRow(name, measured.measured_step_s, play(replayed).step_s, {SIZE: size})
 
 
 # ---- OptimusPrime runs predicted from their configuration, each left out of its own fit -----------------------
@@ -87,15 +77,13 @@ def stage_peaks(log: RunLog, gpu: Gpu) -> list[Pair]:
     it may miss the peak.
     """
     file, tp = find_gpustat(log.source), log.layout.tp
-    if file is None or log.layout.dp > 1:
-        return []
-    try:
-        peaks = read_gpustat(Source(file))
-    except FormatError:
-        return []
-    stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
+    peaks: tuple[int, ...] = ()
+    if file is not None and log.layout.dp == 1:
+        with suppress(FormatError):
+            peaks = read_gpustat(Source(file))
     if len(peaks) < tp * log.layout.pp:
         return []
+    stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
     return [(max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total) for stage in stages]
 
 

@@ -15,8 +15,6 @@ from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from stepcast.cost.band import kind_of
 from stepcast.cost.calibration import Calibration
@@ -34,9 +32,6 @@ from stepcast.questions.choices import build_question, spell_choices, spell_opti
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 from stepcast.validate import scoreboard
-
-if TYPE_CHECKING:
-    from stepcast.pytorch.capture.program import CaptureOptions
 
 CLUSTER, GPU = "hgx-h200", "h200"
 Visit = tuple[Path, scoreboard.Record]  # a row and its file
@@ -71,16 +66,8 @@ class Setting:
         if "experts-eager" in words:
             raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
         batch, seq = int(record["batch"]), int(record["seq"])
-        self.choices: FactDict = {
-            "model": model,
-            "cluster": CLUSTER,
-            "framework": "transformers",
-            "gpus": 1,
-            "micro_batch": batch,
-            "global_batch": batch,
-            "seq": seq,
-            "clipping": False,
-        }
+        self.choices: FactDict = {"model": model, "cluster": CLUSTER, "framework": "transformers", "gpus": 1}
+        self.choices |= {"micro_batch": batch, "global_batch": batch, "seq": seq, "clipping": False}
         for word, choices in SETTINGS["steps"].items():
             self.choices |= choices if word in words else {}
         if zeros := scoreboard.unseen_share(load_model(model), batch * seq):
@@ -112,7 +99,7 @@ def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measu
     own = calibration_of(read_toml(calibration), calibration) if calibration else None
     if own is not None and own.gpu != GPU:
         raise ValueError(f"{calibration} was measured on {own.gpu}; these steps ran on an {GPU}")
-    further = f" --calibration {shlex.quote(calibration)}" if calibration else ""
+    option = f" --calibration {shlex.quote(calibration)}" if calibration else ""
     cluster = load_cluster(CLUSTER)
     peaks: list[scoreboard.Pair] = []
 
@@ -120,8 +107,8 @@ def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measu
         file, record = visit
         setting = Setting(record, file.parent)
         prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
-        kind = {"kind": kind_of(setting.model, cluster, setting.strategy)}
-        return list(step_rows(record, prediction, setting.command + further, peaks, kind))
+        kind = kind_of(setting.model, cluster, setting.strategy)
+        return list(step_rows(record, prediction, setting.command + option, peaks, ("kind", kind)))
 
     rows, skipped = scoreboard.compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
     return measurements_of(chain.from_iterable(rows), skipped, peaks)
@@ -146,13 +133,11 @@ def merge_visits(files: Sequence[Path]) -> Iterator[Visit]:
     It waits for a host whose pace differs from visit to visit.
     """
     rows = ((file, record) for file in files for record in scoreboard.read_records(file))
-    visits = group_by_key((tuple(map(record.get, ROW)), (file, record)) for file, record in rows)
-    for (file, first), *others in visits.values():
-        merged = dict(first)
-        for name in first if others else ():
-            if name.endswith("_ms"):
-                known = [float(record[name]) for _, record in ((file, first), *others) if record.get(name)]
-                merged[name] = repr(median(known)) if known else ""
+    for visits in group_by_key((tuple(map(record.get, ROW)), (file, record)) for file, record in rows).values():
+        file, merged = visits[0]
+        for name in [name for name in merged if name.endswith("_ms") and len(visits) > 1]:
+            known = [float(record[name]) for _, record in visits if record.get(name)]
+            merged = {**merged, name: repr(median(known)) if known else ""}
         yield file, merged
 
 
@@ -161,7 +146,7 @@ def step_rows(
     prediction: Prediction,
     command: str,
     peaks: list[scoreboard.Pair],
-    further: Mapping[str, str] = MappingProxyType({}),
+    *other_tags: tuple[str, str],
 ) -> Iterator[scoreboard.ScoredRow]:
     """Yield the step of *record* and its phases, as far as they were measured; its peak goes into *peaks*."""
     layers = f"@{record['layers']}" if record.get("layers") else ""
@@ -169,22 +154,17 @@ def step_rows(
     name = f"{record['model']}{layers} {batch} x {seq} {record['setting']}".strip()
     tags = {
         "model": record["model"],
-        **further,
+        **dict(other_tags),
         "setting": " ".join(sorted(set(record["setting"].split()) - {"fused"})) or "eager",
         "size": "host-bound" if batch * seq <= 1024 else "usual",
         COMMAND: command,
     }
-    measured = {
-        phase: float(record[f"{phase}_ms"]) * 1e-3
-        for phase in ("step", *scoreboard.PHASES)
-        if record.get(f"{phase}_ms")
-    }
-    predicted = {"step": prediction.step_s, **scoreboard.split_phases_s(prediction)}
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
-    for phase, measured_s in measured.items():
-        ends = prediction.interval_s if phase == "step" else None
-        yield scoreboard.ScoredRow(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
+    for phase, predicted_s in {"step": prediction.step_s, **scoreboard.split_phases_s(prediction)}.items():
+        if measured_ms := record.get(f"{phase}_ms"):
+            ends, own_tags = prediction.interval_s if phase == "step" else None, {"phase": phase, **tags}
+            yield scoreboard.ScoredRow(f"{name} {phase}", float(measured_ms) * 1e-3, predicted_s, own_tags, ends)
 
 
 # The transformers set by way of ``capture``: the same measured steps, each program traced, not generated.
@@ -204,7 +184,7 @@ def measure_captured(*folders: str) -> scoreboard.Measurements:
     peaks: list[scoreboard.Pair] = []
     asked = list(merge_visits([file for folder in folders for file in step_files(folder)]))
     with _workers(len(asked)) as map_each:
-        results = iter(map_each(_compared, asked))
+        results = iter(map_each(_compare_captured, asked))
 
         def compare(visit: Visit) -> list[scoreboard.ScoredRow]:
             rows, own_peaks, why = next(results)
@@ -230,56 +210,46 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[CapturedRows]]]:
         yield pool.map
 
 
-def _compared(asked: Visit) -> CapturedRows:
+def _compare_captured(visit: Visit) -> CapturedRows:
     """Return the rows of one step and its peak; or why there are none."""
-    file, record = asked
-    peaks: list[scoreboard.Pair] = []
-    try:
-        prediction, command = _predicted(record, file.parent)
-    except ValueError as error:
-        return [], [], str(error)
-    return list(step_rows(record, prediction, command, peaks)), peaks, ""
-
-
-def _predicted(record: scoreboard.Record, folder: Path) -> tuple[Prediction, str]:
+    from stepcast.pytorch.capture.program import CaptureOptions
     from stepcast.pytorch.capture.run import capture
 
-    what, asked, zeros = config_words(record, folder), _asked(record, setting_words(record)), 0.0
-    with suppress(ValueError):  # a model that is not known by its config
-        zeros = scoreboard.unseen_share(load_model(what), asked.batch * asked.seq)
-    spread = Spread(zero_gradients=zeros)
-    return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked, zeros)
-
-
-def _asked(record: scoreboard.Record, words: set[str]) -> "CaptureOptions":
-    from stepcast.pytorch.capture.program import CaptureOptions
-
-    return CaptureOptions(
-        batch=int(record["batch"]),
-        seq=int(record["seq"]),
-        dtype="fp32" if "fp32" in words else "bf16",
-        autocast="autocast" in words,
-        checkpoint="checkpoint" in words,
-        fused="fused" in words,
-        # Which the library chose when it ran; a newer one may choose otherwise.
-        attention=record.get("attention") or ("eager" if "attn-eager" in words else ""),
-        experts=record.get("experts") or ("eager" if "experts-eager" in words else ""),
-        compiled="compile" in words,
-    )
-
-
-def _command(what: str, asked: "CaptureOptions", zeros: float) -> str:
-    words = ["stepcast capture", what, f"--batch {asked.batch} --seq {asked.seq} --dtype {asked.dtype}"]
+    (file, record), peaks, zeros = visit, list[scoreboard.Pair](), 0.0
+    try:
+        program, words = config_words(record, file.parent), setting_words(record)
+        options = CaptureOptions(
+            batch=int(record["batch"]),
+            seq=int(record["seq"]),
+            dtype="fp32" if "fp32" in words else "bf16",
+            autocast="autocast" in words,
+            checkpoint="checkpoint" in words,
+            fused="fused" in words,
+            # Which the library chose when it ran; a newer one may choose otherwise.
+            attention=record.get("attention") or ("eager" if "attn-eager" in words else ""),
+            experts=record.get("experts") or ("eager" if "experts-eager" in words else ""),
+            compiled="compile" in words,
+        )
+        with suppress(ValueError):  # a model that is not known by its config
+            zeros = scoreboard.unseen_share(load_model(program), options.batch * options.seq)
+        captured = capture(program, options)
+        prediction = predict_captured(captured, load_cluster(CLUSTER), Spread(zero_gradients=zeros))
+    except ValueError as error:
+        return [], [], str(error)
     given = {
-        "--autocast": asked.autocast,
-        "--checkpoint": asked.checkpoint,
-        "--no-fused-optimizer": not asked.fused,
-        f"--attention {asked.attention}": bool(asked.attention),
-        f"--experts {asked.experts}": bool(asked.experts),
-        "--compiled": asked.compiled,
-        f"--zero-gradients {zeros}": bool(zeros),
+        "--autocast": options.autocast,
+        "--checkpoint": options.checkpoint,
+        "--no-fused-optimizer": not options.fused,
+        f"--attention {options.attention}": options.attention,
+        f"--experts {options.experts}": options.experts,
+        "--compiled": options.compiled,
+        f"--zero-gradients {zeros}": zeros,
     }
-    return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])
+    command = " ".join([
+        f"stepcast capture {program} --batch {options.batch} --seq {options.seq} --dtype {options.dtype}",
+        *(word for word, is_given in given.items() if is_given), "--predict --gpu h200",
+    ])  # fmt: skip
+    return list(step_rows(record, prediction, command, peaks)), peaks, ""
 
 
 # The fine-tuning set: LoRA, QLoRA, 8-bit Adam, packing, checkpointing and DPO.
@@ -299,7 +269,8 @@ SLOWER_CPU, LONGER_STEP = 1.3, 1.05
 def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
     """Return the choices of ``predict`` that a row's words mean."""
     words = record["setting"].split()
-    choices: FactDict = {"framework": "peft"}
+    model = str(folder / "configs" / f"{record['model']}.json")
+    choices: FactDict = {"model": model, "gpu": "h200", "framework": "peft"}
     for word in words:
         if word.startswith("lora"):
             choices["lora_rank"] = int(word.removeprefix("lora"))
@@ -311,14 +282,8 @@ def read_choices_of(record: scoreboard.Record, folder: Path) -> FactDict:
         choices["framework"] = "transformers"
     if "packed" in words:
         choices["lengths"] = f"{record['document']}:1"
-    return {
-        "model": str(folder / "configs" / f"{record['model']}.json"),
-        "gpu": "h200",
-        **choices,
-        "micro_batch": int(record["batch"]),
-        "accumulation": int(record["accumulation"]),
-        "seq": int(record["seq"]),
-    }
+    columns = {"micro_batch": "batch", "accumulation": "accumulation", "seq": "seq"}
+    return choices | {name: int(record[column]) for name, column in columns.items()}
 
 
 def measure_tuning(folder: str) -> scoreboard.Measurements:

@@ -29,9 +29,8 @@ else:
 
 # A channel opens per 512 threads of 8 bytes; a ring within a node first fills one such piece per rank.
 BYTES_PER_CHANNEL = 512 * 8
-# Data in one LL128 chunk of one channel: a step of 640 threads x 120 words of 8 bytes, which NCCL halves for
-# messages of middling size until it is below 128 KiB, three times; 15/16 of it is data. Simple's is four
-# times that.
+# Data in one LL128 chunk of one channel: a step of 640 threads x 120 words of 8 bytes, which NCCL halves for messages
+# of middling size until it is below 128 KiB, three times; 15/16 of it is data. Simple's is four times that.
 CHUNK_BYTES = 640 * 120 * 8 // 2**3 * 15 // 16
 CHUNKS = {Protocol.LL: 1, Protocol.LL128: 1, Protocol.SIMPLE: 4}
 # A chunk that a rank of a chain passes on before the next has come: the cuts of a reduce of 8 A100
@@ -79,9 +78,17 @@ class Curve:
     def seconds(self, size_bytes: Size) -> Size:
         """Return the time of one size, or of an array of sizes."""
         total = self.start_s + size_bytes * self.s_per_byte
+        if isinstance(size_bytes, (int, float)):
+            for ramp in self.ramps:
+                total += ramp.s_per_byte * min(size_bytes, ramp.until_bytes)
+            return max(total, self.least_s) if size_bytes >= self.from_bytes else math.inf
+        import numpy
+
         for ramp in self.ramps:
-            total = total + ramp.s_per_byte * _lesser(size_bytes, ramp.until_bytes)
-        return _allowed(total, size_bytes, self) if self.from_bytes else total
+            total += ramp.s_per_byte * numpy.minimum(size_bytes, ramp.until_bytes)
+        if not self.from_bytes:
+            return total
+        return numpy.where(size_bytes >= self.from_bytes, numpy.maximum(total, self.least_s), math.inf)
 
     def for_share(self, share: float) -> "Curve":
         """Return the curve over the full size of a phase that handles *share* of it."""
@@ -90,24 +97,6 @@ class Curve:
 
 
 ZERO = Curve(0.0, 0.0)
-
-
-def _lesser(size_bytes: Size, limit: float) -> Size:
-    """Return the smaller of the two: the only step that differs between a number and an array."""
-    if isinstance(size_bytes, (int, float)):
-        return min(size_bytes, limit)
-    import numpy
-
-    return numpy.minimum(size_bytes, limit)
-
-
-def _allowed(seconds: Size, size_bytes: Size, curve: Curve) -> Size:
-    """Return *seconds*, but at least those of *curve*, and infinity for messages that are too small for it."""
-    if isinstance(size_bytes, (int, float)):
-        return max(seconds, curve.least_s) if size_bytes >= curve.from_bytes else math.inf
-    import numpy
-
-    return numpy.where(size_bytes >= curve.from_bytes, numpy.maximum(seconds, curve.least_s), math.inf)
 
 
 def _add_phases(*phases: Curve) -> Curve:
@@ -122,10 +111,9 @@ def _add_phases(*phases: Curve) -> Curve:
 def _build_curve(route: Route, latency_s: float, s_per_byte: float, bytes_per_channel: float, *filling: Ramp) -> Curve:
     """Return a curve that starts after *latency_s*, with one channel open; each other one costs its overhead."""
     others = route.open_channels - 1
-    opening: tuple[Ramp, ...] = ()
     if others and route.channel_overhead_s:
-        opening = (Ramp(route.channel_overhead_s / bytes_per_channel, others * bytes_per_channel),)
-    return Curve(latency_s + route.channel_overhead_s, s_per_byte, (*opening, *filling))
+        filling = (Ramp(route.channel_overhead_s / bytes_per_channel, others * bytes_per_channel), *filling)
+    return Curve(latency_s + route.channel_overhead_s, s_per_byte, filling)
 
 
 # Protocols.
@@ -148,12 +136,7 @@ def pair_protocols(route: Route) -> tuple[Protocol, ...]:
 def _ring_rate(route: Route, protocol: Protocol) -> float:
     """Return the bus bandwidth that a ring of *route* reaches in *protocol*."""
     rate = route.ring_bytes_per_s * route.tuning.share[protocol]
-    return min(rate, _ll_limit(route)) if protocol is Protocol.LL else rate
-
-
-def _ll_limit(route: Route) -> float:
-    """Return the highest rate of LL's threads."""
-    return route.tuning.ll_limit_bytes_per_s[min(route.nodes, 3) - 1]
+    return min(rate, route.ll_limit_bytes_per_s) if protocol is Protocol.LL else rate
 
 
 def _intra_hop_s(route: Route, protocol: Protocol, tree: bool = False) -> float:
@@ -173,17 +156,20 @@ def _inter_hop_s(route: Route, protocol: Protocol) -> float:
     return route.inter_latency_s + flush_s + route.tuning.network_hop_s[protocol]
 
 
+def _longest_hop_s(route: Route, protocol: Protocol) -> float:
+    return _inter_hop_s(route, protocol) if route.nodes > 1 else _intra_hop_s(route, protocol)
+
+
 # The ring: every rank sends to the next, all links at once.
 
 
 def ring_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     """Return the curve of all-reduce, all-gather or reduce-scatter in rounds of n-1 steps, each of 1/n of the buffer.
 
-    Latency: every step waits for the one before, so all hops add up: (n-1) per round, of which nodes-1
-    leave a node. Bandwidth: each rank sends (n-1)/n of the buffer per round, S (n-1)/n / B, the least
-    that is possible without reduction in the switches (Patarasuk and Yuan, 2009). The last step of all
-    has nothing to send on: it copies its 1/n from the receive buffer, which reads and writes memory, 2
-    S/n / M.
+    Latency: every step waits for the one before, so all hops add up: (n-1) per round, of which nodes-1 leave a node.
+    Bandwidth: each rank sends (n-1)/n of the buffer per round, S (n-1)/n / B, the least that is possible without
+    reduction in the switches (Patarasuk and Yuan, 2009). The last step of all has nothing to send on: it copies its 1/n
+    from the receive buffer, which reads and writes memory, 2 S/n / M.
     """
     n, rounds = route.ranks, ROUNDS[kind]
     latency_s = route.tuning.start_s[protocol] + rounds * _round_s(route, protocol)
@@ -194,14 +180,13 @@ def ring_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
 def chain_curve(route: Route, protocol: Protocol) -> Curve:
     """Return the curve of broadcast or reduce: the buffer passes along the ring in chunks, from rank to rank.
 
-    S/B for the last rank's last byte after the first arrived; the first is there when one chunk per
-    channel has passed the n-2 ranks between. Chunks are cut so that a small message fills the pipeline
-    too: it pays twice.
+    S/B for the last rank's last byte after the first arrived; the first is there when one chunk per channel has passed
+    the n-2 ranks between. Chunks are cut so that a small message fills the pipeline too: it pays twice.
     """
-    rate = _ring_rate(route, protocol)
+    per_byte = 1 / _ring_rate(route, protocol)
     latency_s = route.tuning.start_s[protocol] + _round_s(route, protocol)
-    filling = Ramp(1 / rate, (route.ranks - 2) * route.open_channels * CHAIN_CHUNK_BYTES)
-    return _build_curve(route, latency_s, 1 / rate, _ring_bytes_per_channel(route), filling)
+    filling = Ramp(per_byte, (route.ranks - 2) * route.open_channels * CHAIN_CHUNK_BYTES)
+    return _build_curve(route, latency_s, per_byte, _ring_bytes_per_channel(route), filling)
 
 
 def _round_s(route: Route, protocol: Protocol) -> float:
@@ -221,9 +206,8 @@ def hierarchical_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -
 
     Frameworks that build a collective from two groups work this way; NCCL does not, so it is never chosen
     automatically. An all-reduce is a reduce-scatter within the node, an all-reduce of the 1/g part between nodes, and
-    an all-gather within the node. An all-gather first gathers the 1/g part between nodes, a reduce-scatter
-    does the reverse. Bytes out of a node are those of one ring over all ranks; the hops are 2(g-1) +
-    2(N-1) instead of 2(n-1).
+    an all-gather within the node. An all-gather first gathers the 1/g part between nodes, a reduce-scatter does the
+    reverse. Bytes out of a node are those of one ring over all ranks; the hops are 2(g-1) + 2(N-1) instead of 2(n-1).
     """
     node_route, crossing_route = route.node_route(), route.crossing_route()
     if route.nodes == 1:
@@ -243,10 +227,9 @@ def hierarchical_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -
 def tree_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     """Return the curve of all-reduce, broadcast or reduce: chains within nodes and a double binary tree between them.
 
-    Latency: up the chain of the node and log2(nodes) levels, and down again. Bandwidth: two trees carry
-    half of the buffer each; a node that is inner in one is a leaf in the other (Sanders, Speck and
-    Traeff, 2009), so each sends the buffer once per pass: S/B. Filling: no level is idle once one chunk
-    per channel has passed each level.
+    Latency: up the chain of the node and log2(nodes) levels, and down again. Bandwidth: two trees carry half of the
+    buffer each; a node that is inner in one is a leaf in the other (Sanders, Speck and Traeff, 2009), so each sends the
+    buffer once per pass: S/B. Filling: no level is idle once one chunk per channel has passed each level.
     """
     passes, depth = PASSES[kind], _tree_levels(route.nodes)
     chain_s = (route.ranks_per_node - 1) * _intra_hop_s(route, protocol, tree=True)
@@ -274,57 +257,34 @@ def _tree_levels(nodes: int) -> int:
 
 
 def nvls_curves(kind: CollectiveKind, route: Route) -> Iterator[Curve]:
-    """Yield curves of all-reduce, all-gather or reduce-scatter within one node, in small to large chunks.
+    """Yield curves of all-reduce, all-gather or reduce-scatter within one node, or of all-reduce between several, in
+    small to large chunks.
 
     Each rank is in charge of 1/n of the buffer. It reads the sum of its part from the switch, which
     fetches that part from all ranks: each port sends S in all. It writes the result once and the switch
     spreads it: S/n more. An all-reduce thus sends S (1 + 1/n) where a ring sends 2 S (n-1)/n; a reduce-
     scatter is the first half, S, and an all-gather receives S.
+
+    Between nodes there is a tree, in one pipeline with NVLS within each node, so the slower counts. Two nodes exchange
+    the buffer once; with more, a node sends it up and down. A chunk is synchronised twice, with the switch and with
+    the network, and fills the pipeline at every level, up and down.
     """
-    for chunk_bytes in NVLS_CHUNK_BYTES:
-        yield _chunked_curve(route, _nvls_start_s(route), _nvls_s_per_byte(kind, route), chunk_bytes)
-
-
-def nvls_tree_curves(route: Route) -> Iterator[Curve]:
-    """Yield curves of all-reduce: NVLS within each node, a tree between them, in one pipeline, so the slower counts.
-
-    Two nodes exchange the buffer once; with more, a node sends it up and down. A chunk is synchronised twice,
-    with the switch and with the network, and fills the pipeline at every level, up and down.
-    """
-    levels = _tree_levels(route.nodes)
-    hop_s = route.tuning.nvls_tree_hop_s + route.inter_latency_s
-    latency_s = _nvls_start_s(route) + 2 * levels * hop_s
-    tree_s_per_byte = (1 if route.nodes == 2 else 2) / route.inter_bytes_per_s
-    per_byte = _nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.node_route())
+    tuning, ranks, levels = route.tuning, route.ranks_per_node, _tree_levels(route.nodes)
+    # The ranks meet in the switch; a slower fabric cannot answer before its own latency.
+    latency_s = max(tuning.nvls_start_s * ranks, route.intra_latency_s)
+    latency_s += 2 * levels * (tuning.nvls_tree_hop_s + route.inter_latency_s)
+    sent = 1 + 1 / ranks if kind is CollectiveKind.ALL_REDUCE else 1.0
+    switch_s_per_byte = sent / (route.intra_bytes_per_s * route.reduction_share)
+    tree_s_per_byte = min(levels, 2) / route.inter_bytes_per_s
+    step_s = (2 if levels else 1) * tuning.nvls_step_s * ranks
+    channels = tuning.nvls_tree_channels if levels else tuning.nvls_channels
     # NCCL's limits of chunks (src/transport/nvls.cc).
-    small = not route.in_network_reduction and (route.ranks_per_node >= 16 or route.nodes >= 4)
-    for chunk_bytes in NVLS_CHUNK_BYTES:
-        if chunk_bytes <= (64 if small else 128) * KIB:
-            yield _chunked_curve(route, latency_s, per_byte, chunk_bytes, levels, tree_s_per_byte)
-
-
-def _nvls_start_s(route: Route) -> float:
-    """Return the latency of the ranks' meeting in the switch; a slower fabric cannot answer before its own latency."""
-    return max(route.tuning.nvls_start_s * route.ranks_per_node, route.intra_latency_s)
-
-
-def _nvls_s_per_byte(kind: CollectiveKind, route: Route) -> float:
-    sent = 1 + 1 / route.ranks if kind is CollectiveKind.ALL_REDUCE else 1.0
-    return sent / (route.intra_bytes_per_s * route.reduction_share)
-
-
-def _chunked_curve(
-    route: Route, latency_s: float, s_per_byte: float, chunk_bytes: float, levels: int = 0, tree_s_per_byte: float = 0.0
-) -> Curve:
-    """Return the curve of NVLS in chunks of one size, and of a tree of *levels* between nodes."""
-    tuning = route.tuning
-    in_flight = chunk_bytes * (tuning.nvls_tree_channels if levels else tuning.nvls_channels) * route.ranks_per_node
-    step_s = (2 if levels else 1) * tuning.nvls_step_s * route.ranks_per_node
-    filling = Ramp((1 + 2 * levels) * max(s_per_byte, tree_s_per_byte), in_flight)
-    bytes_per_channel = BYTES_PER_CHANNEL * route.ranks_per_node
-    return _build_curve(
-        route, latency_s, max(s_per_byte + step_s / in_flight, tree_s_per_byte), bytes_per_channel, filling
-    )
+    is_limited = route.nodes > 1 and not route.in_network_reduction and (ranks >= 16 or route.nodes >= 4)
+    for chunk_bytes in NVLS_CHUNK_BYTES[:-1] if is_limited else NVLS_CHUNK_BYTES:
+        in_flight = chunk_bytes * channels * ranks
+        filling = Ramp((1 + 2 * levels) * max(switch_s_per_byte, tree_s_per_byte), in_flight)
+        per_byte = max(switch_s_per_byte + step_s / in_flight, tree_s_per_byte)
+        yield _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL * ranks, filling)
 
 
 def in_network_curve(route: Route) -> Curve:
@@ -352,12 +312,10 @@ def message_curve(route: Route, protocol: Protocol) -> Curve:
     Within a node the receiver copies it out of its buffer, which reads and writes memory, 2 S / M: no data of other
     peers fill the port during that time.
     """
-    latency_s = route.tuning.start_s[protocol]
+    latency_s = route.tuning.start_s[protocol] + _longest_hop_s(route, protocol)
     if route.nodes == 1:
-        latency_s += _intra_hop_s(route, protocol)
         per_byte = _pair_s_per_byte(route, protocol, 1 / route.intra_bytes_per_s) + 2 / route.memory_bytes_per_s
     else:
-        latency_s += _inter_hop_s(route, protocol)
         per_byte = _pair_s_per_byte(route, protocol, route.fewest_per_node / route.inter_bytes_per_s)
     return _build_curve(route, latency_s, per_byte, BYTES_PER_CHANNEL * route.ranks)
 
@@ -365,9 +323,8 @@ def message_curve(route: Route, protocol: Protocol) -> Curve:
 def pairwise_curve(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Curve:
     """Return the curve of all-to-all where each rank sends 1/n of its buffer to every other, directly.
 
-    The g-1 parts for its own node go over its port, the n-g others out of the node, both at once: the
-    slower counts. *imbalance* is what the busiest rank moves over what the average one does; all wait for
-    it.
+    The g-1 parts for its own node go over its port, the n-g others out of the node, both at once: the slower counts.
+    *imbalance* is what the busiest rank moves over what the average one does; all wait for it.
     """
     n, g = route.ranks, route.ranks_per_node
     node_bytes_per_s = min(route.intra_bytes_per_s * route.exchange_share, (g - 1) * route.tuning.peer_bytes_per_s)
@@ -400,8 +357,8 @@ def rooted_curve(route: Route, protocol: Protocol) -> Curve:
 
 def _exchange_curve(route: Route, protocol: Protocol, wire_s_per_byte: float) -> Curve:
     """Return the curve of messages with all other ranks, some at once; the batches follow one another."""
-    hop_s = _inter_hop_s(route, protocol) if route.nodes > 1 else _intra_hop_s(route, protocol)
-    latency_s = route.tuning.exchange_start_s + -(-(route.ranks - 1) // PEERS_AT_ONCE) * hop_s
+    batches = -(-(route.ranks - 1) // PEERS_AT_ONCE)
+    latency_s = route.tuning.exchange_start_s + batches * _longest_hop_s(route, protocol)
     per_byte = _pair_s_per_byte(route, protocol, wire_s_per_byte)
     filling: tuple[Ramp, ...] = ()
     if route.nodes == 1 and route.nvlink and protocol is Protocol.SIMPLE:
@@ -413,4 +370,4 @@ def _exchange_curve(route: Route, protocol: Protocol, wire_s_per_byte: float) ->
 def _pair_s_per_byte(route: Route, protocol: Protocol, wire_s_per_byte: float) -> float:
     """Return the seconds per byte of *protocol* over wires that take *wire_s_per_byte*; LL's threads limit it too."""
     slowed = wire_s_per_byte / route.tuning.share[protocol]
-    return max(slowed, 1 / _ll_limit(route)) if protocol is Protocol.LL else slowed
+    return max(slowed, 1 / route.ll_limit_bytes_per_s) if protocol is Protocol.LL else slowed

@@ -213,15 +213,12 @@ def _possible(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[
             yield AlgorithmChoice(Algorithm.RING, protocol, curves.chain_curve(route, protocol))
         if kind in PASSES:
             yield AlgorithmChoice(Algorithm.TREE, protocol, curves.tree_curve(kind, route, protocol))
-    if kind in ROUNDS and route.in_switch_reduction and route.nodes == 1:
+    within = route.nodes == 1
+    if route.in_switch_reduction and (kind in ROUNDS if within else kind is ALL_REDUCE and route.ranks_per_node > 1):
         for curve in curves.nvls_curves(kind, route):
-            yield AlgorithmChoice(Algorithm.NVLS, Protocol.SIMPLE, curve)
-    if kind is ALL_REDUCE and route.nodes > 1:
-        if route.in_switch_reduction and route.ranks_per_node > 1:
-            for curve in curves.nvls_tree_curves(route):
-                yield AlgorithmChoice(Algorithm.NVLS_TREE, Protocol.SIMPLE, curve)
-        if route.in_network_reduction:
-            yield AlgorithmChoice(Algorithm.IN_NETWORK, Protocol.SIMPLE, curves.in_network_curve(route))
+            yield AlgorithmChoice(Algorithm.NVLS if within else Algorithm.NVLS_TREE, Protocol.SIMPLE, curve)
+    if kind is ALL_REDUCE and not within and route.in_network_reduction:
+        yield AlgorithmChoice(Algorithm.IN_NETWORK, Protocol.SIMPLE, curves.in_network_curve(route))
 
 
 def _from_size(

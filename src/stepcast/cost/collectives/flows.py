@@ -8,7 +8,6 @@ A flow alone takes the price of its collective: its load on a port, a NIC or a s
 in that time. Links between switches are not limited to that: what collides there, collides.
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from stepcast.cost.collectives.choose import Algorithm
 from stepcast.hardware.cluster import FabricKind, NetworkKind, NetworkRouting
 from stepcast.hardware.graph import routes
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.graph.routes import LinkShares, check_working, entries, join_shares, over_ports, sum_shares
+from stepcast.hardware.graph.routes import NO_SHARES, LinkShares, check_working, entries, over_ports, sum_shares
 from stepcast.ir.arrays import FloatArray, IntArray, join_rows, take_rows
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, PARTS, Layout
@@ -57,7 +56,7 @@ NO_TRAFFIC = SwitchTraffic(NONE, NONE, np.zeros(0), np.zeros(0))
 class CollectiveTraffic(NamedTuple):
     """All that a collective moves; ``added`` goes to switches within nodes, ``reduced`` to those between."""
 
-    messages: GpuMessages
+    messages: GpuMessages = NO_MESSAGES
     added: SwitchTraffic = NO_TRAFFIC
     reduced: SwitchTraffic = NO_TRAFFIC
 
@@ -178,7 +177,7 @@ def _along_axes(network: Network, messages: GpuMessages) -> GpuMessages:
     half = (left / ways)[near] / 2
     forth = GpuMessages(flow[near], cell[near] * size, cell[far] * size, half)
     back = GpuMessages(flow[near], cell[far] * size, cell[near] * size, half)
-    return join_messages([take_rows(messages, ~leaving), forth, back])
+    return join_rows([take_rows(messages, ~leaving), forth, back], NO_MESSAGES)
 
 
 def _flow_set(network: Network, traffic: CollectiveTraffic, group: IntArray, price_s: float) -> FlowSet:
@@ -201,19 +200,15 @@ def _sum_on_links(network: Network, traffic: CollectiveTraffic, flows: int) -> t
     """Return the links of each flow from ``first[flow]`` on, each once, and the bytes on them."""
     messages = traffic.messages
     routed = routes(network, messages.source, messages.target)
-    parts = [
-        LinkShares(messages.flow[routed.row], routed.link, routed.share * messages.size_bytes[routed.row]),
-        _through_ports(network, traffic.added),
-        _through_switches(network, traffic.reduced),
-    ]
-    shares = join_shares(parts)
-    return sum_shares(shares.row, shares.link, shares.share, flows, len(network.links))
+    sent = LinkShares(messages.flow[routed.row], routed.link, routed.share * messages.size_bytes[routed.row])
+    in_switches = _through_ports(network, traffic.added), _through_switches(network, traffic.reduced)
+    return sum_shares(*join_rows([sent, *in_switches], NO_SHARES), flows, len(network.links))
 
 
 def _through_ports(network: Network, added: SwitchTraffic) -> LinkShares:
     """Return sums within a node over the ports on its switches."""
     if not len(added.flow):
-        return join_shares([])
+        return NO_SHARES
     shares = over_ports(network, np.arange(len(added.flow)), added.gpu, added.gpu)
     check_working(network, shares)
     up = network["port up"]
@@ -225,7 +220,7 @@ def _through_ports(network: Network, added: SwitchTraffic) -> LinkShares:
 def _through_switches(network: Network, reduced: SwitchTraffic) -> LinkShares:
     """Return sums in the network: each node sends to its leaf, and each leaf of a group its sum to the spines."""
     if not len(reduced.flow):
-        return join_shares([])
+        return NO_SHARES
     nics = network.cluster.node.nics
     slot, share = network.nic_slots
     node, local = np.divmod(reduced.gpu, network.cluster.node.gpus)
@@ -243,7 +238,7 @@ def _through_switches(network: Network, reduced: SwitchTraffic) -> LinkShares:
         parts += _upward(network, "leaf", leaf, flow, node, sent)
         if "core up" in network.blocks:
             parts += _upward(network, "core", network.pod_of(leaf), flow, node, sent)
-    shares = join_shares(parts)
+    shares = join_rows(parts, NO_SHARES)
     check_working(network, shares)
     return shares
 
@@ -311,8 +306,7 @@ class Groups:
         """Return messages from node *near* to node *far*, shared evenly by their members, the i-th with the i-th."""
         channels = np.maximum(self.node_size[near], self.node_size[far])
         index, number = _count_up(channels)
-        source = self.gpu[self.first[near[index]] + number % self.node_size[near[index]]]
-        target = self.gpu[self.first[far[index]] + number % self.node_size[far[index]]]
+        source, target = (self.gpu[self.first[end[index]] + number % self.node_size[end[index]]] for end in (near, far))
         size = np.broadcast_to(np.asarray(size_bytes, np.float64), near.shape)
         return GpuMessages(self.group[near[index]], source, target, size[index] / channels[index])
 
@@ -330,15 +324,13 @@ class Groups:
         peer = first + (member - first + number + 1) % node_members[member]
         return GpuMessages(member // self.ranks, self.gpu[member], self.gpu[peer], size[member] / peers[index])
 
-    def next_node(self) -> IntArray:
-        """Return for each node the next of its group; after the last comes the first."""
-        return self.start[self.group] + (self.place + 1) % self.group_nodes
-
-    def node_pairs(self) -> tuple[IntArray, IntArray]:
-        """Return each node with each other of its group."""
-        near, number = _count_up(self.group_nodes - 1)
-        group = self.group[near]
-        return near, self.start[group] + (self.place[near] + number + 1) % self.nodes[group]
+    def rings(self, node_bytes: FloatArray, senders: IntArray, ring_bytes: FloatArray | float) -> GpuMessages:
+        """Return messages of each member round its node, and of *senders*, nodes, each to the next of its group; after
+        the last comes the first.
+        """
+        following = (self.start[self.group] + (self.place + 1) % self.group_nodes)[senders]
+        between = self.pair_messages(senders, following, ring_bytes)
+        return join_rows([self.ring_messages(node_bytes), between], NO_MESSAGES)
 
 
 def _starts(counts: IntArray) -> IntArray:
@@ -367,26 +359,33 @@ def collective_traffic(
     """
     if kind is CollectiveKind.BARRIER:
         kind = CollectiveKind.ALL_REDUCE
+    members, nodes = groups.node_size, groups.group_nodes
     match algorithm:
         case Algorithm.RING:
             return CollectiveTraffic(_ring(kind, size_bytes, groups))
-        case Algorithm.TREE:
-            return CollectiveTraffic(_tree(PASSES[kind], kind, size_bytes, groups))
+        case Algorithm.TREE:  # chains within each node, as many as it has members, and two trees between nodes
+            chains = groups.ring_messages(PASSES[kind] * size_bytes * (members - 1) / members)
+            return CollectiveTraffic(join_rows([chains, _double_tree(kind, size_bytes, groups)], NO_MESSAGES))
         case Algorithm.HIERARCHICAL if kind is not CollectiveKind.ALL_TO_ALL:
-            return CollectiveTraffic(_hierarchical(ROUNDS[kind], size_bytes, groups))
+            # Rings within the nodes, and rings of the members of one position between them.
+            node_bytes, ring_bytes = (ROUNDS[kind] * (size - 1) / size * size_bytes for size in (members, nodes))
+            senders = np.flatnonzero(nodes > 1)
+            return CollectiveTraffic(groups.rings(node_bytes, senders, ring_bytes[senders]))
         case Algorithm.HIERARCHICAL:
             return CollectiveTraffic(_staged_exchange(size_bytes, groups, crossing))
         case Algorithm.PAIRWISE:
             return CollectiveTraffic(_pairwise(size_bytes, groups, by_sender, crossing))
-        case Algorithm.DIRECT:
-            return CollectiveTraffic(_gather_or_scatter(kind, size_bytes, groups))
+        case Algorithm.DIRECT:  # gather and scatter: all parts but its own to or from the first rank
+            peers = groups.ranks - 1
+            ends = groups.members[:, 1:].ravel(), np.repeat(groups.members[:, 0], peers)
+            source, target = reversed(ends) if kind is CollectiveKind.SCATTER else ends
+            flow = np.repeat(np.arange(groups.count), peers)
+            return CollectiveTraffic(GpuMessages(flow, source, target, np.full(len(flow), size_bytes / groups.ranks)))
         case Algorithm.NVLS:
-            return CollectiveTraffic(NO_MESSAGES, _nvls(kind, size_bytes, groups))
+            return CollectiveTraffic(added=_nvls(kind, size_bytes, groups))
         case Algorithm.NVLS_TREE:
-            tree_messages = _double_tree(2, CollectiveKind.ALL_REDUCE, size_bytes, groups)
-            return CollectiveTraffic(tree_messages, _nvls(kind, size_bytes, groups))
+            return CollectiveTraffic(_double_tree(kind, size_bytes, groups), _nvls(kind, size_bytes, groups))
         case Algorithm.IN_NETWORK:
-            members = groups.node_size
             ring_messages = groups.ring_messages(2 * (members - 1) / members * size_bytes)
             part = size_bytes / members[groups.node]
             return CollectiveTraffic(ring_messages, reduced=SwitchTraffic(groups.flow, groups.gpu, part, part))
@@ -402,32 +401,22 @@ def _ring(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessage
     alone = groups.group_nodes == 1
     node_bytes = np.where(alone & closed, ring_bytes, ring_bytes * (groups.node_size - 1) / groups.node_size)
     senders = np.flatnonzero(~alone & (closed | (groups.place < groups.group_nodes - 1)))
-    return join_messages(
-        [groups.ring_messages(node_bytes), groups.pair_messages(senders, groups.next_node()[senders], ring_bytes)]
-    )
+    return groups.rings(node_bytes, senders, ring_bytes)
 
 
-def _tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
-    """Return messages of chains within each node, as many as it has members, and of two trees between nodes."""
-    node_bytes = passes * size_bytes * (groups.node_size - 1) / groups.node_size
-    return join_messages([groups.ring_messages(node_bytes), _double_tree(passes, kind, size_bytes, groups)])
-
-
-def _double_tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
+def _double_tree(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
     """Return messages of two trees with half of the buffer each: up, down, or both."""
     parts: list[GpuMessages] = []
-    for nodes in np.unique(groups.nodes).tolist():
-        if nodes == 1:
-            continue
+    for nodes in np.unique(groups.nodes[groups.nodes > 1]).tolist():
         start = groups.start[groups.nodes == nodes][:, None]
         for parents in double_tree(nodes):
             child = np.flatnonzero(parents >= 0)
             near, far = (start + child).ravel(), (start + parents[child]).ravel()
-            if passes == 2 or kind is CollectiveKind.REDUCE:
+            if kind is not CollectiveKind.BROADCAST:
                 parts.append(groups.pair_messages(near, far, size_bytes / 2))
-            if passes == 2 or kind is not CollectiveKind.REDUCE:
+            if kind is not CollectiveKind.REDUCE:
                 parts.append(groups.pair_messages(far, near, size_bytes / 2))
-    return join_messages(parts)
+    return join_rows(parts, NO_MESSAGES)
 
 
 def double_tree(nodes: int) -> tuple[IntArray, IntArray]:
@@ -449,28 +438,14 @@ def double_tree(nodes: int) -> tuple[IntArray, IntArray]:
     return parents, np.where(moved_on >= 0, (moved_on + 1) % nodes, -1)
 
 
-def _hierarchical(rounds: int, size_bytes: float, groups: Groups) -> GpuMessages:
-    """Return messages of rings within the nodes, and of rings of the members of one position between them."""
-    members, nodes = groups.node_size, groups.group_nodes
-    node_bytes = rounds * (members - 1) / members * size_bytes
-    senders = np.flatnonzero(nodes > 1)
-    ring_bytes = (rounds * (nodes - 1) / nodes * size_bytes)[senders]
-    return join_messages(
-        [groups.ring_messages(node_bytes), groups.pair_messages(senders, groups.next_node()[senders], ring_bytes)]
-    )
-
-
 def _staged_exchange(size_bytes: float, groups: Groups, crossing: float) -> GpuMessages:
     """Return messages of an exchange between the ranks of one position, then within the nodes."""
     members = groups.node_size
-    senders, receivers = groups.node_pairs()
-    pair_bytes = size_bytes * members[senders] / groups.nodes[groups.group[senders]] * crossing
-    return join_messages(
-        [
-            groups.ring_messages((members - 1) / members * size_bytes),
-            groups.pair_messages(senders, receivers, pair_bytes),
-        ]
-    )
+    senders, number = _count_up(groups.group_nodes - 1)  # each node with each other of its group
+    group = groups.group[senders]
+    receivers = groups.start[group] + (groups.place[senders] + number + 1) % groups.nodes[group]
+    between = groups.pair_messages(senders, receivers, size_bytes * members[senders] / groups.nodes[group] * crossing)
+    return join_rows([groups.ring_messages((members - 1) / members * size_bytes), between], NO_MESSAGES)
 
 
 def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: float) -> GpuMessages:
@@ -496,17 +471,7 @@ def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: floa
     handing = np.where(away, first + place % groups.node_size[groups.node[peer]], member)
     onward = take_rows(GpuMessages(flow, groups.gpu[handing], groups.gpu[peer], size), handing != peer)
     across = take_rows(GpuMessages(flow, groups.gpu[member], groups.gpu[handing], size * crossing), away)
-    return join_messages([across, onward])
-
-
-def _gather_or_scatter(kind: CollectiveKind, size_bytes: float, groups: Groups) -> GpuMessages:
-    """Return messages of gather and scatter: all parts but its own to or from the first rank."""
-    n = groups.ranks
-    root = np.repeat(groups.members[:, 0], n - 1)
-    others = groups.members[:, 1:].ravel()
-    ends = (root, others) if kind is CollectiveKind.SCATTER else (others, root)
-    flow = np.repeat(np.arange(groups.count), n - 1)
-    return GpuMessages(flow, *ends, np.full(len(flow), size_bytes / n))
+    return join_rows([across, onward], NO_MESSAGES)
 
 
 def _nvls(kind: CollectiveKind, size_bytes: float, groups: Groups) -> SwitchTraffic:
@@ -516,7 +481,3 @@ def _nvls(kind: CollectiveKind, size_bytes: float, groups: Groups) -> SwitchTraf
     spread = np.full(len(groups.gpu), size_bytes if kind is not CollectiveKind.REDUCE_SCATTER else 0.0)
     sent, received = fetched + spread / members, spread + fetched / members
     return take_rows(SwitchTraffic(groups.flow, groups.gpu, sent, received), members > 1)
-
-
-def join_messages(parts: Iterable[GpuMessages]) -> GpuMessages:
-    return join_rows(parts, NO_MESSAGES)

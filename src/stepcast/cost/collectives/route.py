@@ -157,6 +157,11 @@ class Route:
         return min(self.channels, self.channels_per_rank * self.fewest_per_node)
 
     @property
+    def ll_limit_bytes_per_s(self) -> float:
+        """The highest rate of LL's threads."""
+        return self.tuning.ll_limit_bytes_per_s[min(self.nodes, 3) - 1]
+
+    @property
     def unevenness(self) -> float:
         """Ranks on the fullest node over those on the emptiest, whose links limit the group."""
         return self.ranks_per_node / self.fewest_per_node

@@ -1,6 +1,6 @@
 """The links that messages between GPUs take, many messages at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +25,6 @@ class LinkShares(NamedTuple):
 
 
 NO_SHARES = LinkShares(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-
-
-def join_shares(parts: Iterable[LinkShares]) -> LinkShares:
-    return join_rows(parts, NO_SHARES)
 
 
 def entries(row: IntArray, link: IntArray, share: FloatArray | float = 1.0) -> LinkShares:
@@ -86,14 +82,30 @@ def through_tree(network: Network, source: IntArray, target: IntArray, keys: Int
     crossing = np.flatnonzero(below != above)
     if not len(crossing) or "leaf up" not in network.blocks:
         return NO_SHARES
-    row, hashes, share = _queue_pairs(network, crossing, source, target, keys)
+    row, hashes, pair_share = _queue_pairs(network, crossing, source, target, keys)
+    ways, routing = network.spines * network.cores, network.topology.routing
     load = np.zeros(len(network.links))
-    parts = []
+    parts: list[LinkShares] = []
     for start in range(0, len(row), BLOCK):
-        rows = row[start : start + BLOCK]
-        hashed = hashes[start : start + BLOCK]
-        parts.append(_choose_spines(network, rows, below[rows], above[rows], hashed, share, load))
-    return join_shares(parts)
+        rows, hashed = row[start : start + BLOCK], hashes[start : start + BLOCK]
+        lower, upper, share = below[rows], above[rows], np.full(len(rows), pair_share)
+        working = _working(network, lower, upper)
+        if routing is NetworkRouting.SPRAY:
+            usable = np.ones((len(rows), ways), bool) if working is None else working
+            index, way = np.nonzero(usable)
+            rows, lower, upper, share = rows[index], lower[index], upper[index], pair_share / usable.sum(axis=1)[index]
+        elif routing is NetworkRouting.ADAPTIVE:
+            way = _least_loaded(network, lower, upper, hashed, working, load)
+        elif working is None:
+            way = hashed % ways
+        else:  # of those that work, the one with the number that the hash gives
+            number = hashed % working.sum(axis=1)
+            way = np.argmax(np.cumsum(working, axis=1) > number[:, None], axis=1)
+        leaves, cores = _tree_links(network, lower, upper, way)
+        far = np.flatnonzero(network.pod_of(lower) != network.pod_of(upper))
+        parts += [entries(rows, link, share) for link in leaves]
+        parts += [entries(rows[far], link[far], share[far]) for link in cores]
+    return join_rows(parts, NO_SHARES)
 
 
 def _queue_pairs(
@@ -119,27 +131,6 @@ def _hash(seed: int, *keys: IntArray) -> IntArray:
     return (state >> np.uint64(2)).astype(np.int64)
 
 
-def _choose_spines(
-    network: Network, row: IntArray, below: IntArray, above: IntArray, hashes: IntArray, share: float, load: FloatArray
-) -> LinkShares:
-    """Return the links of the route that the network's routing chooses, or of all. *load* is what links carry."""
-    ways = network.spines * network.cores
-    working = _working(network, below, above)
-    if network.topology.routing is NetworkRouting.SPRAY:
-        usable = np.ones((len(row), ways), bool) if working is None else working
-        index, way = np.nonzero(usable)
-        count = usable.sum(axis=1)[index]
-        return _through_spines(network, row[index], below[index], above[index], way, share / count)
-    if network.topology.routing is NetworkRouting.ADAPTIVE:
-        way = _least_loaded(network, below, above, hashes, working, load)
-    elif working is None:
-        way = hashes % ways
-    else:  # of those that work, the one with the number that the hash gives
-        number = hashes % working.sum(axis=1)
-        way = np.argmax(np.cumsum(working, axis=1) > number[:, None], axis=1)
-    return _through_spines(network, row, below, above, way, np.full(len(row), share))
-
-
 def _tree_links(
     network: Network, below: IntArray, above: IntArray, way: IntArray
 ) -> tuple[list[IntArray], list[IntArray]]:
@@ -150,15 +141,6 @@ def _tree_links(
         return leaves, []
     lower, upper = network.pod_of(below), network.pod_of(above)
     return leaves, [network["core up"].links_at(lower, spine, core), network["core down"].links_at(upper, spine, core)]
-
-
-def _through_spines(
-    network: Network, row: IntArray, below: IntArray, above: IntArray, way: IntArray, share: FloatArray
-) -> LinkShares:
-    leaves, cores = _tree_links(network, below, above, way)
-    far = np.flatnonzero(network.pod_of(below) != network.pod_of(above))
-    parts = [entries(row, link, share) for link in leaves]
-    return join_shares(parts + [entries(row[far], link[far], share[far]) for link in cores])
 
 
 def _working(network: Network, below: IntArray, above: IntArray) -> BoolArray | None:
@@ -182,7 +164,9 @@ def _working(network: Network, below: IntArray, above: IntArray) -> BoolArray | 
 def _least_loaded(
     network: Network, below: IntArray, above: IntArray, hashes: IntArray, working: BoolArray | None, load: FloatArray
 ) -> IntArray:
-    """Return the way of one message after the other whose fullest link is emptiest; a hash breaks ties."""
+    """Return the way of one message after the other whose fullest link is emptiest; a hash breaks ties. *load* is what
+    links carry, which each message adds to.
+    """
     way = np.arange(network.spines * network.cores)
     seconds_per_byte = 1.0 / network.links.capacity_bytes_per_s
     far = network.pod_of(below) != network.pod_of(above)
@@ -226,7 +210,7 @@ def along_torus(network: Network, source: IntArray, target: IntArray) -> LinkSha
                 parts.append(entries(row[moving], network["torus"].links_at(cell, axis, way), share[moving]))
         position = position + (end - start) * stride
         stride *= size
-    return join_shares(parts)
+    return join_rows(parts, NO_SHARES)
 
 
 def _round_failures(
@@ -366,15 +350,15 @@ def _links(network: Network, messages: _Crossing, switches: int) -> LinkShares:
     add_local(local, pod[local], switch[local], messages.via[local])
     add_local(local, pod[local], messages.via[local], end[local])
     remote = np.flatnonzero(~is_same_pod)
-    if len(remote):
-        gate, via = messages.gate[remote], messages.via[remote]
-        add_local(remote, pod[remote], switch[remote], gate)
-        for first, second in ((pod[remote], via), (via, end_pod[remote])):
-            leaving = np.flatnonzero(first != second)
+    gate, via = messages.gate[remote], messages.via[remote]
+    add_local(remote, pod[remote], switch[remote], gate)
+    for first, second in ((pod[remote], via), (via, end_pod[remote])):
+        leaving = np.flatnonzero(first != second)
+        if len(leaving):
             link = network["global"].links_at(first[leaving], second[leaving], gate[leaving])
             parts.append(entries(remote[leaving], link))
-        add_local(remote, end_pod[remote], gate, end[remote])
-    return join_shares(parts)
+    add_local(remote, end_pod[remote], gate, end[remote])
+    return join_rows(parts, NO_SHARES)
 
 
 def _local(network: Network, pod: IntArray, start: IntArray, end: IntArray) -> list[IntArray]:
@@ -412,7 +396,7 @@ def routes(network: Network, source: IntArray, target: IntArray, keys: IntArray 
             parts.append(along._replace(row=remote[along.row]))
         else:
             parts.append(_through_nics(network, remote, source[remote], target[remote], keys[remote]))
-    shares = join_shares(parts)
+    shares = join_rows(parts, NO_SHARES)
     check_working(network, shares)
     return shares
 
@@ -420,7 +404,7 @@ def routes(network: Network, source: IntArray, target: IntArray, keys: IntArray 
 def through_fabric(network: Network, row: IntArray, source: IntArray, target: IntArray) -> LinkShares:
     """Return routes over the fabric of a node, or of a scale-up domain."""
     if not len(row):
-        return join_shares([])
+        return NO_SHARES
     fabric, gpus = network.cluster.node.fabric, network.cluster.node.gpus
     node, start = np.divmod(source, gpus)
     end = target % gpus
@@ -442,7 +426,7 @@ def through_fabric(network: Network, row: IntArray, source: IntArray, target: In
         left, right = (np.minimum(place // per_socket, fabric.sockets - 1) for place in (start, end))
         across = hosted & (left != right)
         parts.append(entries(row[across], network["socket"].links_at(node, left, right)[across]))
-    return join_shares(parts)
+    return join_rows(parts, NO_SHARES)
 
 
 def over_ports(network: Network, row: IntArray, sender: IntArray, receiver: IntArray) -> LinkShares:
@@ -460,7 +444,7 @@ def over_ports(network: Network, row: IntArray, sender: IntArray, receiver: IntA
         usable = works | (count == 0)  # a port that failed everywhere is named in the error
         index, out, into = index[usable], out[usable], into[usable]
         share = 1 / np.maximum(count[usable], 1)
-    return join_shares([entries(row[index], out, share), entries(row[index], into, share)])
+    return join_rows([entries(row[index], out, share), entries(row[index], into, share)], NO_SHARES)
 
 
 def _through_nics(network: Network, row: IntArray, source: IntArray, target: IntArray, keys: IntArray) -> LinkShares:
@@ -484,16 +468,23 @@ def _through_nics(network: Network, row: IntArray, source: IntArray, target: Int
     through_switches = through_dragonfly if network.topology.kind is NetworkKind.DRAGONFLY else through_tree
     through = through_switches(network, out, into, keys[index])
     parts.append(LinkShares(row[index][through.row], through.link, through.share * share[through.row]))
-    return join_shares(parts)
+    return join_rows(parts, NO_SHARES)
 
 
 def _nics(network: Network, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
     """Return message by message the NICs it leaves and arrives by, and the share that goes between the two.
 
-    A GPU with several NICs has each talk to the same one of its peer.
+    A GPU with several NICs has each talk to the same one of its peer. Those that failed are left out.
     """
-    nic, share = _working_slots(network)
+    nic, share = network.nic_slots
+    nic, share = np.tile(nic, (network.nodes, 1)), np.tile(share, (network.nodes, 1))
     gpus, nics, slots = network.cluster.node.gpus, network.cluster.node.nics, nic.shape[1]
+    if network.alive is not None:
+        node = np.arange(network.gpus)[:, None] // gpus
+        up, down = (network[f"nic {way}"].links_at(node, nic) for way in ("up", "down"))
+        share = share * (network.alive[up] & network.alive[down])
+        working_share = share.sum(axis=1, keepdims=True)
+        share = np.divide(share, working_share, out=np.zeros_like(share), where=working_share > 0)
     if slots == 1:
         index = np.arange(len(source))
         out, into = source // gpus * nics + nic[source, 0], target // gpus * nics + nic[target, 0]
@@ -514,21 +505,6 @@ def _nics(network: Network, source: IntArray, target: IntArray) -> tuple[IntArra
     out = source[index] // gpus * nics + nic[source[index], left]
     into = target[index] // gpus * nics + nic[target[index], right]
     return index, out, into, part[used]
-
-
-def _working_slots(network: Network) -> tuple[IntArray, FloatArray]:
-    """Return the NICs of every GPU and the share of each, those that failed left out."""
-    nic, share = network.nic_slots
-    nic, share = np.tile(nic, (network.nodes, 1)), np.tile(share, (network.nodes, 1))
-    if network.alive is None:
-        return nic, share
-    node = np.arange(network.gpus)[:, None] // network.cluster.node.gpus
-    works = (
-        network.alive[network["nic up"].links_at(node, nic)] & network.alive[network["nic down"].links_at(node, nic)]
-    )
-    share = share * works
-    working_share = share.sum(axis=1, keepdims=True)
-    return nic, np.divide(share, working_share, out=np.zeros_like(share), where=working_share > 0)
 
 
 def check_working(network: Network, shares: LinkShares) -> None:

@@ -1,6 +1,7 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,8 +68,7 @@ class PublishedRows:
 def measure_published(*folders: str) -> Measurements:
     """Compare the runs in the csv files of *folders* (or in these csv files) together."""
     published = compare_records(records_of(*folders))
-    table = columns_of(published.rows)
-    notes: list[str] = []
+    table, notes = columns_of(published.rows), list[str]()
     if published.corrected or published.left_out:
         rows = "row" if published.corrected == 1 else "rows"
         notes.append(
@@ -82,12 +82,9 @@ def measure_published(*folders: str) -> Measurements:
     known = [row for row in published.memory_rows if not row.out_of_memory]
     if fitted := sum(row.fitted for row in known):
         notes.append(f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows")
-    figures = {**memory_figures(published), **dict(interval_figures(table))}
-    claimed = labels == ""
-    selections = {}
-    if not claimed.all():
-        dense = np.char.startswith(table.labels("kind"), "dense")
-        selections = {"part of claims": claimed, "part of claims, dense": claimed & dense}
+    figures, claimed = {**memory_figures(published), **dict(interval_figures(table))}, labels == ""
+    dense = claimed & np.char.startswith(table.labels("kind"), "dense")
+    selections = {} if claimed.all() else {"part of claims": claimed, "part of claims, dense": dense}
     return Measurements(table, published.skipped, selections, figures, tuple(notes), details=DETAILS)
 
 
@@ -119,10 +116,14 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
             memories.append(memory_row(setup))
         if setup.run.out_of_memory:
             raise ValueError("ran out of memory: compared for memory alone")
-        key = (setup.model, setup.strategy, setup.framework, setup.cluster)
+        run, strategy = setup.run, setup.strategy
+        key = (setup.model, strategy, setup.framework, setup.cluster)
         measured_s = measure_step_s(setup)
         step_s, ends = predicted[key] = predicted.get(key) or predict_step(setup)
-        return ScoredRow(_label(setup), measured_s, step_s, _tags(setup), ends), record
+        degrees = " ".join(f"{name} {getattr(strategy.layout, name)}" for name in ("tp", "pp", "dp"))
+        batch = f"batch {strategy.micro_batch}/{run.global_batch}"
+        name = f"{run.name} {run.model} {run.gpus} x {run.gpu} {degrees} {batch}"
+        return ScoredRow(name, measured_s, step_s, _tags(setup), ends), record
 
     compared, skipped = scoreboard.compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
@@ -144,14 +145,13 @@ def measure_step_s(setup: Setup) -> float:
     flops_per_gpu = run.flops_per_gpu
     if flops_per_gpu is None and run.utilisation is not None:
         flops_per_gpu = run.utilisation * setup.cluster.gpu.matrix_peak_flops(DType.BF16)
-    if flops_per_gpu is not None:
-        causal = "causal" in run.tflops_kind and "non-causal" not in run.tflops_kind  # else the full square counts
-        sizes = setup.model, strategy.seq, run.global_batch
-        flops = model_flops(*sizes, causal=causal, lora_rank=strategy.lora_rank)
-        if run.tflops_kind.startswith("hardware"):
-            flops *= 4 / 3  # the forward once more
-        return flops / (flops_per_gpu * run.gpus)
-    raise ValueError("no time, tokens per second or FLOP/s is published")
+    if flops_per_gpu is None:
+        raise ValueError("no time, tokens per second or FLOP/s is published")
+    causal = "causal" in run.tflops_kind and "non-causal" not in run.tflops_kind  # else the full square counts
+    flops = model_flops(setup.model, strategy.seq, run.global_batch, causal=causal, lora_rank=strategy.lora_rank)
+    if run.tflops_kind.startswith("hardware"):
+        flops *= 4 / 3  # the forward once more
+    return flops / (flops_per_gpu * run.gpus)
 
 
 def predict_step(setup: Setup) -> tuple[float, tuple[float, float] | None]:
@@ -170,14 +170,6 @@ def memory_row(setup: Setup) -> MemoryRow:
     measured = 0.0 if run.out_of_memory else (run.peak_memory_gib or 0.0) * GIB
     fits = all(stage.fits for stage in stages)
     return MemoryRow(run.name, measured, getattr(fullest, framework.peak), fits, framework.overhead.fitted)
-
-
-def _label(setup: Setup) -> str:
-    run, layout = setup.run, setup.strategy.layout
-    return (
-        f"{run.name} {run.model} {run.gpus} x {run.gpu} tp {layout.tp} pp {layout.pp} dp {layout.dp} "
-        f"batch {setup.strategy.micro_batch}/{run.global_batch}"
-    )
 
 
 def _tags(setup: Setup) -> dict[str, str]:
@@ -209,13 +201,13 @@ def _tags(setup: Setup) -> dict[str, str]:
 
 def memory_figures(published: PublishedRows) -> dict[str, float]:
     """Return the errors of peak memory, and the share of runs out of memory that are predicted not to fit."""
-    known = [row for row in published.memory_rows if not row.out_of_memory]
+    by_fate = group_by_key((row.out_of_memory, row) for row in published.memory_rows)
     names = ("mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
+    known = by_fate.get(False, [])
     figures = _memory_errors("peak memory", known, *names)
-    fitted, others = [row for row in known if row.fitted], [row for row in known if not row.fitted]
-    figures |= _memory_errors("peak memory, overhead fitted to such rows", fitted, *names)
-    figures |= _memory_errors("peak memory, nothing fitted", others, *names)
-    if over := [row for row in published.memory_rows if row.out_of_memory]:
+    for fitted, words in ((True, "overhead fitted to such rows"), (False, "nothing fitted")):
+        figures |= _memory_errors(f"peak memory, {words}", [row for row in known if row.fitted is fitted], *names)
+    if over := by_fate.get(True, []):
         figures["out of memory, predicted not to fit"] = sum(not row.fits for row in over) / len(over)
     return figures
 
@@ -265,8 +257,8 @@ def _label_mlperf(row: ScoredRow, record: Record) -> ScoredRow:
 # first should be the measured best. Its regret is how much longer it took than that.
 
 
+# Per cent of MFU from which single iterations repeat well; most slower ones waited for something else.
 CLEAN_MFU = 20.0
-"""Per cent of MFU from which single iterations repeat well; most slower ones waited for something else."""
 FEWEST_STRATEGIES = 5
 WITHIN = 0.1
 FAILED, UNSHARDED = "failed", "zero0"
@@ -281,7 +273,12 @@ def measure_ultrascale(*folders: str) -> Measurements:
     )
     failed, timed = by_end.get(True, []), by_end.get(False, [])
     compared = compare_records(timed)
-    rows = list(map(_add_cell, compared.rows, compared.records))
+    rows = []
+    for row, record in zip(compared.rows, compared.records, strict=True):
+        cell = f"{record.get('model')} on {record.get('num_gpus')}, batch {record.get('global_batch')}"
+        degrees = {f"{name} degree": str(record.get(name)) for name in ("tp", "pp")}
+        own = {name: row.tags[name] for name in ("parallelism", *DETAILS) if name in row.tags}
+        rows.append(replace(row, tags={"cell": cell, **degrees, **own}))
     clean = np.array([float(record.get("mfu_pct") or 0) >= CLEAN_MFU for record in compared.records], dtype=bool)
     names = ("mean_abs_error", "median_abs_error", "mean_error")
     figures = {
@@ -292,13 +289,6 @@ def measure_ultrascale(*folders: str) -> Measurements:
     skipped = {**compared.skipped, "failed: compared for memory alone": len(failed)}
     selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean}
     return Measurements(columns_of(rows), skipped, selections, figures, details=DETAILS)
-
-
-def _add_cell(row: ScoredRow, record: Record) -> ScoredRow:
-    tags = {name: row.tags[name] for name in ("parallelism", *DETAILS) if name in row.tags}
-    degrees = {f"{name} degree": str(record.get(name)) for name in ("tp", "pp")}
-    cell = f"{record.get('model')} on {record.get('num_gpus')}, batch {record.get('global_batch')}"
-    return ScoredRow(row.name, row.measured_s, row.predicted_s, {"cell": cell, **degrees, **tags}, row.ends)
 
 
 def rank_cell(measured_s: FloatArray, predicted_s: FloatArray) -> tuple[float, float]:
@@ -337,26 +327,18 @@ def verdict_figures(
     proofs = [read_run(record) for record in timed]
     refused, elsewhere = [], 0
     for record in failed:
-        run = read_run(record)
-        if _has_few_micro_batches(run) or any(_needs_no_less(proof, run) for proof in proofs):
+        run, fits_memory = read_run(record), False
+        # Nanotron's 1F1B engine refuses fewer micro-batches (parallel/pipeline_parallel/engine.py).
+        is_refused = run.global_batch < (run.pp - 1) * run.dp * (run.micro_batch or 0)
+        if is_refused or any(_needs_no_less(proof, run) for proof in proofs):
             elsewhere += 1
-        else:
-            refused.append(not _can_run(record))
+            continue
+        with suppress(ValueError):
+            fits_memory = memory_row(read_setup(record)).fits
+        refused.append(not fits_memory)
     if refused:
         yield "failed, predicted not to fit", float(np.mean(refused))
         yield "failed, not for lack of memory", elsewhere / (elsewhere + len(refused))
-
-
-def _can_run(record: Record) -> bool:
-    try:
-        return memory_row(read_setup(record)).fits
-    except ValueError:
-        return False
-
-
-def _has_few_micro_batches(run: PublishedRun) -> bool:
-    """Return True if nanotron's 1F1B engine refuses the run (parallel/pipeline_parallel/engine.py)."""
-    return run.global_batch < (run.pp - 1) * run.dp * (run.micro_batch or 0)
 
 
 def _needs_no_less(run: PublishedRun, other: PublishedRun) -> bool:

@@ -57,27 +57,20 @@ class RowCorrection:
 
     def applies_to(self, record: Record) -> bool:
         """Return True if the correction is about this row."""
-        if not (record.get("source") or "").startswith(self.source):
-            return False
-        if self.rows and record.get("id") not in self.rows:
-            return False
-        return all(
+        is_listed = not self.rows or record.get("id") in self.rows
+        return (record.get("source") or "").startswith(self.source) and is_listed and all(
             any(_is_same(record.get(column), value) for value in values.split(" | "))
             for column, values in self.when.items()
-        )
+        )  # fmt: skip
 
 
-def correct_records(records: Iterable[Record], corrections: Iterable[RowCorrection]) -> Iterator[Record]:
+def correct_records(records: Iterable[Record], corrections: Sequence[RowCorrection]) -> Iterator[Record]:
     """Yield *records* with known mistakes put right, and listed in the column ``corrected``."""
-    corrections = tuple(corrections)
     for record in records:
         notes: list[str] = []
         for correction in corrections:
-            if not correction.applies_to(record):
-                continue
-            changes = {
-                column: pair for column, pair in correction.change.items() if _is_same(record.get(column), pair[0])
-            }
+            pairs = correction.change if correction.applies_to(record) else {}
+            changes = {column: pair for column, pair in pairs.items() if _is_same(record.get(column), pair[0])}
             if changes:
                 words = (f"{column} {old or 'blank'} -> {new or 'blank'}" for column, (old, new) in changes.items())
                 notes.append(f"{', '.join(words)}: {' '.join(correction.reason.split())}")
@@ -136,11 +129,9 @@ def _cell(record: Record, column: str, kind: type) -> object:
     number = _number(record, column)
     if number is None or kind is float:
         return number
-    if kind is bool:
-        return number != 0
-    if not number.is_integer() or number < 1:
+    if kind is int and (not number.is_integer() or number < 1):
         raise ValueError(f"{column} {number:g} is not a whole number above zero")
-    return int(number)
+    return int(number) if kind is int else number != 0
 
 
 # Columns that a row needs to be compared at all.
@@ -214,7 +205,7 @@ def read_run(record: Record) -> PublishedRun:
         raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published")
     if _text(record, "status") == LEFT_OUT:
         raise ValueError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
-    values = {name: _cell(record, COLUMNS.get(name, name), kind) for name, kind in _column_kinds().items()}
+    values = {name: _cell(record, COLUMNS.get(name, name), kind) for name, kind in COLUMN_KINDS.items()}
     tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
     return PublishedRun(
         **values,  # type: ignore[arg-type]
@@ -229,13 +220,9 @@ def read_run(record: Record) -> PublishedRun:
 
 # Fields that follow from columns of other names or units.
 DERIVED = {"flops_per_gpu", "utilisation", "derived", "overlapped", "flags", "logged_by_first"}
-
-
-@lru_cache(maxsize=1)
-def _column_kinds() -> dict[str, type]:
-    """Return the fields of a run that are columns, with their types, whether or not they may be blank."""
-    hints = get_type_hints(PublishedRun)
-    return {name: (get_args(kind) or (kind,))[0] for name, kind in hints.items() if name not in DERIVED}
+# The fields that are columns, with their types, whether or not they may be blank.
+FIELD_KINDS = {name: (get_args(kind) or (kind,))[0] for name, kind in get_type_hints(PublishedRun).items()}
+COLUMN_KINDS: dict[str, type] = {name: kind for name, kind in FIELD_KINDS.items() if name not in DERIVED}
 
 
 # The cluster a published run was measured on, from the words of its row.
@@ -303,8 +290,10 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
     """Return the strategy and framework of *run*; the profile's defaults fill what the row leaves open."""
     layout = _layout(run)
     layout = replace(layout, vpp=_chunks(run, model, *profile.chunks(model, gpu, layout)))
-    seq = run.seq or profile.defaults.seq
-    micro_batch = _micro_batch(run, seq)
+    seq, micro_batch = run.seq or profile.defaults.seq, run.micro_batch or 1
+    if run.micro_batch is None and run.pp == 1:
+        share, fits = max(1, run.global_batch // run.dp), max(1, USUAL_TOKENS * (run.cp or 1) // seq)
+        micro_batch = max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
     settled = settle(profile, model, gpu, layout, _given(run))
     choices = {**settled.choices, **adapter_fields(settled.choices.get("lora_rank") or 0, settled.framework)}
     pieces = layout.pp * layout.vpp
@@ -410,14 +399,6 @@ def _chunks(run: PublishedRun, model: Model, usual: int, recipe: bool) -> int:
     return usual if layers % usual == 0 else layers
 
 
-def _micro_batch(run: PublishedRun, seq: int) -> int:
-    if run.micro_batch is not None:
-        return run.micro_batch
-    share = max(1, run.global_batch // run.dp)
-    fits = max(1, USUAL_TOKENS * (run.cp or 1) // seq)
-    return 1 if run.pp > 1 else max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
-
-
 def read_recompute(text: str) -> Recompute | None:
     """Return the recomputation that a row states, None where it is blank."""
     word = text.lower()
@@ -464,26 +445,24 @@ class Setup:
         name, changes = cluster_words(self.run)
         machine = ["--cluster", name, *(word for change in changes for word in ("--set", change))]
         try:
-            word, model = self._said_model()
-            said = predict_words(self.profile, model, self.cluster.gpu.name, self.strategy, self.framework)
+            word, model = self._find_model()
+            options = predict_words(self.profile, model, self.cluster.gpu.name, self.strategy, self.framework)
         except NoOptionError as error:
             return f"cannot be expressed: {error}"
-        words = ["stepcast", "predict", "--model", word, *machine, *said]
+        words = ["stepcast", "predict", "--model", word, *machine, *options]
         scaled = self.strategy.global_batch != self.run.global_batch
         note = f"  # times {self.run.global_batch}/{self.strategy.global_batch}" if scaled else ""
         return shlex.join(words) + note
 
-    def _said_model(self) -> tuple[str, Model]:
+    def _find_model(self) -> tuple[str, Model]:
         """Return the row's model by its name, or by name and sizes, as ``load_model`` takes it."""
-        seq = self.sizes.get("seq") or str(
-            max(self.strategy.seq, self.model.max_seq)
-        )  # as the row says, or as it needs
-        sized = words_of(self.run.model, {**self.sizes, "seq": seq})
+        needed = str(max(self.strategy.seq, self.model.max_seq))  # unless the row says
+        sized = words_of(self.run.model, {**self.sizes, "seq": self.sizes.get("seq") or needed})
         for word in (self.run.model, sized):
             with suppress(ValueError):
-                found = load_model(word)
-                if replace(found, name=self.model.name) == self.model:
-                    return word, found
+                model = load_model(word)
+                if replace(model, name=self.model.name) == self.model:
+                    return word, model
         raise NoOptionError(f"{sized} is another model")
 
 
