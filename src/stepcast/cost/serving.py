@@ -181,31 +181,28 @@ def fit_for(gpu: Gpu) -> ServingFit:
 def stand_in(architecture: str) -> str:
     """Return the measured architecture whose constants are used; the same name where it was measured itself."""
     table, known = operator_fits()
-    return (
-        architecture if architecture in known else str(table["stand_in"].get(architecture, table["stand_in"]["else"]))
-    )
+    others = table["stand_in"]
+    return architecture if architecture in known else str(others.get(architecture, others["else"]))
 
 
 def cost_evidence(gpu: Gpu) -> dict[str, str]:
     """Return, by group of operators, whether their constants were measured on this GPU, on its architecture or on
     another, from which they are scaled.
     """
-    fit, entry = default_fit(), operator_fits()[0]["architecture"].get(gpu.architecture, {})
-    served, known = entry.get("gpus", []), {"training products": "tensor", "training attention": "attention",
-                                            "memory-bound kernels": "stream"}  # fmt: skip
-    evidence = {}
-    for name, kind in known.items():
-        is_trained_here = gpu.name == TRAINING_GPU or (kind == "tensor" and f"{gpu.architecture}-bf16" in fit.tensor_of)
-        is_fitted = fit.measured(kind, gpu.architecture)
-        evidence[name] = _evidence(gpu, [TRAINING_GPU, *served] if is_trained_here else [], is_fitted, "hopper")
-    evidence["serving operators"] = _evidence(gpu, served, bool(entry), stand_in(gpu.architecture))
+    fit, architecture = default_fit(), gpu.architecture
+    entry = operator_fits()[0]["architecture"].get(architecture, {})
+    is_here, evidence = gpu.name == TRAINING_GPU, {}
+    is_served_here = gpu.name in entry.get("gpus", [])
+    for name, is_measured, is_fitted, source in (
+        ("training products", is_here or (is_served_here and f"{architecture}-bf16" in fit.tensor_of),
+         fit.measured("tensor", architecture), "hopper"),
+        ("training attention", is_here, fit.measured("attention", architecture), "hopper"),
+        ("memory-bound kernels", is_here, fit.measured("stream", architecture), "hopper"),
+        ("serving operators", is_served_here, bool(entry), stand_in(architecture)),
+    ):  # fmt: skip
+        elsewhere = f"measured on {architecture}" if is_fitted else f"scaled from {source}"
+        evidence[name] = "measured" if is_measured else elsewhere
     return evidence
-
-
-def _evidence(gpu: Gpu, measured_on: list[str], own_architecture: bool, source: str) -> str:
-    if gpu.name in measured_on:
-        return "measured"
-    return f"measured on {gpu.architecture}" if own_architecture else f"scaled from {source}"
 
 
 def linear_s(
@@ -231,26 +228,19 @@ def linear_s(
     linear_fit = fit.linear.get(recipe) or (fit.linear["bf16"] if substitute else None)
     if linear_fit is None:
         raise ValueError(f"{recipe}: linear layers in this format were not measured on {stand_in(gpu.architecture)}")
-    return product_s(m, n, k, gpu, form, linear_fit, copies, load) + sum(
-        quantize_s(m, k, gpu, kind, linear_fit.quantise_factor, fit) for kind in form.quantise
-    )
-
-
-def product_s(
-    m: Number, n: Number, k: Number, gpu: Gpu, form: LinearFormat, fit: LinearFit, copies: float, load: Load
-) -> Number:
-    """Return the seconds of the product of a linear layer, with its launch but without quantisation."""
     dtype = form.product if form.product in gpu.matrix_flops else gpu.half_format
     rates, rows = matrix_rates(gpu, dtype), np.atleast_1d(np.asarray(m, dtype=np.float64))
     hit = cached_fraction(copies * n * k * form.weight_bytes, gpu, 1.0) if copies < math.inf else 0.0
-    bandwidth = rates.bandwidth_bytes_per_s / (1.0 - hit + hit / fit.cached_speedup)
+    bandwidth = rates.bandwidth_bytes_per_s / (1.0 - hit + hit / linear_fit.cached_speedup)
     reached = rates._replace(bandwidth_bytes_per_s=bandwidth)
-    seconds = matmul_s(rows, n, k, np.ones(rows.shape), form.weight_bytes, reached, fit.product)
-    waiting_s = fit.depth_s * k * np.maximum(1.0, n / (PANEL * gpu.sms))
-    seconds = (seconds**4 + waiting_s**4) ** 0.25 if fit.depth_s else seconds
-    limited_s = _limit(seconds, 2.0 * rows * n * k, fit.joule_per_flop, fit.warm_up_s, gpu, dtype, load)
-    result: FloatArray = np.asarray(limited_s + fit.product.latency_s)
-    return result if isinstance(m, np.ndarray) else float(result[0])
+    seconds = matmul_s(rows, n, k, np.ones(rows.shape), form.weight_bytes, reached, linear_fit.product)
+    waiting_s = linear_fit.depth_s * k * np.maximum(1.0, n / (PANEL * gpu.sms))
+    seconds = (seconds**4 + waiting_s**4) ** 0.25 if linear_fit.depth_s else seconds
+    energy = linear_fit.joule_per_flop, linear_fit.warm_up_s
+    product_s: FloatArray = np.asarray(_limit(seconds, 2.0 * rows * n * k, *energy, gpu, dtype, load))
+    product_s = product_s + linear_fit.product.latency_s  # of its launch
+    quantised_s = sum(quantize_s(m, k, gpu, kind, linear_fit.quantise_factor, fit) for kind in form.quantise)
+    return (product_s if isinstance(m, np.ndarray) else float(product_s[0])) + quantised_s
 
 
 def quantize_s(
@@ -283,7 +273,6 @@ def prefill_s(
     dtype: str = "bf16",
     cache_dtype: str = "bf16",
     window: Number = 0.0,
-    load: Load = BURST,
     fit: ServingFit | None = None,
 ) -> Number:
     """Return the seconds of causal attention of *tokens* new tokens per sequence, and of writing them to the cache.
@@ -296,8 +285,7 @@ def prefill_s(
     prefill_fit = _of_format(fit.prefill, dtype, gpu)
     written = 2.0 * batch * tokens * kv_heads * head_dim * (1.0 if cache_dtype == "fp8" else BF16_BYTES)
     moved = 2.0 * batch * tokens * (heads + kv_heads) * head_dim * BF16_BYTES
-    sizes = (batch, tokens, heads, head_dim, head_dim)
-    return _prefill(*sizes, moved, written, window, gpu, dtype, prefill_fit, load)
+    return _prefill(batch, tokens, heads, head_dim, head_dim, moved, written, window, gpu, dtype, prefill_fit)
 
 
 def mla_prefill_s(
@@ -306,7 +294,7 @@ def mla_prefill_s(
     """Return the seconds of DeepSeek's attention of new tokens: *heads* of one rank, keys 192 and values 128 wide."""
     prefill_fit = _of_format((fit or fit_for(gpu)).mla_prefill, cache_dtype, gpu)
     moved = 2.0 * batch * tokens * heads * (MLA_KEY + MLA_VALUE) * BF16_BYTES
-    return _prefill(batch, tokens, heads, MLA_KEY, MLA_VALUE, moved, 0.0, 0.0, gpu, "bf16", prefill_fit, BURST)
+    return _prefill(batch, tokens, heads, MLA_KEY, MLA_VALUE, moved, 0.0, 0.0, gpu, "bf16", prefill_fit)
 
 
 def _prefill(
@@ -321,7 +309,6 @@ def _prefill(
     gpu: Gpu,
     dtype: str,
     fit: PrefillFit,
-    load: Load,
 ) -> Number:
     tile = fit.query_tile
     tiles = np.ceil(tokens / tile)
@@ -339,7 +326,7 @@ def _prefill(
     scores = batch * heads * rows * attended
     longest_s = tile * np.minimum(rows, width + tile) * per_score_s * gpu.sms
     compute_s = scores * per_score_s + fit.tail * longest_s
-    limited_s = _limit(compute_s, scores * operations, fit.joule_per_flop, WARM_UP_S, gpu, DType.BF16, load)
+    limited_s = _limit(compute_s, scores * operations, fit.joule_per_flop, WARM_UP_S, gpu, DType.BF16, BURST)
     start_s = batch * heads * tiles * fit.tile_clocks * (key_dim + value_dim) / 256.0 / (gpu.sms * gpu.clock_hz)
     memory_s = (fit.memory_exposure * moved + fit.cache_write * written) / gpu.memory_bandwidth_bytes_per_s
     if fit.cached_share:

@@ -9,7 +9,6 @@ are divided as whole numbers and times cut to nanoseconds, as there. Where SimAI
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from fractions import Fraction
 from functools import lru_cache
 
@@ -114,16 +113,6 @@ class _Job:
                 return (n, gpus // group_stride, nics // group_stride) if group_stride <= gpus else (n, 1, nics // gpus)
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Nanoseconds, whole numbers until the end."""
-
-    communication: Counter[Group] = field(default_factory=Counter)
-    compute: int = 0
-    in_bubble: int = 0
-    odd: Counter[str] = field(default_factory=Counter)
-
-
 def simai_price(
     workload: Workload,
     gpus: int | None = None,
@@ -144,38 +133,34 @@ def simai_price(
     if dp < 1:
         raise ValueError(f"{gpus} GPUs are fewer than tp x pp = {layout.tp} x {layout.pp}")
     job = _Job(system, layout.tp, layout.ep, dp)
-    sums = _Sums()
+    # Nanoseconds, whole numbers until the end.
+    communication_ns: Counter[Group] = Counter()
+    compute_ns, bubble_ns, odd = 0, 0, Counter[str]()
     # SimAI prices the lines of the file: a micro-batch counts as often as it is written.
     written = int(workload.note("simai.written_micro_batches") or workload.micro_batches)
     for layer, count in workload.stages[0].counted_layers(written):
-        _add(sums, layer, count, job)
-    bubbles = Fraction(layout.pp - 1, workload.micro_batches * layout.vpp)
-    return SimaiPrice(
-        **{f"{name}_s": sums.communication[group] * NS * (1 - hidden[name]) for name, group in GROUPS.items()},
-        bubble_s=float(sums.in_bubble * bubbles) * NS,
-        compute_s=sums.compute * NS,
-        warnings=tuple(f"{text} ({count} times)" for text, count in sums.odd.items()),
-    )
-
-
-def _add(sums: _Sums, layer: Layer, count: int, job: _Job) -> None:
-    """Add *count* runs of *layer*; the weight-gradient's communication is outside the bubble."""
-    for phase in Phase:
-        for op in layer.ops(phase):
+        ops = [(phase, op) for phase in Phase for op in layer.ops(phase)]
+        for phase, op in ops:
             if isinstance(op.work, Recorded):
                 spent = round(op.work.duration_s / NS) * count
-                sums.compute += spent
+                compute_ns += spent
             else:
                 collective = _require_collective(op, layer)
                 spent, oddity = _collective_ns(collective, job)
                 spent *= count
-                sums.communication[collective.group] += spent
+                communication_ns[collective.group] += spent
                 if oddity:
-                    sums.odd[oddity] += count
-                if phase is Phase.WEIGHT_GRADIENT:
-                    continue
-            if layer.name != EMBEDDING:
-                sums.in_bubble += spent
+                    odd[oddity] += count
+            # The communication of weight gradients is outside the bubble.
+            if layer.name != EMBEDDING and (isinstance(op.work, Recorded) or phase is not Phase.WEIGHT_GRADIENT):
+                bubble_ns += spent
+    bubbles = Fraction(layout.pp - 1, workload.micro_batches * layout.vpp)
+    return SimaiPrice(
+        **{f"{name}_s": communication_ns[group] * NS * (1 - hidden[name]) for name, group in GROUPS.items()},
+        bubble_s=float(bubble_ns * bubbles) * NS,
+        compute_s=compute_ns * NS,
+        warnings=tuple(f"{text} ({count} times)" for text, count in odd.items()),
+    )
 
 
 def _require_collective(op: Op, layer: Layer) -> Collective:

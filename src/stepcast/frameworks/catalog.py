@@ -136,21 +136,17 @@ class Profile:
 
 def profile_facts(profile: Profile) -> FactDict:
     """Return all of a profile as facts for ``show`` and ``list``."""
-    framework, defaults = profile.framework, profile.defaults
-    software = {
-        name: value for name, value in asdict(framework).items() if name not in ("name", "optimizer", "overhead")
-    }
-    for name in profile.as_trained & set(software):
-        software[name] = AS_TRAINED
-    optimizer = asdict(framework.optimizer)
-    optimizer |= {"moment_dtype": AS_TRAINED} if "moment_dtype" in profile.as_trained else {}
+    defaults, software = profile.defaults, asdict(profile.framework)
+    name, optimizer, overhead = (software.pop(part) for part in ("name", "optimizer", "overhead"))
+    for decision in profile.as_trained:
+        (software if decision in software else optimizer)[decision] = AS_TRAINED
     return {
         "kind": "framework",
-        "name": profile.name,
+        "name": name,
         "description": profile.description,
         "software": software,
         "optimizer": optimizer,
-        "memory": asdict(framework.overhead),
+        "memory": overhead,
         "defaults": {
             **{field.name: getattr(defaults, field.name) for field in fields(defaults)},
             "recompute": recompute_word(defaults.recompute),
@@ -162,10 +158,16 @@ def profile_facts(profile: Profile) -> FactDict:
     }
 
 
+RecomputeWord = StrEnum("RecomputeWord", [*RecomputeKind, *RecomputeModule])  # type: ignore[misc]
+
+
 class Feature(NamedTuple):
-    """A feature that software may lack: its name, and the values of it that a run uses."""
+    """A feature that software may lack: its name, the values that it can have (None: overlaps), and those that a run
+    uses.
+    """
 
     noun: str
+    kind: type[StrEnum] | None
     used: Callable[[Strategy, Framework], tuple[str, ...]]
 
 
@@ -189,31 +191,31 @@ def _used_overlaps(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
     return tuple(word for word in overlap_words(strategy.overlap) if acts[word])
 
 
-# Keys of [supports] in profiles. Most software has fewer kinds of sharding inside pipelines.
+# Keys of [supports] in profiles; a run that uses other values gets a warning. Most software has fewer kinds of sharding
+# inside pipelines.
 FEATURES: Mapping[str, Feature] = {
-    "schedules": Feature("schedule", lambda run, _: (run.schedule,) if run.layout.pp > 1 else ()),
-    "shardings": Feature("sharding", lambda run, _: _used_sharding(run, False)),
-    "pipeline_shardings": Feature("sharding in a pipeline", lambda run, _: _used_sharding(run, True)),
-    "dispatchers": Feature("token dispatch", lambda run, software: (software.dispatcher,) if run.layout.ep > 1 else ()),
-    "recompute": Feature("recomputation", lambda run, _: (run.recompute.kind, *run.recompute.modules)),
-    "overlaps": Feature("overlap", _used_overlaps),
-    "contexts": Feature("context-parallel exchange", lambda run, _: (run.context,) if run.layout.cp > 1 else ()),
-}
+    "schedules": Feature("schedule", ScheduleKind, lambda run, _: (run.schedule,) if run.layout.pp > 1 else ()),
+    "shardings": Feature("sharding", Sharding, lambda run, _: _used_sharding(run, False)),
+    "pipeline_shardings": Feature("sharding in a pipeline", Sharding, lambda run, _: _used_sharding(run, True)),
+    "dispatchers": Feature("token dispatch", Dispatcher,
+                           lambda run, software: (software.dispatcher,) if run.layout.ep > 1 else ()),
+    "recompute": Feature("recomputation", RecomputeWord,
+                         lambda run, _: (run.recompute.kind, *run.recompute.modules)),
+    "overlaps": Feature("overlap", None, _used_overlaps),
+    "contexts": Feature("context-parallel exchange", ContextKind,
+                        lambda run, _: (run.context,) if run.layout.cp > 1 else ()),
+}  # fmt: skip
 
 
 def missing_features(profile: Profile, strategy: Strategy, framework: Framework) -> list[str]:
     """Return a sentence for each thing a run uses that the software of *profile* does not have."""
-    return [
-        f"{profile.name} has no {word} {feature.noun} ({_others(profile.supports[key])})"
-        for key, feature in FEATURES.items()
-        if key in profile.supports
-        for word in feature.used(strategy, framework)
-        if word not in profile.supports[key]
-    ]
-
-
-def _others(words: tuple[str, ...]) -> str:
-    return f"it has {', '.join(words)}" if words else "nor any other"
+    missing = []
+    for key, feature in FEATURES.items():
+        if (known := profile.supports.get(key)) is not None:
+            others = f"it has {', '.join(known)}" if known else "nor any other"
+            unknown = [word for word in feature.used(strategy, framework) if word not in known]
+            missing += [f"{profile.name} has no {word} {feature.noun} ({others})" for word in unknown]
+    return missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +305,6 @@ MOST_PER_PARAMETER = 1000
 Read = Callable[[object], object]
 Keys = Mapping[str, tuple[str, Read]]
 """Key of a profile -> the field it sets and how its value is read."""
-RecomputeWord = StrEnum("RecomputeWord", [*RecomputeKind, *RecomputeModule])  # type: ignore[misc]
 
 
 def _typed(kind: object) -> Read:
@@ -323,7 +324,9 @@ def _words(value: object) -> tuple[str, ...]:
     return convert_table(value, tuple[str, ...])
 
 
-def _some_of(kind: type[StrEnum]) -> Read:
+def _some_of(kind: type[StrEnum] | None) -> Read:
+    if kind is None:
+        return lambda value: overlap_words(overlap_of(_words(value))) if value else ()
     return lambda value: tuple(map(str, convert_table(value, tuple[kind, ...])))  # type: ignore[valid-type]
 
 
@@ -372,23 +375,9 @@ CONDITIONS = _fields_of(
     {"pp": ("pp", lambda value: convert_table(value if isinstance(value, list) else [value], tuple[Count, ...]))},
     ("settings",),
 )
-# Features of the software; a run that uses others of the kind gets a warning.
-SUPPORTS: Keys = {
-    "schedules": ("schedules", _some_of(ScheduleKind)),
-    "shardings": ("shardings", _some_of(Sharding)),
-    "pipeline_shardings": ("pipeline_shardings", _some_of(Sharding)),
-    "dispatchers": ("dispatchers", _some_of(Dispatcher)),
-    "recompute": ("recompute", _some_of(RecomputeWord)),
-    "overlaps": ("overlaps", lambda value: overlap_words(overlap_of(_words(value))) if value else ()),
-    "contexts": ("contexts", _some_of(ContextKind)),
-}
-TABLES: Mapping[str, Keys] = {
-    "software": SOFTWARE,
-    "optimizer": OPTIMIZER,
-    "memory": MEMORY,
-    "defaults": CHOICES,
-    "supports": SUPPORTS,
-}
+SUPPORTS: Keys = {key: (key, _some_of(feature.kind)) for key, feature in FEATURES.items()}
+TABLES: Mapping[str, Keys] = {"software": SOFTWARE, "optimizer": OPTIMIZER, "memory": MEMORY, "defaults": CHOICES,
+                              "supports": SUPPORTS}  # fmt: skip
 KEYS = ("description", "extends", *(f"{table}.{key}" for table, entries in TABLES.items() for key in entries))
 
 

@@ -16,7 +16,7 @@ from stepcast.generation.placement import (
 from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.model import Model
@@ -73,8 +73,9 @@ def generate_batch(
     join_step, finish_step = np.zeros(count), np.zeros(count)
     running: list[tuple[float, int]] = []
     step, offset_sum, index = 0.0, 0.0, 0
-    bounds: list[tuple[float, float, float, float]] = []  # first step, last step, batch, sum of prompt minus join
-    fresh: list[tuple[float, float, float]] = []  # at the start of each interval: tokens to prefill, prompts, requests
+    # Of each interval: first step, last step, batch, sum of prompt minus join; at its start: tokens to prefill, prompts
+    # and requests.
+    intervals: list[tuple[float, ...]] = []
     while running or index < count:
         tokens, new_prompts, before = 0.0, 0, index
         while index < count and len(running) < limit:
@@ -85,17 +86,15 @@ def generate_batch(
                 tokens, new_prompts = tokens + float(prompts[index]), new_prompts + 1
             index += 1
         until = running[0][0]
-        bounds.append((step, until, float(len(running)), offset_sum))
-        fresh.append((tokens, new_prompts, index - before))
+        intervals.append((step, until, float(len(running)), offset_sum, tokens, new_prompts, index - before))
         step = until
         while running and running[0][0] <= step:
             _, done = heapq.heappop(running)
             finish_step[done] = step
             offset_sum -= float(prompts[done]) - join_step[done]
-    first, last, batch, offsets = np.array(bounds).T
+    first, last, batch, offsets, tokens_joined, prompts_joined, joined = np.array(intervals).T
     context = offsets / batch + (first + last) / 2.0
     seconds = (last - first) * _decode_s(steps, batch, context)
-    tokens_joined, prompts_joined, joined = np.array(fresh).T
     prefill_s = _prefill_s(steps, tokens_joined, float(np.mean(prompts)))
     largest, spans = int(batch.max()), seconds + prefill_s
     ends = np.cumsum(spans)
@@ -166,12 +165,10 @@ class SteadyServing:
     requests_per_s: FloatArray
 
 
-def serve(
-    served: SteadyServing, request_s: float, first_s: FloatArray, burst_s: FloatArray, output: float
-) -> SteadyServing:
+def add_waits(served: SteadyServing, request_s: float, burst_s: FloatArray, output: float) -> SteadyServing:
     """Return *served* with what all clients wait for: the first wave of requests, and room in the cache."""
-    cycle_s = output * served.tpot_s + first_s
-    ttft_s = request_s + first_s + burst_s + served.waiting / served.running * cycle_s
+    cycle_s = output * served.tpot_s + served.ttft_s
+    ttft_s = request_s + served.ttft_s + burst_s + served.waiting / served.running * cycle_s
     return replace(served, ttft_s=ttft_s, requests_per_s=served.requests_per_s * served.running / cycle_s)
 
 
@@ -182,12 +179,10 @@ def prefill_steps(
     sequences.
     """
     starts = np.arange(0.0, prompt, steps.engine.prefill_tokens)[:, np.newaxis]
-    chunks = np.minimum(prompt - starts, steps.engine.prefill_tokens)
-    if not steps.engine.mixes_prefill:
-        alone = steps.mixed_s(np.zeros_like(batch), context, chunks, starts, prompts).sum(axis=0)
-        return alone, alone
-    seconds = steps.mixed_s(batch, context, chunks, starts, prompts)
-    delay_s = np.maximum(seconds - steps.decode_s(np.maximum(batch, 1.0), context), 0.0)
+    chunks, is_mixed = np.minimum(prompt - starts, steps.engine.prefill_tokens), steps.engine.mixes_prefill
+    seconds = delay_s = steps.mixed_s(batch if is_mixed else np.zeros_like(batch), context, chunks, starts, prompts)
+    if is_mixed:
+        delay_s = np.maximum(seconds - steps.decode_s(np.maximum(batch, 1.0), context), 0.0)
     return seconds.sum(axis=0), delay_s.sum(axis=0)
 
 
@@ -234,7 +229,7 @@ def steady_serving(
     replicas = np.asarray(float(steps.layout.replicas))
     served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, decode_s, replicas)
     burst_s = np.maximum(running / dp - 1.0, 0.0) / 2.0 * filled_s / engine.waves
-    return serve(served, engine.request_s, first_s, burst_s, output)
+    return add_waits(served, engine.request_s, burst_s, output)
 
 
 def split_serving(
@@ -276,7 +271,7 @@ def split_serving(
     others = np.maximum(running / servers - 1.0, 0.0)
     # Prompts of one step get their first tokens together, finish within a short time and share a step once more.
     burst_s = (others / 2.0 / SPLIT_WAVES + np.minimum(SAME_STEP * others, together - 1.0)) * filled_s
-    return serve(served, max(prefill.engine.request_s, ROUTER_S), first_s, burst_s, output)
+    return add_waits(served, max(prefill.engine.request_s, ROUTER_S), burst_s, output)
 
 
 def _most_running(memory: GenerationMemory, engine: EngineProfile, prompt: float, output: float) -> float:
@@ -364,15 +359,13 @@ class GenerationForecast(Answer):
 
 def check_layout(model: Model, layout: GenerationLayout) -> None:
     """Raise a ValueError for a layout that the model cannot have."""
-    if model.heads % layout.tp:
-        raise ValueError(f"tp {layout.tp} does not divide the {model.heads} attention heads of {model.name}")
-    if layout.ep > 1 and (model.experts is None or model.experts.count % layout.ep):
-        experts = 0 if model.experts is None else model.experts.count
-        raise ValueError(f"ep {layout.ep} does not divide the {experts} experts of {model.name}")
-    if layout.dp > 1 and model.experts is None:
-        raise ValueError(f"{model.name} has no experts to share: use replicas instead of dp {layout.dp}")
-    if layout.pp > model.layers:
-        raise ValueError(f"pp {layout.pp} exceeds the {model.layers} layers of {model.name}")
+    name, experts = model.name, model.experts.count if model.experts else 0
+    require(model.heads % layout.tp == 0, f"tp {layout.tp} does not divide the {model.heads} attention heads of {name}")
+    is_split = layout.ep == 1 or (experts > 0 and experts % layout.ep == 0)
+    require(is_split, f"ep {layout.ep} does not divide the {experts} experts of {name}")
+    has_shared = layout.dp == 1 or experts > 0
+    require(has_shared, f"{name} has no experts to share: use replicas instead of dp {layout.dp}")
+    require(layout.pp <= model.layers, f"pp {layout.pp} exceeds the {model.layers} layers of {name}")
 
 
 def forecast_generation(
@@ -390,22 +383,19 @@ def forecast_generation(
     steps = step_times(model, cluster, layout, formats, engine, speculation)
     memory = generation_memory(model, layout, formats, cluster.gpu, engine, memory_share)
     limit = batch_limit(steps, memory, task.prompt.mean, task.response.mean)
-    assumptions, gpu = [NOT_MODELLED, *model.unread], cluster.gpu
+    assumptions, gpu, half = [NOT_MODELLED, *model.unread], cluster.gpu, cluster.gpu.half_format
     for stored, part in ((formats.dense, "weights"), (formats.cache, "KV cache")):
         if stored not in gpu.matrix_flops:
-            meant = gpu.half_format if stored is DType.BF16 else stored
-            assumptions.append(
-                f"{gpu.name} has no {stored} matrix units: {meant} {part}, products in {gpu.half_format}"
-            )
+            meant = half if stored is DType.BF16 else stored
+            assumptions.append(f"{gpu.name} has no {stored} matrix units: {meant} {part}, products in {half}")
     if speculation.tokens:
         assumptions.append(f"drafted tokens are accepted with a chance of {speculation.acceptance:g}")
         if not model.next_token_layers:
             assumptions.append(f"{model.name} has no module that drafts: one is priced as a layer and the output layer")
     if layout.dp > 1 or layout.ep > 1:
         assumptions.append("tokens are routed evenly over experts")
-    shared = GenerationForecast(
-        model, cluster, layout, formats, engine, task, memory, limit, 0.0, 0.0, 0.0, assumptions=tuple(assumptions)
-    )
+    parts = model, cluster, layout, formats, engine, task, memory, limit
+    shared = GenerationForecast(*parts, 0.0, 0.0, 0.0, assumptions=tuple(assumptions))
     if (length := task.prompt.mean + task.response.mean) > model.max_seq:
         shared = shared.warn(f"requests of {length:,.0f} tokens are longer than the {model.max_seq:,} of {model.name}")
     if task.response.mean <= 1:
@@ -433,17 +423,17 @@ def spread_requests(steps: StepTimes, limit: int, task: GenerationTask) -> list[
     ranks = layout.replicas * layout.dp
     prompts, responses = task.prompt.draw(requests), task.response.draw(requests)
     groups = -(-requests // task.group)
-    owner = (np.arange(groups) * ranks // max(groups, 1) if groups >= ranks else np.arange(groups)).repeat(task.group)
-    owner = owner[:requests]
+    owner = np.arange(groups) * ranks // max(groups, 1) if groups >= ranks else np.arange(groups)
+    owner = owner.repeat(task.group)[:requests]
     totals = np.bincount(owner, weights=responses, minlength=ranks)
     longest = np.zeros(ranks)
     np.maximum.at(longest, owner, responses)
     # The last rank to finish has the most tokens or the longest response: simulate those that may be it.
-    chosen = set(np.argsort(-totals)[:4].tolist()) | set(np.argsort(-longest)[:4].tolist())
-    chosen = {rank for rank in chosen if totals[rank] > 0}
+    chosen = {*np.argsort(-totals)[:4].tolist(), *np.argsort(-longest)[:4].tolist()}
     return [
         generate_batch(steps, prompts[owner == rank], responses[owner == rank], limit, task.group)
         for rank in sorted(chosen)
+        if totals[rank] > 0
     ]
 
 

@@ -17,6 +17,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer
 from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
+from stepcast.units import GIB
 
 # Other names of engines.
 ENGINES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "tensorrt_llm": "trtllm"}
@@ -67,7 +68,6 @@ def load_engine(name: str) -> EngineProfile:
         raise ValueError(f"{path}: {error}") from None
 
 
-GIB = 2**30
 # Recipes of linear layers by the format of weights.
 RECIPES = {DType.FP8: "fp8", DType.MXFP8: "fp8-block", DType.NVFP4: "nvfp4", DType.FP4: "nvfp4"}
 
@@ -150,15 +150,15 @@ def cache_bytes_per_token(model: Model, block: LayerParts, tp: int, cache: DType
 
 def state_bytes(model: Model, block: LayerParts, tp: int) -> float:
     """Return the bytes of a sequence's state in a recurrent layer on one rank: fp32, convolution inputs bf16."""
+    size = 0
     if block.mixer is Mixer.DELTA and (delta := model.delta) is not None:
-        state = delta.value_heads * delta.key_dim * delta.value_dim * 4 + delta.channels * (delta.conv - 1) * 2
-        return state / tp
-    if block.mixer is Mixer.MAMBA and (hybrid := model.hybrid) is not None:
+        size = delta.value_heads * delta.key_dim * delta.value_dim * 4 + delta.channels * (delta.conv - 1) * 2
+    elif block.mixer is Mixer.MAMBA and (hybrid := model.hybrid) is not None:
         convolved = (hybrid.inner + 2 * hybrid.groups * hybrid.state) * (hybrid.conv - 1) * 2
-        return (hybrid.inner * hybrid.state * 4 + convolved) / tp
-    if block.mixer is Mixer.SELECTIVE and (selective := model.selective) is not None:
-        return selective.inner * (selective.state * 4 + 3 * 2) / tp
-    return 0.0
+        size = hybrid.inner * hybrid.state * 4 + convolved
+    elif block.mixer is Mixer.SELECTIVE and (selective := model.selective) is not None:
+        size = selective.inner * (selective.state * 4 + 3 * 2)
+    return size / tp
 
 
 @dataclass(frozen=True, slots=True)

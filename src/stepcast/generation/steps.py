@@ -163,10 +163,9 @@ class StepTimes:
         route = route_of(job_path(cluster, layout.width), cluster)
         remote = experts.top_k * (route.nodes - 1) / route.nodes
         copies, width = TokenCopies(experts.top_k, remote, experts.count), float(experts.latent or self.model.hidden)
-        seconds = np.zeros_like(tokens)
+        arguments, seconds = (copies, route, 1.0, cluster.gpu.architecture), np.zeros_like(tokens)
         for phase, size in zip(PHASES, (FP8_TOKEN_BYTES if self.formats.experts.bytes < 2 else 2.0, 2.0), strict=True):
-            arguments = tokens / layout.tp, width, size, copies, route, 1.0, cluster.gpu.architecture
-            seconds += exchange_s("deepep-low-latency", phase, *arguments)
+            seconds += exchange_s("deepep-low-latency", phase, tokens / layout.tp, width, size, *arguments)
         return seconds
 
     def _move_s(self, kind: CollectiveKind, size: FloatArray, ranks: int) -> FloatArray:
@@ -194,20 +193,12 @@ class StepTimes:
                     seen, indexed = np.minimum(context, latent.top_keys), batch * context * (latent.index_dim + 4)
                 seconds += count * (serving.mla_decode_s(batch, seen, heads, gpu, cache) + indexed / self._bandwidth)
             else:
-                sizes = heads, float(-(-model.kv_heads // tp)), float(model.head_dim)
-                limit = float(window or 0)
-                own = serving.decode_s(batch, context, *sizes, gpu, cache, limit, flash=self.engine.flash)
-                seconds += count * own
+                sizes, limit = (heads, float(-(-model.kv_heads // tp)), float(model.head_dim)), float(window or 0)
+                seconds += count * serving.decode_s(batch, context, *sizes, gpu, cache, limit, flash=self.engine.flash)
         return seconds
 
-    def prefill_attention_s(self, tokens: FloatArray, before: FloatArray) -> FloatArray:
-        """Return the seconds of the token mixers for *tokens* of one prompt after *before* of it were prefilled: those
-        of all of them at once, less those of the first.
-        """
-        after = self._prefill_s(before + tokens)
-        return np.where(before > 0, np.maximum(after - self._prefill_s(np.maximum(before, 1.0)), 0.0), after)
-
     def _prefill_s(self, tokens: FloatArray) -> FloatArray:
+        """Return the seconds of the token mixers for the first *tokens* of one prompt."""
         model, gpu, tp = self.model, self.cluster.gpu, self.layout.tp
         seconds = np.zeros_like(tokens)
         heads, cache = float(-(-model.heads // tp)), self.formats.cache_word
@@ -251,7 +242,11 @@ class StepTimes:
         """
         batch, chunk = np.asarray(batch, np.float64), np.asarray(chunk, np.float64)
         tokens, sequences = batch + prompts * chunk, batch + prompts
-        gpu_s = self.tokens_s(tokens) + prompts * self.prefill_attention_s(chunk, before) + self.head_s(sequences)
+        # Attention of a chunk is that of all tokens so far at once, less that of those before.
+        attention_s = self._prefill_s(before + chunk)
+        own_s = np.maximum(attention_s - self._prefill_s(np.maximum(before, 1.0)), 0.0)
+        attention_s = np.where(before > 0, own_s, attention_s)
+        gpu_s = self.tokens_s(tokens) + prompts * attention_s + self.head_s(sequences)
         gpu_s = gpu_s * self.engine.prefill_pace
         gpu_s = gpu_s + np.where(batch > 0, self.attention_s(batch, np.asarray(context, np.float64)), 0.0)
         return self._with_host(gpu_s, sequences, tokens)

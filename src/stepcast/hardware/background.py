@@ -81,7 +81,7 @@ def read_background(path: str) -> Others:
 def parse_nodes(value: object) -> tuple[int, ...]:
     """Return nodes, counted from 0, given as ``"0-3,8"`` or as a list of numbers."""
     if isinstance(value, list) and all(type(node) is int and 0 <= node < LISTED.most for node in value):
-        nodes = list(value)
+        nodes = value
     elif isinstance(value, str):
         with prefix_errors("nodes"):
             nodes = [int(name) for name in expand_hostlist(f"[{value.replace(' ', '')}]")]

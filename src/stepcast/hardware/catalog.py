@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from types import NoneType
 from typing import NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -82,9 +83,7 @@ class Description:
     def where(self, key: str) -> str:
         """Return ``file:line`` of a dotted key, found in the text: the TOML parser keeps no positions."""
         places = _key_lines(self.text)
-        parts = key.split(".")
-        prefixes = (".".join(parts[: count + 1]) for count in range(len(parts)))
-        lines = [places[prefix] for prefix in prefixes if prefix in places]
+        lines = [places[prefix] for prefix in accumulate(key.split("."), "{}.{}".format) if prefix in places]
         return f"{self.file}:{min(lines)}" if lines else self.file
 
     def error(self, key: str, problem: str) -> CatalogError:
@@ -130,17 +129,13 @@ NOT_DESCRIBED = {
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
 UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
-DIMENSION_OF_SUFFIX = {
-    "_bytes_per_s": Dimension.RATE,
-    "_bytes": Dimension.SIZE,
-    "_s": Dimension.TIME,
-    "_hz": Dimension.FREQUENCY,
-    "_w": Dimension.POWER,
-}
+DIMENSION_OF_SUFFIX = {"_bytes_per_s": Dimension.RATE, "_bytes": Dimension.SIZE, "_s": Dimension.TIME,
+                       "_hz": Dimension.FREQUENCY, "_w": Dimension.POWER}  # fmt: skip
 # Units at the end of keys in files of fitted constants.
 FIT_UNITS = {"_us": ("_s", US), "_ns": ("_s", NS), "_gb_per_s": ("_bytes_per_s", GB)}
 TRANSPORT, DEFAULT_TRANSPORT = "node.nic.transport", "infiniband"
 OF_TRANSPORT = ("node.nic.latency", "node.nic.efficiency")
+OF_OTHER = ("other.cluster", "other.nodes")
 SECTION_NAMES = {"topology": "network"}  # fields whose table in a description has another name
 
 Built = TypeVar("Built")
@@ -182,14 +177,13 @@ def _list_keys(kind: type, prefix: str = "", path: tuple[str, ...] = ()) -> dict
         name, hint = field.name, hints[field.name]
         if name in ("name", "gpu", "transport", "other") or get_origin(hint) is Mapping:
             continue
-        is_list = get_origin(hint) is tuple
         inner = next((part for part in get_args(hint) if part is not NoneType), hint)
         own_path = (*path, name)
         if is_dataclass(inner):
             keys |= _list_keys(inner, f"{prefix}{SECTION_NAMES.get(name, name)}.", own_path)  # type: ignore[arg-type]
             continue
         suffix = next((end for end in DIMENSION_OF_SUFFIX if name.endswith(end)), "")
-        is_number = inner in (int, float, bool) and not is_list
+        is_number = inner in (int, float, bool) and get_origin(hint) is not tuple
         keys[prefix + name.removesuffix(suffix)] = DescriptionKey(own_path, DIMENSION_OF_SUFFIX.get(suffix), is_number)
     return keys
 
@@ -217,7 +211,7 @@ def data_names(folder: str) -> tuple[str, ...]:
 
 def load_gpu(name_or_path: str) -> Gpu:
     """Return a GPU of the catalogue, by name or alias in any letter case, or one described in a TOML file."""
-    return _build_gpu(_own_name("gpus", name_or_path), _read_entries("gpus", name_or_path), name_or_path)
+    return _build_gpu(_find_name("gpus", name_or_path), _read_entries("gpus", name_or_path), name_or_path)
 
 
 def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
@@ -236,7 +230,7 @@ def clusters_of(gpu: str) -> list[str]:
     names = []
     for name in data_names("clusters"):
         base = _read_entries("clusters", name).get("gpu.base")
-        if base and _catalogue_name("gpus", str(base.value)) == gpu:
+        if base and _find_name("gpus", str(base.value)) == gpu:
             names.append(name)
     return sorted(names, key=lambda name: (not name.startswith(PLAIN_STARTS), name))
 
@@ -277,8 +271,7 @@ def convert_units(table: Facts) -> FactDict:
 @lru_cache(maxsize=1)
 def known_transports() -> dict[str, Transport]:
     """Return the network protocols between nodes, by name."""
-    table = load_data("transports")
-    return {name: Transport(**convert_units(entry)) for name, entry in table.items()}
+    return {name: Transport(**convert_units(entry)) for name, entry in load_data("transports").items()}
 
 
 def network_protocols(cluster: Cluster) -> tuple[str, ...]:
@@ -303,7 +296,7 @@ def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name_overrides = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
     word = _normalise(name)
     # Other spellings are read from all files, which takes longer than a prediction.
-    described = _is_file(name) or word in data_names("clusters") or word in _spellings()["clusters"]
+    described = name.endswith(".toml") or word in data_names("clusters") or word in _spellings()["clusters"]
     gpu_alone = None if described else _spellings()["gpus"].get(word)  # a GPU that no cluster is named after
     entries = dict(_node_entries(gpu_alone) if gpu_alone else _read_entries("clusters", name))
     for text in (*name_overrides, *overrides):
@@ -314,13 +307,13 @@ def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     gpu_name = "custom"
     if "base" in gpu_entries:
         base = gpu_entries["base"]
-        gpu_name = _own_name("gpus", str(base.value), base.where)
+        gpu_name = _find_name("gpus", str(base.value), base.where)
         gpu_entries = _inherit(_read_entries("gpus", str(base.value), (), base.where), gpu_entries)
     try:
         gpu = _build_gpu(gpu_name, gpu_entries, name)
     except CatalogError as error:
         raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
-    return _build_cluster(gpu_alone or _own_name("clusters", name), entries, gpu, name)
+    return _build_cluster(gpu_alone or _find_name("clusters", name), entries, gpu, name)
 
 
 def _build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
@@ -339,23 +332,17 @@ def _build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster
             field = CLUSTER_KEYS[key].path[-1]
             nic[field] = getattr(transports[word], field)
             sources[key] = transports[word].source
-    values |= {"name": name, "other": _other_kind(cluster_entries, where), "sources": sources}
+    other = None
+    if any(key in cluster_entries for key in OF_OTHER):  # nodes of a second kind: as many as given
+        for key in OF_OTHER:
+            if key not in cluster_entries:
+                raise CatalogError(where, key, f"is missing; a second kind needs {' and '.join(OF_OTHER)}")
+        described, nodes = (cluster_entries[key] for key in OF_OTHER)
+        other = load_cluster(str(described.value), [f"nodes={nodes.value}"])
+        if other.other is not None:
+            raise CatalogError(described.where, OF_OTHER[0], f"{described.value} has a second kind itself")
+    values |= {"name": name, "other": other, "sources": sources}
     return _build(Cluster, values, cluster_entries, CLUSTER_KEYS, where)
-
-
-def _other_kind(entries: Entries, where: str) -> Cluster | None:
-    """Return the nodes of a second kind: as many as given, of another description."""
-    kind_entries = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
-    if not kind_entries:
-        return None
-    for key in ("other.cluster", "other.nodes"):
-        if key not in kind_entries:
-            raise CatalogError(where, key, "is missing; a second kind needs other.cluster and other.nodes")
-    name = str(kind_entries["other.cluster"].value)
-    cluster = load_cluster(name, [f"nodes={kind_entries['other.nodes'].value}"])
-    if cluster.other is not None:
-        raise CatalogError(kind_entries["other.cluster"].where, "other.cluster", f"{name} has a second kind itself")
-    return cluster
 
 
 def _nest(entries: Entries, keys: Mapping[str, DescriptionKey]) -> FactDict:
@@ -431,19 +418,11 @@ def _normalise(name: str) -> str:
     return word
 
 
-def _is_file(name: str) -> bool:
-    return name.endswith(".toml")
-
-
-def _own_name(kind: str, name: str, where: str = "") -> str:
-    return Path(name).stem if _is_file(name) else _catalogue_name(kind, name, where)
-
-
-def _catalogue_name(kind: str, name: str, where: str = "") -> str:
-    """Return the catalogue's spelling of *name*."""
+def _find_name(kind: str, name: str, where: str = "") -> str:
+    """Return the catalogue's spelling of *name*, or the name of a file."""
     word = _normalise(name)
-    if word in data_names(kind):
-        return word
+    if name.endswith(".toml") or word in data_names(kind):
+        return Path(name).stem if name.endswith(".toml") else word
     table = _spellings()[kind]
     if word in table:
         return table[word]
@@ -457,12 +436,11 @@ def _catalogue_name(kind: str, name: str, where: str = "") -> str:
 def _node_entries(gpu: str) -> dict[str, Entry]:
     """Return the entries of one node with *gpu*: of the plainest cluster that has it, else cards on PCIe."""
     clusters = clusters_of(gpu)
-    similar = BUILT_AS.get(gpu, BARE_NODE)
-    entries = dict(_read_entries("clusters", clusters[0] if clusters else similar))
+    cluster = clusters[0] if clusters else BUILT_AS.get(gpu, BARE_NODE)
+    entries = dict(_read_entries("clusters", cluster))
     if not clusters:
         _override(entries, f"gpu={gpu}")
-    description = f"one node of {clusters[0] if clusters else f'{gpu}, built as {similar}'}"
-    entries["description"] = Entry(description, gpu, gpu)
+    entries["description"] = Entry(f"one node of {cluster if clusters else f'{gpu}, built as {cluster}'}", gpu, gpu)
     # Racks that are one domain, and a torus, remain complete.
     if not any(key in entries for key in ("network.scale_up_nodes", "network.shape")):
         entries["nodes"] = Entry(1, gpu, f"{gpu} alone names one node")
@@ -474,13 +452,13 @@ def _node_entries(gpu: str) -> dict[str, Entry]:
 
 def _read_entries(kind: str, name: str, chain: tuple[str, ...] = (), where: str = "") -> Entries:
     """Return the entries of a description and of its bases. *chain*: the files that led here."""
-    if not _is_file(name):
-        return _catalogued_entries(kind, _catalogue_name(kind, name, where))
+    if not name.endswith(".toml"):
+        return _catalogued_entries(kind, _find_name(kind, name, where))
     text, chain = read_chained(name, chain, where, "base")
     entries = _parse(kind, text, name)
     for key in ("base", "gpu.base", "other.cluster"):  # a path is relative to the file that names it
-        if key in entries and _is_file(str(entries[key].value)):
-            entries[key] = entries[key]._replace(value=str(Path(name).parent / str(entries[key].value)))
+        if key in entries and (file := str(entries[key].value)).endswith(".toml"):
+            entries[key] = entries[key]._replace(value=str(Path(name).parent / file))
     return _with_base(kind, entries, chain)
 
 
@@ -515,9 +493,9 @@ def _inherit(base: Entries, own: Entries) -> dict[str, Entry]:
     """Return *own* with what it inherits from *base*: with other peaks published products no longer hold, and
     with another transport neither do latency and efficiency of the old one.
     """
-    other_peaks = any(key.startswith("matrix.") for key in own)
+    has_peaks = any(key.startswith("matrix.") for key in own)
     inherited = base if TRANSPORT not in own else _drop_keys(base, OF_TRANSPORT)
-    entries = {key: entry for key, entry in inherited.items() if not (other_peaks and key.startswith("reached."))}
+    entries = {key: entry for key, entry in inherited.items() if not (has_peaks and key.startswith("reached."))}
     return entries | dict(own)
 
 
@@ -535,12 +513,10 @@ def _override(entries: dict[str, Entry], text: str) -> None:
     except FormatError:
         parsed = value
     if key in ("gpu", "gpu.base"):
-        for old in [name for name in entries if name.startswith("gpu.")]:
-            del entries[old]
         key = "gpu.base"
-    if key == TRANSPORT:
-        for old in OF_TRANSPORT:
-            entries.pop(old, None)
+    replaced = {"gpu.base": [name for name in entries if name.startswith("gpu.")], TRANSPORT: OF_TRANSPORT}
+    for old in replaced.get(key, ()):
+        entries.pop(old, None)
     if key not in CLUSTER_KEYS:
         raise CatalogError("--set", key, f"unknown key{nearest(key, CLUSTER_KEYS)}")
     entries[key] = Entry(parsed, "--set", f"--set {key}")

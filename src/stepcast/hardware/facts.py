@@ -40,15 +40,15 @@ def cluster_facts(cluster: Cluster) -> FactDict:
 
 def _describe_routes(topology: Topology) -> list[str]:
     """Return tiers, routing and faults that differ from the defaults."""
-    texts = []
-    if topology.leaf_nodes is not None and topology.oversubscription > 1:
-        texts.append(f"{topology.oversubscription:g}:1 above leaves of {topology.leaf_nodes} nodes")
-    if topology.pod_nodes is not None:
-        texts.append(f"{topology.pod_oversubscription:g}:1 above pods of {topology.pod_nodes} nodes")
-    if topology.routing is not NetworkRouting.SPRAY:
-        texts.append(f"{topology.routing} over {topology.queue_pairs} queue pairs")
-    faults = [("failed", topology.failed), ("slow", topology.slow)]
-    return texts + [f"{len(links)} named as {word}" for word, links in faults if links]
+    has_leaves = topology.leaf_nodes is not None and topology.oversubscription > 1
+    texts = {
+        f"{topology.oversubscription:g}:1 above leaves of {topology.leaf_nodes} nodes": has_leaves,
+        f"{topology.pod_oversubscription:g}:1 above pods of {topology.pod_nodes} nodes": topology.pod_nodes is not None,
+        f"{topology.routing} over {topology.queue_pairs} queue pairs": topology.routing is not NetworkRouting.SPRAY,
+        f"{len(topology.failed)} named as failed": topology.failed,
+        f"{len(topology.slow)} named as slow": topology.slow,
+    }
+    return [text for text, applies in texts.items() if applies]
 
 
 def gpu_facts(gpu: Gpu) -> FactDict:

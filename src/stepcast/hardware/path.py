@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache, partial
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import lcm
+from operator import mul
 from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
@@ -45,6 +46,7 @@ Placement = tuple[int, ...]
 """Ranks of each domain in turn; none given: as many as a domain has GPUs."""
 FILLED: Placement = ()
 ENDLESS = 2**62
+MANY_RANKS = 1024  # from which on arrays are faster than loops
 
 
 @lru_cache(maxsize=1024)
@@ -101,9 +103,8 @@ def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
         return None
     import numpy as np
 
-    domain, local = np.divmod(
-        np.arange(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else ranks, size
-    )
+    members = np.arange(ranks.start, ranks.stop, ranks.step) if isinstance(ranks, range) else ranks
+    domain, local = np.divmod(members, size)
     per_domain = int(np.searchsorted(domain, domain[0], "right"))
     if len(ranks) % per_domain:
         return None
@@ -111,10 +112,6 @@ def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
     if (domain != domain[:, :1]).any() or (np.diff(domain[:, 0]) == 0).any() or (local != local[0]).any():
         return None
     return SpreadRanks(domain[:, 0].tolist(), (tuple(local[0].tolist()),))
-
-
-MANY_RANKS = 1024
-"""Ranks from which on arrays are faster than loops."""
 
 
 @lru_cache(maxsize=1024)
@@ -251,7 +248,11 @@ def _torus(topology: Topology, domains: Sequence[int]) -> Slowdown:
     """
     shape = topology.shape
     cells = [torus_cell(domain, shape) for domain in domains]
-    spacings = [_spacing({cell[axis] for cell in cells}, size) for axis, size in enumerate(shape)]
+    spacings = []  # links between neighbours along each dimension; an open line is closed by running back along it
+    for axis, size in enumerate(shape):
+        ring = sorted({cell[axis] for cell in cells})
+        gaps = sorted(after - before for before, after in pairwise([*ring, ring[0] + size]))
+        spacings.append(0 if len(ring) == 1 else gaps[-1] if len(ring) == size else gaps[-2])
     hops = max(spacings)
     unused = len(shape) / sum(spacing > 0 for spacing in spacings)
     # The shorter way round in each dimension.
@@ -262,22 +263,10 @@ def _torus(topology: Topology, domains: Sequence[int]) -> Slowdown:
     return hops, unused * hops, unused * max(hops, mean_distance)
 
 
-def _spacing(places: set[int], size: int) -> int:
-    """Return the links between neighbours along one dimension; an open line is closed by running back along it."""
-    if len(places) == 1:
-        return 0
-    ring = sorted(places)
-    gaps = sorted(b - a for a, b in pairwise([*ring, ring[0] + size]))
-    return gaps[-1] if len(places) == size else gaps[-2]
-
-
 def torus_cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the place of a domain along each dimension."""
-    cell = []
-    for size in shape:
-        cell.append(index % size)
-        index //= size
-    return tuple(cell)
+    strides = accumulate(shape, mul, initial=1)
+    return tuple(index // stride % size for size, stride in zip(shape, strides, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,26 +301,19 @@ def resolve(
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
     nodes, members_by_node = _spread(members, list_regions(placement, size))
-    most_per_node = max(map(len, members_by_node))
-    aligned = len(members_by_node) == 1  # each node holds the same GPUs, each NIC talks to its own rail
+    sizes = [len(local) for local in members_by_node]
+    most_per_node, fewest_per_node = max(sizes), min(sizes)
     links = (cluster.node.fabric.among(local, size) for local in members_by_node if len(local) > 1)
     intra = min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
     inter, exchange, hops = None, None, 0
     if len(nodes) > 1:
         active = max(most_per_node, size if active_per_node is None else active_per_node)
-        inter, exchange, hops = _network_share(cluster, nodes, aligned, active)
-    return GroupPath(
-        ranks=len(members),
-        nodes=len(nodes),
-        ranks_per_node=most_per_node,
-        fewest_per_node=min(map(len, members_by_node)),
-        intra=intra,
-        inter=inter,
-        exchange_bytes_per_s=exchange,
-        hops=hops,
-        in_switch_reduction=cluster.node.fabric.in_switch_reduction and most_per_node > 1,
-        in_network_reduction=cluster.topology.in_network_reduction and len(nodes) > 1,
-    )
+        is_aligned = len(members_by_node) == 1  # each node holds the same GPUs, each NIC talks to its own rail
+        inter, exchange, hops = _network_share(cluster, nodes, is_aligned, active)
+    in_switch = cluster.node.fabric.in_switch_reduction and most_per_node > 1
+    in_network = cluster.topology.in_network_reduction and len(nodes) > 1
+    counts = len(members), len(nodes), most_per_node, fewest_per_node
+    return GroupPath(*counts, intra, inter, exchange, hops, in_switch, in_network)
 
 
 def job_path(cluster: Cluster, ranks: int, ranks_per_node: int | None = None, place: Place = Place.EVEN) -> GroupPath:
@@ -340,11 +322,10 @@ def job_path(cluster: Cluster, ranks: int, ranks_per_node: int | None = None, pl
     Nothing else runs on its nodes, so its ranks have their NICs to themselves.
     """
     size = cluster.domain_gpus
-    per_node = size if ranks_per_node is None else ranks_per_node
     if ranks_per_node is None:
-        return resolve(cluster, range(ranks), min(per_node, ranks), place_ranks(place, cluster, ranks))
-    spread = [rank // per_node * size + rank % per_node for rank in range(ranks)]
-    return resolve(cluster, spread, min(per_node, ranks))
+        return resolve(cluster, range(ranks), min(size, ranks), place_ranks(place, cluster, ranks))
+    spread = [rank // ranks_per_node * size + rank % ranks_per_node for rank in range(ranks)]
+    return resolve(cluster, spread, min(ranks_per_node, ranks))
 
 
 @lru_cache(maxsize=4096)
@@ -373,7 +354,12 @@ def _slowest_path(
         _RESOLVED.get((cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement)
         for ranks in _distinct(list_groups, cluster, placement)
     ]
-    return max(paths, key=_slowness)
+
+    def slowness(path: GroupPath) -> tuple[float, ...]:
+        inter, intra = (link.effective_bytes_per_s if link else float("inf") for link in (path.inter, path.intra))
+        return (path.nodes, -inter, -intra, path.hops, -path.fewest_per_node)
+
+    return max(paths, key=slowness)
 
 
 # Layouts of one job have many groups of ranks in common.
@@ -391,20 +377,21 @@ def _distinct(
     under_leaf = repeated_domains(cluster.topology)
     known: dict[tuple[int, ...] | range, dict[object, int]] = {}
     is_even = not torus and len(regions) == 1
-    for firsts, offsets in list_groups(regions[0].held * under_leaf if is_even else 0):
+    domain = regions[0].held
+    for firsts, offsets in list_groups(domain * under_leaf if is_even else 0):
         shapes = known.setdefault(offsets, {})
-        if not is_even:
-            others = firsts if torus else _add_within(firsts, offsets[-1], regions, under_leaf, shapes)
-            for first in others:
-                shapes.setdefault(first if torus else _shape(first, offsets, regions, under_leaf), first)
-            continue
-        domain = regions[0].held
-        is_within = all(first % domain + offsets[-1] < domain for first in firsts)
-        leaf = domain if is_within else domain * under_leaf
-        steps = offsets[1:2] if isinstance(offsets, range) else offsets
-        step = 1 if any(offset % domain for offset in steps) else domain
-        # The first of each shape remains.
-        known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
+        if is_even:
+            is_within = all(first % domain + offsets[-1] < domain for first in firsts)
+            leaf = domain if is_within else domain * under_leaf
+            steps = offsets[1:2] if isinstance(offsets, range) else offsets
+            step = 1 if any(offset % domain for offset in steps) else domain
+            # The first of each shape remains.
+            known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
+        elif torus:
+            shapes.update(zip(firsts, firsts, strict=True))
+        else:
+            for first in _add_within(firsts, offsets[-1], regions, under_leaf, shapes):
+                shapes.setdefault(_shape(first, offsets, regions, under_leaf), first)
     groups = [_move(offsets, first) for offsets, shapes in known.items() for first in shapes.values()]
     return sorted(groups, key=lambda ranks: tuple(ranks[:2]))
 
@@ -447,12 +434,6 @@ def _shape(first: int, offsets: Sequence[int], regions: Sequence[Region], under_
         index = bisect_left(offsets, region.stop - first)
         leaf_before = region.locate(first + offsets[index - 1])[0] // under_leaf
     return tuple(shape)
-
-
-def _slowness(path: GroupPath) -> tuple[float, ...]:
-    inter = path.inter.effective_bytes_per_s if path.inter else float("inf")
-    intra = path.intra.effective_bytes_per_s if path.intra else float("inf")
-    return (path.nodes, -inter, -intra, path.hops, -path.fewest_per_node)
 
 
 def _network_share(cluster: Cluster, domains: Sequence[int], aligned: bool, active: int) -> tuple[Link, float, int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from stepcast.inputs.model_table import PART_WORDS, model_of, part_of, part_words
 from stepcast.inputs.source import FormatError, Source, prefix_errors, read_toml
 from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, FeedForward, Latent, PositionKind, Window
 from stepcast.ir.tables import parse_tables
@@ -103,24 +104,18 @@ def _index() -> tuple[dict[str, str], dict[str, str]]:
             families[name] = family
             for alias in (name, *aliases):
                 spellings[_plain(alias)] = name
-    without: dict[str, set[str]] = {}
-    for word, name in spellings.items():
-        without.setdefault(word.replace(".", ""), set()).add(name)
-    for word, names in without.items():
-        if len(names) == 1:
-            spellings[f"no point {word}"] = next(iter(names))
+    without = group_by_key((word.replace(".", ""), name) for word, name in spellings.items())
+    spellings |= {f"no point {word}": names[0] for word, names in without.items() if len(set(names)) == 1}
     return spellings, families
 
 
 @lru_cache(maxsize=64)
 def _family(family: str) -> dict[str, dict[str, object]]:
     """Return name -> full table, with the common values of the family filled in."""
-    tables: dict[str, dict[str, object]] = {}
-    for group in _toml(family)["family"]:
-        common = {key: value for key, value in group.items() if key != "models"}
-        for name, table in group["models"].items():
-            tables[name] = common | table
-    return tables
+    groups = _toml(family)["family"]
+    commons = [{key: value for key, value in group.items() if key != "models"} for group in groups]
+    pairs = zip(groups, commons, strict=True)
+    return {name: common | table for group, common in pairs for name, table in group["models"].items()}
 
 
 def _toml(stem: str) -> FactDict:
@@ -157,28 +152,12 @@ def _explain_unknown(text: str) -> str:
 # Models of a row of a table of measurements: by its name where the catalogue knows it, else by its sizes.
 
 # Columns that are fields of the Model; ``seq`` and ``window`` are treated apart.
-COLUMN_SIZES = (
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "ffn",
-    "vocab",
-    "vocab_multiple",
-    "next_token_layers",
-)
-EXPERT_SIZES = {
-    "moe_experts": "count",
-    "moe_topk": "top_k",
-    "moe_ffn": "ffn",
-    "moe_shared_ffn": "shared_ffn",
-    "moe_shared_gate": "shared_gate",
-    "moe_dense_layers": "first_dense",
-    "moe_groups": "groups",
-    "moe_top_groups": "top_groups",
-}
-# Column -> field of multi-head latent attention.
+COLUMN_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "vocab_multiple",
+                "next_token_layers")  # fmt: skip
+# Column -> field of the experts, and of multi-head latent attention.
+EXPERT_SIZES = {"moe_experts": "count", "moe_topk": "top_k", "moe_ffn": "ffn", "moe_shared_ffn": "shared_ffn",
+                "moe_shared_gate": "shared_gate", "moe_dense_layers": "first_dense", "moe_groups": "groups",
+                "moe_top_groups": "top_groups"}  # fmt: skip
 LATENT_SIZES = {f"mla_{name}": name for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "query_rank")}
 # Column with a digit for each layer, repeated -> the part that layers with 1 have.
 PATTERNS = {"moe_pattern": "experts", "window_pattern": "window"}
@@ -210,7 +189,10 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     parts = {key: part_of(key, word, model.max_seq) for key, word in words.items() if word != model_parts[key]}
     for column, part in PATTERNS.items():
         if not _blank(columns, column) and (layered := getattr(model, part)) is not None:
-            parts[part] = replace(layered, pattern=_read_pattern(column, str(columns[column])))
+            digits = str(columns[column])
+            if set(digits) - {"0", "1"}:
+                raise ValueError(f"column {column}: {digits!r} has not a 1 or a 0 for each layer")
+            parts[part] = replace(layered, pattern=tuple(digit == "1" for digit in digits))
     model = replace(model, **parts)  # type: ignore[arg-type]
     seq = sizes.get("seq", model.max_seq)
     if model.position.kind is PositionKind.LEARNED or seq > model.max_seq:
@@ -242,12 +224,6 @@ def words_of(name: str, columns: Mapping[str, object]) -> str:
 def _blank(columns: Mapping[str, object], key: str) -> bool:
     value = columns.get(key)
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def _read_pattern(column: str, digits: str) -> tuple[bool, ...]:
-    if not digits or set(digits) - {"0", "1"}:
-        raise ValueError(f"column {column}: {digits!r} has not a 1 or a 0 for each layer")
-    return tuple(digit == "1" for digit in digits)
 
 
 def _write_pattern(part: Experts | Window | None) -> str:
@@ -305,10 +281,8 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
     heads = sizes.get("heads") or min(divisors, key=lambda heads: abs(hidden / heads - 128))
     # Without a width, that of Megatron-LM (training/arguments.py).
     ffn = sizes.get("ffn", 4 * hidden * 2 // 3 // 64 * 64 if sizes.get("gated") else 4 * hidden)
-    llama = model_of(
-        name,
-        {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048), "hidden": hidden, "heads": heads, "ffn": ffn},
-    )
+    widths = {"hidden": hidden, "heads": heads, "ffn": ffn}
+    llama = model_of(name, {"layers": 1, "vocab": 32000, "max_seq": sizes.get("seq", 2048), **widths})
     gpt = replace(catalogue_model("megatron-22b"), ffn=ffn, vocab=PADDED_GPT_VOCAB)
     if re.match(r"bloom", name, re.IGNORECASE):
         bases = [replace(catalogue_model("bloom-176b"), ffn=4 * hidden)]
@@ -327,11 +301,8 @@ def _model_of_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, o
         if not published:
             return single.with_layers(sizes["layers"])
         # Gated MLPs, and whether embedding and head are tied, are rarely stated; the parameter count decides.
-        models = [
-            replace(model, tied=tied)
-            for model in (kind.with_layers(sizes["layers"]) for kind in singles)
-            for tied in (model.tied, not model.tied)
-        ]
+        models = [kind.with_layers(sizes["layers"]) for kind in singles]
+        models = [replace(model, tied=tied) for model in models for tied in (model.tied, not model.tied)]
         nearest_first = sorted(models, key=lambda model: abs(model.parameters - published))
         gpt = next(model for model in nearest_first if model.gated == single.gated)
         exact = abs(nearest_first[0].parameters / published - 1) < EXACT_PARAMETERS

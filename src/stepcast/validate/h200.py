@@ -149,7 +149,17 @@ def measure_h200(folder: str) -> scoreboard.Measurements:
         rows += _rows_of(file, skipped, peaks)
     table = scoreboard.columns_of(rows)
     figures = scoreboard.error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error")
-    return scoreboard.Measurements(table, skipped, _selections(table), figures, _notes(table))
+    fit = table.labels("fit") if len(table) else np.array([""])
+    left_out, unseen, others = (int(np.sum(fit == word)) for word in ("left out", "never", ""))
+    committed = "prices from operators, host times from these rows"
+    notes = {
+        load_folds().note: bool(load_folds().note),
+        f"{left_out} operator rows by constants learnt without their family of shapes": left_out,
+        f"{unseen} operator rows were never part of a fit": unseen,
+        f"blocks and training steps by the committed constants: {committed}": others,
+    }
+    noted = tuple(note for note, applies in notes.items() if applies)
+    return scoreboard.Measurements(table, skipped, _selections(table), figures, noted)
 
 
 def shipped_folder() -> Path:
@@ -276,16 +286,3 @@ def _selections(table: scoreboard.MeasuredColumns) -> dict[str, BoolArray]:
         "training steps": kind == "step",
         **{f"{phase} of training steps": kind == f"step {phase}" for phase in scoreboard.PHASES},
     }
-
-
-def _notes(table: scoreboard.MeasuredColumns) -> tuple[str, ...]:
-    fit = table.labels("fit") if len(table) else np.array([""])
-    left_out, unseen, others = (int(np.sum(fit == word)) for word in ("left out", "never", ""))
-    committed = "prices from operators, host times from these rows"
-    notes = {
-        load_folds().note: bool(load_folds().note),
-        f"{left_out} operator rows by constants learnt without their family of shapes": left_out,
-        f"{unseen} operator rows were never part of a fit": unseen,
-        f"blocks and training steps by the committed constants: {committed}": others,
-    }
-    return tuple(note for note, applies in notes.items() if applies)

@@ -16,16 +16,7 @@ from stepcast.models.catalog import load_model
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import ask_with_file, run_of_config, write_command
 from stepcast.questions.settle import SettledRun, settle
-from stepcast.validate.scoreboard import (
-    Measurements,
-    Record,
-    ScoredRow,
-    cluster_of,
-    columns_of,
-    compare_each,
-    load_table,
-    read_records,
-)
+from stepcast.validate import scoreboard
 
 FILE = "megatron_memory.csv"
 PROFILE = "megatron-lm"
@@ -46,7 +37,7 @@ class MemoryCase(NamedTuple):
     cut_off: bool
 
 
-def read_case(record: Record) -> MemoryCase:
+def read_case(record: scoreboard.Record) -> MemoryCase:
     """Return the test of a row; a ValueError says why it cannot be predicted."""
     kind, listed = record.get("kind", ""), record.get("other_flags", "")
     if kind.startswith(OTHER_KINDS):
@@ -71,7 +62,7 @@ def read_case(record: Record) -> MemoryCase:
         arguments.setdefault("num-virtual-stages-per-pipeline-rank", (pattern.count("|") + 1) // int(record["pp"]) or 1)
     file = run_of_config(megatron.read_test(arguments), record["test"])
     given: FactDict = {"gpus": int(float(record["num_gpus"])), "framework": PROFILE}
-    given["cluster"] = cluster_of(record["gpu"].partition("-")[0]).name
+    given["cluster"] = scoreboard.cluster_of(record["gpu"].partition("-")[0]).name
     if pattern:
         usual = {"mamba_heads": int(record["hidden"]) * 2 // 64, "mamba_head_dim": 64, "state": 128, "groups": 8}
         sizes = {name: flags.number(flag) or usual[name] for name, flag in MAMBA.items()}
@@ -79,9 +70,9 @@ def read_case(record: Record) -> MemoryCase:
     return MemoryCase(settle(ask_with_file(PredictQuestion, given, file)), flags, cut_off)
 
 
-def state_arguments(record: Record) -> dict[str, object]:
+def state_arguments(record: scoreboard.Record) -> dict[str, object]:
     """Return the arguments that the columns of a row state."""
-    tables = load_table("rows/megatron")
+    tables = scoreboard.load_table("rows/megatron")
     known = {name: text for name, text in record.items() if text}
     arguments: dict[str, object] = {name: known[column] for column, name in tables["values"].items() if column in known}
     arguments |= {name: True for column, name in tables["on"].items() if known.get(column) == "1"}
@@ -99,17 +90,17 @@ def state_arguments(record: Record) -> dict[str, object]:
     return {"group-query-attention": True, **arguments}
 
 
-def measure_peak_memory(*folders: str) -> Measurements:
+def measure_peak_memory(*folders: str) -> scoreboard.Measurements:
     """Compare the tests in ``megatron_memory.csv`` of *folders*, or in these files."""
     needed = ("max_mem_bytes", "test", "kind")
-    records = (record for folder in folders for record in read_records(folder, FILE, needed=needed))
-    rows, skipped = compare_each(records, compare_case)
-    table = columns_of(rows)
+    records = (record for folder in folders for record in scoreboard.read_records(folder, FILE, needed=needed))
+    rows, skipped = scoreboard.compare_each(records, compare_case)
+    table = scoreboard.columns_of(rows)
     large = {"hidden 2048 and more": table.labels("size") == "large"}
-    return Measurements(table, skipped, large, details=(COMMAND, "size"), unit="bytes")
+    return scoreboard.Measurements(table, skipped, large, details=(COMMAND, "size"), unit="bytes")
 
 
-def compare_case(record: Record) -> ScoredRow:
+def compare_case(record: scoreboard.Record) -> scoreboard.ScoredRow:
     """Return the bytes that a test had allocated at its peak, and those predicted of its last stage."""
     run, flags, cut_off = read_case(record)
     gpu = run.cluster.gpu
@@ -129,4 +120,4 @@ def compare_case(record: Record) -> ScoredRow:
     if run.model.experts and "moe-grouped-gemm" not in flags and not cut_off:
         allocated -= EXPERT_STREAMS * engine_workspace_bytes(gpu)  # experts one by one run on one stream
     name = " ".join(record[column] for column in ("id", "test", "gpu", "software"))
-    return ScoredRow(name, float(record["max_mem_bytes"]), allocated, tags)
+    return scoreboard.ScoredRow(name, float(record["max_mem_bytes"]), allocated, tags)

@@ -16,15 +16,7 @@ from stepcast.ir.grouping import group_by_key
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, load_profile, sync_seconds
-from stepcast.validate.scoreboard import (
-    Measurements,
-    Record,
-    ScoredRow,
-    cluster_of,
-    columns_of,
-    compare_each,
-    read_records,
-)
+from stepcast.validate import scoreboard
 
 FILE, RECIPES = "rl_runs.csv", "nemo_rl_recipes.csv"
 PROMPT = 150  # tokens of a mathematical question; rows do not state prompts
@@ -49,12 +41,12 @@ NOTES = (
 
 def read_recipes(path: Path) -> list[FactDict]:
     """Return the choices of each recipe."""
-    rows = read_records(path) if path.is_file() else ()
+    rows = scoreboard.read_records(path) if path.is_file() else ()
     recipes = group_by_key((row["recipe"], (row["key"], row["value"])) for row in rows)
     return [{"recipe": name, **read_rl_values(dict(keys)).choices} for name, keys in recipes.items()]
 
 
-def find_recipe(row: Record, recipes: list[FactDict]) -> FactDict:
+def find_recipe(row: scoreboard.Record, recipes: list[FactDict]) -> FactDict:
     """Return the recipe of a run: the same model, GPUs, mode and formats; nothing where none is."""
     name = find_name(row["model"])
     for recipe in recipes:
@@ -76,7 +68,7 @@ def _model_of(recipe: str) -> str | None:
     return next(filter(None, names), None)
 
 
-def question_of(row: Record, recipe: Facts) -> RlQuestion:
+def question_of(row: scoreboard.Record, recipe: Facts) -> RlQuestion:
     """Return the question that a row describes, with what its recipe adds."""
     gpus, most = int(row["num_gpus"]), int(row["max_seq"] or 0)
     mean = float(row["avg_seq"]) - PROMPT if row["avg_seq"] else float(UNSTATED_RESPONSE)
@@ -89,7 +81,7 @@ def question_of(row: Record, recipe: Facts) -> RlQuestion:
     choices: FactDict = {name: recipe[name] for name in TAKEN if name in recipe}
     choices |= {
         "model": load_model(row["model"]),
-        "cluster": cluster_of(row["gpu"]),
+        "cluster": scoreboard.cluster_of(row["gpu"]),
         "software": "nemo-rl" if row["framework"] == "NeMo RL" else "verl",
         "prompts": max(responses // group, 1),
         "group": group,
@@ -123,21 +115,21 @@ def question_of(row: Record, recipe: Facts) -> RlQuestion:
     return build_rl(choices)
 
 
-def measure_rl(folder: str) -> Measurements:
+def measure_rl(folder: str) -> scoreboard.Measurements:
     """Return measured and predicted times of the steps in *folder*."""
     place = Path(folder)
     recipes = read_recipes((place.parent if place.is_file() else place) / RECIPES)
     waits: Counter[str] = Counter()
     steps: list[tuple[tuple[str, ...], tuple[bool, float, float]]] = []
 
-    def compare(row: Record) -> list[ScoredRow]:
+    def compare(row: scoreboard.Record) -> list[scoreboard.ScoredRow]:
         measured = {name: float(row[column]) for name, column in QUANTITIES.items() if row[column]}
         if "async" in row["mode"] and measured.pop("generation", 0.0):
             waits["asynchronous runs publish the wait of the trainer as generation, which is not forecast"] += 1
         if set(measured) == {"sync"}:  # weights are moved where nothing else was measured
             train, rollout = int(row["gpus_train"]), int(row["gpus_rollout"])
             placement = RlPlacement(RlMode.ASYNC, train, GenerationLayout(tp=1, replicas=rollout))
-            arguments = load_model(row["model"]), cluster_of(row["gpu"]), load_profile("verl"), placement
+            arguments = load_model(row["model"]), scoreboard.cluster_of(row["gpu"]), load_profile("verl"), placement
             predicted = {"sync": sync_seconds(*arguments, "checkpoint-engine" in row["notes"])}
         else:
             step = answer_rl(question_of(row, find_recipe(row, recipes)))
@@ -155,13 +147,13 @@ def measure_rl(folder: str) -> Measurements:
             columns = ("framework", "version", "model", "gpu", "num_gpus", "train_precision")
             steps.append((tuple(map(row.__getitem__, columns)), (is_async, measured["step"], predicted["step"])))
         return [
-            ScoredRow(row["id"], seconds, predicted[name], {"quantity": name, **tags})
+            scoreboard.ScoredRow(row["id"], seconds, predicted[name], {"quantity": name, **tags})
             for name, seconds in measured.items()
             if predicted[name] > 0
         ]
 
-    scored, skipped = compare_each(read_records(folder, FILE), compare)
-    columns = columns_of(chain.from_iterable(scored))
+    scored, skipped = scoreboard.compare_each(scoreboard.read_records(folder, FILE), compare)
+    columns = scoreboard.columns_of(chain.from_iterable(scored))
     selections = {name: columns.labels("quantity") == name for name in QUANTITIES}
     right = [
         (measured > other_measured) == (predicted > other_predicted)
@@ -171,4 +163,4 @@ def measure_rl(folder: str) -> Measurements:
     ]
     pairs = "colocated against async on as many GPUs: share of pairs right"
     figures = {pairs: sum(right) / len(right)} if right else {}
-    return Measurements(columns, waits + skipped, selections, figures, NOTES)
+    return scoreboard.Measurements(columns, waits + skipped, selections, figures, NOTES)

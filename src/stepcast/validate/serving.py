@@ -23,16 +23,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import (
-    Measurements,
-    Pair,
-    Record,
-    ScoredRow,
-    cluster_of,
-    columns_of,
-    compare_each,
-    read_records,
-)
+from stepcast.validate import scoreboard
 
 FILE = "serving_runs.csv.gz"
 FORMATS = {"": DType.BF16, "bf16": DType.BF16, "fp8": DType.FP8, "fp8_block": DType.FP8, "nvfp4": DType.NVFP4}
@@ -53,7 +44,7 @@ class ServingPlan(NamedTuple):
     split: bool
 
 
-def concurrency_of(row: Record) -> float:
+def concurrency_of(row: scoreboard.Record) -> float:
     """Return the clients of one engine, which the source of a run states, unless its batches are smaller: the clients
     are then those of several engines.
     """
@@ -67,7 +58,7 @@ def concurrency_of(row: Record) -> float:
     return min(numbers)
 
 
-def layout_of(row: Record, pool: str, cluster: Cluster) -> GenerationLayout:
+def layout_of(row: scoreboard.Record, pool: str, cluster: Cluster) -> GenerationLayout:
     """Return the layout that the columns of *pool* describe.
 
     Some dumps multiply tensor and expert parallel sizes, of which both span the same GPUs: 64 and 8 x 8 for
@@ -81,8 +72,8 @@ def layout_of(row: Record, pool: str, cluster: Cluster) -> GenerationLayout:
     return GenerationLayout(tp=tp, pp=pp, dp=dp, ep=ep if tp * dp % ep == 0 else 1)
 
 
-def _cluster(row: Record) -> Cluster:
-    return cluster_of(row["system"].removesuffix("_sxm"))
+def _cluster(row: scoreboard.Record) -> Cluster:
+    return scoreboard.cluster_of(row["system"].removesuffix("_sxm"))
 
 
 @lru_cache(maxsize=4096)
@@ -97,17 +88,17 @@ def _memory(
     return placement.generation_memory(model, layout, formats, cluster.gpu, profile, MOST_MEMORY)
 
 
-def _formats(row: Record) -> GenerationFormats:
+def _formats(row: scoreboard.Record) -> GenerationFormats:
     dense, experts = (FORMATS[row[f"{part}_quant_mode"]] for part in ("gemm", "moe"))
     return GenerationFormats(dense, experts, DType.BF16 if dense is DType.BF16 else DType.FP8)
 
 
-def engine_of(row: Record) -> GenerationLayout:
+def engine_of(row: scoreboard.Record) -> GenerationLayout:
     """Return the layout of the engine that decodes, as a row states it."""
     return layout_of(row, "decode_" if row["mode"] == "disagg" else "", _cluster(row))
 
 
-def plan_of(row: Record, clients: float) -> ServingPlan:
+def plan_of(row: scoreboard.Record, clients: float) -> ServingPlan:
     """Return the engine of a row, which holds the sequences of *clients*.
 
     If the stated tensor parallel ranks do not divide the heads, they are the GPUs of several engines: some prefill.
@@ -123,7 +114,7 @@ def plan_of(row: Record, clients: float) -> ServingPlan:
     return ServingPlan(layout if fits else apart, row["mode"] == "disagg")
 
 
-def predict_group(rows: Sequence[Record]) -> SteadyServing:
+def predict_group(rows: Sequence[scoreboard.Record]) -> SteadyServing:
     """Return the prediction of rows that differ in their concurrency alone."""
     row, clients = rows[0], np.array([concurrency_of(row) for row in rows])
     model, cluster, formats = load_model(row["model_path"]), _cluster(row), _formats(row)
@@ -142,12 +133,12 @@ def predict_group(rows: Sequence[Record]) -> SteadyServing:
     return split_serving(prefill, steps, memory, (workers[0], workers[1]), clients, prompt, output)
 
 
-def group_rows(folder: str) -> list[list[Record]]:
+def group_rows(folder: str) -> list[list[scoreboard.Record]]:
     """Return the rows of *folder* in groups that differ in their concurrency alone. Engines apart are the same for all
     concurrencies; others are set up for each.
     """
-    groups: dict[object, list[Record]] = {}
-    for row in read_records(folder, FILE, FILE.removesuffix(".gz")):
+    groups: dict[object, list[scoreboard.Record]] = {}
+    for row in scoreboard.read_records(folder, FILE, FILE.removesuffix(".gz")):
         plan: object = None
         if row["mode"] == "agg":
             with suppress(ValueError, KeyError):  # predict_group says why
@@ -156,7 +147,7 @@ def group_rows(folder: str) -> list[list[Record]]:
     return list(groups.values())
 
 
-def _pairs_right(cases: Iterable[tuple[tuple[str, ...], Pair]]) -> Iterator[bool]:
+def _pairs_right(cases: Iterable[tuple[tuple[str, ...], scoreboard.Pair]]) -> Iterator[bool]:
     """Yield for each two cases of a group that differ enough whether their order was predicted."""
     for members in group_by_key(cases).values():
         for (measured, predicted), (other, other_predicted) in combinations(members, 2):
@@ -164,12 +155,12 @@ def _pairs_right(cases: Iterable[tuple[tuple[str, ...], Pair]]) -> Iterator[bool
                 yield (measured > other) == (predicted > other_predicted)
 
 
-def measure_serving(folder: str) -> Measurements:
+def measure_serving(folder: str) -> scoreboard.Measurements:
     """Return measured and predicted times of the serving runs in *folder*."""
     untimed: Counter[str] = Counter()
-    ranked: dict[str, list[tuple[tuple[str, ...], Pair]]] = {"concurrency": [], "tp": []}
+    ranked: dict[str, list[tuple[tuple[str, ...], scoreboard.Pair]]] = {"concurrency": [], "tp": []}
 
-    def compare(members: list[Record]) -> list[ScoredRow]:
+    def compare(members: list[scoreboard.Record]) -> list[scoreboard.ScoredRow]:
         predicted, scored = predict_group(members), []
         for row, *times in zip(members, predicted.ttft_s.tolist(), predicted.tpot_s.tolist(), strict=True):
             tags = {"mode": row["mode"], "engine": row["backend"], "model": row["model_path"].rsplit("/", 1)[-1],
@@ -181,7 +172,7 @@ def measure_serving(folder: str) -> Measurements:
                     untimed[f"no {quantity}"] += 1
                     continue
                 own = {"quantity": quantity, "part": f"{row['mode']} {quantity}", "workers": workers}
-                scored.append(ScoredRow(row["id"], measured, seconds, {**own, **tags}))
+                scored.append(scoreboard.ScoredRow(row["id"], measured, seconds, {**own, **tags}))
                 if quantity == "tpot":
                     version, fixed = row.get("backend_version", ""), {key: row.get(key) or "" for key in SHARED}
                     ranked["concurrency"].append(((version, *fixed.values()), (measured, seconds)))
@@ -190,12 +181,12 @@ def measure_serving(folder: str) -> Measurements:
                     ranked["tp"].append(((version, clients, *same), (measured, seconds)))
         return scored
 
-    scored, skipped = compare_each(group_rows(folder), compare, count=len)
+    scored, skipped = scoreboard.compare_each(group_rows(folder), compare, count=len)
     figures = {
         f"order of time per output token by {name}: share of pairs right": float(np.mean(right))
         for name, cases in ranked.items()
         if (right := list(_pairs_right(cases)))
     }
-    columns = columns_of(chain.from_iterable(scored))
+    columns = scoreboard.columns_of(chain.from_iterable(scored))
     selections = {part: columns.labels("part") == part for part in PARTS}
-    return Measurements(columns, untimed + skipped, selections, figures)
+    return scoreboard.Measurements(columns, untimed + skipped, selections, figures)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
-from stepcast.hardware.cluster import Cluster, FabricKind, Link
+from stepcast.hardware.cluster import Cluster, FabricKind
 from stepcast.hardware.path import GroupPath, Place
 from stepcast.ir.dataclass import Quantity, Size, assign, dataclass, replace
 from stepcast.ir.facts import pick
@@ -189,14 +189,12 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         # As many rings as GPUs pass a node, each over all but one of them, so every edge of the mesh carries
         # one in either direction; a ring that closes in the node has an edge less for each GPU.
         through = path.ranks_per_node / (path.ranks_per_node - 1)
-    exchange = 0.0
-    if inter is not None and path.exchange_bytes_per_s is not None:
-        exchange = path.exchange_bytes_per_s * inter.efficiency
+    exchange = path.exchange_bytes_per_s * inter.efficiency if inter and path.exchange_bytes_per_s else 0.0
     return Route(
         **pick(path, "ranks nodes ranks_per_node fewest_per_node in_switch_reduction in_network_reduction"),
-        intra_bytes_per_s=_rate(intra),
+        intra_bytes_per_s=intra.effective_bytes_per_s if intra else math.inf,
         intra_latency_s=intra.latency_s if intra else 0.0,
-        inter_bytes_per_s=_rate(inter) * path.fewest_per_node,
+        inter_bytes_per_s=inter.effective_bytes_per_s * path.fewest_per_node if inter else math.inf,
         inter_latency_s=inter.latency_s if inter else 0.0,
         exchange_bytes_per_s=exchange,
         exchange_share=constants.exchange_share,
@@ -210,10 +208,6 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         network_protocols=tuple(map(Protocol, network_protocols(cluster))) if inter else tuple(Protocol),
         tuning=tuning,
     )
-
-
-def _rate(link: Link | None) -> float:
-    return link.effective_bytes_per_s if link else math.inf
 
 
 def uneven_warning(group: str, route: Route, cluster: Cluster, place: Place) -> list[str]:

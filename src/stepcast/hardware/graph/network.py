@@ -6,6 +6,7 @@ Links are numbered in blocks, as many as an array of some shape has places, so t
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -87,23 +88,16 @@ def apply_faults(links: Links, topology: Topology) -> tuple[Links, BoolArray | N
     for pattern in topology.failed:
         alive[_match_names(pattern, names, "failed")] = False
     for entry in topology.slow:
-        pattern, _, text = entry.rpartition(":")
-        share = _parse_share(entry, pattern, text)
+        (pattern, _, text), share = entry.rpartition(":"), -1.0
+        with suppress(ValueError):
+            share = float(text)
+        if not (pattern and 0 < share <= 1):
+            raise ValueError(
+                f"network.slow: {entry!r} is not a link and the share that is left, above 0 and at most 1, "
+                "such as 'node 3 NIC 2 up: 0.5'"
+            )
         capacity[_match_names(pattern, names, "slow")] *= share
     return Links(links.tiers, links.tier, capacity, links.namer), alive
-
-
-def _parse_share(entry: str, pattern: str, text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not (pattern and 0 < share <= 1):
-        raise ValueError(
-            f"network.slow: {entry!r} is not a link and the share that is left, above 0 and at most 1, "
-            "such as 'node 3 NIC 2 up: 0.5'"
-        )
-    return share
 
 
 def _match_names(pattern: str, names: list[str], key: str) -> list[int]:

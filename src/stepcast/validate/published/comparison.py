@@ -219,6 +219,9 @@ def _memory_errors(what: str, rows: Iterable[MemoryRow], *names: str) -> dict[st
 # ---- MLPerf Training runs: the columns of published runs, and some of their own ------------------------------
 
 
+STATED_GRAPHS = "stated graphs"  # the column of graphs before blanks are filled
+
+
 def measure_mlperf(*folders: str) -> Measurements:
     """Compare the runs in ``training_runs.csv`` of *folders*, or in these files.
 
@@ -231,24 +234,16 @@ def measure_mlperf(*folders: str) -> Measurements:
     skipped = dict(published.skipped)
     if missing := len(records) - len(known):
         skipped["the GPU is not in the catalogue"] = missing
-    table = columns_of(map(_label_mlperf, published.rows, published.records))
+    rows = []
+    for row, record in zip(published.rows, published.records, strict=True):
+        tags = {name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")}
+        tags |= {"source": "MLPerf", "bench": record.get("bench") or "", "round": record.get("round") or ""}
+        tags["graphs"] = record.get(STATED_GRAPHS) or "not stated"
+        tags["layout"] = "stated" if record.get("parallel_from") == "config" else "worked out from the log"
+        rows.append(replace(row, tags=tags))
+    table = columns_of(rows)
     stated = {"layout stated": table.labels("layout") == "stated"}
     return Measurements(table, skipped, stated, memory_figures(published), details=DETAILS)
-
-
-STATED_GRAPHS = "stated graphs"  # the column of graphs before blanks are filled
-
-
-def _label_mlperf(row: ScoredRow, record: Record) -> ScoredRow:
-    tags = {
-        **{name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")},
-        "source": "MLPerf",
-        "bench": record.get("bench") or "",
-        "round": record.get("round") or "",
-        "graphs": record.get(STATED_GRAPHS) or "not stated",
-        "layout": "stated" if record.get("parallel_from") == "config" else "worked out from the log",
-    }
-    return replace(row, tags=tags)
 
 
 # ---- the sweep behind Hugging Face's Ultra-Scale Playbook -----------------------------------------------------
