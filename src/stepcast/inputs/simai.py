@@ -73,12 +73,17 @@ def parse_header(line: str) -> SimaiHeader:
             raise FormatError(f"{shorten(tokens[index])} where a header key such as 'pp:' was expected", line=1)
         key = match[1] or match[0]
         index += 1
-        if key in LIST_KEYS:
-            values[key], index = _parse_list(tokens, index, key)
-            continue
         if index >= len(tokens):
-            raise FormatError(f"header ends after {key!r}; expected its value", line=1)
-        if key in COUNT_KEYS:
+            what = "a count and that many layer numbers" if key in LIST_KEYS else "its value"
+            raise FormatError(f"header ends after {key!r}; expected {what}", line=1)
+        if key in LIST_KEYS:  # N i1 .. iN
+            announced = parse_count(tokens[index], key, 1)
+            numbers = tokens[index + 1 : index + 1 + announced]
+            if len(numbers) < announced:
+                raise FormatError(f"{key} announces {announced} layers but lists {len(numbers)}", line=1)
+            values[key] = tuple(parse_count(token, key, 1) for token in numbers)
+            index += announced
+        elif key in COUNT_KEYS:
             count, limit = parse_count(tokens[index], key, 1, at_least=1), MOST.get(key, GPUS)
             if count > limit.most:
                 raise FormatError(f"{key} is {tokens[index]}; {limit.message}", line=1)
@@ -97,17 +102,6 @@ def parse_header(line: str) -> SimaiHeader:
     return header
 
 
-def _parse_list(tokens: list[str], index: int, key: str) -> tuple[tuple[int, ...], int]:
-    """Return the layer numbers of ``N i1 .. iN`` at *index*, and where the list ends."""
-    if index >= len(tokens):
-        raise FormatError(f"header ends after {key!r}; expected a count and that many layer numbers", line=1)
-    count = parse_count(tokens[index], key, 1)
-    numbers = tokens[index + 1 : index + 1 + count]
-    if len(numbers) < count:
-        raise FormatError(f"{key} announces {count} layers but lists {len(numbers)}", line=1)
-    return tuple(parse_count(token, key, 1) for token in numbers), index + 1 + count
-
-
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
 KINDS = {name.replace("-", "").upper(): CollectiveKind(name) for name in COLLECTIVES}
 SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
@@ -117,10 +111,6 @@ COLUMNS = ("forward", "input gradient", "weight gradient")
 
 # First line of each micro-batch.
 MICRO_BATCH_START = "embedding_layer"
-
-
-# Columns as written: equal ones become one object.
-OpsKey = tuple[str, str, str, int]
 
 
 def looks_like(head: str) -> bool:
@@ -139,7 +129,7 @@ def read(source: Source) -> Workload:
     declared = parse_count(count_line[1].strip(), "number of layer lines", 2)
     columns = 13 if header.policy == "HYBRID_CUSTOMIZED" else 12
     known: dict[str, Layer] = {}
-    ops: dict[OpsKey, tuple[Op, ...]] = {}
+    ops: dict[tuple[str, str, str, int], tuple[Op, ...]] = {}  # equal columns become one object
     layers: list[Layer] = []
     for number, line in lines:
         layer = known.get(line)

@@ -32,8 +32,8 @@ def read_nccl(source: Source) -> Wiring:
     dump = _NcclDump()
     parser = expat.ParserCreate()
     parser.StartElementHandler = dump.start
-    parser.EndElementHandler = dump.end
-    parser.StartDoctypeDeclHandler = _refuse_doctype
+    parser.EndElementHandler = lambda name: dump.open.pop()
+    parser.StartDoctypeDeclHandler = dump.refuse_doctype
     try:
         parser.Parse(source.text(CONFIG), True)
     except expat.ExpatError as error:
@@ -41,15 +41,12 @@ def read_nccl(source: Source) -> Wiring:
     return dump.wiring()
 
 
-def _refuse_doctype(*_: object) -> None:
-    raise FormatError("declares a document type; a topology that NCCL wrote has none")
-
-
 class _NcclDump:
     """The elements read so far: GPUs, their NVLinks, and NICs."""
 
     def __init__(self) -> None:
-        self.open: list[tuple[str, dict[str, str]]] = []
+        # For each open element the attributes of the nearest one of each name, itself or around it.
+        self.open: list[dict[str, dict[str, str]]] = [{}]
         self.gpus: list[tuple[str, str, str]] = []  # bus id, device, compute capability
         self.links: list[tuple[int, str, str, int]] = []  # GPU, target, its class, count
         self.nets: dict[tuple[str, str, str], tuple[float, bool]] = {}  # host, name, port -> rate, direct
@@ -57,13 +54,26 @@ class _NcclDump:
         self.sockets: set[tuple[str, str]] = set()
         self.slot_bytes_per_s = 0.0
 
+    def refuse_doctype(self, *_: object) -> None:
+        raise FormatError("declares a document type; a topology that NCCL wrote has none")
+
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        if len(self.open) == DEEPEST:
+        if len(self.open) > DEEPEST:
             raise FormatError(f"has more than {DEEPEST} elements inside each other")
-        self.open.append((name, attributes))
+        nearest = {**self.open[-1], name: attributes}
+        self.open.append(nearest)
+        device, cpu = nearest.get("pci", {}), nearest.get("cpu", {})
+        host = cpu.get("host_hash", "")
         match name:
             case "gpu":
-                self._add_gpu(attributes)
+                self.hosts[host] += 1
+                self.sockets.add((host, cpu.get("numaid", "")))
+                self.gpus.append((device.get("busid", ""), device.get("device", "").lower(), attributes.get("sm", "")))
+                speed = re.match(r"([0-9.]{1,8}) GT/s", device.get("link_speed", ""))
+                width = device.get("link_width", "0")
+                if speed and width.isdigit() and _parse_number(speed[1]) >= 8:
+                    # From PCIe 3.0 on 128 of 130 bits are data.
+                    self.slot_bytes_per_s = _parse_number(speed[1]) * 1e9 / 8 * int(width[:3]) * 128 / 130
             case "nvlink" if self.gpus:
                 count = attributes.get("count", "0")
                 if not re.fullmatch(r"[0-9]{1,4}", count):
@@ -72,29 +82,9 @@ class _NcclDump:
                 self.links.append((len(self.gpus) - 1, target, kind, int(count)))
             case "net":
                 rate = _parse_number(attributes.get("speed", "0")) * MEGABIT
-                host = self._open_attributes("cpu").get("host_hash", "")
                 if rate > 0:
                     key = (host, attributes.get("name", ""), attributes.get("port", ""))
                     self.nets[key] = (rate, attributes.get("gdr", "0") == "1")
-
-    def end(self, name: str) -> None:
-        self.open.pop()
-
-    def _open_attributes(self, tag: str) -> dict[str, str]:
-        """Return the attributes of the nearest open element called *tag*."""
-        return next((attributes for name, attributes in reversed(self.open) if name == tag), {})
-
-    def _add_gpu(self, attributes: dict[str, str]) -> None:
-        device, cpu = self._open_attributes("pci"), self._open_attributes("cpu")
-        host = cpu.get("host_hash", "")
-        self.hosts[host] += 1
-        self.sockets.add((host, cpu.get("numaid", "")))
-        self.gpus.append((device.get("busid", ""), device.get("device", "").lower(), attributes.get("sm", "")))
-        speed = re.match(r"([0-9.]{1,8}) GT/s", device.get("link_speed", ""))
-        width = device.get("link_width", "0")
-        if speed and width.isdigit() and _parse_number(speed[1]) >= 8:
-            # From PCIe 3.0 on 128 of 130 bits are data.
-            self.slot_bytes_per_s = _parse_number(speed[1]) * 1e9 / 8 * int(width[:3]) * 128 / 130
 
     def wiring(self) -> Wiring:
         if not self.gpus:
@@ -275,11 +265,16 @@ def read_slurm(source: Source) -> Wiring:
     if switches and blocks:
         raise FormatError("has switches and blocks; Slurm takes one or the other")
     LISTED.check(sum(len(switch.nodes) for switch in switches.values()) + sum(blocks.values()))
-    if blocks:
-        return _blocks_wiring(list(blocks.values()), sizes)
-    if not switches:
-        raise FormatError("names no switch; expected lines such as SwitchName=s0 Nodes=tux[0-3]")
-    return _tree_wiring(switches)
+    if not blocks:
+        return _tree_wiring(switches)
+    # Each block is one NVLink domain.
+    (size, count), warnings = Counter(blocks.values()).most_common(1)[0], []
+    if count < len(blocks):
+        warnings.append(f"blocks have {min(blocks.values())} to {max(blocks.values())} nodes: taken as {size}")
+    if sizes and sizes[0] > size:
+        warnings.append(f"BlockSizes begins with {sizes[0]}, more than a block's {size} nodes")
+    block_nodes = sum(blocks.values())
+    return Wiring(told_by="slurm-topology", nodes=block_nodes, scale_up_nodes=size, warnings=tuple(warnings))
 
 
 def _slurm_lines(source: Source) -> Iterator[tuple[int, str]]:
@@ -329,18 +324,9 @@ def _range_numbers(ranges: str, line: int | None) -> Iterator[str]:
             yield str(number).zfill(len(first))
 
 
-def _blocks_wiring(blocks: list[int], sizes: list[int]) -> Wiring:
-    """Describe blocks; each is one NVLink domain."""
-    size, count = Counter(blocks).most_common(1)[0]
-    warnings = []
-    if count < len(blocks):
-        warnings.append(f"blocks have {min(blocks)} to {max(blocks)} nodes: taken as {size}")
-    if sizes and sizes[0] > size:
-        warnings.append(f"BlockSizes begins with {sizes[0]}, more than a block's {size} nodes")
-    return Wiring(told_by="slurm-topology", nodes=sum(blocks), scale_up_nodes=size, warnings=tuple(warnings))
-
-
 def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
+    if not switches:
+        raise FormatError("names no switch; expected lines such as SwitchName=s0 Nodes=tux[0-3]")
     parents: dict[str, str] = {}
     for name, switch in switches.items():
         for below in switch.switches:
@@ -348,7 +334,7 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
                 raise FormatError(f"switch {name} names {below}, which no line describes", line=switch.line)
             parents.setdefault(below, name)
     try:
-        TopologicalSorter({name: switch.switches for name, switch in switches.items()}).prepare()
+        upwards = [*TopologicalSorter({name: switch.switches for name, switch in switches.items()}).static_order()]
     except CycleError as error:
         start = min(error.args[1], key=[*switches].index)
         raise FormatError(f"switch {start} is below itself", line=switches[start].line) from None
@@ -373,7 +359,10 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
         warnings.append(f"leaf switches have {min(leaves.values())} to {size} nodes: taken as {size}")
     above = {parents[leaf] for leaf in leaves if leaf in parents}
     pods = [sum(1 for below in switches[name].switches if below in leaves) for name in above if name in parents]
-    depths = {_depth(parents, leaf) for leaf in leaves}
+    depth: dict[str, int] = {}
+    for name in reversed(upwards):
+        depth[name] = depth[parents[name]] + 1 if name in parents else 0
+    depths = {depth[leaf] for leaf in leaves}
     if len(depths) > 1:
         warnings.append("leaf switches lie at different depths: pods are those of the lowest")
     if max(depths) > 2:
@@ -385,13 +374,6 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
         pod_nodes=size * max(pods) if pods else None,
         warnings=tuple(warnings),
     )
-
-
-def _depth(parents: Mapping[str, str], name: str) -> int:
-    depth = 0
-    while name in parents:
-        name, depth = parents[name], depth + 1
-    return depth
 
 
 GB = 1e9

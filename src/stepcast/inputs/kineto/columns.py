@@ -3,9 +3,9 @@
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
-from enum import IntEnum, auto
+from enum import IntEnum
 from functools import cache, lru_cache
 from typing import TypeVar
 
@@ -54,30 +54,9 @@ def dtype_named(name: str) -> DType | None:
     return DTYPE_OF_WORD.get(name.removeprefix("c10::").lower())
 
 
-def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks of ``[0, 1, 2]`` or a list; nothing where the profiler cut a long list short with dots."""
-    if not isinstance(text, str):
-        return tuple(text)
-    if "..." in text:
-        return ()
-    return tuple(int(word) for word in re.findall(r"\d{1,9}", text))
-
-
-# The role of an event follows from its category, and on a device from its name.
-
-
-class EventRole(IntEnum):
-    HOST = auto()
-    CALL = auto()  # of the host to a device's runtime or driver: it may launch work
-    KERNEL = auto()
-    COPY = auto()
-    COMMUNICATION = auto()
-    ANNOTATION = auto()
-    OVERHEAD = auto()
-    FRAME = auto()  # the profiler's own, around the whole trace
-    OTHER = auto()
-
-
+# The role of an event follows from its category, and on a device from its name. A CALL of the host to a device's
+# runtime or driver may launch work; a FRAME is the profiler's own, around all of a trace.
+EventRole = IntEnum("EventRole", "HOST CALL KERNEL COPY COMMUNICATION ANNOTATION OVERHEAD FRAME OTHER")
 DEVICE = frozenset({EventRole.KERNEL, EventRole.COPY, EventRole.COMMUNICATION})
 ON_HOST = frozenset({EventRole.HOST, EventRole.CALL})
 CORRELATED = DEVICE | {EventRole.CALL}
@@ -95,12 +74,6 @@ GAUDI_CATEGORIES = {b"TPC": "kernel", b"MME": "kernel", b"DMA": "gpu_memcpy", b"
 def role_of(category: str) -> EventRole:
     lower = category.lower()
     return next((role for role, pattern in CATEGORIES.items() if re.fullmatch(pattern, lower)), EventRole.OTHER)
-
-
-def gaudi_category(args: msgspec.Raw) -> str:
-    """Return the category that another device would give to a Gaudi's event."""
-    engine = GAUDI_ENGINE.search(bytes(args)) if args else None
-    return GAUDI_CATEGORIES[engine[1].upper()] if engine else "hpu_runtime"
 
 
 def role_of_kernel(name: str) -> EventRole:
@@ -169,8 +142,10 @@ class Communicators:
         """Return what a kernel or CPU op called *name* moves; no Work where the trace does not give its size."""
         args = decode_args(DECODER, raw_args, CommArgs())
         listed = self.groups.get(str(args.group_name)) if args.group_name != "" else None
-        description = args.group_description or (listed.pg_desc if listed else "")
-        ranks = parse_ranks(args.group_ranks) or (listed.ranks if listed else ())
+        description, stated = args.group_description or (listed.pg_desc if listed else ""), args.group_ranks
+        if isinstance(stated, str):  # the profiler cuts a long list short with dots
+            stated = [] if "..." in stated else [int(word) for word in re.findall(r"\d{1,9}", stated)]
+        ranks = tuple(stated) or (listed.ranks if listed else ())
         group = group_named(description, str(args.group_name))
         kind = collective_named(args.collective or name)
         values = {
@@ -182,41 +157,30 @@ class Communicators:
             "dtype": args.dtype,
             "in_elements": str(args.in_elements) if args.in_elements >= 0 else "",
             "out_elements": str(args.out_elements) if args.out_elements >= 0 else "",
-            "in_split": _list_text(args.in_split),
-            "out_split": _list_text(args.out_split),
+            "in_split": "" if str(args.in_split) == "[]" else str(args.in_split),
+            "out_split": "" if str(args.out_split) == "[]" else str(args.out_split),
             "sequence": "" if args.sequence is None else str(args.sequence),
         }
         details = tuple((key, value) for key, value in values.items() if value or key == "collective")
-        size_bytes = self._size_bytes(args, kind)
-        if kind is None or size_bytes is None:
-            return None, details
-        if isinstance(kind, Direction):
-            return self._transfer(kind, size_bytes, args, group, ranks), details
-        return Collective(kind, size_bytes, group), details
-
-    def _size_bytes(self, args: CommArgs, kind: CollectiveKind | Direction | None) -> int | None:
-        """Return the bytes of the complete buffer, which is the larger of the two sides for every kind."""
-        elements = max(args.in_elements, args.out_elements)
-        dtype = dtype_named(args.dtype)
+        # The complete buffer is the larger of the two sides for every kind.
+        elements, dtype = max(args.in_elements, args.out_elements), dtype_named(args.dtype)
         if elements < 0:
             elements, dtype = _first_input(args)
             # Gloo shows the part that one rank brings.
             if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER):
                 elements *= max(1, self.world_size)
-        if elements < 0 or dtype is None:
-            return None
-        return round(elements * dtype.bytes)
-
-    def _transfer(
-        self, direction: Direction, size_bytes: int, args: CommArgs, group: Group, ranks: tuple[int, ...]
-    ) -> Transfer:
-        peer = args.destination_rank if direction is Direction.SEND else args.source_rank
-        offset = 1 if direction is Direction.SEND else -1
+        if kind is None or elements < 0 or dtype is None:
+            return None, details
+        size_bytes = round(elements * dtype.bytes)
+        if not isinstance(kind, Direction):
+            return Collective(kind, size_bytes, group), details
+        peer = args.destination_rank if kind is Direction.SEND else args.source_rank
+        offset = 1 if kind is Direction.SEND else -1
         if peer is not None and peer != self.rank:
             offset = peer - self.rank
             if peer in ranks and self.rank in ranks:
                 offset = ranks.index(peer) - ranks.index(self.rank)
-        return Transfer(direction, size_bytes, group, offset)
+        return Transfer(kind, size_bytes, group, offset), details
 
 
 Args = TypeVar("Args")
@@ -238,11 +202,6 @@ def _first_input(args: CommArgs) -> tuple[int, DType | None]:
             if len(counts) == len(lengths):
                 return math.prod(counts), dtype_named(name)
     return -1, None
-
-
-def _list_text(split: str | list[int]) -> str:
-    text = split if isinstance(split, str) else str(split)
-    return "" if text == "[]" else text
 
 
 STEP_PREFIX, XLA_STEP = "ProfilerStep", "user_annotation of steps"
@@ -300,7 +259,10 @@ class RankColumns:
             if start is None or duration is None or not (duration >= 0 and isfinite(start + duration)):
                 self.skipped += role_of(event.cat) is not EventRole.FRAME
                 continue
-            category = event.cat if event.cat != GAUDI else gaudi_category(event.args)
+            category = event.cat
+            if category == GAUDI:  # what another device would call it
+                engine = GAUDI_ENGINE.search(bytes(event.args)) if event.args else None
+                category = GAUDI_CATEGORIES[engine[1].upper()] if engine else "hpu_runtime"
             if not category and self._named:
                 category = self._xla_category(event)
             key = (category, event.pid, event.tid)
@@ -392,10 +354,8 @@ class RankColumns:
         )
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)
         lane_of = np.frombuffer(self._columns["lane"], dtype=np.int32)
-        works: dict[Work, int] = {}
-        details: dict[Details, int] = {}
-        work_of = np.full(len(self), NONE, dtype=np.int32)
-        detail_of = np.full(len(self), NONE, dtype=np.int32)
+        works, details = dict[Work, int](), dict[Details, int]()
+        work_of, detail_of = (np.full(len(self), NONE, dtype=np.int32) for _ in range(2))
         for row, (name, args) in self._communications.items():
             work, facts = communicators.communication(name, args)
             detail_of[row] = details.setdefault(facts, len(details))

@@ -125,42 +125,34 @@ class _TracedOperators:
         for event in events:
             if event.ph != "X" or not event.args:
                 continue
-            role = role_of(event.cat)
+            role, duration = role_of(event.cat), event.dur
             if role is EventRole.KERNEL:
-                self._add_kernel(event)
+                if duration is None or not duration > 0 or role_of_kernel(event.name) is not EventRole.KERNEL:
+                    continue
+                self.total_us += duration
+                args = decode_args(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
+                on_tensor_cores = TF32_KERNEL.search(event.name) is not None
+                if args.operator is not None:
+                    self._spend(args.operator, duration, on_tensor_cores)
+                elif args.correlation is not None:
+                    self._untied[args.correlation] = duration, on_tensor_cores
             elif role is EventRole.HOST and event.name in OPERATORS:
-                self._add_operator(event)
+                if b'"Input Dims"' not in bytes(event.args):
+                    self.without_shapes += 1
+                    continue
+                inputs = decode_args(OPERATOR_ARGS, event.args, NO_OPERATOR_ARGS)
+                if inputs.operator is not None:
+                    call = msgspec.json.encode((event.name, inputs.shapes, inputs.types, inputs.values))
+                    self._call_of[inputs.operator] = self._calls.setdefault(call, len(self._calls))
             elif role is EventRole.CALL:
                 args = decode_args(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
                 if args.correlation is not None and args.operator is not None:
                     self._launched_by[args.correlation] = args.operator
 
-    def _add_kernel(self, event: TraceEvent) -> None:
-        duration = event.dur
-        if duration is None or not duration > 0 or role_of_kernel(event.name) is not EventRole.KERNEL:
-            return
-        self.total_us += duration
-        args = decode_args(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
-        on_tensor_cores = TF32_KERNEL.search(event.name) is not None
-        if args.operator is not None:
-            self._spend(args.operator, duration, on_tensor_cores)
-        elif args.correlation is not None:
-            self._untied[args.correlation] = duration, on_tensor_cores
-
     def _spend(self, operator: int, duration_us: float, on_tensor_cores: bool) -> None:
         self._kernel_us[operator] = self._kernel_us.get(operator, 0.0) + duration_us
         if on_tensor_cores:
             self._on_tensor_cores.add(operator)
-
-    def _add_operator(self, event: TraceEvent) -> None:
-        raw = bytes(event.args)
-        if b'"Input Dims"' not in raw:
-            self.without_shapes += 1
-            return
-        args = decode_args(OPERATOR_ARGS, raw, NO_OPERATOR_ARGS)
-        if args.operator is not None:
-            call = msgspec.json.encode((event.name, args.shapes, args.types, args.values))
-            self._call_of[args.operator] = self._calls.setdefault(call, len(self._calls))
 
     def works(self) -> Iterator[tuple[str, Compute | None, float]]:
         """Yield every operator that ran kernels: its name, its work, and the time of its kernels."""
@@ -181,13 +173,10 @@ class _TracedOperators:
 
 def read_operators(sources: Sequence[Source]) -> OperatorTimes:
     """Return the matmuls, attentions and norms of a run's traces: each distinct one with the median of its runs."""
-    times_us: dict[Compute, list[float]] = {}
-    names: dict[Compute, str] = {}
-    left_out: Counter[str] = Counter()
-    devices: dict[str, None] = {}
+    times_us, names = dict[Compute, list[float]](), dict[Compute, str]()
+    left_out, devices, warnings = Counter[str](), dict[str, None](), list[str]()
     matrix_us = total_us = 0.0
     without_shapes = 0
-    warnings: list[str] = []
     for source in sources:
         stream, operators = EventStream(source), _TracedOperators()
         for events in stream:
@@ -205,7 +194,12 @@ def read_operators(sources: Sequence[Source]) -> OperatorTimes:
             if not isinstance(work, Elementwise):
                 matrix_us += kernel_us
     if not times_us:
-        raise FormatError(_explain_absence(total_us, without_shapes), sources[0].path)
+        why = "ties no kernel to a matmul, attention or norm of PyTorch; expected operators such as aten::mm"
+        if without_shapes:
+            why = "does not state the shapes of operators; record it with profile(record_shapes=True)"
+        if not total_us:
+            why = "has no GPU kernels; calibrate needs a trace of a GPU"
+        raise FormatError(why, sources[0].path)
     if len(devices) > 1:
         warnings.append(f"traces of several kinds of GPU ({', '.join(devices)}) are taken as one")
     return OperatorTimes(
@@ -216,14 +210,6 @@ def read_operators(sources: Sequence[Source]) -> OperatorTimes:
         dict(left_out),
         tuple(warnings),
     )
-
-
-def _explain_absence(total_us: float, without_shapes: int) -> str:
-    if not total_us:
-        return "has no GPU kernels; calibrate needs a trace of a GPU"
-    if without_shapes:
-        return "does not state the shapes of operators; record it with profile(record_shapes=True)"
-    return "ties no kernel to a matmul, attention or norm of PyTorch; expected operators such as aten::mm"
 
 
 def _read_work(name: str, shapes: object, types: object, values: object, *, on_tensor_cores: bool) -> Compute | None:

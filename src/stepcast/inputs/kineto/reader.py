@@ -30,12 +30,9 @@ def looks_like(head: str) -> bool:
 
 def read_run(sources: Sequence[Source]) -> Timeline:
     """Return the traces of a run's ranks, on one clock where they state what their times count from."""
-    builder = TimelineBuilder()
-    warnings: list[str] = []
-    facts: dict[str, object] = {}
+    builder, warnings = TimelineBuilder(), list[str]()
+    facts, devices, files = dict[str, object](), dict[str, None](), dict[int, str]()
     steps = world_size = 0
-    devices: dict[str, None] = {}
-    files: dict[int, str] = {}
     base_ns: int | None = None
     for order, source in enumerate(sources):
         stream, columns = EventStream(source), RankColumns()
@@ -76,7 +73,8 @@ def read_run(sources: Sequence[Source]) -> Timeline:
 
 def _communicators(metadata: Mapping[str, object], source: Source, order: int) -> Communicators:
     """Return rank and process groups: from distributedInfo, else the rank in the file's name, else its place."""
-    info = _distributed_info(metadata)
+    info = metadata.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
     rank = _count(info.get("rank"))
     if rank is None or rank >= MOST_RANKS:
         match = FILE_RANK.search(PurePath(source.path).name)
@@ -89,26 +87,19 @@ def _communicators(metadata: Mapping[str, object], source: Source, order: int) -
     return Communicators(rank, world_size, {str(group.pg_name): group for group in groups})
 
 
-def _distributed_info(metadata: Mapping[str, object]) -> Mapping[str, object]:
-    info = metadata.get("distributedInfo")
-    return info if isinstance(info, dict) else {}
-
-
 def _run_facts(metadata: Mapping[str, object], communicators: Communicators) -> dict[str, object]:
     """Return the facts of the job in the trace's header, in the words of the glossary."""
-    facts: dict[str, object] = {}
-    if communicators.world_size:
-        facts["world_size"] = communicators.world_size
+    facts: dict[str, object] = {"world_size": communicators.world_size} if communicators.world_size else {}
+    info = metadata.get("distributedInfo")
     for table, keys in (
-        (_distributed_info(metadata), ("backend", "nccl_version")),
+        (info if isinstance(info, dict) else {}, ("backend", "nccl_version")),
         (metadata, ("pytorch_version", "cuda_runtime_version", "cuda_driver_version", "host_name")),
     ):
         facts |= {key: table[key] for key in keys if isinstance(table.get(key), str | int)}
-    groups = {
-        name: {"description": group.pg_desc, "ranks": len(group.ranks)} for name, group in communicators.groups.items()
-    }
-    if groups:
-        facts["process_groups"] = groups
+    if groups := communicators.groups:
+        facts["process_groups"] = {
+            name: {"description": group.pg_desc, "ranks": len(group.ranks)} for name, group in groups.items()
+        }
     return facts
 
 

@@ -78,7 +78,14 @@ class EventStream:
                     if self._buffer.strip(b" \t\r\n,") or not bare:
                         self.warnings.append("the file ends before its events do; the complete events before are used")
                     return
-                events = self._decode(cut) if cut else []
+                events = []
+                if cut:
+                    text = b"[" + self._buffer[:cut] + b"]"
+                    try:
+                        events = BATCH.decode(text)
+                    except (msgspec.DecodeError, UnicodeDecodeError):
+                        events = self._decode_each(text)
+                    self._consume(cut)
             if events:
                 yield events
         self._close_array(bare)
@@ -149,16 +156,6 @@ class EventStream:
             return None
         self._buffer = repaired
         return self._decode_likely()
-
-    def _decode(self, cut: int) -> list[TraceEvent]:
-        """Return the events in the first *cut* bytes."""
-        text = b"[" + self._buffer[:cut] + b"]"
-        try:
-            events = BATCH.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            events = self._decode_each(text)
-        self._consume(cut)
-        return events
 
     def _decode_each(self, text: bytes) -> list[TraceEvent]:
         """Leave out and count events of odd types; raise a FormatError for text that is not JSON."""
