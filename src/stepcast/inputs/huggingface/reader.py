@@ -32,10 +32,8 @@ LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_atten
 
 def quote_value(value: object) -> str:
     """Return a value for a message: on one line and short."""
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "a JSON object"
+    if isinstance(value, list | dict):
+        return KIND_WORDS[type(value)]
     if type(value) is int and value.bit_length() > 128:
         return "a number of more than 38 digits"
     text = repr(value)
@@ -132,12 +130,11 @@ class ConfigTable:
 
     def layer_numbers(self, name: str, layers: int) -> set[int]:
         """Return the layers that a list names."""
-        numbers = set()
-        for layer in self.items(name):
+        numbers = self.items(name)
+        for layer in numbers:
             if type(layer) is not int or not 0 <= layer < layers:
                 raise FormatError(f"{name} names {quote_value(layer)}; there are {layers} layers")
-            numbers.add(layer)
-        return numbers
+        return {layer for layer in numbers if isinstance(layer, int)}
 
 
 def shortest_period(pattern: Sequence[bool]) -> tuple[bool, ...]:
@@ -181,21 +178,6 @@ def reader_of(row: Row) -> str:
     return next((name for name in READERS if isinstance(row.get(name), str) and row[name][0] != "$"), "")
 
 
-def read_fields(keys: ConfigTable) -> Values:
-    """Return the fields of the model that a config of a known type describes."""
-    rows = FAMILIES[keys.kind]
-    for key in rows.get("unbiased", "").split():
-        if keys.flag(key, default=False):
-            raise FormatError(f"{key}: Mamba blocks with biased projections are not known")
-    values: Values = {}
-    for field, row in rows.items():
-        if field not in ("types", "unbiased", "rules") and (value := _read_row(row, keys, values)) is not None:
-            values[field] = value
-    for rule in rows.get("rules", "").split():
-        RULES[rule](keys, values)
-    return values
-
-
 def _read_row(row: object, keys: ConfigTable, values: Values) -> object:
     if isinstance(row, str):
         return values[row[1:]] if row.startswith("$") else row
@@ -216,15 +198,13 @@ def _read_row(row: object, keys: ConfigTable, values: Values) -> object:
         case "flag":
             is_on = keys.flag(*names, default=row["default"])
             return row.get("yes" if is_on else "no") if "yes" in row else is_on
-        case "activation":
-            return keys.activation(*names, default=row["default"])
         case "window":
             pattern = row.get("pattern")
             if pattern is None:  # one layer of so many is full
                 every = min(keys.count(row["every"], default=row["most"]), MOST_LAYERS)
                 pattern = [True] * (every - 1) + [False]
             return keys.window(names[0], values["layers"], pattern, default)
-    return keys.share(names[0], row["default"]) if reader == "share" else keys.number(names[0], row["default"])
+    return getattr(keys, reader)(*names, default=default)  # activation, share or number
 
 
 # Rules: each changes the fields that its family reads from several keys.
@@ -389,12 +369,10 @@ def qwen3_next(keys: ConfigTable, values: Values) -> None:
     routed = sparse_layers(keys, layers)
     values["hybrid"] = {"pattern": "".join(DELTA_LETTERS[kind] for kind in zip(attention, routed, strict=True))}
     values["experts"]["shared_gate"] = values["experts"]["shared_ffn"] > 0
-    _drop_unused(values, experts=any(routed), delta=not all(attention))
-
-
-def _drop_unused(values: Values, **is_used: bool) -> None:
-    for part in (part for part, used in is_used.items() if not used):
-        del values[part]
+    if not any(routed):
+        del values["experts"]
+    if all(attention):
+        del values["delta"]
 
 
 def jamba(keys: ConfigTable, values: Values) -> None:
@@ -405,7 +383,8 @@ def jamba(keys: ConfigTable, values: Values) -> None:
     has_experts = values["experts"]["count"] > 1
     kinds = [(layer % every == first, has_experts and layer % routed_every == routed_first) for layer in layers]
     values["hybrid"] = {"pattern": "".join(SELECTIVE_LETTERS[kind] for kind in kinds)}
-    _drop_unused(values, experts=any(routed for _, routed in kinds))
+    if not any(routed for _, routed in kinds):
+        del values["experts"]
 
 
 def selective(keys: ConfigTable, values: Values) -> None:
@@ -471,7 +450,16 @@ def read_config(data: bytes | str, name: str) -> Model:
         table = as_hugging_face(table) or table
         outer = ConfigTable(table, "")
         keys = _text_keys(outer)
-        model = build_model(name or keys.kind, read_fields(keys))
+        rows, values = FAMILIES[keys.kind], Values()
+        for key in rows.get("unbiased", "").split():
+            if keys.flag(key, default=False):
+                raise FormatError(f"{key}: Mamba blocks with biased projections are not known")
+        for field, row in rows.items():
+            if field not in ("types", "unbiased", "rules") and (value := _read_row(row, keys, values)) is not None:
+                values[field] = value
+        for rule in rows.get("rules", "").split():
+            RULES[rule](keys, values)
+        model = build_model(name or keys.kind, values)
         if outer.has("quantization_config"):
             method = outer.inner("quantization_config").word("quant_method", default="of no named method")
             unread = f"quantization_config ({quote_value(method)}) of the model is not read"
@@ -490,8 +478,7 @@ def read_config(data: bytes | str, name: str) -> Model:
 
 def _decode(data: bytes) -> object:
     """Decode JSON; also with the NaN and Infinity that Python writes, which some configs hold."""
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    line = None
+    data, line = data.removeprefix(b"\xef\xbb\xbf"), None
     try:
         try:
             return msgspec.json.decode(data)
@@ -510,37 +497,24 @@ def _decode(data: bytes) -> object:
 def _text_keys(keys: ConfigTable) -> ConfigTable:
     """Return the keys of the language model, which multimodal configs hold in a part, with their type."""
     kind = _model_type(keys)
-    part = next((name for name in TEXT_PARTS if keys.has(name)), None)
-    if kind in FAMILIES and part is None:
+    if part := next((name for name in TEXT_PARTS if keys.has(name)), None):
+        keys = keys.inner(part)
+        kind = _model_type(keys) or kind
+    if kind in FAMILIES:
         return ConfigTable(keys.table, kind)
-    if part is not None:
-        inner = keys.inner(part)
-        inner_kind = _model_type(inner) or kind
-        if inner_kind in FAMILIES:
-            return ConfigTable(inner.table, inner_kind)
-        kind = inner_kind
-    raise FormatError(_explain_unknown(kind))
-
-
-def _explain_unknown(kind: str) -> str:
-    """Return what is missing, and the way that needs no family."""
     listed = f"docs/models.md lists the {len(FAMILIES)} that are known"
     if not kind:
-        return f"names no model_type; {listed}"
+        raise FormatError(f"names no model_type; {listed}")
     why = f": it has {LACKING[kind]}, which are not modelled" if kind in LACKING else ""
-    hint = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"
+    hint = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"  # needs no family
     names = ", ".join(get_close_matches(kind, FAMILIES, n=3))
-    return f"unknown model_type {quote_value(kind)}{why}; {f'nearest are {names}; ' if names else ''}{listed}; {hint}"
+    nearest = f"nearest are {names}; " if names else ""
+    raise FormatError(f"unknown model_type {quote_value(kind)}{why}; {nearest}{listed}; {hint}")
 
 
 def _model_type(keys: ConfigTable) -> str:
     """Return model_type, or what the class named in architectures implies."""
-    kind = keys.word("model_type", default="")
-    if kind:
+    if kind := keys.word("model_type", default=""):
         return kind
-    for architecture in keys.items("architectures"):
-        stem = CLASS_ENDINGS.sub("", str(architecture)).lower()
-        for family in FAMILIES:
-            if family.replace("_", "") == stem:
-                return family
-    return ""
+    stems = (CLASS_ENDINGS.sub("", str(architecture)).lower() for architecture in keys.items("architectures"))
+    return next((family for stem in stems for family in FAMILIES if family.replace("_", "") == stem), "")
