@@ -81,12 +81,18 @@ def read(source: Source) -> RunLog:
         starts = headers[is_separate & (scan.stages == stage)]
         starts = starts[starts + len(signature) < len(scan.sign)]
         places = starts[:, None] + 1 + np.arange(len(signature))
-        complete = (scan.sign[places] == np.array(signature)).all(axis=1)
-        starts, places = starts[complete], places[complete]
+        is_complete = (scan.sign[places] == np.array(signature)).all(axis=1)
+        starts, places = starts[is_complete], places[is_complete]
         report_of[places] = scan.header_of[starts][:, None]
         is_attributed[places] = True
         is_attributed[starts] = True
-    warnings = [f"{count} damaged {name} left out" for name, count in scan.count_damaged().items()]
+    complete = {
+        "reports": len(headers),
+        "layer records": len(scan.sign) - len(headers),
+        "batch lines": len(scan.batches),
+    }
+    damaged = {name: begun - complete[name] for name, begun in scan.begun.items()}
+    warnings = [f"{count} damaged {name} left out" for name, count in damaged.items() if count > 0]
     ambiguous, orphans = _attribute_glued(scan, signatures, report_of, np.flatnonzero(~is_attributed))
     if orphans:
         warnings.append(f"{orphans} layer records belong to no report and are left out")
@@ -132,9 +138,8 @@ class _RecordSigns(dict[tuple[str, str], int]):
 @lru_cache(maxsize=100_000)
 def _header_origin(text: str) -> tuple[int, int]:
     """Return rank and stage of a header, from its text before the step."""
-    match = RANK_AND_STAGE.match(text)
-    assert match is not None
-    return int(match[1]), int(match[2])
+    rank, stage = RANK_AND_STAGE.findall(text)[0]
+    return int(rank), int(stage)
 
 
 class _LogScan:
@@ -148,7 +153,7 @@ class _LogScan:
         self.batches: list[BatchTime] = []
         self.once: dict[str, str] = {}
         self._finished: set[int] = set()
-        self._begun = dict.fromkeys(BEGINNINGS, 0)
+        self.begun = dict.fromkeys(BEGINNINGS, 0)
         self._signs = _RecordSigns()
         self._sign, self._total_ms = array("q"), array("d")
         self._ranks, self._stages, self._steps = array("q"), array("q"), array("q")
@@ -173,13 +178,7 @@ class _LogScan:
                 self.once[name] = match[1]
         self._finished.update(map(int, FINISHED.findall(text)))
         for name, mark in BEGINNINGS.items():
-            self._begun[name] += text.count(mark)
-
-    def count_damaged(self) -> dict[str, int]:
-        """Count the prints that were begun but are incomplete."""
-        records = len(self._sign) - len(self._ranks)
-        complete = {"reports": len(self._ranks), "layer records": records, "batch lines": len(self.batches)}
-        return {name: lost for name, count in self._begun.items() if (lost := count - complete[name]) > 0}
+            self.begun[name] += text.count(mark)
 
     def layer_times(self, report_of: IntArray) -> LayerTimes:
         used = np.flatnonzero(report_of != NO_REPORT)
@@ -219,8 +218,6 @@ class _OpenReport:
 
 def _learn_signatures(scan: _LogScan, headers: IntArray, is_separate: BoolArray) -> dict[int, tuple[int, ...]]:
     """Return the commonest sequence of records between two headers of each stage."""
-    if not len(headers):
-        return {}
     ends = np.append(headers[1:], len(scan.sign))
     signatures = {}
     for stage in np.unique(scan.stages).tolist():
@@ -302,7 +299,13 @@ def _read_settings(scan: _LogScan, warnings: list[str]) -> tuple[Layout, dict[st
         warnings.append(f"world size {printed['world']} is not TP {tp} x DP {dp} x PP {pp}")
     if stages > pp:
         warnings.append(f"stage {stages - 1} reported, but PP is {pp}")
-    samples = _samples_per_step(once, dp, global_batch)
+    # The samples of all ranks in a step: as a rank counted them, or as the length of an epoch shows. A loader over one
+    # of *dp* equal shares of the data has as many batches as its batch size makes of them.
+    batches, share = int(once.get("batches_per_epoch", "0")), ceil(int(once.get("data_size", "0")) / dp)
+    samples = int(once.get("taken", "0"))
+    if samples <= 0:
+        usual = ceil(share / max(1, global_batch // dp))
+        samples = dp * ceil(share / batches) if 0 < batches <= share and batches != usual else global_batch
     if global_batch != micro_batch * micro_batches * dp:
         warnings.append(f"GBS {global_batch} is not MBS {micro_batch} x GAS {micro_batches} x DP {dp}")
     if samples != global_batch:
@@ -313,26 +316,8 @@ def _read_settings(scan: _LogScan, warnings: list[str]) -> tuple[Layout, dict[st
             f"read as {micro_batches} micro-batches of {micro_batch}"
         )
     sizes = {"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": samples}
-    try:
-        OPTIMUS.check(pp * micro_batches)
-        return Layout(tp=tp, dp=dp, pp=pp), sizes
-    except ValueError as error:
-        raise FormatError(str(error)) from None
-
-
-def _samples_per_step(once: dict[str, str], dp: int, global_batch: int) -> int:
-    """Return the samples of all ranks in a step: as a rank counted them, or as the length of an epoch shows.
-
-    A loader over one of *dp* equal shares of the data has as many batches as its batch size makes of them;
-    *global_batch* where that is one such size.
-    """
-    if int(once.get("taken", "0")) > 0:
-        return int(once["taken"])
-    batches = int(once.get("batches_per_epoch", "0"))
-    share = ceil(int(once.get("data_size", "0")) / dp)
-    if not 0 < batches <= share or batches == ceil(share / max(1, global_batch // dp)):
-        return global_batch
-    return dp * ceil(share / batches)
+    OPTIMUS.check(pp * micro_batches)
+    return Layout(tp=tp, dp=dp, pp=pp), sizes
 
 
 # Files next to a log.
@@ -371,10 +356,9 @@ def read_step_lengths(path: str) -> tuple[float, ...]:
     file = os.path.join(os.path.dirname(path), LENGTHS_FILE)
     if not os.path.exists(file):
         return ()
+    data = Source(file).data(LENGTHS)
     try:
-        lengths = tuple(float(value) for value in json.loads(Source(file).data(LENGTHS))["S"])
-    except FormatError:
-        raise
+        lengths = tuple(float(value) for value in json.loads(data)["S"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f'is no list of lengths ({error}); expected {{"S": [88, 109, ...]}}', file) from None
     if not all(0 < length < 1e9 for length in lengths):
