@@ -6,7 +6,7 @@ plain values alone. The Inspector writes a JSON object for each collective (NVID
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -126,8 +126,13 @@ def read_run_inspector(sources: Sequence[Source]) -> CollectiveLog:
     warnings = []
     for source in sources:
         damaged = 0
-        for event in _inspector_events(source):
-            if event is None:
+        for line in source.each_line(errors="replace"):
+            text = line.strip().rstrip(",")
+            if not text or text in "[]":
+                continue
+            try:
+                event = msgspec.json.decode(text, type=dict[str, object])
+            except msgspec.DecodeError:
                 damaged += 1
                 continue
             header, call = event.get("header"), event.get("coll_perf")
@@ -149,19 +154,6 @@ def read_run_inspector(sources: Sequence[Source]) -> CollectiveLog:
     members = {group: tuple(range(size)) for group, size in sizes.items() if size}
     ranks = tuple(sorted({call.rank for call in calls}))
     return CollectiveLog(tuple(calls), ranks, members, sources[0].path, "NCCL Inspector", tuple(warnings))
-
-
-def _inspector_events(source: Source) -> Iterator[dict[str, object] | None]:
-    """Yield the object of each line, None for a line that has none."""
-    for line in source.each_line(errors="replace"):
-        text = line.strip().rstrip(",")
-        if not text or text in "[]":
-            continue
-        try:
-            event = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            event = None
-        yield event if isinstance(event, dict) else None
 
 
 def _inspected_call(call: Mapping[str, object], group: str, rank: int, number: int) -> LoggedCollective:

@@ -136,14 +136,13 @@ class _SweepTable:
     def _kind(self, lines: list[str], ranks: int, warnings: list[str]) -> CollectiveKind | None:
         """Return the kind by the program's name where the log prints it, else by bandwidths, operation and root."""
         if program := _first_match(PROGRAM, lines):
-            kind = None if program[1] == "sendrecv" else collective_named(program[1])
-            if isinstance(kind, CollectiveKind):
-                return kind
-            warnings.append(f"{program[1]} is not a collective; its times are read all the same")
-            return None
-        kind = self._kind_by_bandwidth(ranks)
-        if kind is None:
-            warnings.append("the log does not say which collective it timed, and its bandwidths fit several")
+            named = None if program[1] == "sendrecv" else collective_named(program[1])
+            kind = named if isinstance(named, CollectiveKind) else None
+            unclear = f"{program[1]} is not a collective; its times are read all the same"
+        else:
+            kind = self._kind_by_bandwidth(ranks)
+            unclear = "the log does not say which collective it timed, and its bandwidths fit several"
+        warnings += [] if kind else [unclear]
         return kind
 
     def _kind_by_bandwidth(self, ranks: int) -> CollectiveKind | None:
@@ -153,8 +152,11 @@ class _SweepTable:
         """
         if ranks < 2:
             return None
-        algorithm, bus = map(_finite, self._largest[self._times[0] + 1 : self._times[0] + 3])
-        if not algorithm or bus is None:
+        try:
+            algorithm, bus = map(float, self._largest[self._times[0] + 1 : self._times[0] + 3])
+        except ValueError:
+            return None
+        if not algorithm or not math.isfinite(algorithm) or not math.isfinite(bus):
             return None
         reduces = self._value("redop") not in ("", "none")
         is_rooted = self._value("root")[:1] not in ("", "-")
@@ -174,14 +176,6 @@ class _SweepTable:
 
 def _first_match(pattern: re.Pattern[str], lines: list[str]) -> re.Match[str] | None:
     return next((match for match in map(pattern.search, lines) if match), None)
-
-
-def _finite(word: str) -> float | None:
-    try:
-        value = float(word)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _participants(lines: list[str], shape: re.Match[str] | None, warnings: list[str]) -> tuple[int, int, str]:

@@ -38,6 +38,11 @@ def _finite_numbers(texts: Iterable[tuple[str, str]]) -> Values:
     return numbers
 
 
+def _pick_numbers(fields: Mapping[str, tuple[str, str]], values: Values) -> Values:
+    keys = {name: next((key for key in keys.split("|") if key in values), "") for name, (keys, _) in fields.items()}
+    return {name: values[key] * UNITS[fields[name][1]] for name, key in keys.items() if key}
+
+
 class LogProgram(msgspec.Struct, frozen=True):
     """The form in which a program prints a step; ``data/step_logs.toml`` explains its fields."""
 
@@ -67,11 +72,6 @@ class LogProgram(msgspec.Struct, frozen=True):
             known["samples"] = int(known["samples"])
         step, total = (*map(int, matches[-1].groups()[:2]), 0, 0)[:2]
         return LoggedStep(step, **known), total + 1 - self.first if total else 0, _pick_numbers(self.facts, values)
-
-
-def _pick_numbers(fields: Mapping[str, tuple[str, str]], values: Values) -> Values:
-    keys = {name: next((key for key in keys.split("|") if key in values), "") for name, (keys, _) in fields.items()}
-    return {name: values[key] * UNITS[fields[name][1]] for name, key in keys.items() if key}
 
 
 PROGRAMS = msgspec.convert(read_toml(DATA / "step_logs.toml"), dict[str, LogProgram])
@@ -130,11 +130,9 @@ class StepLines:
         elif MLPERF_MARK in text and self.program in ("", "MLPerf"):
             yield from self._mlperf(text)
         else:
-            yield from self._parse(text)
-
-    def _parse(self, text: str) -> Iterator[LoggedStep]:
-        for name in [self.program] if self.program else PROGRAMS:
-            parsed = PROGRAMS[name].parse(text) if name in PROGRAMS else None
+            names = [self.program] if self.program in PROGRAMS else [] if self.program else PROGRAMS
+            parses = ((name, PROGRAMS[name].parse(text)) for name in names)
+            name, parsed = next(((name, parsed) for name, parsed in parses if parsed is not None), ("", None))
             if parsed is not None:
                 self.program, self._in_timers = name, False
                 step, total, facts = parsed
@@ -142,7 +140,6 @@ class StepLines:
                 for fact, value in facts.items():
                     self.facts.setdefault(fact, []).append(value)
                 yield self._with_time(step._replace(step=step.step or self._heading), text)
-                return
 
     def _with_time(self, step: LoggedStep, text: str) -> LoggedStep:
         """Return the step with its time; lines may be steps apart, and share the time since the one before."""
@@ -164,14 +161,13 @@ class StepLines:
         if event is None:
             return
         self.program = "MLPerf"
-        value = event.get("value")
-        if event.get("key") == "global_batch_size" and isinstance(value, int):
+        key, value = event.get("key"), event.get("value")
+        if key == "global_batch_size" and isinstance(value, int):
             self._batch = value
-        rate = value.get("throughput") if event.get("key") == "tracked_stats" and isinstance(value, dict) else None
+        rate = value.get("throughput") if key == "tracked_stats" and isinstance(value, dict) else None
         if isinstance(rate, int | float) and rate > 0 and self._batch > 0:
-            metadata = event.get("metadata")
-            samples = _mlperf_samples(metadata if isinstance(metadata, dict) else {})
-            yield LoggedStep(max(samples, 0) // self._batch, self._batch / rate, samples=self._batch)
+            step = max(_mlperf_samples(event), 0) // self._batch
+            yield LoggedStep(step, self._batch / rate, samples=self._batch)
 
 
 def looks_like(head: str, variant: str) -> bool:
@@ -228,59 +224,46 @@ def _mlperf_event(line: str) -> FactDict | None:
 
 
 def read_mlperf(source: Source) -> StepLog:
-    facts: dict[str, object] = {}
-    evaluations: list[list[object]] = []
-    times: dict[str, float] = {}
-    blocks: list[tuple[int, float]] = []
-    throughputs: list[float] = []
-    for line in source.each_line(errors="replace"):
-        event = _mlperf_event(line)
-        if event is None:
-            continue
-        key, value, metadata = event.get("key"), event.get("value"), event.get("metadata")
-        time_s = float(event["time_ms"]) * MS
-        metadata = metadata if isinstance(metadata, dict) else {}
+    facts, times = dict[str, object](), dict[str, float]()
+    evaluations, blocks, rates = list[list[object]](), list[tuple[int, float]](), list[float]()
+    for event in filter(None, map(_mlperf_event, source.each_line(errors="replace"))):
+        key, value, time_s = event.get("key"), event.get("value"), float(event["time_ms"]) * MS
         if key in MLPERF_FACTS and value is not None:
             facts[str(key)] = value
         elif key in ("init_start", "init_stop", "run_start", "run_stop"):
             times[str(key)] = time_s
             if key == "run_stop":
-                facts["status"] = metadata.get("status")
+                facts["status"] = _mlperf_metadata(event).get("status")
         elif key in ("eval_accuracy", "eval_error"):
-            evaluations.append([_mlperf_samples(metadata), value])
+            evaluations.append([_mlperf_samples(event), value])
             facts["evaluations"] = evaluations
-        elif key == "tracked_stats" and isinstance(value, dict):
-            if isinstance(value.get("throughput"), int | float):
-                throughputs.append(float(value["throughput"]))
-            blocks.append((_mlperf_samples(metadata), time_s))
-        elif key == "block_stop":
-            blocks.append((_mlperf_samples(metadata), time_s))
+        elif key == "block_stop" or (key == "tracked_stats" and isinstance(value, dict)):
+            blocks.append((_mlperf_samples(event), time_s))
+            rate = value.get("throughput") if key == "tracked_stats" and isinstance(value, dict) else None
+            rates += [float(rate)] if isinstance(rate, int | float) else []
     if not times and not facts:
         raise FormatError("holds no event of MLPerf", source.path)
     if {"run_start", "run_stop"} <= times.keys():
         facts["run_s"] = times["run_stop"] - times["run_start"]
-    if throughputs:
-        facts["samples_per_s"] = sorted(throughputs)[len(throughputs) // 2]
-    steps = _mlperf_steps(facts.get("global_batch_size"), blocks, throughputs)
-    return StepLog(steps, source.path, "MLPerf", None, facts)
-
-
-def _mlperf_samples(metadata: Mapping[str, object]) -> int:
-    for name in ("samples_count", "step", "epoch_count", "epoch_num"):
-        if isinstance(value := metadata.get(name), int | float):
-            return int(value)
-    return -1
-
-
-def _mlperf_steps(batch: object, blocks: list[tuple[int, float]], rates: list[float]) -> tuple[LoggedStep, ...]:
-    """Return steps whose times follow from samples per second, or from samples between two blocks."""
-    if not isinstance(batch, int) or batch < 1:
-        return ()
     if rates:
-        return tuple(LoggedStep(index, batch / rate, samples=batch) for index, rate in enumerate(rates) if rate > 0)
+        facts["samples_per_s"] = sorted(rates)[len(rates) // 2]
+    # The times of steps follow from samples per second, or from samples between two blocks.
+    batch = facts.get("global_batch_size")
     steps = []
-    for (before, began_s), (after, ended_s) in pairwise(blocks):
-        count = (after - before) / batch
-        if count > 0 and before >= 0:
-            steps.append(LoggedStep(after // batch, (ended_s - began_s) / count, samples=batch))
-    return tuple(steps)
+    if isinstance(batch, int) and batch > 0:
+        steps = [LoggedStep(index, batch / rate, samples=batch) for index, rate in enumerate(rates) if rate > 0]
+        for (before, began_s), (after, ended_s) in pairwise(() if rates else blocks):
+            count = (after - before) / batch
+            if count > 0 and before >= 0:
+                steps.append(LoggedStep(after // batch, (ended_s - began_s) / count, samples=batch))
+    return StepLog(tuple(steps), source.path, "MLPerf", None, facts)
+
+
+def _mlperf_metadata(event: FactDict) -> FactDict:
+    metadata = event.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _mlperf_samples(event: FactDict) -> int:
+    values = map(_mlperf_metadata(event).get, ("samples_count", "step", "epoch_count", "epoch_num"))
+    return next((int(value) for value in values if isinstance(value, int | float)), -1)
