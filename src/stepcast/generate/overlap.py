@@ -1,8 +1,8 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
 
 from stepcast.generate.data import (
     Buckets,
@@ -16,7 +16,7 @@ from stepcast.generate.data import (
     tensors_of_layer,
 )
 from stepcast.generate.update import copy_op, own_parameters, send_gradients
-from stepcast.ir.architecture import NOTHING, Shard
+from stepcast.ir.architecture import Shard
 from stepcast.ir.dataclass import ByIdentity, dataclass, replace
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels
@@ -24,12 +24,12 @@ from stepcast.ir.layers.kernels import K, Ops
 from stepcast.ir.layers.operators import wait_for
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
-from stepcast.ir.model import Model, StagePiece
+from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
 from stepcast.ir.strategy import NO_RECOMPUTE, RecomputeKind, ScheduleKind, Strategy
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like, map_once
+from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,10 @@ class Unit:
         return any(layer.input_gradient or layer.weight_gradient for layer in self.layers)
 
 
+Units = list[tuple[Unit, int]]
+"""Units, and how often each follows itself."""
+
+
 def _prefetch(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
     """Return *ops* that wait for their *own* gathers, requested here if a unit *begins* with them, and then
     request those of what runs next.
@@ -56,7 +60,7 @@ def _prefetch(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
     return (*(own if begins else ()), *wait_for(ops[:1], names), *following, *ops[1:])
 
 
-def offload_activations(units: list[Unit]) -> list[Unit]:
+def offload_activations(units: Units) -> Units:
     """Return units that send their activations after the forward and have them back for the backward.
 
     Activations of a layer are sent while the next one runs; that ends once they have gone, so that no more
@@ -71,9 +75,19 @@ def offload_activations(units: list[Unit]) -> list[Unit]:
     return map_neighbours(move, units)
 
 
-def map_neighbours(function: Callable[[Unit | None, Unit, Unit | None], Unit], units: list[Unit]) -> list[Unit]:
+def map_neighbours(function: Callable[[Unit | None, Unit, Unit | None], Unit], units: Units) -> Units:
     """Return the results of *function* for each unit with those before and after it."""
-    return map_once(function, [None, *units[:-1]], units, [*units[1:], None])
+    results: Units = []
+    before = None
+    for (unit, count), after in zip(units, [*[unit for unit, _ in units[1:]], None], strict=True):
+        if count > 1:
+            results.append((function(before, unit, unit), 1))
+            before = unit
+        if count > 2:
+            results.append((function(unit, unit, unit), count - 2))
+        results.append((function(before, unit, after), 1))
+        before = unit
+    return results
 
 
 @lru_cache(maxsize=1024)
@@ -88,14 +102,18 @@ def _move_activations(layer: Layer, own: int, before: int, begins: bool) -> Laye
     return replace(layer, input_gradient=_prefetch(layer.input_gradient, fetched, following, begins))
 
 
+OpsRun = tuple[Ops, int]
+"""Ops that are added to a unit, and to how many one after another."""
+
+
 @dataclass(frozen=True, slots=True)
 class OncePerStep:
     """The collectives of all parameters and gradients of a stage: those with which the first forward of each unit
-    begins or its last backward ends, if any does, and what runs after all micro-batches.
+    begins or its last backward ends, if any overlaps with them, and what runs after all micro-batches.
     """
 
-    gathers: Sequence[Ops]
-    reductions: Sequence[Ops]
+    gathers: list[OpsRun]
+    reductions: list[OpsRun]
     epilogue: tuple[Layer, ...]
 
 
@@ -108,9 +126,10 @@ class DataMaker:
         self.model, self.sizes = model, Sizes(model, view, framework)
         self.reduce, self.gather = lru_cache(1024)(self._reduce), lru_cache(1024)(self._gather)
         self.unpack, self.buckets_of = lru_cache(1024)(self._unpack), lru_cache(1024)(self._buckets_of)
+        self.gather_buckets = lru_cache(1024)(self._gather_buckets)
         self._once: dict[StagePiece, OncePerStep] = {}
 
-    def gather_units(self, units: list[Unit]) -> list[Unit]:
+    def gather_units(self, units: Units) -> Units:
         """ZeRO-3 and FSDP: gather parameters for the forward of each unit, and again for its backward where they
         are freed in between. Overlapped, they are gathered while the unit before runs, so that only the first
         wait is exposed.
@@ -149,14 +168,12 @@ class DataMaker:
         ops = gather_ops(self.sizes, name, buckets, blocking)
         return _intern(tuple([replace(op, early=True) for op in ops]) if early else ops)
 
-    def reduce_units(self, units: list[Unit]) -> list[Unit]:
+    def reduce_units(self, units: Units) -> Units:
         """ZeRO 2 and 3, FSDP: reduce gradients with every micro-batch, when a unit's backward is done."""
-
-        def reduce(unit: Unit) -> Unit:
-            ending = _end_backward(unit.layers[0], self.reduce(self.buckets_of(unit.trained)))
-            return replace(unit, layers=(ending, *unit.layers[1:]))
-
-        return map_once(reduce, units)
+        return [
+            (replace(unit, layers=_end_backward(unit.layers, self.reduce(self.buckets_of(unit.trained)))), count)
+            for unit, count in units
+        ]
 
     def _buckets_of(self, shard: Shard) -> tuple[Buckets, ...]:
         """Return the gradients of one unit, in buckets of its own."""
@@ -202,82 +219,86 @@ class DataMaker:
                 ops.append(Op(f"{name} cast", Elementwise(K.CAST, 1, total, read, size, dtype=DType.FP32)))
         return _intern(tuple(ops))
 
-    def once_per_step(self, piece: StagePiece, units: Sequence[Unit]) -> OncePerStep:
+    def once_per_step(self, piece: StagePiece, units: Units) -> OncePerStep:
         """Overlap gradients of *piece* that are reduced once with the last backward, and parameters that are gathered
         once with the first forward, bucket by bucket or unit by unit; or either with nothing.
         """
         if piece not in self._once:
-            plan, overlap, buckets = self.sizes.plan, self.sizes.strategy.overlap, self._fill_buckets(units, piece)
-            reductions: Sequence[Ops] = map_once(self.reduce, buckets) if plan.reduced is Reduced.ONCE else ()
-            gathers, gathered = (
-                self._gather_once(units, buckets) if plan.gathered is Gathered.AFTER_UPDATE else ((), ())
-            )
-            reduced = () if overlap.gradients else _join(reversed(reductions))
+            plan, overlap, filled = self.sizes.plan, self.sizes.strategy.overlap, self._fill_buckets(units, piece)
+            gathers, reductions, gathered = list[OpsRun](), list[OpsRun](), tuple[Op, ...]()
+            if plan.reduced is Reduced.ONCE:
+                reductions = [(self.reduce(buckets), count) for buckets, count in filled]
+            if plan.gathered is Gathered.AFTER_UPDATE:
+                if self.sizes.framework.owners_broadcast:
+                    gathered = broadcast_ops(self.sizes, trained_shard(self.model, self.sizes.strategy, piece))
+                else:
+                    gathers = [(self.gather_buckets(buckets), count) for buckets, count in filled]
+            if not overlap.parameters:
+                gathers, gathered = [], gathered or _unfold(gathers)
+            reduced: Ops = ()
+            if not overlap.gradients:
+                reductions, reduced = [], _unfold(reversed(reductions))
             ending = epilogue(self.sizes, find_step_end(self.sizes, self.model, piece), reduced, gathered)
-            self._once[piece] = OncePerStep(gathers, reductions if overlap.gradients else (), ending)
+            self._once[piece] = OncePerStep(gathers, reductions, ending)
         return self._once[piece]
 
-    def vary(self, body: tuple[Block, ...], units: list[Unit], once: OncePerStep) -> VariedBodies:
+    def vary(self, body: tuple[Block, ...], units: Units, once: OncePerStep) -> VariedBodies:
         """Return the bodies of the micro-batches that differ from *body*."""
-
-        def begin(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
-            return (_begin(layers[0], Phase.FORWARD, (), ops, (), True), *layers[1:]) if ops else layers
-
-        def end(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
-            return (_end_backward(layers[0], ops), *layers[1:]) if ops else layers
-
-        layers, varied = [unit.layers for unit in units], []
+        varied = []
         if self.sizes.plan.gathered is Gathered.ONCE:
-            varied.append((FIRST, [unit.layers for unit in self.gather_units(units)]))
-        elif once.gathers:
-            varied.append((FIRST, map_once(begin, layers, once.gathers)))
-        if once.reductions:
-            varied.append((LAST, map_once(end, layers, once.reductions)))
-        return tuple([(which, fold_like(body, changed)) for which, changed in varied if changed != layers])
+            varied.append((FIRST, [(unit.layers, count) for unit, count in self.gather_units(units)]))
+        for which, change, added in ((FIRST, _begin_forward, once.gathers), (LAST, _end_backward, once.reductions)):
+            if any(ops for ops, _ in added):
+                varied.append((which, [(change(unit.layers, ops), count) for unit, ops, count in _pair(units, added)]))
+        return tuple([(which, fold_like(body, changed)) for which, changed in varied])
 
-    def _fill_buckets(self, units: Sequence[Unit], piece: StagePiece) -> list[tuple[Buckets, ...]]:
+    def _fill_buckets(self, units: Units, piece: StagePiece) -> list[tuple[tuple[Buckets, ...], int]]:
         """Return the buckets that each unit's backward completes, and with which its forward begins: its own, or those
         that gradients fill from the last unit to the first.
         """
         sizes = self.sizes
         if sizes.plan.by_unit:
-            return map_once(self.buckets_of, [unit.trained for unit in units])
+            return [(self.buckets_of(unit.trained), count) for unit, count in units]
         # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
         limit = sizes.framework.bucket_parameters(sizes.strategy, piece.embedding and not sizes.plan.splits_gradients)
-        filled: list[tuple[Buckets, ...]] = [()] * len(units)
-        trained = tuple([unit.trained for unit in reversed(units)])
+        trained = [unit.trained for unit, count in reversed(units) for _ in range(count)]
+        filled: list[tuple[Buckets, ...]] = [()] * len(trained)
         other = sum([shard.unquantised for shard in trained]) if sizes.strategy.fp8_parameters else 0
         if 0 < other < sum([shard.total for shard in trained]):
             # Embeddings, the output projection and norms have buffers of their own, whose buckets are reduced and
             # gathered with the last of the fp8 ones (Megatron-Core, param_and_grad_buffer.py, partition_buckets).
-            trained = tuple([Shard(shard.dense - shard.unquantised, shard.experts) for shard in trained])
+            trained = [Shard(shard.dense - shard.unquantised, shard.experts) for shard in trained]
             filled[0] = (Buckets(Shard(other, 0, other)),)
-        for index, buckets in fill_buckets(limit, trained, tensors_of_layer(sizes)):
+        for index, buckets in fill_buckets(limit, tuple(trained), tensors_of_layer(sizes)):
             filled[-1 - index] += (buckets,)
-        return filled
+        return [(buckets, len(list(run))) for buckets, run in groupby(filled)]
 
-    def _gather_once(self, units: Sequence[Unit], filled: list[tuple[Buckets, ...]]) -> tuple[Sequence[Ops], Ops]:
-        """Return the gathers with which units begin, or what is gathered after the step.
+    def _gather_buckets(self, buckets: tuple[Buckets, ...]) -> Ops:
+        """Return the gathers of *buckets* after the update, or with which a unit begins.
 
         Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
         (Megatron-LM, --align-param-gather).
         """
-        if self.sizes.framework.owners_broadcast:
-            return (), broadcast_ops(self.sizes, sum((unit.trained for unit in units), start=NOTHING))
-        overlaps = self.sizes.strategy.overlap.parameters
-
-        def gather(buckets: tuple[Buckets, ...]) -> Ops:
-            issued = enumerate(issue_buckets(self.sizes, reversed(buckets)))
-            return _intern(
-                _join(self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in issued)
-            )
-
-        gathers = map_once(gather, filled)
-        return (gathers, ()) if overlaps else ((), _join(gathers))
+        overlaps, issued = self.sizes.strategy.overlap.parameters, issue_buckets(self.sizes, reversed(buckets))
+        parts = [self.gather(f"parameters {number}", own, not overlaps, overlaps) for number, own in enumerate(issued)]
+        return _intern(tuple(chain.from_iterable(parts)))
 
 
-def _join(parts: Iterable[Ops]) -> Ops:
-    return tuple(chain.from_iterable(parts))
+def _unfold(runs: Iterable[OpsRun]) -> Ops:
+    return tuple(chain.from_iterable([ops * count for ops, count in runs]))
+
+
+def _pair(units: Units, added: list[OpsRun]) -> Iterator[tuple[Unit, Ops, int]]:
+    """Yield units with the ops that are *added* to each, and how often both follow themselves."""
+    left = added[::-1]
+    for unit, missing in units:
+        while missing:
+            ops, count = left.pop()
+            times = min(count, missing)
+            yield unit, ops, times
+            missing -= times
+            if times < count:
+                left.append((ops, count - times))
 
 
 _intern: Callable[[Ops], Ops] = lru_cache(maxsize=4096)(lambda ops: ops)
@@ -317,9 +338,6 @@ LAYERS: ByIdentity[Layer] = ByIdentity(4 * 4096)
 def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """Return *layer* whose *phase* waits for its *own* gathers and requests the *following* ones."""
 
-    if not (copies or own or following):
-        return layer
-
     def make() -> Layer:
         ops = _prefetch(copies + layer.ops(phase), own, following, begins)
         return replace(layer, forward=ops) if phase is Phase.FORWARD else replace(layer, input_gradient=ops)
@@ -327,6 +345,15 @@ def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, be
     return LAYERS.get((layer, copies, own, following), make, phase, begins)
 
 
-def _end_backward(layer: Layer, ops: Ops) -> Layer:
-    """Return *layer* with *ops* at the end of its backward."""
-    return LAYERS.get((layer, ops), lambda: replace(layer, weight_gradient=layer.weight_gradient + ops))
+def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
+    """Return the *layers* of a unit whose forward begins with the gathers *ops*."""
+    return (_begin(layers[0], Phase.FORWARD, (), ops, (), True), *layers[1:]) if ops else layers
+
+
+def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
+    """Return the *layers* of a unit whose backward ends with *ops*."""
+    if not ops:
+        return layers
+    first = layers[0]
+    ending = LAYERS.get((first, ops), lambda: replace(first, weight_gradient=first.weight_gradient + ops))
+    return (ending, *layers[1:])

@@ -1,9 +1,9 @@
 """Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
-from functools import lru_cache, partial
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, groupby, pairwise
 
-from stepcast.generate.overlap import Unit, find_data_maker, offload_activations
+from stepcast.generate.overlap import Unit, Units, find_data_maker, map_neighbours, offload_activations
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
 from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.dataclass import ByIdentity, replace
@@ -21,7 +21,7 @@ from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, Strategy, layer_view
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Layer, Phase, Role, Stage, Workload, fold_units, map_once
+from stepcast.ir.workload import Layer, Phase, Role, Stage, Workload, fold_runs
 
 # One pipeline piece: its layers, what is recomputed, and the data-parallel communication around them.
 
@@ -97,10 +97,11 @@ class StageMaker:
         return tuple([known[index] for index in first])
 
     def stage(self, piece: StagePiece) -> Stage:
-        units = [*self._reference_units(piece), *self._units(piece)]
-        return _STAGES.get((self.data_maker, *units), partial(self._make_stage, piece, units))
+        runs = [*self._reference_units(piece), *self._units(piece)]
+        units, counts = [unit for unit, _ in runs], [count for _, count in runs]
+        return _STAGES.get((self.data_maker, *units), lambda: self._make_stage(piece, runs), *counts)
 
-    def _make_stage(self, piece: StagePiece, units: list[Unit]) -> Stage:
+    def _make_stage(self, piece: StagePiece, units: Units) -> Stage:
         if self.strategy.offload.activations:
             units = offload_activations(units)
         if self.sizes.gathers_boundary:
@@ -111,10 +112,10 @@ class StageMaker:
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
             units = self.data_maker.reduce_units(units)
         once = self.data_maker.once_per_step(piece, units)
-        body = tuple(fold_units([unit.layers for unit in units]))
+        body = tuple(fold_runs([(unit.layers, count) for unit, count in units]))
         return Stage(body, epilogue=once.epilogue, varied=self.data_maker.vary(body, units, once))
 
-    def _reference_units(self, piece: StagePiece) -> list[Unit]:
+    def _reference_units(self, piece: StagePiece) -> Units:
         """Return the forward of DPO's frozen reference: the model as it was, or without its adapters."""
         if self.strategy.objective is not Objective.DPO:
             return []
@@ -124,27 +125,38 @@ class StageMaker:
         # Adapters are switched off before the reference runs, and on again after it.
         switches = piece.embedding and self.strategy.lora_rank and self.sizes.eager_modules
         visits = SWITCH_KERNELS * count_adapted(self.model, self.strategy.lora_targets) if switches else 0
-        return [_REFERENCES.of(unit, _make_reference, 0 if index else visits) for index, unit in enumerate(units)]
+        every = enumerate(units)
+        return [
+            (_REFERENCES.of(unit, _make_reference, 0 if index else visits), count) for index, (unit, count) in every
+        ]
 
-    def _units(self, piece: StagePiece) -> list[Unit]:
+    def _units(self, piece: StagePiece) -> Units:
         """Return embedding, transformer layers and head as far as the piece holds them."""
         model, strategy, layers = self.model, self.strategy, piece.layers
         count, frozen = len(layers), count_frozen(model, strategy.trained_layers, layers)
+        recomputed, leaving = strategy.recompute.whole_layers(count), strategy.offload.layers(count)
         quantised = count
         if strategy.precision.scaled:  # the model's last layers may multiply in the format of activations
             quantised = min(count, max(0, model.layers - self.framework.wide_layers - layers.start))
-        recomputed, leaving = strategy.recompute.whole_layers(count), strategy.offload.layers(count)
-        columns = [[True] * size + [False] * (count - size) for size in (recomputed, leaving, frozen)]
-        columns.append([False] * quantised + [True] * (count - quantised))
-        units = map_once(self.unit_maker.make_block, model.blocks[layers.start : layers.stop], *columns)
+        units: Units = []
         if piece.embedding:
-            units.insert(0, self.unit_maker.make_end(True, frozen=strategy.trained_layers > 0))
+            units.append((self.unit_maker.make_end(True, frozen=strategy.trained_layers > 0), 1))
+        for start, stop in pairwise(sorted({0, recomputed, leaving, frozen, quantised, count})):
+            flags = start < recomputed, start < leaving, start < frozen, start >= quantised
+            for block, repeat in _count_blocks(model, layers[start:stop]):
+                units.append((self.unit_maker.make_block(block, *flags), repeat))
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
-            units.append(self.unit_maker.make_end(False, model.tied and piece.embedding))
+            units.append((self.unit_maker.make_end(False, model.tied and piece.embedding), 1))
             if strategy.mtp_layers:
-                units += [_make_next_token(self.sizes, self.unit_maker.view)] * strategy.mtp_layers
+                units.append((_make_next_token(self.sizes, self.unit_maker.view), strategy.mtp_layers))
         return units
+
+
+@lru_cache(maxsize=4096)
+def _count_blocks(model: Model, layers: range) -> list[tuple[LayerParts, int]]:
+    """Return the kinds of consecutive *layers*, and how many of each follow one another."""
+    return [(block, len(list(run))) for block, run in groupby(model.blocks[layers.start : layers.stop])]
 
 
 @lru_cache(maxsize=1024)
@@ -203,21 +215,20 @@ def _half_layers(sizes: Sizes, half: LayerParts) -> tuple[Layer, ...]:
     return tuple(layer for kind in kinds_of(half.mixer, half.feed_forward) for layer in kind.operators(sizes, half))
 
 
-def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: list[Unit]) -> list[Unit]:
+def _gather_arrivals(sizes: Sizes, piece: StagePiece, units: Units) -> Units:
     """Gather from the tensor ranks what other stages send, before it is used."""
-    size = sizes.activation_bytes
-    if not units:  # an empty piece hands on what arrives
-        return units
-    if not piece.embedding:
-        layers = units[0].layers
-        gather = collective("arriving tp all-gather", C.ALL_GATHER, size, Group.TP)
-        first = replace(layers[0], forward=(gather, *layers[0].forward))
-        units = [replace(units[0], layers=(first, *layers[1:])), *units[1:]]
-    if not piece.head:
-        layers = units[-1].layers
-        gather = collective("arriving gradient tp all-gather", C.ALL_GATHER, size, Group.TP)
-        units = [*units[:-1], replace(units[-1], layers=(*layers[:-1], prepend_backward(layers[-1], (gather,))))]
-    return units
+
+    def gather(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
+        layers, size = list(unit.layers), sizes.activation_bytes
+        if before is None and not piece.embedding:
+            arriving = collective("arriving tp all-gather", C.ALL_GATHER, size, Group.TP)
+            layers[0] = replace(layers[0], forward=(arriving, *layers[0].forward))
+        if after is None and not piece.head:
+            arriving = collective("arriving gradient tp all-gather", C.ALL_GATHER, size, Group.TP)
+            layers[-1] = prepend_backward(layers[-1], (arriving,))
+        return replace(unit, layers=tuple(layers))
+
+    return map_neighbours(gather, units)
 
 
 def _forward_only(unit: Unit) -> Unit:

@@ -17,9 +17,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
-from typing import TypeVar
 
 from stepcast.ir.dataclass import ByIdentity, Size, dataclass, require, require_counts
 from stepcast.ir.layout import Group, Layout
@@ -88,7 +87,6 @@ class OpPart(StrEnum):
 
 
 SINGLE_GPU = Layout()
-Value = TypeVar("Value")
 
 
 class Phase(StrEnum):
@@ -179,6 +177,8 @@ class Block:
             require(len(self.layers) > 0, "a block needs at least one layer")
 
 
+Run = tuple[tuple[Layer, ...], int]
+"""Layers of a unit, such as a transformer layer, and how often they follow one another."""
 FIRST, LAST = -2, -3
 """In place of the number of a micro-batch: the one whose forward runs first, which differs in its forward alone, and
 the one whose backward runs last, which differs in its weight gradients alone, whichever numbers a schedule gives them
@@ -241,23 +241,26 @@ def unfold_blocks(blocks: Iterable[Block]) -> tuple[Layer, ...]:
 
 def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
     """Return *body* with the *changed* layers at their positions, repeats written out as far as they differ."""
-    return fold_like(body, [(changed.get(index, layer),) for index, layer in enumerate(unfold_blocks(body))])
+    return fold_like(body, [((changed.get(index, layer),), 1) for index, layer in enumerate(unfold_blocks(body))])
 
 
-def fold_like(body: Iterable[Block], parts: Sequence[tuple[Layer, ...]]) -> tuple[Block, ...]:
-    """Fold *parts*, which are the layers of *body* with some of them changed, within each of its blocks."""
-    blocks, start = list[Block](), 0
+def fold_like(body: tuple[Block, ...], runs: Iterable[Run]) -> tuple[Block, ...]:
+    """Fold *runs*, which are the layers of *body* with some of them changed, within each of its blocks."""
+    blocks, left = list[Block](), list(runs)[::-1]
     for block in body:
-        length, left = 0, len(block.layers)
-        while left > 0:
-            left -= len(parts[start + length])
-            length += 1
-        stop = start + length * block.repeat
-        times = parts[start:stop]
-        if length > 1:
-            times = [tuple(chain.from_iterable(parts[first : first + length])) for first in range(start, stop, length)]
-        blocks += fold_units(times)
-        start = stop
+        own, length = list[Run](), len(block.layers)
+        missing = length * block.repeat
+        while missing:
+            unit, count = left.pop()
+            times = min(count, missing // len(unit))
+            own.append((unit, times))
+            missing -= times * len(unit)
+            if times < count:
+                left.append((unit, count - times))
+        if len(own[0][0]) < length:
+            layers = tuple(chain.from_iterable([unit * count for unit, count in own]))
+            own = [(layers[start : start + length], 1) for start in range(0, len(layers), length)]
+        blocks += fold_runs(own)
     return tuple(blocks)
 
 
@@ -265,32 +268,40 @@ def fold_like(body: Iterable[Block], parts: Sequence[tuple[Layer, ...]]) -> tupl
 LONGEST_PATTERN = 12
 
 
-def fold_units(units: Sequence[Sequence[Layer]]) -> list[Block]:
-    """Fold units of the same layer objects into blocks: at each place the repeating pattern that covers most."""
-    keys = map_once(lambda unit: tuple(map(id, unit)), units)
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    blocks: list[Block] = []
-    start = 0
-    for length, times in _find_patterns(tuple([numbers[key] for key in keys])):
-        layers = units[start] if length == 1 else tuple(chain.from_iterable(units[start : start + length]))
+def fold_units(units: Iterable[tuple[Layer, ...]]) -> list[Block]:
+    """Fold units of the same layer objects into blocks."""
+    return fold_runs([(unit, 1) for unit in units])
+
+
+def fold_runs(runs: Iterable[Run]) -> list[Block]:
+    """Fold units that are repeated into blocks: at each place the repeating pattern that covers most. Units of the same
+    layer objects are equal.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    kinds: list[tuple[Layer, ...]] = []
+    merged: list[tuple[int, int]] = []
+    for unit, count in runs:
+        number = numbers.setdefault(tuple(map(id, unit)), len(kinds))
+        if number == len(kinds):
+            kinds.append(unit)
+        if merged and merged[-1][0] == number:
+            count += merged.pop()[1]
+        merged.append((number, count))
+    blocks = []
+    for pattern, times in _find_patterns(tuple(merged)):
+        layers = kinds[pattern[0]] if len(pattern) == 1 else tuple(chain.from_iterable([kinds[key] for key in pattern]))
         # One object for the same layers in the same order, so that caches by identity find it again.
-        blocks.append(Block(_RUNS.get(layers, partial(tuple, layers)), times))
-        start += length * times
+        blocks.append(Block(_RUNS.get(layers, lambda layers=layers: layers), times))  # type: ignore[misc]
     return blocks
 
 
-def map_once(function: Callable[..., Value], *columns: Sequence[object]) -> list[Value]:
-    """Return the results of *function* for each row of *columns*, called once for rows of the same objects."""
-    keys = list(zip(*[map(id, column) for column in columns], strict=True))
-    rows = dict(zip(keys, zip(*columns, strict=True), strict=True))
-    results = {key: function(*row) for key, row in rows.items()}
-    return [results[key] for key in keys]
-
-
 @lru_cache(maxsize=4096)
-def _find_patterns(keys: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the repeating patterns that follow one another in *keys*: the length of each, and its times."""
-    patterns: list[tuple[int, int]] = []
+def _find_patterns(runs: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, ...], int]]:
+    """Return the repeating patterns that follow one another in *runs* of numbers, with their times."""
+    if len(dict(runs)) == len(runs):
+        return [((number,), count) for number, count in runs]
+    patterns: list[tuple[tuple[int, ...], int]] = []
+    keys = tuple([number for number, count in runs for _ in range(count)])
     start, end = 0, len(keys)
     while start < end:
         best, run = 1, start + 1
@@ -306,7 +317,7 @@ def _find_patterns(keys: tuple[int, ...]) -> list[tuple[int, int]]:
                 count += 1
             if count > 1 and count * length > best * times:
                 best, times = length, count
-        patterns.append((best, times))
+        patterns.append((keys[start : start + best], times))
         start += best * times
     return patterns
 
