@@ -18,12 +18,13 @@ from stepcast.cost.convolution import price_convolution
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.matmul import price_matmul, products_of
 from stepcast.cost.memory_bound import price_stream, stream_key
+from stepcast.cost.pace import CLOCKED
 from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.scan import price_cells, price_scan, scan_kind
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
-from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded
+from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded, Work
 
 COOL = (Elementwise, Scan, Recorded)
 """Work that takes as long in one step as in another, however hot that makes the GPU."""
@@ -104,24 +105,37 @@ def load_of(matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: Com
     return Load(math.inf, round(duty, 3), wanted=None if power_share is None else round(power_share, 3))
 
 
-@lru_cache(maxsize=512)
-def make_pricer(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Price]:
-    """Return a function that prices works under one load and remembers them by identity, since comparing them takes
-    longer. Work that draws little power is priced once for all steps.
+class Spent(NamedTuple):
+    """The seconds of a work: those that clocks decide, and others."""
+
+    clocked_s: float
+    other_s: float
+    work: Work  # which stays alive with its identity
+
+
+class LoadPricer:
+    """Prices works under one load and remembers them by identity, since comparing them takes longer. Work that draws
+    little power is priced once for all loads.
     """
-    known: dict[int, tuple[Compute, Price]] = {}
-    cool = make_pricer(gpu, fit, SUSTAINED) if load.busy_s > 0 and load != SUSTAINED else None
 
-    @lru_cache(maxsize=65536)
-    def price_equal(work: Compute) -> Price:
-        return compute_price(work, gpu, fit, load)
+    def __init__(self, gpu: Gpu, fit: ComputeFit, load: Load) -> None:
+        self.cool = make_pricer(gpu, fit, SUSTAINED) if load.busy_s > 0 and load != SUSTAINED else self
+        self.spent: dict[int, Spent] = {}
+        self._prices: dict[int, Price] = {}
+        self._price = lru_cache(MOST_KNOWN)(lambda work: compute_price(work, gpu, fit, load))
 
-    def price(work: Compute) -> Price:
-        entry = known.get(id(work))
-        if entry is None:
-            if len(known) >= MOST_KNOWN:
-                known.clear()
-            entry = known[id(work)] = (work, cool(work) if cool and type(work) in COOL else price_equal(work))
-        return entry[1]
+    def __call__(self, work: Compute) -> Price:
+        """Return the price of *work*."""
+        pricer = self.cool if type(work) in COOL else self
+        key, prices = id(work), pricer._prices
+        if key not in prices:
+            if len(prices) >= MOST_KNOWN:
+                prices.clear()
+                pricer.spent.clear()
+            price = prices[key] = pricer._price(work)
+            clocked = type(work) in CLOCKED
+            pricer.spent[key] = Spent(price.seconds, 0.0, work) if clocked else Spent(0.0, price.seconds, work)
+        return prices[key]
 
-    return price
+
+make_pricer = lru_cache(512)(LoadPricer)

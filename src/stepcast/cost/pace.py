@@ -75,7 +75,7 @@ def _slowest_of_stages(gpus: int, stages_s: tuple[tuple[float, float], ...]) -> 
     """
     exceeding, ranks = 0.625 * gpus / (gpus + 0.25), gpus // len(stages_s)
     kinds = Counter(stages_s).items()
-    low_s, high_s = (max(clocked_s * factor + other_s for clocked_s, other_s in stages_s) for factor in (0.9, 1.2))
+    low_s, high_s = (max([clocked_s * factor + other_s for (clocked_s, other_s), _ in kinds]) for factor in (0.9, 1.2))
     while high_s - low_s > 1e-9 * high_s:
         middle_s, above = (low_s + high_s) / 2, 0.0
         for (clocked_s, other_s), count in kinds:
@@ -84,7 +84,7 @@ def _slowest_of_stages(gpus: int, stages_s: tuple[tuple[float, float], ...]) -> 
             low_s = middle_s
         else:
             high_s = middle_s
-    return min((high_s - other_s) / clocked_s for clocked_s, other_s in stages_s)
+    return min([(high_s - other_s) / clocked_s for (clocked_s, other_s), _ in kinds])
 
 
 def pace_of(layout: Layout, micro_batches: int, stages_s: tuple[tuple[float, float], ...] = ()) -> float:

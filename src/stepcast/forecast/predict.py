@@ -325,15 +325,21 @@ def _stage_seconds(workload: Workload, price: ComputePrice, schedule: ScheduleKi
     layout = workload.layout
     if workload.uniform or layout.pp == 1:
         return ()
-
-    def sum_blocks(stage: Stage, price: ComputePrice) -> Spent:
+    spent: dict[int, Spent] = {}
+    for key, stage in {id(stage): stage for stage in workload.stages}.items():
         blocks_s = [(_BLOCKS_S.of(block.layers, _spend, price), block.repeat) for block in stage.body]
-        return _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
+        spent[key] = _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
+    pieces = [id(stage) for stage in workload.stages]
+    stages = _find_pieces(schedule or default_schedule(layout.vpp), layout.pp, layout.vpp)
+    own = [tuple([pieces[piece] for piece in places]) for places in stages]
+    sums = {keys: _add([spent[key] for key in keys]) for keys in dict.fromkeys(own)}
+    return tuple([sums[keys] for keys in own])
 
-    facts = SCHEDULES[schedule or default_schedule(layout.vpp)]
-    pieces_s = [_STAGES_S.of(stage, sum_blocks, price) for stage in workload.stages]
-    stages = [facts.pieces_of_stage(stage, layout.pp, layout.vpp) for stage in range(layout.pp)]
-    return tuple([_add([pieces_s[piece] for piece in own]) for own in stages])
+
+@lru_cache(maxsize=1024)
+def _find_pieces(schedule: ScheduleKind, stages: int, vpp: int) -> list[tuple[int, ...]]:
+    """Return the pieces of the model on each stage."""
+    return [SCHEDULES[schedule].pieces_of_stage(stage, stages, vpp) for stage in range(stages)]
 
 
 def _add(parts: Sequence[Spent]) -> Spent:
@@ -351,7 +357,6 @@ def _spend(layers: Sequence[Layer], price: ComputePrice) -> Spent:
 
 
 _COOL: ByIdentity[tuple[float, float, float]] = ByIdentity(4096)
-_STAGES_S: ByIdentity[Spent] = ByIdentity(4096)
 _BLOCKS_S: ByIdentity[Spent] = ByIdentity(4096)
 
 

@@ -1,9 +1,10 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from stepcast.cost.pace import CLOCKED, apply_pace
+from stepcast.cost.compute import MOST_KNOWN, LoadPricer, Spent
+from stepcast.cost.pace import apply_pace
 from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price, without_chunks
 from stepcast.forecast.options import (
@@ -25,7 +26,6 @@ from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import COMPUTING, Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
-from stepcast.simulation.lowering import OpList
 
 
 def simulate(
@@ -88,7 +88,7 @@ def prepare(
 class PacedCompute:
     """The price of computation under one load, times the pace of the slowest GPU for work that its clock decides."""
 
-    base: ComputePrice
+    base: LoadPricer
     pace: float
 
     def __call__(self, work: Compute) -> Price:
@@ -96,11 +96,7 @@ class PacedCompute:
         return price if self.pace == 1.0 else apply_pace(price, work, self.pace)
 
 
-KnownSeconds = dict[int, tuple[float, float, Work]]
-"""By the identity of a work: its seconds as far as clocks decide them, and others."""
-_COMPUTING: ByIdentity[KnownSeconds] = ByIdentity(512)
-_MOVING: ByIdentity[KnownSeconds] = ByIdentity(512)
-MOST_KNOWN = 2**16
+_MOVING: ByIdentity[dict[int, Spent]] = ByIdentity(512)
 
 
 class WorkTable:
@@ -109,30 +105,30 @@ class WorkTable:
     def __init__(self, pricer: Pricer, compute: PacedCompute, alone: frozenset[Group]) -> None:
         self.pricer, self.compute, self.alone = pricer, compute, alone
         terms = (pricer.once_per_node, pricer.ideal, pricer.place, pricer.alone, tuple(pricer.algorithms.items()))
-        self.computing = _COMPUTING.get((compute.base,), dict)
         self.moving = _MOVING.get((pricer.cluster,), dict, without_chunks(pricer.layout), *terms)
 
-    def works_s(self, ops: OpList) -> list[float]:
-        """Return the seconds of each work; 0 for communication that does not run."""
-        computing, moving, pace = self.computing, self.moving, self.compute.pace
+    def works_s(self, works: Sequence[Work], keys: Sequence[int]) -> list[float]:
+        """Return the seconds of *works* of these identities; 0 for communication that does not run."""
+        base, pace, moving = self.compute.base, self.compute.pace, self.moving
+        hot, cool = base.spent, base.cool.spent
         try:
-            parts = [computing[key] if key in computing else moving[key] for key in ops.keys]
+            every = [hot[key] if key in hot else cool[key] if key in cool else moving[key] for key in keys]
         except KeyError:
-            for key, work in zip(ops.keys, ops.works, strict=True):
-                if key not in computing and key not in moving:
-                    self._add(key, work)
-            return self.works_s(ops)
-        return [clocked_s * pace + other_s for clocked_s, other_s, _ in parts]
+            for key, work in dict(zip(keys, works, strict=True)).items():
+                if key not in hot and key not in cool and key not in moving:
+                    self._price(key, work)
+            return self.works_s(works, keys)
+        return [clocked_s * pace + other_s for clocked_s, other_s, _ in every]
 
-    def _add(self, key: int, work: Work) -> None:
+    def _price(self, key: int, work: Work) -> None:
         if type(work) in COMPUTING:
-            seconds = self.compute.base(work).seconds  # type: ignore[arg-type]
-            parts = (seconds, 0.0, work) if isinstance(work, CLOCKED) else (0.0, seconds, work)
-            self.computing[key] = parts
-        else:
-            group = group_of(work)
-            runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-            self.moving[key] = (0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
+            self.compute.base(work)  # type: ignore[arg-type]
+            return
+        if len(self.moving) >= MOST_KNOWN:
+            self.moving.clear()
+        group = group_of(work)
+        runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
+        self.moving[key] = Spent(0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

@@ -16,7 +16,8 @@ from stepcast.simulation.segments import Cost
 
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
-ListSeconds = Callable[[OpList], Sequence[float]]
+TableSeconds = Callable[[Sequence[Work], Sequence[int]], list[float]]
+"""(works, their identities) -> the seconds of each."""
 _ISSUES: ByIdentity[FloatArray] = ByIdentity(2**15)
 NO_GROUPS: frozenset[Channel] = frozenset()
 
@@ -30,7 +31,7 @@ class Prices:
     takes: Seconds | None = None  # seconds of computing that a work takes for each second of overlap
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
     ahead: bool = False  # hosts go on to the next step without waiting for the end of one
-    table: ListSeconds | None = None  # seconds of all works of a list, where that is faster than one by one
+    table: TableSeconds | None = None  # seconds of many works, where that is faster than one by one
 
     def __reduce__(self) -> tuple[type["Prices"], tuple[object, ...]]:
         """Return the arguments of a copy without the table, which cannot be pickled."""
@@ -42,13 +43,18 @@ class Prices:
             return message
         return self.seconds(message) * self.slow_groups.get(Group.PP, 1.0)  # type: ignore[arg-type]
 
-    def works_s(self, ops: OpList, alone: frozenset[Channel] = NO_GROUPS) -> FloatArray:
-        """Return the seconds of each work by itself; 0 for communication that does not run."""
+    def works_s(self, lists: Sequence[OpList], alone: frozenset[Channel] = NO_GROUPS) -> list[float]:
+        """Return the seconds of each work of *lists* by itself; 0 for communication of no bytes or of groups that are
+        *alone*.
+        """
+        works = [work for ops in lists for work in ops.works]
         if self.table:
-            return np.array(self.table(ops), np.float64)
-        return np.array([self.seconds(work) if runs else 0.0 for work, runs in ops.running(alone)], np.float64)
+            return self.table(works, [key for ops in lists for key in ops.keys])
+        features = [op for ops in lists for op in ops.sequence.ops]
+        runs = [op.runs and op.group not in alone for op in features]
+        return [self.seconds(work) if running else 0.0 for work, running in zip(works, runs, strict=True)]
 
-    def issues_s(self, ops: OpList) -> FloatArray:
+    def issues_s(self, lists: Sequence[OpList]) -> list[FloatArray]:
         """Return the seconds of the host for issuing each op."""
         issue_s = self.issue_s
         assert issue_s is not None
@@ -56,14 +62,15 @@ class Prices:
         def price(layer: OpList) -> FloatArray:
             return np.array([issue_s(one.op.work, one.backward) * one.op.kernels for one in layer.issued], np.float64)
 
-        return np.concatenate([_ISSUES.get((layer, issue_s), partial(price, layer)) for layer in ops.lists or (ops,)])
+        layers = [layer for ops in lists for layer in ops.lists]
+        return [_ISSUES.get((layer, issue_s), partial(price, layer)) for layer in layers]
 
     def spend_s(self, ops: OpList, works_s: FloatArray, factor: float) -> FloatArray:
         """Return how long each of *ops* takes, whose works take *works_s* by themselves, on a stage that computes
         *factor* times slower; with the delays of communication.
         """
         if factor != 1.0:
-            works_s = np.where(ops.is_computing, works_s * factor, works_s)
+            works_s = np.where(ops.sequence.is_computing, works_s * factor, works_s)
         if self.slow_groups:
             factors = [self.slow_groups.get(op.group, 1.0) for op in ops.sequence.ops]  # type: ignore[arg-type]
             works_s = works_s * np.array(factors)

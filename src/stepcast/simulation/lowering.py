@@ -6,7 +6,7 @@ that name it. What waits for what does not depend on the sizes of ops: a piece i
 same ``OpFeatures``; its costs are slots that seconds are put into later.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -78,6 +78,11 @@ class OpSequence:
             issued.add(op.name)
         return frozenset(awaited)
 
+    @cached_property
+    def is_computing(self) -> BoolArray:
+        """Whether each op computes; False for communication."""
+        return np.array([op.group is None for op in self.ops], bool)
+
 
 @lru_cache(maxsize=8192)
 def _intern_sequence(ops: tuple[tuple[object, ...], ...]) -> OpSequence:
@@ -91,86 +96,55 @@ def _join_sequences(sequences: tuple[OpSequence, ...]) -> OpSequence:
 
 @dataclass(frozen=True, eq=False)
 class OpList:
-    """Ops that are issued one after the other: *ops* of a layer, or those of several *lists* that were joined."""
+    """Ops that are issued one after the other: those of a layer, or of several such *lists*."""
 
+    sequence: OpSequence
+    works: list[Work]
+    keys: list[int]  # the identities of the works, by which their prices are looked up
+    lists: Sequence["OpList"] = ()
     layer: Layer = NO_LAYER
     ops: Sequence[Op] = ()
     backward: bool = False
-    lists: Sequence["OpList"] = ()
 
     @classmethod
-    def of(cls, issued: Sequence[IssuedOp]) -> "OpList":
-        """Join ops of several layers."""
-        runs = [list(run) for _, run in groupby(issued, key=lambda one: (id(one.layer), one.backward))]
-        return cls(lists=[cls(run[0].layer, [one.op for one in run], run[0].backward) for run in runs])
-
-    @cached_property
-    def sequence(self) -> OpSequence:
-        if self.lists:
-            return _join_sequences(tuple([part.sequence for part in self.lists]))
-        described, layer = [], self.layer
+    def of_layer(cls, layer: Layer, ops: Sequence[Op], backward: bool = False) -> "OpList":
+        """Return the list of *ops* of *layer*."""
+        described, works = [], [op.work for op in ops]
         name, is_captured, delays = layer.name, layer.captured, layer.process_s > 0
         is_optimizer = layer.role is Role.OPTIMIZER
-        for op in self.ops:
-            work = op.work
-            moves = type(work) in COMMUNICATING
-            features = (
-                name,
-                op.name,
-                work.group if moves else None,  # type: ignore[union-attr]
-                not moves or work.size_bytes > 0,  # type: ignore[union-attr]
-                type(work) is Collective,
-                op.after,
-                op.blocking,
-                op.early,
-                op.host_reads,
-                is_captured,
-                is_optimizer,
-                moves and delays,
-            )
-            described.append(features)
-        return _intern_sequence(tuple(described))
+        for op, work in zip(ops, works, strict=True):
+            kind = type(work)
+            moves = kind in COMMUNICATING
+            group, runs = (work.group, work.size_bytes > 0) if moves else (None, True)  # type: ignore[union-attr]
+            waits = (op.after, op.blocking, op.early, op.host_reads)
+            features = (name, op.name, group, runs, kind is Collective, *waits, is_captured, is_optimizer)
+            described.append((*features, moves and delays))
+        sequence = _intern_sequence(tuple(described))
+        return cls(sequence, works, [id(work) for work in works], (), layer, ops, backward)
 
-    @cached_property
+    @classmethod
+    def join(cls, lists: Sequence["OpList"]) -> "OpList":
+        """Return the ops of *lists* of layers, one after the other."""
+        works = [work for part in lists for work in part.works]
+        keys = [key for part in lists for key in part.keys]
+        return cls(_join_sequences(tuple([part.sequence for part in lists])), works, keys, lists)
+
+    @property
     def size(self) -> int:
-        return len(self.sequence.ops)
+        return len(self.works)
 
     @cached_property
-    def issued(self) -> Sequence[IssuedOp]:
+    def issued(self) -> list[IssuedOp]:
         if self.lists:
-            return list(chain.from_iterable([part.issued for part in self.lists]))
+            return [one for part in self.lists for one in part.issued]
         return [IssuedOp(self.layer, op, self.backward) for op in self.ops]
-
-    @cached_property
-    def works(self) -> list[Work]:
-        if self.lists:
-            return list(chain.from_iterable([part.works for part in self.lists]))
-        return [op.work for op in self.ops]
-
-    @cached_property
-    def keys(self) -> list[int]:
-        """The identities of the works."""
-        if self.lists:
-            return list(chain.from_iterable([part.keys for part in self.lists]))
-        return [id(op.work) for op in self.ops]
-
-    def running(self, alone: frozenset[Channel]) -> Iterator[tuple[Work, bool]]:
-        """Yield each work and whether it runs: communication of no bytes or of groups that are *alone* does not."""
-        for part in self.lists or (self,):
-            for work, op in zip(part.works, part.sequence.ops, strict=True):
-                yield work, op.runs and op.group not in alone
-
-    @cached_property
-    def is_computing(self) -> BoolArray:
-        """Whether each op computes; False for communication."""
-        return np.array([op.group is None for op in self.sequence.ops], bool)
 
     @cached_property
     def delays_s(self) -> FloatArray | None:
         """The delay after which the result of each communication may be used; None without any."""
         if not self.sequence.has_delays:
             return None
-        return np.where(self.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
+        return np.where(self.sequence.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
 
 
 class SlotOps(NamedTuple):
@@ -194,13 +168,13 @@ def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:
     """Return the ops of one slot in the order of issue. Many blocks share most of their layers."""
+    ordered = layers if action is SlotAction.FORWARD else layers[::-1]
+    return OpList.join([_LAYER_OPS.of(layer, _list_layer, action) for layer in ordered])
 
-    def list_layer(layer: Layer, action: SlotAction) -> OpList:
-        ops = [op for phase in PHASES_OF[action] for op in layer.ops(phase)]
-        return OpList(layer, ops, action is not SlotAction.FORWARD)
 
-    ordered = layers if action is SlotAction.FORWARD else reversed(layers)
-    return OpList(lists=[_LAYER_OPS.of(layer, list_layer, action) for layer in ordered])
+def _list_layer(layer: Layer, action: SlotAction) -> OpList:
+    ops = [op for phase in PHASES_OF[action] for op in layer.ops(phase)]
+    return OpList.of_layer(layer, ops, action is not SlotAction.FORWARD)
 
 
 @dataclass(frozen=True)
@@ -485,5 +459,8 @@ class PieceFactory:
             _, ops = next(left[number])
             numbers += [number] * len(ops)
             issued += ops
-        joined = OpList.of(issued)
+        by_layer = [list(run) for _, run in groupby(issued, key=lambda one: (id(one.layer), one.backward))]
+        joined = OpList.join(
+            [OpList.of_layer(run[0].layer, [one.op for one in run], run[0].backward) for run in by_layer]
+        )
         return joined, self.make_layers(joined.sequence, streams=tuple(numbers))

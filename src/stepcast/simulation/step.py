@@ -31,7 +31,7 @@ ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 MESSAGE, LEAD = "message", "lead"
 """The costs of a message between two stages, and of a host that began before the step."""
 NO_WAITS: Mapping[int, tuple[int, ...]] = {}
-NO_OPS = lowering.OpList()
+NO_OPS = lowering.OpList.join(())
 PricedList = tuple[lowering.OpList, float]
 """A list of ops, and how many times slower than it should be its stage computes."""
 
@@ -59,9 +59,8 @@ class StepPlan:
         return [0, *accumulate([ops.size for ops, _ in self.lists])]
 
     @cached_property
-    def works(self) -> lowering.OpList:
-        """The ops of all lists."""
-        return lowering.OpList(lists=[ops for ops, _ in self.lists])
+    def op_lists(self) -> list[lowering.OpList]:
+        return [ops for ops, _ in self.lists]
 
     @cached_property
     def is_issue(self) -> BoolArray:
@@ -122,7 +121,8 @@ class Step:
     def price(self, prices: Prices) -> FloatArray:
         """Return the seconds of each op of the program under *prices*, in whole ticks."""
         plan = self.plan
-        works_s = prices.works_s(plan.works, plan.alone)
+        seconds = prices.works_s(plan.op_lists, plan.alone)
+        works_s = np.array(seconds, np.float64)
         parts = [np.array([0.0, prices.message_s(self.message) if plan.has_messages else 0.0])]
         if prices.slow_groups or plan.is_uneven:
             for (ops, factor), (start, stop) in zip(plan.lists, pairwise(plan.starts), strict=True):
@@ -130,8 +130,7 @@ class Step:
         else:
             parts.append(works_s)
         if self.lanes.host:
-            parts.append(prices.issues_s(plan.works))
-        seconds = works_s.tolist() if plan.contention else []
+            parts += prices.issues_s(plan.op_lists)
         lost_s = []
         for number, slot in plan.contention:
             ops, factor = plan.lists[number]
@@ -160,7 +159,9 @@ class Step:
 
     def list_works(self) -> Iterator[Work]:
         """Yield the works that run, equal ones more than once."""
-        yield from [work for work, runs in self.plan.works.running(self.plan.alone) if runs]
+        for ops in self.plan.op_lists:
+            features = zip(ops.works, ops.sequence.ops, strict=True)
+            yield from [work for work, op in features if op.runs and op.group not in self.plan.alone]
         if self.plan.has_messages and not isinstance(self.message, float | int):
             yield self.message  # type: ignore[misc]
 
@@ -436,7 +437,7 @@ def _list_once(
 
 def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _OnceOps:
     """The prologue's forward comes first; its backward, in reverse, and the epilogue come last."""
-    before = [lowering.OpList(layer, layer.forward) for part in parts for layer in part.prologue]
+    before = [lowering.OpList.of_layer(layer, layer.forward) for part in parts for layer in part.prologue]
     last: list[tuple[Layer, tuple[Op, ...]]] = []
     for part in parts:
         last += [(layer, layer.input_gradient + layer.weight_gradient) for layer in reversed(part.prologue)]
@@ -447,9 +448,11 @@ def _list_stage_once(parts: Sequence[Stage], is_end: bool, factor: float) -> _On
         ops = every if is_end else [op for op in every if group_of(op.work) is not Group.EMBEDDING]
         groups = [op.work.group if isinstance(op.work, Collective) else None for op in ops]
         cuts = [place for place, group in enumerate(groups) if group in ACROSS_STAGES]
-        first, *others = [lowering.OpList(layer, ops[start:stop]) for start, stop in pairwise((0, *cuts, len(ops)))]
+        first, *others = [
+            lowering.OpList.of_layer(layer, ops[start:stop]) for start, stop in pairwise((0, *cuts, len(ops)))
+        ]
         after[-1].append(first)
         after += [[part] for part in others]
         meetings += [groups[place] for place in cuts]  # type: ignore[misc]
-    lists = [lowering.OpList(lists=own) if own else NO_OPS for own in (before, *after)]
+    lists = [lowering.OpList.join(own) if own else NO_OPS for own in (before, *after)]
     return _OnceOps((*lists, NO_OPS), tuple(meetings), factor)
