@@ -105,12 +105,8 @@ def load_of(matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: Com
     return Load(math.inf, round(duty, 3), wanted=None if power_share is None else round(power_share, 3))
 
 
-class Spent(NamedTuple):
-    """The seconds of a work: those that clocks decide, and others."""
-
-    clocked_s: float
-    other_s: float
-    work: Work  # which stays alive with its identity
+Spent = tuple[float, float, Work]
+"""The seconds of a work that clocks decide, and others, with the work, which stays alive with its identity."""
 
 
 class LoadPricer:
@@ -133,8 +129,8 @@ class LoadPricer:
                 prices.clear()
                 pricer.spent.clear()
             price = prices[key] = pricer._price(work)
-            clocked = type(work) in CLOCKED
-            pricer.spent[key] = Spent(price.seconds, 0.0, work) if clocked else Spent(0.0, price.seconds, work)
+            seconds = price.seconds
+            pricer.spent[key] = (seconds, 0.0, work) if type(work) in CLOCKED else (0.0, seconds, work)
         return prices[key]
 
 

@@ -128,7 +128,7 @@ class WorkTable:
             self.moving.clear()
         group = group_of(work)
         runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-        self.moving[key] = Spent(0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
+        self.moving[key] = (0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

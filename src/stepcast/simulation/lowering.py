@@ -101,6 +101,7 @@ class OpList:
     sequence: OpSequence
     works: list[Work]
     keys: list[int]  # the identities of the works, by which their prices are looked up
+    size: int  # their number
     lists: Sequence["OpList"] = ()
     layer: Layer = NO_LAYER
     ops: Sequence[Op] = ()
@@ -120,18 +121,14 @@ class OpList:
             features = (name, op.name, group, runs, kind is Collective, *waits, is_captured, is_optimizer)
             described.append((*features, moves and delays))
         sequence = _intern_sequence(tuple(described))
-        return cls(sequence, works, [id(work) for work in works], (), layer, ops, backward)
+        return cls(sequence, works, [id(work) for work in works], len(works), (), layer, ops, backward)
 
     @classmethod
     def join(cls, lists: Sequence["OpList"]) -> "OpList":
         """Return the ops of *lists* of layers, one after the other."""
         works = [work for part in lists for work in part.works]
         keys = [key for part in lists for key in part.keys]
-        return cls(_join_sequences(tuple([part.sequence for part in lists])), works, keys, lists)
-
-    @property
-    def size(self) -> int:
-        return len(self.works)
+        return cls(_join_sequences(tuple([part.sequence for part in lists])), works, keys, len(works), lists)
 
     @cached_property
     def issued(self) -> list[IssuedOp]:
