@@ -170,24 +170,24 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
     loss.
     """
     by_stage = group_by_key((record.stage, record) for record in sorted(recording.ranks, key=lambda rank: rank.stage))
-    held = {}
+    counts = {}
     for number in by_stage:
         count = recording.layers_on(number)
         if count is None:
             raise ValueError("the number of layers of this run is not known")
-        held[number] = count
-    if stage not in held:
-        raise ValueError(f"stage {stage} is not in this run; it has {', '.join(map(str, held))}")
-    if held[stage] + layers < 1:
-        raise ValueError(f"stage {stage} has {held[stage]} layers; {layers:+d} leaves none")
-    share = (held[stage] + layers) / held[stage]
+        counts[number] = count
+    if stage not in counts:
+        raise ValueError(f"stage {stage} is not in this run; it has {', '.join(map(str, counts))}")
+    if counts[stage] + layers < 1:
+        raise ValueError(f"stage {stage} has {counts[stage]} layers; {layers:+d} leaves none")
+    share = (counts[stage] + layers) / counts[stage]
     layer_s, factors = {}, {}
     for kind in (BlockKind.FORWARD, BlockKind.BACKWARD):
         compute_s = {}  # of one micro-batch, the mean of the ranks
         for number, records in by_stage.items():
             total_s = sum(recording.compute_s(record, kind) for record in records)
             compute_s[number] = total_s / len(records) / max(1, recording.micro_batches)
-        layer_s[kind] = min(compute_s[number] / count for number, count in held.items())
+        layer_s[kind] = min(compute_s[number] / count for number, count in counts.items())
         before_s = compute_s[stage]
         factors[kind] = max(0.0, 1 + layers * layer_s[kind] / before_s) if before_s else 1.0
 
@@ -206,7 +206,7 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
     for meeting in changed.meetings:
         is_own = meeting.group in ("tp", "cp", "ep", "dp") and ranks.issuperset(meeting.members)
         meetings.append(replace(meeting, transfer_s=meeting.transfer_s * share) if is_own else meeting)
-    facts = {**recording.facts, "layers_on": {**held, stage: held[stage] + layers}}
+    facts = {**recording.facts, "layers_on": {**counts, stage: counts[stage] + layers}}
     if recording.layers is not None:
         facts["layers"] = recording.layers + layers
     forward, backward = (f"{seconds * 1e3:.2f} ms" for seconds in layer_s.values())

@@ -127,14 +127,13 @@ class Operation:
 # measured: a third is assumed, between waiting and moving memory (560 W).
 COMPUTING, EXCHANGING, IDLE = 0.93, 0.33, 0.17
 BUSY_PARTS = ("compute", "optimizer")
-IDLE_PARTS = ("bubble",)
 
 
 def node_watts(gpu_power_w: float, gpus: int, host_w: float, breakdown_s: Mapping[str, float]) -> float:
     """Return the mean power of a node over a step with this breakdown."""
     total_s = sum(breakdown_s.values())
     busy_s = sum(breakdown_s.get(part, 0.0) for part in BUSY_PARTS)
-    idle_s = sum(breakdown_s.get(part, 0.0) for part in IDLE_PARTS)
+    idle_s = breakdown_s.get("bubble", 0.0)
     share = (COMPUTING * busy_s + IDLE * idle_s + EXCHANGING * (total_s - busy_s - idle_s)) / (total_s or 1)
     return host_w + gpus * gpu_power_w * share
 

@@ -131,7 +131,7 @@ class Plan(Answer):
     @property
     def fits(self) -> bool | None:
         """True if every phase fits into GPU memory; None if the step of one was measured."""
-        verdicts = [each.phase.memory_bytes for each in self.phases]
+        verdicts = [planned.phase.memory_bytes for planned in self.phases]
         if any(memory and not memory["fits"] for memory in verdicts):
             return False
         return None if None in verdicts else True
@@ -139,12 +139,12 @@ class Plan(Answer):
     @property
     def ideal_s(self) -> float:
         """The time of all steps without interruption."""
-        return sum(each.phase.steps * each.phase.step_s for each in self.phases)
+        return sum(planned.phase.steps * planned.phase.step_s for planned in self.phases)
 
     @property
     def expected_s(self) -> float:
         """The expected time in closed form."""
-        return sum(each.split.total_s for each in self.phases)
+        return sum(planned.split.total_s for planned in self.phases)
 
     @property
     def mean_s(self) -> float:
@@ -156,26 +156,29 @@ class Plan(Answer):
 
     @property
     def steps(self) -> int:
-        return sum(each.phase.steps for each in self.phases)
+        return sum(planned.phase.steps for planned in self.phases)
 
     @property
     def tokens(self) -> float:
-        return sum(each.phase.steps * each.phase.tokens_per_step for each in self.phases)
+        return sum(planned.phase.steps * planned.phase.tokens_per_step for planned in self.phases)
 
     @property
     def gpu_hours(self) -> float:
         """GPU-hours of all reserved GPUs, with spares, from first to last step."""
         scale = self.mean_s / self.expected_s if self.expected_s else 1.0
         spares = self.operation.spares or 0
-        held = [(each.phase.gpus + spares * each.phase.gpus_per_node, each.split.total_s) for each in self.phases]
-        return scale * sum(gpus * seconds / HOUR for gpus, seconds in held)
+        reserved = [
+            (planned.phase.gpus + spares * planned.phase.gpus_per_node, planned.split.total_s)
+            for planned in self.phases
+        ]
+        return scale * sum(gpus * seconds / HOUR for gpus, seconds in reserved)
 
     @property
     def energy_mwh(self) -> float:
         joules = 0.0
-        for each in self.phases:
-            split, phase = each.split, each.phase
-            busy_s = split.work_s + split.lost_s + split.shrunk_s - each.pauses_s
+        for planned in self.phases:
+            split, phase = planned.split, planned.phase
+            busy_s = split.work_s + split.lost_s + split.shrunk_s - planned.pauses_s
             idle_s = split.total_s - busy_s
             joules += phase.nodes * (busy_s * phase.busy_node_w + idle_s * phase.idle_node_w)
             joules += (self.operation.spares or 0) * split.total_s * phase.idle_node_w
@@ -185,8 +188,8 @@ class Plan(Answer):
     def split_s(self) -> dict[str, float]:
         """The mean time by part; the parts sum to it."""
         simulated = self.simulated
-        stragglers_s = sum(each.stragglers_s for each in self.phases)
-        pauses_s = sum(each.pauses_s for each in self.phases)
+        stragglers_s = sum(planned.stragglers_s for planned in self.phases)
+        pauses_s = sum(planned.pauses_s for planned in self.phases)
         return {
             "steps": simulated.work_s - stragglers_s - pauses_s,
             "stragglers": stragglers_s,
@@ -204,7 +207,7 @@ class Plan(Answer):
         if self.price_per_gpu_hour is not None:
             cost = hours * self.price_per_gpu_hour + 1e3 * energy_mwh * self.electricity
             currency = self.currency
-        quantiles = {name: float(np.quantile(self.simulated.total_s, at)) for name, at in QUANTILES.items()}
+        quantiles = {name: float(np.quantile(self.simulated.total_s, share)) for name, share in QUANTILES.items()}
         others = "standard_error=simulated.error_s closed_form=expected_s without_interruption=ideal_s"
         times_s = {"mean": self.mean_s, **quantiles, **pick(self, others)}
         return {
@@ -219,7 +222,7 @@ class Plan(Answer):
             **pick(self, "goodput split_s"),
             "interruptions": float(self.simulated.failures.mean()),
             "runs": len(self.simulated.total_s),
-            "phases": [each.facts() for each in self.phases],
+            "phases": [planned.facts() for planned in self.phases],
             **pick(self.operation, "failures=failures.name spares checkpoint_bytes=saving.size_bytes"),
             "step_band_days": None,
             **{name: [] for name in ("choices", "assumptions", "warnings")},
@@ -251,8 +254,8 @@ def plan(
         pauses_s = max(0.0, process.work_s - phase.steps * phase.step_s - stragglers_s)
         planned.append(PlannedPhase(phase, process, expect_split(process), stragglers_s, pauses_s))
         simulated.append(simulate_runs(process, runs, generator))
-    whole = reduce(SimulatedRuns.then, simulated)
-    return Plan(tuple(planned), operation, whole, price_per_gpu_hour, pue, currency, electricity, carbon)
+    total = reduce(SimulatedRuns.then, simulated)
+    return Plan(tuple(planned), operation, total, price_per_gpu_hour, pue, currency, electricity, carbon)
 
 
 def expected_s(phases: Sequence[TrainingPhase], operation: Operation) -> float:

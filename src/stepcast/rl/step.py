@@ -224,11 +224,11 @@ def forecast_training(
         given.setdefault("expert_tp", 1)  # as RL recipes of Megatron do
     length = max(ceil(task.mean_length / ROUND) * ROUND, ROUND)
     pack = place.pack_tokens or max(task.response.most if task.response.most < 10**8 else length, length)
-    held = max(int(pack // length), 1)
-    accumulation = max(ceil(task.train_batch / (place.dp * held)), 1)
-    held = max(ceil(task.train_batch / (place.dp * accumulation)), 1)
+    sequences = max(int(pack // length), 1)
+    accumulation = max(ceil(task.train_batch / (place.dp * sequences)), 1)
+    sequences = max(ceil(task.train_batch / (place.dp * accumulation)), 1)
     defaults: FactDict = {"framework": profile.framework, "sharding": profile.sharding}
-    batch = {"seq": length, "micro_batch": held, "accumulation": accumulation}
+    batch = {"seq": length, "micro_batch": sequences, "accumulation": accumulation}
     chosen = {**defaults, **given, **batch}
     question = PredictQuestion(model=model, cluster=cluster, gpus=place.train_gpus, **chosen)
     run = settle(question.leave_unchecked(frozenset(given) | frozenset(defaults)))

@@ -151,13 +151,13 @@ def _clock_offsets(rank: Int32Array, instance: IntArray, end_s: FloatArray) -> d
     offset_s, fresh = {int(ranks[0]): 0.0}, [int(ranks[0])]
     reference = np.full(int(instance.max()) + 1, np.nan)
     while fresh:  # those that share a collective with the ones before
-        for each in fresh:
-            own = rank == each
-            reference[instance[own]] = end_s[own] - offset_s[each]
+        for placed in fresh:
+            own = rank == placed
+            reference[instance[own]] = end_s[own] - offset_s[placed]
         later_s = end_s - reference[instance]
         known = ~np.isnan(later_s)
-        fresh = [each for each in np.unique(rank[known]).tolist() if each not in offset_s]
-        offset_s |= {each: float(np.median(later_s[known & (rank == each)])) for each in fresh}
+        fresh = [other for other in np.unique(rank[known]).tolist() if other not in offset_s]
+        offset_s |= {other: float(np.median(later_s[known & (rank == other)])) for other in fresh}
     return offset_s
 
 
