@@ -191,8 +191,7 @@ def judge(
         measures=measures,
         trend=trend,
     )
-    result = msgspec.structs.replace(result, verdict=_verdict(result, worst))
-    return msgspec.structs.replace(result, warnings=find_doubts(result.facts()))
+    return msgspec.structs.replace(result, verdict=_verdict(result, worst), warnings=find_doubts(result.facts()))
 
 
 def _judge_measure(
@@ -213,34 +212,28 @@ def _judge_measure(
     count, assumed = len(known), spread or ASSUMED_NOISE
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(known / level - 1))) * (1 + 1.5 / count)
     noise = max(((count * sigma**2 + ASSUMED_RUNS * assumed**2) / (count + ASSUMED_RUNS)) ** 0.5, LEAST_NOISE)
+    limit = max(min_change, SINGLE_SIGMA * noise)
     after = 1 + max(index for index, use in enumerate(usable) if use)
     recent = [later / level - 1 for later in series[after:] if later is not None][-RECENT:]
-    slow = float(np.sort(known)[-1 - int(SLOW_SHARE * count)] / level - 1)
-    status = _status(recent, noise, count, slow if count < SHORT else -1.0, min_change, strict)
-    settled = [later / level - 1 for later in series[-SETTLED:] if later is not None]
-    if len(settled) == SETTLED and all(change < -max(min_change, noise) for change in settled):
-        status = IMPROVED
-    return GatedMeasure(name, value, level, value / level - 1, noise, status)
-
-
-def _status(
-    recent: Sequence[float], noise: float, baseline_runs: int, slow: float, min_change: float, alone: bool
-) -> str:
-    """Return the status of the last of *recent* changes, each a share of the baseline, which has runs as *slow*."""
     # Few runs know neither their level nor their noise well.
-    scores = [change / noise / (1 + FEW_RUNS / max(baseline_runs - 2, 1)) for change in recent]
-    limit = max(min_change, SINGLE_SIGMA * noise)
-    if alone:
-        return REGRESSION if recent[-1] > limit else IMPROVED if recent[-1] < -limit else PASSED
+    scores = [change / noise / (1 + FEW_RUNS / max(count - 2, 1)) for change in recent]
+    slow = float(np.sort(known)[-1 - int(SLOW_SHARE * count)] / level - 1) if count < SHORT else -1.0
     pair = triple = False
     if len(recent) >= 2 and min(recent[-2:]) > slow:
         pair = min(scores[-2:]) > PAIR_SIGMA and sum(recent[-2:]) / 2 > min_change
     if len(recent) == RECENT and median(recent) > min_change and min(recent) > slow:
         clipped = sum(max(-CLIP_SIGMA, min(score, CLIP_SIGMA)) for score in scores) / RECENT**0.5
         triple = clipped > TRIPLE_SIGMA and scores[-1] > LAST_SIGMA and median(scores) > MIDDLE_SIGMA
-    if baseline_runs >= FEWEST and (pair or triple):
-        return REGRESSION
-    return SUSPECTED if recent[-1] > limit else PASSED
+
+    status = SUSPECTED if recent[-1] > limit else PASSED
+    if strict:
+        status = REGRESSION if recent[-1] > limit else IMPROVED if recent[-1] < -limit else PASSED
+    elif count >= FEWEST and (pair or triple):
+        status = REGRESSION
+    settled = [later / level - 1 for later in series[-SETTLED:] if later is not None]
+    if len(settled) == SETTLED and all(change < -max(min_change, noise) for change in settled):
+        status = IMPROVED
+    return GatedMeasure(name, value, level, value / level - 1, noise, status)
 
 
 def _change_point(values: Sequence[float | None]) -> int:

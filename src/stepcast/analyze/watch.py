@@ -139,8 +139,8 @@ class StepWatch:
                     compute_s[rank] += seconds
         slow = {rank: factor for rank, factor, _ in find_slow(compute_s)}
         for rank in compute_s:
-            self._late[rank] = self._late[rank] + 1 if rank in slow else 0
             factor = slow.get(rank, 1.0)
+            self._late[rank] = self._late[rank] + 1 if rank in slow else 0
             words = f"rank {rank} computes {factor:.2f} times as long as the median of the others"
             alert = WatchAlert("straggler", step, words, rank=rank, factor=factor)
             yield from self._raise_or_clear(f"rank {rank}", self._late[rank] >= CONFIRMED, alert)

@@ -121,7 +121,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     path = sorted(slowest.breakdown_s.items(), key=lambda part: -part[1])
     step_s = max(rank.step_s for rank in ranks)
     stragglers = _find_stragglers(ranks, matching)
-    classes_s, groups_s = _class_seconds(timeline, lanes, ranks, matching), _mean_groups(times)
+    classes_s, groups_s = _class_seconds(lanes, ranks, matching), _mean_groups(times)
     return KinetoAnalysis(
         kind="kineto run",
         source=timeline.source,
@@ -148,7 +148,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
             PathPart(slowest.rank, name, slowest.per_step(seconds)) for name, seconds in path if seconds > 0
         ],
         advice=_advise(lanes, matching, slowest, step_s, classes_s, times, stragglers),
-        warnings=[*timeline.warnings, *_doubts(timeline, lanes, ranks, matching, steps)],
+        warnings=[*timeline.warnings, *_doubts(lanes, ranks, matching, steps)],
     )
 
 
@@ -164,10 +164,9 @@ def _mean_groups(times: list[tuple[RankTime, dict[str, tuple[float, float]]]]) -
     return means
 
 
-def _class_seconds(
-    timeline: Timeline, lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives
-) -> dict[str, float]:
+def _class_seconds(lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives) -> dict[str, float]:
     """Return the time by class of kernel, per rank and step."""
+    timeline = lanes.timeline
     numbers: dict[str, int] = {}
     class_of = np.array([numbers.setdefault(kernels.kernel_class(name), len(numbers)) for name in timeline.names])
     per_step = np.zeros(len(numbers))
@@ -288,17 +287,13 @@ def _find_stragglers(ranks: list[RankTime], matching: MatchedCollectives) -> lis
 
 
 def _doubts(
-    timeline: Timeline,
-    lanes: RankLanes,
-    ranks: list[RankTime],
-    matching: MatchedCollectives,
-    steps: Mapping[int, Intervals],
+    lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives, steps: Mapping[int, Intervals]
 ) -> list[str]:
     times_s = steps[ranks[0].rank].durations_s.tolist() if ranks[0].rank in steps else [0.0]
     longest_s, usual_s = max(times_s), median_of_known(times_s) or 0.0
     on_host = [rank.rank for rank in ranks if not lanes.streams(rank.rank)]
     bound = [rank for rank in ranks if rank.rank not in on_host and rank.launch_bound_share > LAUNCH_BOUND]
-    is_alone, missing = len(ranks) == 1, timeline.facts.get("missing_ranks")
+    is_alone, missing = len(ranks) == 1, lanes.timeline.facts.get("missing_ranks")
     return phrases(
         "uneven-steps unmarked one-rank missing-ranks unmatched on-host launch-bound",
         {"longest_s": longest_s, "usual_s": usual_s, "steps": times_s},

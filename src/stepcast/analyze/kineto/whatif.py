@@ -181,6 +181,7 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: Ma
     else:  # as if everything were launched when the first row starts
         launched_by = np.full(len(rows), rows[timeline.start_s[rows].argmin()])
     start_s = float(steps.start_s[0]) if steps else float(timeline.start_s[rows].min())
+    starts_s, ends_s = timeline.start_s - start_s, timeline.end_s - start_s
     own = timeline.rank_of == rank
     names = np.array([bool(SYNCHRONISES.match(name)) for name in timeline.names])
     waiting = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST) & names[timeline.name_of])
@@ -190,24 +191,22 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: Ma
     order_of[calls] = np.arange(len(calls))
     order = np.lexsort((timeline.start_s[rows], order_of[launched_by]))
     rows, call = rows[order], order_of[launched_by[order]]
-    call_start_s, call_s = timeline.start_s[calls] - start_s, timeline.duration_s[calls]
+    call_start_s, call_s = starts_s[calls], timeline.duration_s[calls]
     waits = names[timeline.name_of[calls]]
     # A launch that is much longer than usual waited for room in the queue.
     usual_s = float(np.median(call_s[~waits])) if (~waits).any() else 0.0
     own_call_s = np.where(waits, 0.0, np.minimum(call_s, 4 * usual_s))
     host = np.flatnonzero(own & (timeline.kind_of == SpanKind.HOST))
     host = host[np.argsort(timeline.start_s[host], kind="stable")]
-    events = np.searchsorted(timeline.start_s[host] - start_s, call_start_s, side="right")
+    events = np.searchsorted(starts_s[host], call_start_s, side="right")
     marks = host[np.array([name.startswith(OPTIMIZER) for name in timeline.names])[timeline.name_of[host]]]
-    mark = np.searchsorted(timeline.start_s[marks] - start_s, call_start_s, side="right") - 1
+    mark = np.searchsorted(starts_s[marks], call_start_s, side="right") - 1
     # The last entry is for calls before any mark.
-    mark_start_s, mark_end_s = (
-        np.append(times[marks] - start_s, -np.inf) for times in (timeline.start_s, timeline.end_s)
-    )
+    mark_start_s, mark_end_s = (np.append(times_s[marks], -np.inf) for times_s in (starts_s, ends_s))
     in_optimizer = call_start_s < mark_end_s[mark]
     before_s = np.concatenate([[min(0.0, float(call_start_s[0]))], (call_start_s + call_s)[:-1]])
     work_s = np.maximum(call_start_s - before_s, 0.0)
-    begin_s, end_s = timeline.start_s[rows] - start_s, timeline.end_s[rows] - start_s
+    begin_s, end_s = starts_s[rows], ends_s[rows]
     issued_s = call_start_s[call]
     lags_s = begin_s - issued_s
     lag_s = float(lags_s[lags_s >= 0].min()) if has_launches and (lags_s >= 0).any() else 0.0
@@ -217,7 +216,7 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: Ma
     loading_s = np.interp(call_start_s, edges_s, loaded_s) - np.interp(before_s, edges_s, loaded_s)
     stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
     waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
-    fusible = np.array([kernels.is_fusible(name) for name in timeline.names], dtype=bool)
+    row_names = tuple(timeline.names[name] for name in timeline.name_of[rows].tolist())
     stays_eager = in_optimizer | kernels.rows_of_unfused(timeline, calls)
     works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
     is_comm = timeline.kind_of[rows] == SpanKind.COMMUNICATION
@@ -237,8 +236,8 @@ def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: Ma
         call=call,
         waits_for=waits_for,
         gap_s=gap_s,
-        names=tuple(timeline.names[name] for name in timeline.name_of[rows].tolist()),
-        can_fuse=fusible[timeline.name_of[rows]] & ~stays_eager[call],
+        names=row_names,
+        can_fuse=np.array([kernels.is_fusible(name) for name in row_names], dtype=bool) & ~stays_eager[call],
         groups=groups,
         work_s=work_s,
         loading_s=np.minimum(loading_s, work_s),

@@ -6,6 +6,7 @@ for experts, whose work depends on the tokens that they receive.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -81,12 +82,9 @@ def _layer_times(operations: list[TraceOperation], name: str, layers: int) -> li
             continue
         marks = [event for event in operation.parts if event.name == usual]
         before = [event for event in operation.parts if event.end_s <= marks[0].start_s]
-        cursor_s = before[-1].end_s if before else operation.start_s
-        row = []
-        for event in marks[COLLECTIVES_PER_LAYER - 1 :: COLLECTIVES_PER_LAYER]:
-            row.append(event.end_s - cursor_s)
-            cursor_s = event.end_s
-        rows.append(row)
+        ends_s = [event.end_s for event in marks[COLLECTIVES_PER_LAYER - 1 :: COLLECTIVES_PER_LAYER]]
+        first_s = before[-1].end_s if before else operation.start_s
+        rows.append([end_s - start_s for start_s, end_s in pairwise([first_s, *ends_s])])
     return [mean(column) for column in zip(*rows, strict=True)]
 
 
@@ -360,12 +358,13 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     alone = len(recording.ranks) == 1 and layout.gpus > 1  # nothing can be matched
     # On one rank alone, waiting for other stages is the time in receives.
     receives = [operation for operation in operations[parts[0].rank] if operation.name.startswith("recv_")]
-    bubble_s = sum(each.duration_s for each in receives) if alone else mean(rank.bubble_s for rank in parts)
+    bubble_s = sum(receive.duration_s for receive in receives) if alone else mean(rank.bubble_s for rank in parts)
     stragglers = [] if alone else find_stragglers(recording, parts)
     rank_times = [_rank_breakdown(rank, operations[rank.rank]) for rank in parts]
     stages = playing.stage_rows(parts)
     compute_s = [stage[f"{TimePart.COMPUTE}_s"] for stage in stages]
-    totals_s = sum_by_key((each.name, each.duration_s) for listed in operations.values() for each in listed)
+    every = (operation for listed in operations.values() for operation in listed)
+    totals_s = sum_by_key((operation.name, operation.duration_s) for operation in every)
     result = MegatronResult(
         kind="megatron run",
         step_s=step_s,
