@@ -16,6 +16,7 @@ from stepcast.ir.model import Model
 LAYER_MODULE = re.compile(r"model_layers_([0-9]{1,6})_(?:self_attn|mlp)_([a-z_]{1,20})")
 # Leaf modules of one layer in the order of running; the log times each of them.
 LAYER_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "act_fn", "up_proj", "down_proj")
+STAGE_0_TENSORS = 3  # the mask and rotary tables that stage 0 sends with its own tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +58,23 @@ class OptimusPlan:
         """The weights of the embedding or the output projection, which tensor parallelism does not shard."""
         return self.model.vocab * self.model.hidden
 
-    def tuples(self) -> tuple[int, int]:
-        """Return the tensors that stage 0 and every other stage send; stage 0 adds mask and rotary tables."""
-        own = 3 if self.inside else 2
-        return own + 3, own
-
     def forward_messages(self, hop: int) -> int:
         """Return the point-to-point messages from stage *hop* to the next for one micro-batch.
 
         Source: opt_prime/comm.py of ai-computing/aicomp. A tuple is announced by its type and length, each
         tensor by its type, dimensions, shape and format, then sent; stage 0's tuple travels all the way.
         """
-        first, own = self.tuples()
-        return _tuple_messages(first) + (_tuple_messages(own) if hop else 0)
+        own = 3 if self.inside else 2
+        return 2 + 5 * (own + STAGE_0_TENSORS) + (2 + 5 * own if hop else 0)
 
     def backward_messages(self) -> int:
         """Return the messages of the gradients: one for each input, in a list in a tuple that ends with None."""
-        return 2 + _tuple_messages(self.tuples()[0]) + 1
+        return 2 + (2 + 5 * ((3 if self.inside else 2) + STAGE_0_TENSORS)) + 1
 
     def boundary_elements(self) -> float:
         """Return the values a stage sends for one micro-batch: the residual and its last layer's partial result."""
         width = self.model.hidden + (2 * self.model.ffn if self.inside else self.model.hidden)
         return self.tokens * width
-
-
-def _tuple_messages(tensors: int) -> int:
-    return 2 + 5 * tensors
 
 
 def module_weights(model: Model) -> dict[str, int]:
@@ -126,8 +118,8 @@ def plan(
     stages = []
     for start, stop in pairwise(bounds):
         inside = [name for layer, name in names[start:stop] if layer >= 0]
-        layers, held = len(inside) / len(LAYER_MODULES), sum(weights[name] for name in inside)
-        stages.append(StagePlan(layers, held, embeds=start == 0, heads=stop == len(names)))
+        layers, stage_weights = len(inside) / len(LAYER_MODULES), sum(weights[name] for name in inside)
+        stages.append(StagePlan(layers, stage_weights, embeds=start == 0, heads=stop == len(names)))
     cut_inside = any(names[stop - 1][1] != "down_proj" for stop in bounds[1:-1])
     return OptimusPlan(model, layout, micro_batch, micro_batches, sequence, tuple(stages), cut_inside)
 
