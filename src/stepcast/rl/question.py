@@ -114,21 +114,6 @@ class RlQuestion(Question, frozen=True, kw_only=True):
     unset: frozenset[str] = frozenset()  # choices that neither the user nor a configuration made
 
 
-def read_config_choices(choices: Mapping[str, object]) -> FactDict:
-    """Return the choices of a configuration in the words of a question.
-
-    Configurations state the longest lengths alone: a response is taken as half of the limit on average, lognormal.
-    """
-    words = {name: value for name, value in choices.items() if name in choices_of(RlQuestion)}
-    most = choices.get("max_response") or choices.get("max_length")
-    if most and "response_length" not in words:
-        longest = int(str(most)) if "max_response" in choices else max(int(str(most)) - DEFAULT_PROMPT, 1)
-        words["response_length"] = f"lognormal:mean={max(longest // 2, 1)},cv={DEFAULT_CV},max={longest}"
-    if "prompt_length" in words:  # the limit; prompts are shorter
-        words["prompt_length"] = str(max(int(str(words["prompt_length"])) // 4, 1))
-    return words
-
-
 def read_task(question: RlQuestion) -> RlTask:
     """Return the work of a step that *question* describes."""
     dapo = question.algorithm == "dapo"
@@ -242,8 +227,15 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
     if config is None:
         return build_rl(choices), {}
     gpus = choices.get("gpus")
-    found = read_rl_config(config, gpus if isinstance(gpus, int) else None)
-    words = read_config_choices(found.choices)
+    settings = read_rl_config(config, gpus if isinstance(gpus, int) else None)
+    words = {name: value for name, value in settings.choices.items() if name in choices_of(RlQuestion)}
+    # Configurations state the longest lengths alone: half of the limit is taken as the mean of responses, lognormal.
+    most = settings.choices.get("max_response") or settings.choices.get("max_length")
+    if most and "response_length" not in words:
+        longest = int(str(most)) if "max_response" in settings.choices else max(int(str(most)) - DEFAULT_PROMPT, 1)
+        words["response_length"] = f"lognormal:mean={max(longest // 2, 1)},cv={DEFAULT_CV},max={longest}"
+    if "prompt_length" in words:  # the limit; prompts are shorter
+        words["prompt_length"] = str(max(int(str(words["prompt_length"])) // 4, 1))
     read = {name: str(value) for name, value in words.items()}
     limits = {
         "prompt_length": "prompts are a quarter of their limit",
@@ -252,8 +244,8 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
     assumed = [
         f"{text} on average ({option_of(name)})" for name, text in limits.items() if name in {*words} - {*choices}
     ]
-    facts = {"tool": found.tool, "read": read, "unread": list(found.unread)}
-    return build_rl({**words, **choices}), {**facts, "assumed": [*found.assumed, *assumed]}
+    facts = {"tool": settings.tool, "read": read, "unread": list(settings.unread)}
+    return build_rl({**words, **choices}), {**facts, "assumed": [*settings.assumed, *assumed]}
 
 
 # ---- search -------------------------------------------------------------------------------------------------
@@ -363,14 +355,14 @@ def _row(step: RlStep, question: RlQuestion) -> FactDict:
     if question.price is not None:
         cost = step.step_s / 3600.0 * place.gpus * question.price / tokens * 1e6
     idle = step.idle_shares()
-    held = [place.gpus] if len(idle) == 1 else [rollout.gpus, place.train_gpus]
+    gpus_of_pools = [place.gpus] if len(idle) == 1 else [rollout.gpus, place.train_gpus]
     return {
         "mode": str(place.mode),
         **pick(step, "train_gpus=placement.train_gpus rollout_gpus=placement.rollout.gpus step_s"),
         "training": ", ".join(shown) or "one GPU",
         "rollout": str(rollout),
         **pick(step, "staleness=placement.staleness bottleneck"),
-        "idle_share": sum(share * gpus for share, gpus in zip(idle.values(), held, strict=True)) / place.gpus,
+        "idle_share": sum(share * gpus for share, gpus in zip(idle.values(), gpus_of_pools, strict=True)) / place.gpus,
         "phases_s": step.phases_s,
         "cost_per_million_tokens": cost,
         "options": " ".join(options),

@@ -257,23 +257,17 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
 def _serve(pipe: "Connection", answer: Answer, site: WorkSite) -> None:
     """Work until the driver ends, which closes its end of the pipe."""
     sys.stderr = io.StringIO()  # errors are sent, and the driver shows the progress
-    with suppress(BrokenPipeError, ConnectionResetError):  # the driver has ended, which recv notices
-        pipe.send(True)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    while True:
-        try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the driver has ended
+        pipe.send(True)
+        while True:
             chunk = pipe.recv()
-        except EOFError:
-            return
-        try:
-            result: AnsweredChunk | BaseException = answer_chunk(answer, chunk, site)
-        except Exception as error:
-            result = error
-        try:
+            try:
+                result: AnsweredChunk | BaseException = answer_chunk(answer, chunk, site)
+            except Exception as error:
+                result = error
             pipe.send(result)
-        except (BrokenPipeError, ConnectionResetError):
-            return
 
 
 # ---- clusters ---------------------------------------------------------------------------------------------

@@ -112,7 +112,12 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     if not isinstance(tables, list) or not all(isinstance(item, dict) for item in tables):
         raise FormatError("axis is not a list of tables; write [[axis]]", path)
     axes = [_axis(item, number, path) for number, item in enumerate(tables, 1)]
-    _check_apart(axes, path)
+    seen: set[str] = set()
+    for axis in axes:
+        names = {name for row in axis.rows for name in row}
+        if both := sorted(seen & names):
+            raise FormatError(f"two axes set {both[0]!r}; a point has one value of it", path)
+        seen |= names
     spec = Spec(ask, _words(fixed, "[fixed]", path), tuple(sorted(axes, key=lambda axis: axis.rank)))
     if spec.size > POINTS.most:
         raise FormatError(POINTS.message, path)
@@ -163,13 +168,3 @@ def _words(values: Mapping[str, object], where: str, path: str | None) -> Words:
         ):
             raise FormatError(f"{where}: {name} = {value!r} is not text, a number, true or false", path)
     return {name.replace("-", "_"): value for name, value in values.items()}
-
-
-def _check_apart(axes: Sequence[SweepAxis], path: str | None) -> None:
-    """Raise a FormatError if two axes set the same name."""
-    seen: set[str] = set()
-    for axis in axes:
-        names = {name for row in axis.rows for name in row}
-        if both := sorted(seen & names):
-            raise FormatError(f"two axes set {both[0]!r}; a point has one value of it", path)
-        seen |= names

@@ -39,7 +39,7 @@ OPERATIONS, OPERATIONS_PER_ROW, LOOK_EVERY = 20_000_000, 1_000, 10_000
 CONDITION_S, CONDITION_BYTES, LONGEST_TEXT = 15.0, 512 * MIB, 64 * 1024
 
 
-class Store:
+class Store(contextlib.AbstractContextManager["Store"]):
     """Answers in a folder; with *writes* only this process adds to it until :meth:`close`."""
 
     def __init__(self, folder: str, writes: bool = False) -> None:
@@ -92,9 +92,6 @@ class Store:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def __enter__(self) -> "Store":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
