@@ -48,59 +48,6 @@ class ComputePoint:
     measured_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunPoints:
-    """One run: its points, the classes of operators that they are made of, and what had to be assumed."""
-
-    points: tuple[ComputePoint, ...]
-    classes: tuple[str, ...] = ()
-    assumptions: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name: str | None) -> RunPoints:
-    """Return the points of one run; none, with a warning, where its model is not known."""
-    facts = analysis.recording.facts
-    run = os.path.basename(source.rstrip("/")) or source
-    assumptions: list[str] = []
-    model = load_model(model_name) if model_name else _infer_model(facts, assumptions)
-    for name in ("hidden", "layers"):
-        traced, own = facts.get(name), getattr(model, name, None)
-        if model_name and traced is not None and traced != own:
-            raise ValueError(f"{source}: was traced with {name} {traced}, but {model_name} has {own}")
-    missing = [name for name in ("dtype", "micro_batch", "seq") if facts.get(name) is None]
-    measured = _measured_seconds(analysis)
-    problem = ""
-    if model is None:
-        problem = "the trace does not tell its model; say which with --model"
-    elif missing:
-        problem = f"the trace does not tell its {' and '.join(missing)}"
-    elif not measured:
-        problem = "no rank that is not slow has both a forward and a backward"
-    if problem or model is None:
-        return RunPoints((), warnings=(f"{run}: computation left out: {problem}",))
-    dtype = DType(str(facts["dtype"]))
-    workload = _build_workload(analysis, model, dtype)
-    passes = (_works(workload.stages[stage].body_layers(), PHASES[phase]) for stage, phase in measured)
-    every = (work for works in passes for work in works)
-    multiplied = sum(work.flops for work in every if isinstance(work, Matmul | GroupedMatmul | Attention))
-    if dtype is DType.FP32 and multiplied / sum(measured.values()) > gpu.matrix_peak_flops("fp32"):
-        dtype = DType.TF32
-        workload = _build_workload(analysis, model, dtype)
-        assumptions.append("fp32 matmuls run as tf32: they are faster than the fp32 peak allows")
-    fused = "fused (flash)" if dtype in (DType.FP16, DType.BF16) else "unfused"
-    assumptions.append(f"{dtype} attention is {fused}")
-    fit, middle = default_fit(), workload.stages[len(workload.stages) // 2]
-    load = step_load(_works(middle.body_layers(), Phase), gpu, fit)
-    points = []
-    for (stage, phase), seconds in measured.items():
-        works = _works(workload.stages[stage].body_layers(), PHASES[phase])
-        predicted_s = sum(compute_price(work, gpu, fit, load).seconds for work in works)
-        points.append(ComputePoint(run, stage, phase, dtype, predicted_s, seconds))
-    classes = {work_class(work) for stage in workload.stages for work in _works(stage.body_layers(), Phase)}
-    return RunPoints(tuple(points), tuple(sorted(classes)), tuple(assumptions), tuple(analysis.result.warnings))
-
-
 def _infer_model(facts: Mapping[str, object], assumptions: list[str]) -> Model | None:
     """Return the model that the reader inferred from the sizes of tensors and gradients."""
     if any(facts.get(name) is None for name in ("hidden", "ffn", "layers", "vocab", "seq", "dtype")):
@@ -309,15 +256,18 @@ class _Calibration:
 
     def __init__(self, runs: Mapping[str, MegatronAnalysis], gpu: Gpu, model: str | None) -> None:
         self.runs, self.gpu = runs, gpu
-        self.measured = [compute_points(analysis, source, gpu, model) for source, analysis in runs.items()]
-        self.points = [point for run in self.measured for point in run.points]
+        self.points: list[ComputePoint] = []
+        self.classes: list[str] = []  # of the operators that the points are made of
+        self.assumptions: list[str] = []
+        self.warnings: list[str] = []
+        for source, analysis in runs.items():
+            self.add_run(source, analysis, model)
         # One factor for each number format.
         self.factors = {
             str(dtype): fit_factor([point for point in self.points if point.dtype is dtype])
             for dtype in dict.fromkeys(point.dtype for point in self.points)
         }
         self.constants: dict[str, NamedConstant] = {}
-        self.warnings = [text for run in self.measured for text in run.warnings]
         # Slow ranks, and what the runs cannot show.
         for source, analysis in runs.items():
             name = os.path.basename(source.rstrip("/"))
@@ -330,6 +280,51 @@ class _Calibration:
         widths = {analysis.recording.facts.get("hidden") for analysis in runs.values()}
         if len(widths) == 1 and self.points:
             self.warnings.append("one model width cannot show how the factor changes with size; slopes are left at 0")
+
+    def add_run(self, source: str, analysis: MegatronAnalysis, model_name: str | None) -> None:
+        """Add the points of one run; none, with a warning, where its model is not known."""
+        facts = analysis.recording.facts
+        run = os.path.basename(source.rstrip("/")) or source
+        assumptions: list[str] = []
+        model = load_model(model_name) if model_name else _infer_model(facts, assumptions)
+        for name in ("hidden", "layers"):
+            traced, own = facts.get(name), getattr(model, name, None)
+            if model_name and traced is not None and traced != own:
+                raise ValueError(f"{source}: was traced with {name} {traced}, but {model_name} has {own}")
+        missing = [name for name in ("dtype", "micro_batch", "seq") if facts.get(name) is None]
+        measured = _measured_seconds(analysis)
+        problem = ""
+        if model is None:
+            problem = "the trace does not tell its model; say which with --model"
+        elif missing:
+            problem = f"the trace does not tell its {' and '.join(missing)}"
+        elif not measured:
+            problem = "no rank that is not slow has both a forward and a backward"
+        if problem or model is None:
+            self.warnings.append(f"{run}: computation left out: {problem}")
+            return
+        dtype = DType(str(facts["dtype"]))
+        workload = _build_workload(analysis, model, dtype)
+        passes = (_works(workload.stages[stage].body_layers(), PHASES[phase]) for stage, phase in measured)
+        every = (work for works in passes for work in works)
+        multiplied = sum(work.flops for work in every if isinstance(work, Matmul | GroupedMatmul | Attention))
+        if dtype is DType.FP32 and multiplied / sum(measured.values()) > self.gpu.matrix_peak_flops("fp32"):
+            dtype = DType.TF32
+            workload = _build_workload(analysis, model, dtype)
+            assumptions.append("fp32 matmuls run as tf32: they are faster than the fp32 peak allows")
+        fused = "fused (flash)" if dtype in (DType.FP16, DType.BF16) else "unfused"
+        assumptions.append(f"{dtype} attention is {fused}")
+        fit, middle = default_fit(), workload.stages[len(workload.stages) // 2]
+        load = step_load(_works(middle.body_layers(), Phase), self.gpu, fit)
+        for (stage, phase), seconds in measured.items():
+            works = _works(workload.stages[stage].body_layers(), PHASES[phase])
+            predicted_s = sum(compute_price(work, self.gpu, fit, load).seconds for work in works)
+            self.points.append(ComputePoint(run, stage, phase, dtype, predicted_s, seconds))
+        self.classes += sorted(
+            {work_class(work) for stage in workload.stages for work in _works(stage.body_layers(), Phase)}
+        )
+        self.assumptions += assumptions
+        self.warnings += analysis.result.warnings
 
     def add(self, name: str, title: str, value: float, text: str, points: int, known: str) -> None:
         self.constants[name] = NamedConstant(title, value, text, points, known)
@@ -419,7 +414,7 @@ class _Calibration:
             return {}
         shared, formats = fit_factor(used), {str(point.dtype) for point in used}
         corrections = {}
-        for kind in dict.fromkeys(kind for run in self.measured for kind in run.classes):
+        for kind in dict.fromkeys(self.classes):
             family, _, dtype = kind.partition(".")
             if family not in MATRIX or dtype in formats:
                 fit = self.factors[dtype] if family in MATRIX else shared
@@ -467,7 +462,7 @@ def calibrate_megatron(
         "classes": {kind: asdict(correction) for kind, correction in classes.items()},
         **errors,
         "stages": [asdict(point) for point in calibration.points],
-        "assumptions": list(dict.fromkeys(text for run in calibration.measured for text in run.assumptions)),
+        "assumptions": list(dict.fromkeys(calibration.assumptions)),
         "warnings": calibration.warnings,
     }
     return facts, calibration.toml(classes, errors)
