@@ -20,6 +20,9 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
 
+# Rewriting the asserts of all tests takes ten seconds for each process that runs tests, unless pytest may store them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo quick test lint types unit compiled docs dist fuzz mutants bench clean test-web test-torch test-mcp test-engines test-lowest
 
 install: $(INSTALLED)
