@@ -29,19 +29,13 @@ def workload_facts(workload: Workload) -> FactDict:
                     sent[kind, op.work.group, phase].append((op.work.size_bytes, count * times))
                 else:
                     computed[type(op.work).__name__.lower()] += count
-    lines, element = workload.note("lines"), workload.note("element_dtype")
-    layer_count = sum(stage.body_layer_count for stage in workload.stages)
-    blocks = [block for stage in workload.stages for block in stage.body]
+    lines, element, stages = workload.note("lines"), workload.note("element_dtype"), workload.stages
+    layer_count = sum(stage.body_layer_count for stage in stages)
+    blocks = [block for stage in stages for block in stage.body]
     messages: list[FactDict] = [
-        {
-            "kind": kind,
-            "group": group,
-            "phase": phase,
-            "count": sum(count for _, count in sizes),
-            "total_bytes": sum(size_bytes * count for size_bytes, count in sizes),
-            "smallest_bytes": min(sizes)[0],
-            "largest_bytes": max(sizes)[0],
-        }
+        {"kind": kind, "group": group, "phase": phase, "count": sum(count for _, count in sizes)}
+        | {"total_bytes": sum(size_bytes * count for size_bytes, count in sizes)}
+        | {"smallest_bytes": min(sizes)[0], "largest_bytes": max(sizes)[0]}
         for (kind, group, phase), sizes in sent.items()
     ]
     communication_bytes = sum(row["total_bytes"] for row in messages)
@@ -112,15 +106,11 @@ def operation_rows(timeline: Timeline) -> list[FactDict]:
     totals = np.bincount(inverse, weights=timeline.duration_s[rows], minlength=len(distinct))
     longest = np.zeros(len(distinct))
     np.maximum.at(longest, inverse, timeline.duration_s[rows])
+    columns = zip(*(column.tolist() for column in (distinct, counts, totals, longest)), strict=True)
     operations = [
-        {
-            "name": timeline.names[int(key) // len(SpanKind)],
-            "kind": SpanKind(int(key) % len(SpanKind)).name.lower(),
-            "count": int(count),
-            "total_s": float(total),
-            "longest_s": float(high),
-        }
-        for key, count, total, high in zip(distinct, counts, totals, longest, strict=True)
+        {"name": timeline.names[key // len(SpanKind)], "kind": SpanKind(key % len(SpanKind)).name.lower()}
+        | {"count": count, "total_s": total, "longest_s": high}
+        for key, count, total, high in columns
     ]
     return sorted(operations, key=lambda row: (-row["total_s"], row["name"]))
 
@@ -139,17 +129,9 @@ def communication_rows(timeline: Timeline) -> list[FactDict]:
         times_s = timeline.duration_s[order[start:end]]
         kind, times = _message_kind(work)
         count = int(end - start) * times
-        rows.append(
-            {
-                "kind": str(kind),
-                "group": str(work.group),
-                "size_bytes": work.size_bytes,
-                "count": count,
-                "total_bytes": work.size_bytes * count,
-                "total_s": float(times_s.sum()),
-                "shortest_s": float(times_s.min()) / times,
-            }
-        )
+        row = {"kind": str(kind), "group": str(work.group), "size_bytes": work.size_bytes, "count": count}
+        row |= {"total_bytes": work.size_bytes * count, "total_s": float(times_s.sum())}
+        rows.append(row | {"shortest_s": float(times_s.min()) / times})
     return sorted(rows, key=lambda row: -row["total_s"])
 
 
@@ -157,13 +139,9 @@ def run_log_facts(log: RunLog) -> FactDict:
     """Return counts of what a log holds, and the medians of warm steps."""
     times, ends, batch = log.layer_times, dict(enumerate(log.stage_ends)), log.batch_time()
     stages = [
-        {
-            "stage": stage,
-            "ends_with": ends.get(stage),
-            "layers": len(set(times.layer_of[times.stage_of == stage].tolist())),
-            "median_forward_s": median.seconds,
-            "steps": [median.first, median.last],
-        }
+        {"stage": stage, "ends_with": ends.get(stage)}
+        | {"layers": len(set(times.layer_of[times.stage_of == stage].tolist()))}
+        | {"median_forward_s": median.seconds, "steps": [median.first, median.last]}
         for stage, median in sorted(log.stage_forward().items())
     ]
     return {
@@ -198,24 +176,18 @@ def sweep_facts(sweep: CollectiveSweep) -> FactDict:
 
 def operator_times_facts(measured: OperatorTimes) -> FactDict:
     """Return counts and ranges by operator and number format."""
-    groups: dict[tuple[str, str], list[float]] = {}
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for operator in measured.operators:
         work = operator.works[0]
-        dtype = "" if isinstance(work, Recorded) else str(work.dtype)
-        groups.setdefault((operator.name, dtype), []).append(operator.seconds)
+        groups[operator.name, "" if isinstance(work, Recorded) else str(work.dtype)].append(operator.seconds)
     return {
         "kind": "operator times",
         "device": measured.device or None,
         "points": len(measured.operators),
         "left_out": dict(measured.left_out),
         "operators": [
-            {
-                "operator": name,
-                "dtype": dtype,
-                "points": len(seconds),
-                "shortest_s": min(seconds),
-                "longest_s": max(seconds),
-            }
+            {"operator": name, "dtype": dtype, "points": len(seconds)}
+            | {"shortest_s": min(seconds), "longest_s": max(seconds)}
             for (name, dtype), seconds in groups.items()
         ],
     }
@@ -223,16 +195,9 @@ def operator_times_facts(measured: OperatorTimes) -> FactDict:
 
 def model_facts(model: Model) -> FactDict:
     """Return the sizes and exact parameter counts of a model."""
-    facts = {
-        "kind": "model",
-        **pick(model, "name layers hidden heads kv_heads head_dim ffn vocab max_seq tied gated"),
-        "activation": str(model.activation),
-        "position": str(model.position.kind),
-        "norm": str(model.norm.kind),
-        **pick(model, "parameters active_parameters embedding_parameters head_parameters"),
-    }
-    if model.experts is not None:
-        facts |= pick(
-            model, "experts=experts.count experts_per_token=experts.top_k expert_ffn=experts.ffn expert_layers"
-        )
-    return facts
+    facts = {"kind": "model", **pick(model, "name layers hidden heads kv_heads head_dim ffn vocab max_seq tied gated")}
+    kinds = {"activation": model.activation, "position": model.position.kind, "norm": model.norm.kind}
+    facts |= {name: str(kind) for name, kind in kinds.items()}
+    facts |= pick(model, "parameters active_parameters embedding_parameters head_parameters")
+    experts = "experts=experts.count experts_per_token=experts.top_k expert_ffn=experts.ffn expert_layers"
+    return facts if model.experts is None else facts | pick(model, experts)

@@ -91,17 +91,23 @@ PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32", "false
 def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     values = flat(table)
     file_values = {name: values.pop(name) for name in [*values] if name.startswith(f"{FILE}.")}
-    inner = (
-        read_deepspeed({name.removeprefix(f"{FILE}."): value for name, value in file_values.items()})
-        if file_values
-        else None
-    )
+    inner_values = {name.removeprefix(f"{FILE}."): value for name, value in file_values.items()}
+    inner = read_deepspeed(inner_values) if inner_values else None
     keys = Keys(values, "accelerate")
     kind = keys.text("distributed_type").upper()
     options, machines = keys.options(), keys.number("num_machines") or 1
     gpus = int(options.get("gpus", 0))
-    stage = _deepspeed_stage(keys) if kind == "DEEPSPEED" and inner is None else 0
-    sharding = _fsdp_sharding(keys) if kind == "FSDP" else f"zero-{stage}" if stage else "none"
+    stage = 0
+    if kind == "DEEPSPEED" and inner is None:  # ZeRO-2 unless a stage is given, or that of a file by its name
+        path, stated = keys.text(FILE), keys.number("deepspeed_config.zero_stage")
+        stage = stage_by_name(keys, path) if path else 2 if stated is None else stated
+    sharding = f"zero-{stage}" if stage else "none"
+    if kind == "FSDP":
+        keys.number("fsdp_config.fsdp_version")
+        keys.raw("fsdp_config.fsdp_forward_prefetch")
+        if keys.word("fsdp_config.fsdp_backward_prefetch") in ("no_prefetch", "backward_post"):
+            keys.report("parameters are predicted as gathered ahead", "fsdp_config.fsdp_backward_prefetch")
+        sharding = SHARDINGS.get(keys.word("fsdp_config.fsdp_sharding_strategy"), "fsdp")
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
     split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
     if sharding == "hybrid-fsdp" and machines == 1:
@@ -122,7 +128,9 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         shard=shard,
         offload="optimizer" if offloads_parameters or offloads_states else None,
     )
-    own = given_options(**_accelerate_precision(keys, kind, sharding)) if inner is None or _is_open(inner, keys) else {}
+    # A DeepSpeed file may leave its format to accelerate, which names one.
+    is_open = inner is None or ("mixed_precision" in keys and any(name.endswith("16.enabled") for name in inner.unset))
+    own = given_options(**_accelerate_precision(keys, kind, sharding)) if is_open else {}
     if kind == "DEEPSPEED":  # accelerate/utils/dataclasses.py, DeepSpeedPlugin
         norm = keys.share("deepspeed_config.gradient_clipping")
         options |= given_options(overlap=_overlap(stage, None), clipping=None if norm is None else norm > 0)
@@ -134,19 +142,6 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
                 keys.assume(text)
     config = keys.config("accelerate", DEEPSPEED if kind == "DEEPSPEED" else "transformers", {**options, **own})
     return config if inner is None else config.add_inner(FILE, inner)
-
-
-def _is_open(inner: RunConfig, keys: Keys) -> bool:
-    """Return whether a DeepSpeed file leaves its format to accelerate, which names one."""
-    return "mixed_precision" in keys and any(name.endswith("16.enabled") for name in inner.unset)
-
-
-def _deepspeed_stage(keys: Keys) -> int:
-    """Return the stage of ZeRO that accelerate passes on: 2 unless it is given, or that of a file by its name."""
-    if path := keys.text(FILE):
-        return stage_by_name(keys, path)
-    stage = keys.number("deepspeed_config.zero_stage")
-    return 2 if stage is None else stage
 
 
 def stage_by_name(keys: Keys, path: str) -> int:
@@ -165,14 +160,6 @@ def guess_accelerate(path: str) -> dict[str, object]:
     if match := re.search(r"zero[_-]?([1-3])", name):
         return {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(match[1])}}
     return {"distributed_type": "MULTI_GPU"} if "multi_gpu" in name else {}
-
-
-def _fsdp_sharding(keys: Keys) -> str:
-    keys.number("fsdp_config.fsdp_version")
-    keys.raw("fsdp_config.fsdp_forward_prefetch")
-    if keys.word("fsdp_config.fsdp_backward_prefetch") in ("no_prefetch", "backward_post"):
-        keys.report("parameters are predicted as gathered ahead", "fsdp_config.fsdp_backward_prefetch")
-    return SHARDINGS.get(keys.word("fsdp_config.fsdp_sharding_strategy"), "fsdp")
 
 
 def _accelerate_precision(keys: Keys, kind: str, sharding: str) -> dict[str, OptionValue | None]:

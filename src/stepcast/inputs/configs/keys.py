@@ -57,7 +57,6 @@ class RunConfig:
 
     def add_inner(self, name: str, inner: "RunConfig") -> "RunConfig":
         """Return this run with the keys of *inner*, the configuration that its key *name* holds or names a file of."""
-
         return replace(
             self,
             understood=(*self.understood, *(f"{name}.{key}" for key in inner.understood)),
@@ -258,18 +257,15 @@ class Keys:
     def assume(self, text: str) -> None:
         self._assumed.append(text)
 
-    def _report_idle(self, options: Options, sizes: Facts) -> None:
-        """Report the keys of ``[acting]`` whose condition on the options and the sizes does not hold."""
-        facts = {name.replace("-", "_"): value for name, value in {**sizes, **options}.items()}
-        for condition, names in self.known.table.get("acting", {}).items():
-            if not Expression(condition)(facts):
-                self.report_without_effect(*names.split())
-
     def config(
         self, format_name: str, framework: str, options: Options, sizes: Facts | None = None, model: str = ""
     ) -> RunConfig:
         """Return the run, with every key of the file in one list."""
-        self._report_idle(options, sizes or {})
+        # The keys of [acting] have no effect where their condition on the options and the sizes does not hold.
+        facts = {name.replace("-", "_"): value for name, value in {**(sizes or {}), **options}.items()}
+        for condition, idle in self.known.table.get("acting", {}).items():
+            if not Expression(condition)(facts):
+                self.report_without_effect(*idle.split())
         lists: dict[str, dict[str, str]] = {name: {} for name in ("understood", "ignored", "unset", *EXPLAINED)}
         for name in self.values:
             part, text = self._place(name)

@@ -68,28 +68,19 @@ def read(table: Mapping[str, object]) -> RunConfig:
         cp_comm=CONTEXTS.get(rotation) if cp > 1 else None,
         **(BF16_STATES if keys.word("training.dtype") == "bfloat16" else {"optimizer": "adamw"}),
     )
-    _report_loss(keys, tp)
-    return keys.config("torchtitan", "torchtitan", options, model=_model_name(keys))
+    # Logits stay split over tensor parallel ranks unless that is switched off.
+    off, on = _places("disable_loss_parallel"), _places("enable_loss_parallel")
+    is_gathered = keys.flag(*off) or keys.flag(*on) is False
+    if is_gathered and tp > 1:
+        keys.report("the loss is predicted on logits split over tensor parallel ranks", *off, *on)
+    name, flavour = keys.word("model.name"), keys.word("model.flavor")
+    model = f"{FAMILIES[name]}{flavour}" if name in FAMILIES and flavour[:1].isdigit() else f"{name} {flavour}"
+    return keys.config("torchtitan", "torchtitan", options, model=FLAVOURS.get((name, flavour), model))
 
 
 def _places(name: str, *tables: str) -> list[str]:
     """Return where a key may be: versions have moved many of them between tables."""
     return [f"{table}.{name}" for table in tables or ("parallelism", "training")]
-
-
-def _report_loss(keys: Keys, tp: int) -> None:
-    """Logits stay split over tensor parallel ranks unless that is switched off."""
-    off, on = _places("disable_loss_parallel"), _places("enable_loss_parallel")
-    is_gathered = keys.flag(*off) or keys.flag(*on) is False
-    if is_gathered and tp > 1:
-        keys.report("the loss is predicted on logits split over tensor parallel ranks", *off, *on)
-
-
-def _model_name(keys: Keys) -> str:
-    name, flavour = keys.word("model.name"), keys.word("model.flavor")
-    if (name, flavour) in FLAVOURS:
-        return FLAVOURS[name, flavour]
-    return f"{FAMILIES[name]}{flavour}" if name in FAMILIES and flavour[:1].isdigit() else f"{name} {flavour}"
 
 
 def _recompute(keys: Keys) -> str | None:

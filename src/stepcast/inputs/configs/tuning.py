@@ -126,23 +126,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     format_inside = str(sharding.pop("precision", "")).removeprefix("autocast-")
     if format_inside == "fp32" and not has_deepspeed:
         format_inside = ""  # weights stay in the format of the checkpoint
-    stated = keys.options()
-    task = _read_task(keys, str(stated.pop("task", "sft")))
-    attention = _read_attention(keys, str(stated.pop("attention", "")))
-    accumulation, batch, norm = keys.count("accumulation"), keys.count("global_batch"), keys.share("max_norm")
-    options = stated | given_options(
-        global_batch=batch if accumulation is None else None,
-        accumulation=accumulation if batch is None or accumulation else None,
-        gpus=keys.count("gpus") or (keys.count("gpus_per_node") or 0) * (keys.count("nodes") or 1) or None,
-        precision=_read_precision(keys, adapters, is_sharded, format_inside),
-        recompute=_read_checkpointing(keys),
-        clipping=None if norm is None else norm > 0,
-        task=task,
-        batching=_read_batching(keys),
-        epochs=keys.share("epochs") or None,
-        liger=_read_liger(keys, task or "sft"),
-        **attention,
-    )
+    options = _read_options(keys, adapters, is_sharded, format_inside)
     is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
     if sharding.get("sharding") in ("fsdp", "hybrid-fsdp") and is_upcast and not adapters:
         options |= {"master-weights": True, "optimizer": options.get("optimizer", FSDP_OPTIMIZER)}
@@ -151,41 +135,83 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     if {"accumulation", "global-batch"} & {*options}:
         sharding = {name: value for name, value in sharding.items() if name not in ("accumulation", "global-batch")}
     elif not {"accumulation", "global-batch"} & {*sharding, *known.get("defaults", {})}:
-        sharding["accumulation"] = rounds = _default_accumulation(keys, options)
+        # 1, or as many steps as make the batch that the tool wants at least.
+        usual, least = known.get("defaults", {}), int(known.get("least_batch", 1))
+        at_once = int(options.get("gpus", 1)) * int(options.get("micro-batch", usual.get("micro-batch", 1)))
+        sharding["accumulation"] = rounds = math.ceil(least / at_once)
         steps = "1 step" if rounds == 1 else f"{rounds} steps"
         keys.assume(f"gradient accumulation of {steps} (--accumulation), the tool's default")
     if has_deepspeed and "optimizer" in sharding:  # Trainer leaves it to DeepSpeed
         options.pop("optimizer", None)
     options = {**sharding, **options, **adapters}
     if not keys.flag("peft_type"):  # its file says nothing else
-        for name, value in _tool_defaults(keys).items():
+        for name, value in (known.get("defaults", {}) | (known.get("trl", {}) if _is_trl(keys) else {})).items():
             if name not in options:
                 options[name] = value
                 keys.assume(f"--{name} {value}, the tool's default")
     framework = DEEPSPEED if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
-    config = keys.config(tool, framework, options, model=_name_model(keys.text("model")))
+    model = keys.text("model")
+    if "torchtune" in model and (parts := COMPONENT.match(model.rpartition(".")[2])):
+        # Its builders carry the name, such as torchtune.models.llama3_1.lora_llama3_1_8b.
+        model = "-".join(part.replace("_", ".") for part in parts.groups())
+    config = keys.config(tool, framework, options, model=model)
     for name, part in inner.items():
         config = config.add_inner(name, part)
     return config
 
 
-def _default_accumulation(keys: Keys, options: Options) -> int:
-    """Return the steps without a key: 1, or as many as make the batch that the tool wants at least."""
-    usual, least = keys.known.table.get("defaults", {}), int(keys.known.table.get("least_batch", 1))
-    at_once = int(options.get("gpus", 1)) * int(options.get("micro-batch", usual.get("micro-batch", 1)))
-    return math.ceil(least / at_once)
+def _read_options(keys: Keys, adapters: Options, is_sharded: bool, format_inside: str) -> Options:
+    """Return the options of training that the file states: its format, task, batches and kernels."""
+    stated = keys.options()
+    task, attention = str(stated.pop("task", "sft")), str(stated.pop("attention", ""))
+    loss = keys.text("loss")
+    if re.search("Chunk|LinearCross", loss):
+        keys.report("logits of all tokens are predicted at once, which take more memory", "loss")
+    task = "reward" if keys.flag("reward") else "dpo" if "dpo" in loss.lower() else task
+    attention = "flash-2" if keys.flag("flash") else attention
+    is_eager = attention == "eager" or bool(keys.flag("eager"))
+
+    precision = _read_precision(keys, adapters, is_sharded, format_inside)
+    checkpointing = keys.flag("checkpointing")
+    if keys.known.table.get("checkpoints"):
+        checkpointing = not keys.flag("no_checkpointing")
+    else:
+        names = ("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
+        activations = keys.flag(*names)
+        checkpointing = checkpointing or (checkpointing if activations is None else activations)
+    is_packed = keys.flag("packing")
+    if is_packed:
+        keys.assume("packed sequences are full, and each is one document; --lengths says how long documents are")
+    is_grouped = keys.flag("group_by_length") or keys.text("sampling") == "group_by_length"
+    # All of Liger's kernels; some of them alone are reported.
+    liger = True if keys.flag("liger") else None
+    if liger and task != "sft":
+        keys.report("its loss is predicted for SFT alone: here all logits exist at once", "liger")
+    elif not liger and any(is_on(keys.values[name]) for name in keys.own_names("liger_parts")):
+        why = "predicted with transformers' own kernels, which take more time and memory"
+        keys.report(why, "liger_parts")
+    accumulation, batch, norm = keys.count("accumulation"), keys.count("global_batch"), keys.share("max_norm")
+    return stated | given_options(
+        global_batch=batch if accumulation is None else None,
+        accumulation=accumulation if batch is None or accumulation else None,
+        gpus=keys.count("gpus") or (keys.count("gpus_per_node") or 0) * (keys.count("nodes") or 1) or None,
+        precision=precision,
+        recompute=None if checkpointing is None else "full" if checkpointing else "none",
+        clipping=None if norm is None else norm > 0,
+        task=None if task == "sft" else task,
+        batching="packed" if is_packed else "grouped" if is_grouped else None,
+        epochs=keys.share("epochs") or None,
+        liger=liger,
+        attention_kernel="flash-2" if attention == "flash-2" else None,
+        flash_attention=False if is_eager else None,
+    )
 
 
 def _is_trl(keys: Keys) -> bool:
     """Return whether TRL's trainers are meant, whose configurations have max_length; Unsloth replaces parts of them."""
     return bool(keys.text("task") or keys.text("trl")) and "trl" in keys.known.table and not keys.flag("unsloth")
-
-
-def _tool_defaults(keys: Keys) -> dict[str, OptionValue]:
-    """Return what the tool does without a key; TRL has its own defaults."""
-    return {**keys.known.table.get("defaults", {}), **(keys.known.table.get("trl", {}) if _is_trl(keys) else {})}
 
 
 def _read_loss(keys: Keys, options: Options, has_deepspeed: bool) -> str | None:
@@ -200,14 +226,6 @@ def _read_loss(keys: Keys, options: Options, has_deepspeed: bool) -> str | None:
             "the loss in chunks of 256 tokens (--loss), the tool's default; loss_type nll has all logits at once"
         )
     return "chunked-fp32" if has_deepspeed else "chunked"
-
-
-def _name_model(text: str) -> str:
-    """Return a model's name; torchtune's builders carry it, such as torchtune.models.llama3_1.lora_llama3_1_8b."""
-    if "torchtune" not in text:
-        return text
-    parts = COMPONENT.match(text.rpartition(".")[2])
-    return "-".join(part.replace("_", ".") for part in parts.groups()) if parts else text
 
 
 def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
@@ -342,46 +360,3 @@ def _read_precision(keys: Keys, adapters: Options, is_sharded: bool, inside: str
             f"autocast-{narrow})"
         )
     return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow or inside or None
-
-
-def _read_checkpointing(keys: Keys) -> str | None:
-    checkpointing = keys.flag("checkpointing")
-    if keys.known.table.get("checkpoints"):
-        return "none" if keys.flag("no_checkpointing") else "full"
-    activations = keys.flag("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
-    return None if checkpointing is None and activations is None else "full" if checkpointing or activations else "none"
-
-
-def _read_task(keys: Keys, task: str) -> str | None:
-    if re.search("Chunk|LinearCross", keys.text("loss")):
-        keys.report("logits of all tokens are predicted at once, which take more memory", "loss")
-    if keys.flag("reward"):
-        return "reward"
-    return "dpo" if "dpo" in keys.text("loss").lower() else None if task == "sft" else task
-
-
-def _read_batching(keys: Keys) -> str | None:
-    if keys.flag("packing"):
-        keys.assume("packed sequences are full, and each is one document; --lengths says how long documents are")
-        return "packed"
-    is_grouped = keys.flag("group_by_length") or keys.text("sampling") == "group_by_length"
-    return "grouped" if is_grouped else None
-
-
-def _read_liger(keys: Keys, task: str) -> bool | None:
-    """Return True if all of Liger's kernels are asked for; some of them alone are reported."""
-    if keys.flag("liger"):
-        if task != "sft":
-            keys.report("its loss is predicted for SFT alone: here all logits exist at once", "liger")
-        return True
-    if any(is_on(keys.values[name]) for name in keys.own_names("liger_parts")):
-        why = "predicted with transformers' own kernels, which take more time and memory"
-        keys.report(why, "liger_parts")
-    return None
-
-
-def _read_attention(keys: Keys, word: str) -> dict[str, OptionValue | None]:
-    if keys.flag("flash"):
-        word = "flash-2"
-    is_eager = word == "eager" or bool(keys.flag("eager"))
-    return {"attention_kernel": word if word == "flash-2" else None, "flash_attention": False if is_eager else None}
