@@ -55,41 +55,31 @@ def read_works(row: Row, line: int | None = None) -> tuple[Compute, ...]:
     if row["dtype"] not in set(DType):
         raise UnknownOperatorError(f"number format {shorten(row['dtype'])} is not known")
     dtype = DType(row["dtype"])
-    sizes = _RowSizes(row, line)
+
+    def size(name: str, default: int | None = None) -> int:
+        text = row.get(name, "")
+        if text:
+            return parse_count(text, name, line, at_least=1)
+        if default is None:
+            raise FormatError(f"{op} without {name}; expected a size", line=line)
+        return default
+
     match op:
         case "linear" | "bmm":
-            return (Matmul(sizes["M"], sizes["N"], sizes["K"], sizes.optional("B"), dtype),)
+            return (Matmul(size("M"), size("N"), size("K"), size("B", 1), dtype),)
         case "grouped_linear":
-            groups = sizes["B"]
-            return (GroupedMatmul(sizes["M"] * groups, sizes["N"], sizes["K"], groups, dtype),)
+            groups = size("B")
+            return (GroupedMatmul(size("M") * groups, size("N"), size("K"), groups, dtype),)
         case "sdpa_fwd" | "sdpa_bwd":
-            seq, dim, heads = sizes["S"], sizes["D"], sizes["heads"]
-            kv_heads = sizes.optional("kv", heads)
-            backward = op == "sdpa_bwd"
-            batch = sizes.optional("B")
-            return (Attention(batch, seq, seq, heads, kv_heads, dim, dim, True, backward, dtype),)
+            seq, dim, heads = size("S"), size("D"), size("heads")
+            kv_heads, batch = size("kv", heads), size("B", 1)
+            return (Attention(batch, seq, seq, heads, kv_heads, dim, dim, True, op == "sdpa_bwd", dtype),)
     if op not in KERNELS and op not in CASTS:
         raise UnknownOperatorError(f"operator {shorten(op)} is not known")
-    rows, columns = (sizes.optional("rows"), sizes["cols"]) if row.get("cols") else (1, sizes["numel"])
+    rows, columns = (size("rows", 1), size("cols")) if row.get("cols") else (1, size("numel"))
     if op in KERNELS:
         return tuple(usual_kernel(kind, rows, columns, dtype) for kind in KERNELS[op])
     converted = cast(rows, columns, dtype, CASTS[op])
     if op != "cross_entropy":
         return (converted,)
     return converted, usual_kernel(K.CROSS_ENTROPY, rows, columns, DType.FP32)
-
-
-class _RowSizes:
-    """The size columns of one row as whole numbers."""
-
-    def __init__(self, row: Row, line: int | None) -> None:
-        self._row, self._line = row, line
-
-    def __getitem__(self, name: str) -> int:
-        text = self._row.get(name, "")
-        if not text:
-            raise FormatError(f"{self._row['op']} without {name}; expected a size", line=self._line)
-        return parse_count(text, name, self._line, at_least=1)
-
-    def optional(self, name: str, default: int = 1) -> int:
-        return self[name] if self._row.get(name) else default

@@ -79,17 +79,16 @@ def read_operator_table(path: str) -> OperatorTable:
     stem = os.path.basename(path)
     for ending in ENDINGS:
         stem = stem.removesuffix(ending)
-    columns = _read_parquet(path) if path.endswith(".parquet") else _read_csv(path)
-    return OperatorTable(read_toml(DATA / "rows" / "operators.toml").get(stem, stem), columns)
+    if path.endswith(".parquet"):
+        columns = _read_parquet(path)
+    else:
+        names, rows = open_table(Source(path))
+        columns = dict(zip(names, zip(*(cells for _, cells in rows), strict=True), strict=False))
+    arrays = {name: np.array(column, dtype=np.str_) for name, column in columns.items()}
+    return OperatorTable(read_toml(DATA / "rows" / "operators.toml").get(stem, stem), arrays)
 
 
-def _read_csv(path: str) -> dict[str, TextArray]:
-    names, rows = open_table(Source(path))
-    columns = zip(*(cells for _, cells in rows), strict=True)
-    return {name: np.array(column, dtype=np.str_) for name, column in zip(names, columns, strict=False)}
-
-
-def _read_parquet(path: str) -> dict[str, TextArray]:
+def _read_parquet(path: str) -> dict[str, tuple[str, ...]]:
     try:
         import pyarrow.parquet
     except ImportError:
@@ -98,7 +97,7 @@ def _read_parquet(path: str) -> dict[str, TextArray]:
         ) from None
     with prefix_errors("is no parquet file", path, (pyarrow.ArrowException, OSError)):
         table = pyarrow.parquet.read_table(path)
-    columns = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        columns[name] = np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=np.str_)
-    return columns
+    return {
+        name: tuple("" if value is None else str(value) for value in column.to_pylist())
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }

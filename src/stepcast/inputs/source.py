@@ -86,21 +86,25 @@ class Source:
         with open(self.path, "rb") as file:
             return file.read(2) != GZIP_MAGIC
 
-    def _open_raw(self) -> BinaryIO:
-        if self._data is not None:
-            return io.BytesIO(self._data)
-        mode = os.stat(self.path).st_mode
-        if stat.S_ISREG(mode):
-            if self._progress is not None:
-                return _WatchedFile(self.path, self._progress)
-            return open(self.path, "rb")
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError
-        with self._open_stream(mode) as pipe:  # gives its bytes once, and readers look at the beginning first
-            self._data = read_most(pipe, PIPE, self.path)
-        return io.BytesIO(self._data)
+    @contextlib.contextmanager
+    def _open_raw(self) -> Iterator[BinaryIO]:
+        """Open the file, or the bytes given, and turn errors of the operating system into FormatError."""
+        try:
+            if self._data is None and not stat.S_ISREG(mode := os.stat(self.path).st_mode):
+                with self._open_stream(mode) as pipe:  # gives its bytes once, and readers look at the beginning first
+                    self._data = read_most(pipe, PIPE, self.path)
+            if self._data is not None:
+                yield io.BytesIO(self._data)
+                return
+            with open(self.path, "rb") if self._progress is None else _WatchedFile(self.path, self._progress) as file:
+                yield file
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise FormatError(f"cannot be read: {reason}", self.path) from None
 
     def _open_stream(self, mode: int) -> BinaryIO:
+        if stat.S_ISDIR(mode):
+            raise FormatError("is a directory; expected a file", self.path)
         if stat.S_ISFIFO(mode):
             opened: list[BinaryIO] = []
 
@@ -159,7 +163,7 @@ class Source:
 
     def salvage_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Yield chunks; where a gzip file is cut off or damaged, what comes before, and note the *damage*."""
-        with self._translate_errors(), self._open_raw() as raw:
+        with self._open_raw() as raw:
             packed = raw.read(chunk_bytes)
             if not packed.startswith(GZIP_MAGIC):
                 while packed:
@@ -199,15 +203,12 @@ class Source:
 
     def raw(self, limit: Limit) -> bytes:
         """Return all decompressed bytes up to *limit*, as they are."""
-        self._check_size(limit)
         return b"".join(self._enforce_limit(self.chunks(), limit))
 
-    def _check_size(self, limit: Limit) -> None:
-        """Refuse a file that is too large before it is read."""
+    def _enforce_limit(self, pieces: Iterator[Piece], limit: Limit) -> Iterator[Piece]:
+        """Refuse a file that is too large, before it is read where that shows in its size."""
         if self._data is None and os.path.isfile(self.path) and os.path.getsize(self.path) > limit.most:
             raise FormatError(limit.message, self.path)
-
-    def _enforce_limit(self, pieces: Iterator[Piece], limit: Limit) -> Iterator[Piece]:
         read = 0
         for piece in pieces:
             read += len(piece)
@@ -221,11 +222,13 @@ class Source:
         decoder = codecs.getincrementaldecoder(name)(errors)
         rest: list[str] = []  # pieces of the line that has not ended; joined once
         length, line = 0, 1
-        for chunk in self.chunks():
+        for chunk in chain(self.chunks(), [b""]):
             try:
-                piece = decoder.decode(chunk[skip:] if skip else chunk)
+                piece = decoder.decode(chunk[skip:] if skip else chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                raise self._text_error(error, line) from None
+                line += error.object.count(b"\n", 0, error.start)
+                byte, encoding = f"byte {error.object[error.start]:#04x}", error.encoding.upper()
+                raise FormatError(f"{byte} is not {encoding} text; expected a text file", self.path, line) from None
             skip = 0
             last = piece.rfind("\n") + 1
             if last:
@@ -239,16 +242,11 @@ class Source:
                 if limit is not LINE:
                     raise FormatError(limit.message, self.path)
                 raise FormatError(f"line is longer than {limit.amount}; expected lines of text", self.path, line)
-        try:
-            rest.append(decoder.decode(b"", final=True))
-        except UnicodeDecodeError as error:
-            raise self._text_error(error, line) from None
         if end := "".join(rest):
             yield end.replace("\r\n", "\n").replace("\r", "\n")
 
     def text(self, limit: Limit, errors: str = "strict") -> str:
         """Return all text up to *limit*, with plain line feeds."""
-        self._check_size(limit)
         return "".join(self._enforce_limit(self.slabs(errors, limit), limit))
 
     def each_line(self, errors: str = "strict") -> Iterator[str]:
@@ -258,22 +256,6 @@ class Source:
             if not lines[-1]:
                 lines.pop()
             yield from lines
-
-    def _text_error(self, error: UnicodeDecodeError, line: int) -> FormatError:
-        line += error.object.count(b"\n", 0, error.start)
-        byte = f"byte {error.object[error.start]:#04x}"
-        return FormatError(f"{byte} is not {error.encoding.upper()} text; expected a text file", self.path, line)
-
-    @contextlib.contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Turn errors of the operating system into FormatError."""
-        try:
-            yield
-        except IsADirectoryError:
-            raise FormatError("is a directory; expected a file", self.path) from None
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise FormatError(f"cannot be read: {reason}", self.path) from None
 
 
 def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:

@@ -9,8 +9,8 @@ are imported only when needed.
 import gc
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -78,26 +78,18 @@ def recognise(source: Source) -> Format:
 
 def read_sources(sources: Sequence[Source], entry: Format) -> Any:
     """Return the document in files of one format."""
+    collects = gc.isenabled()
+    gc.disable()  # readers build millions of objects and no cycles, which it would scan again
     try:
-        with _collector_paused():
-            return entry.function("read_run")(sources) if entry.joins else entry.function("read")(sources[0])
+        return entry.function("read_run")(sources) if entry.joins else entry.function("read")(sources[0])
     except FormatError as error:
         raise error.in_file(sources[0].path) from None
     except RecursionError:
         raise FormatError("is nested too deeply", sources[0].path) from None
     except (ValueError, ArithmeticError) as error:  # a check that a document makes of itself, or a number too large
         raise FormatError(str(error), sources[0].path) from None
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: readers build millions of objects and no cycles, which it would scan again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if enabled:
+        if collects:
             gc.enable()
 
 

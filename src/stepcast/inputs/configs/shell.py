@@ -12,6 +12,8 @@ ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 ARITHMETIC = re.compile(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
 COMMAND = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?:(:?[-=])((?:[^{}]|\{[^{}]*\})*))?\}|(\w+))")
+# Ends the values of a flag: another flag (a number may be negative), the end of a command, or an assignment.
+NO_VALUE = re.compile(rf"-(?![\d.]).*|;|&&?|\|\|?|[()]|{ASSIGNED.pattern}", re.DOTALL)
 SUM = re.compile(r"[\d\s+\-*/%]+")
 MOST_WORDS = 20_000
 EXPRESSION = "\x01"
@@ -78,24 +80,19 @@ class _Script:
             elif not all(runs for runs, _ in self._branches):
                 index += 1
             elif assigned := ASSIGNED.fullmatch(word):
-                index = self._assign(words, index + 1, *assigned.groups())
+                name, added, value = assigned.groups()
+                value_words = [*(self.variables.get(name, []) if added else []), *self.expand(value)]
+                index += 1
+                if not value and index < len(words) and words[index].startswith("("):  # an array
+                    end = index + 1
+                    while words[index] != "()" and end < len(words) and not words[end].startswith(")"):
+                        value_words += self.expand(words[end])
+                        end += 1
+                    index = end + (words[index] != "()")
+                self.variables[name] = self._grow(value_words)
             else:
                 self.commands += self._grow(self.expand(word))
                 index += 1
-
-    def _assign(self, words: Sequence[str], index: int, name: str, added: str, value: str) -> int:
-        """Set a variable or an array, which continues in *words*; return the index of the next word."""
-        old_words = self.variables.get(name, []) if added else []
-        value_words = self.expand(value)
-        if not value and index < len(words) and words[index].startswith("("):
-            is_empty = words[index] == "()"
-            index += 1
-            while not is_empty and index < len(words) and not words[index].startswith(")"):
-                value_words += self.expand(words[index])
-                index += 1
-            index += not is_empty
-        self.variables[name] = self._grow([*old_words, *value_words])
-        return index
 
     def _grow(self, words: list[str]) -> list[str]:
         self._size += sum(map(len, words)) + len(words)
@@ -188,14 +185,8 @@ def _find_flags(words: Sequence[str]) -> dict[str, str | bool]:
             continue
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
-        while not equals and index < len(words) and _is_value(words[index]):
+        while not equals and index < len(words) and not NO_VALUE.fullmatch(words[index]):
             values.append(words[index])
             index += 1
         flags[name.replace("_", "-")] = " ".join(values).strip("\"'") if values else True
     return flags
-
-
-def _is_value(word: str) -> bool:
-    if word.startswith("-"):
-        return re.fullmatch(r"-[\d.].*", word) is not None
-    return word not in (";", "&", "&&", "|", "||", "(", ")") and not ASSIGNED.fullmatch(word)

@@ -180,7 +180,7 @@ def _read_options(keys: Keys, adapters: Options, is_sharded: bool, format_inside
     else:
         names = ("fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing")
         activations = keys.flag(*names)
-        checkpointing = checkpointing or (checkpointing if activations is None else activations)
+        checkpointing = checkpointing if activations is None else checkpointing or activations
     is_packed = keys.flag("packing")
     if is_packed:
         keys.assume("packed sequences are full, and each is one document; --lengths says how long documents are")
