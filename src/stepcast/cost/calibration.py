@@ -75,12 +75,10 @@ class Calibration:
     corrections: Mapping[str, Correction] = field(hash=False)
     # Named constants of a run (latencies, bandwidths, ...): shown, not used by prices.
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
-    # Whether operators ran by themselves, as ``profile`` runs them, or within steps.
-    alone: bool = False
+    alone: bool = False  # whether operators ran by themselves, as ``profile`` runs them, or within steps
     # Joule per operation by format, and of attention's as a multiple; where sustained work was measured.
     power: Mapping[str, float] = field(default_factory=dict, hash=False)
-    # Host seconds over those of the fit's host; where they were measured.
-    pace: float = 1.0
+    pace: float = 1.0  # host seconds over those of the fit's host; where they were measured
 
     def adapt_fit(self, gpu: Gpu, fit: ComputeFit) -> ComputeFit:
         """Return *fit* with the clock that this GPU holds: corrections are those of cool operators."""

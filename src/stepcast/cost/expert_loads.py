@@ -16,8 +16,7 @@ from stepcast.ir.arrays import FloatArray
 
 DRAWS = 6
 MOST_SHARE = 0.8  # of the tokens that one expert gets before all are scaled to their sum
-# Rows of two tiles that run as one cluster in PyTorch's grouped products on Hopper (GroupMM.cu).
-BLOCK_ROWS = 256
+BLOCK_ROWS = 256  # rows of two tiles that run as one cluster in PyTorch's grouped products on Hopper (GroupMM.cu)
 TILES = (16, 64, 128)  # rows of the tiles that fused kernels choose from
 
 

@@ -43,8 +43,7 @@ def relative_efficiency(column: Column, size_bytes: int) -> float:
 SMALL_US = {2: 10, 4: 12, 8: 15, 16: 66, 32: 135, 64: 200, 128: 320}
 GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 GROUPS = {"tp": Group.TP, "ep": Group.EP, "dp": Group.DP, "dp_ep": Group.EXPERT_DP}  # by SimAI's names
-# The layer that SimAI leaves out of the bubble.
-EMBEDDING = "embedding_layer"
+EMBEDDING = "embedding_layer"  # the layer that SimAI leaves out of the bubble
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,7 @@ class _Job:
     dp: int
 
     def ranks(self, group: Group) -> int:
-        sizes = {Group.TP: self.tp, Group.EP: self.ep, Group.DP: self.dp, Group.EXPERT_DP: self.dp // self.ep}
-        return sizes[group]
+        return {Group.TP: self.tp, Group.EP: self.ep, Group.DP: self.dp, Group.EXPERT_DP: self.dp // self.ep}[group]
 
     def servers(self, group: Group) -> tuple[int, int, int]:
         """Return the servers a group spans, its GPUs on each and the NICs it has there."""
@@ -126,12 +124,10 @@ def simai_price(
     layout, hidden = workload.layout, dict.fromkeys(GROUPS, 0.0) | dict(overlap or {})
     for name, share in hidden.items():
         require(0 <= share <= 1, f"overlap {name} must lie between 0 and 1, not {share!r}")
-    if not workload.uniform:
-        raise ValueError("the simai engine prices one stage for all; this workload has several")
+    require(workload.uniform, "the simai engine prices one stage for all; this workload has several")
     gpus = layout.gpus if gpus is None else gpus
     dp = gpus // (layout.tp * layout.pp)
-    if dp < 1:
-        raise ValueError(f"{gpus} GPUs are fewer than tp x pp = {layout.tp} x {layout.pp}")
+    require(dp >= 1, f"{gpus} GPUs are fewer than tp x pp = {layout.tp} x {layout.pp}")
     job = _Job(system, layout.tp, layout.ep, dp)
     # Nanoseconds, whole numbers until the end.
     communication_ns: Counter[Group] = Counter()

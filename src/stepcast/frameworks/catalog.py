@@ -68,8 +68,7 @@ class Defaults:
     overlap: Overlap = USUAL_OVERLAP
     context: ContextKind = ContextKind.RING
     seq: int = 4096
-    # Model chunks per stage of interleaved schedules if their number is not given; 0: no default.
-    chunks: int = 0
+    chunks: int = 0  # model chunks per stage of interleaved schedules if their number is not given; 0: no default
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +80,8 @@ class Preset:
     gpu: tuple[str, ...] = ()  # the first word of the GPU's name
     precision: tuple[DType, ...] = ()
     pp: tuple[int, ...] = ()
-    # Experts spread over ranks.
-    spread: bool = False
-    # One stage, or several chunks on each: micro-batches can run in pairs (see Strategy).
-    pairable: bool = False
+    spread: bool = False  # experts spread over ranks
+    pairable: bool = False  # one stage, or several chunks on each: micro-batches can run in pairs (see Strategy)
 
     def applies(self, model: str, gpu: str, precision: DType, layout: Layout) -> bool:
         return (
@@ -299,8 +296,7 @@ def balanced_stages(model: Model, count: int) -> tuple[int, ...]:
 
 DEFAULT = "megatron-core"
 AS_TRAINED = "as trained"
-# Bytes of one parameter, or shares of what is allocated: nothing comes near.
-MOST_PER_PARAMETER = 1000
+MOST_PER_PARAMETER = 1000  # bytes of one parameter, or shares of what is allocated: nothing comes near
 
 Read = Callable[[object], object]
 Keys = Mapping[str, tuple[str, Read]]

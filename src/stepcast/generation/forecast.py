@@ -129,12 +129,10 @@ def _prefill_s(steps: StepTimes, tokens: FloatArray, prompt: float) -> FloatArra
     some = np.flatnonzero(tokens)
     if not len(some):
         return seconds
-    limit = float(steps.engine.prefill_tokens)
-    chunks = np.ceil(tokens[some] / limit)
+    chunks = np.ceil(tokens[some] / float(steps.engine.prefill_tokens))
     size = tokens[some] / chunks
     none = np.zeros_like(size)
-    alone = steps.mixed_s(none, none, np.minimum(size, prompt), none, np.maximum(size / prompt, 1.0))
-    seconds[some] = chunks * alone
+    seconds[some] = chunks * steps.mixed_s(none, none, np.minimum(size, prompt), none, np.maximum(size / prompt, 1.0))
     return seconds
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcast.inputs.source import Source
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.limits import LENGTHS
 
 SEED = 20
@@ -48,10 +48,17 @@ class Lengths:
         elif self.shape == "fixed" or self.cv == 0.0:
             lengths = np.full(count, self.mean)
         else:
-            lengths = self._scaled(self._quantiles(chances))
+            quantiles = self._quantiles(chances)
+            # Scaled so that their mean after the cut is the one wanted.
+            low, high = 1e-3 * self.mean, 1e3 * self.mean
+            for _ in range(60):
+                scale = math.sqrt(low * high)
+                mean = float(np.clip(quantiles * scale, self.least, self.most).mean())
+                low, high = (scale, high) if mean < self.mean else (low, scale)
+            lengths = np.clip(quantiles * math.sqrt(low * high), self.least, self.most)
         order = np.random.default_rng(SEED).permutation(count)
-        drawn: FloatArray = np.maximum(np.rint(lengths), 1.0)[order]
-        return drawn
+        shuffled: FloatArray = np.maximum(np.rint(lengths), 1.0)[order]
+        return shuffled
 
     def _quantiles(self, chances: FloatArray) -> FloatArray:
         """Return quantiles of the shape with a mean of about 1."""
@@ -59,21 +66,11 @@ class Lengths:
             return np.asarray(-np.log1p(-chances))
         if self.shape == "uniform":
             return np.asarray(1.0 + (chances - 0.5) * 2.0 * math.sqrt(3.0) * self.cv)
-        normal = NormalDist()
-        deviates = np.array([normal.inv_cdf(chance) for chance in chances])
+        deviates = np.array([NormalDist().inv_cdf(chance) for chance in chances])
         if self.shape == "normal":
             return np.asarray(1.0 + self.cv * deviates)
         sigma = math.sqrt(math.log1p(self.cv**2))
         return np.asarray(np.exp(sigma * deviates - sigma**2 / 2.0))
-
-    def _scaled(self, quantiles: FloatArray) -> FloatArray:
-        """Return the quantiles scaled so that their mean after the cut is the one wanted."""
-        low, high = 1e-3 * self.mean, 1e3 * self.mean
-        for _ in range(60):
-            scale = math.sqrt(low * high)
-            mean = float(np.clip(quantiles * scale, self.least, self.most).mean())
-            low, high = (scale, high) if mean < self.mean else (low, scale)
-        return np.clip(quantiles * math.sqrt(low * high), self.least, self.most)
 
     def __str__(self) -> str:
         if self.samples:
@@ -107,14 +104,12 @@ def parse_lengths(text: str) -> Lengths:
     values: dict[str, float] = {}
     for word in filter(None, rest.split(",")):
         key, _, value = word.partition("=")
-        if key.strip() not in KEYS:
-            raise ValueError(f"{key.strip()!r} in {text!r} is not known; use {', '.join(KEYS)}")
+        require(key.strip() in KEYS, f"{key.strip()!r} in {text!r} is not known; use {', '.join(KEYS)}")
         try:
             values[key.strip()] = float(value) if key.strip() == "cv" else (_number(value) or float("nan"))
         except ValueError:
             raise ValueError(f"{value!r} in {text!r} is no number") from None
-    if "mean" not in values:
-        raise ValueError(f"{text!r} lacks a mean")
+    require("mean" in values, f"{text!r} lacks a mean")
     cv = values.get("cv", DEFAULT_CV if shape != "exponential" else 1.0)
     return Lengths(values["mean"], shape, cv, values.get("min", 1.0), values.get("max", math.inf))
 
@@ -133,11 +128,9 @@ def _number(text: str) -> float | None:
 def _read_lengths(path: Path) -> Lengths:
     samples: list[float] = []
     for index, line in enumerate(Source(path).text(LENGTHS).splitlines(), 1):
-        if line.strip():
-            number = _number(line)
-            if number is None or number > MOST_TOKENS:
-                raise ValueError(f"{path}, line {index}: {line[:40]!r} is no length in tokens")
-            samples.append(number)
-    if not samples:
-        raise ValueError(f"{path} has no lengths")
+        number = _number(line)
+        if line.strip() and (number is None or number > MOST_TOKENS):
+            raise ValueError(f"{path}, line {index}: {line[:40]!r} is no length in tokens")
+        samples += [number] if number else []
+    require(bool(samples), f"{path} has no lengths")
     return Lengths(sum(samples) / len(samples), "measured", 0.0, min(samples), max(samples), tuple(samples))

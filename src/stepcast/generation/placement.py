@@ -19,8 +19,7 @@ from stepcast.ir.model_parts import LayerParts, Mixer
 from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
 from stepcast.units import GIB
 
-# Other names of engines.
-ENGINES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "tensorrt_llm": "trtllm"}
+ENGINES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "tensorrt_llm": "trtllm"}  # other names of engines
 
 
 class EngineProfile(Struct, frozen=True, eq=False, forbid_unknown_fields=True):

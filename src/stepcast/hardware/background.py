@@ -15,6 +15,7 @@ import msgspec
 
 from stepcast.inputs.source import FormatError, prefix_errors, read_toml
 from stepcast.inputs.topologies import expand_hostlist
+from stepcast.ir.dataclass import require
 from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
 from stepcast.ir.limits import BACKGROUND, LISTED
 from stepcast.ir.tables import convert_table
@@ -31,11 +32,9 @@ class _FlowTable(msgspec.Struct, forbid_unknown_fields=True):
 
     def build(self, default_name: str) -> Pattern:
         nodes = parse_nodes(self.nodes)
-        if len(nodes) < 2:
-            raise ValueError("nodes: a pattern needs at least two")
+        require(len(nodes) >= 2, "nodes: a pattern needs at least two")
         period_s = parse_quantity(self.period, Dimension.TIME)
-        if period_s == 0:
-            raise ValueError("period: must be above zero")
+        require(period_s != 0, "period: must be above zero")
         size_bytes = parse_quantity(self.bytes, Dimension.SIZE)
         start_s = parse_quantity(self.start, Dimension.TIME)
         return Pattern(self.name or default_name, nodes, self.spread, size_bytes, period_s, start_s)
@@ -88,8 +87,6 @@ def parse_nodes(value: object) -> tuple[int, ...]:
     else:
         raise ValueError('nodes: expected a text such as "0-3,8", or a list of whole numbers')
     LISTED.check(max(nodes, default=0))
-    if len(set(nodes)) != len(nodes):
-        raise ValueError("nodes: one is named twice")
-    if not nodes:
-        raise ValueError("nodes: none is named")
+    require(len(set(nodes)) == len(nodes), "nodes: one is named twice")
+    require(bool(nodes), "nodes: none is named")
     return tuple(nodes)

@@ -302,8 +302,7 @@ class Cluster:
     communication: Communication
     nodes: Count | None = None  # None: as many as requested
     description: str = ""
-    # Nodes of a second kind in the same network; the search alone uses them.
-    other: "Cluster | None" = None
+    other: "Cluster | None" = None  # nodes of a second kind in the same network; the search alone uses them
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -362,8 +362,7 @@ def _slowest_path(
     return max(paths, key=slowness)
 
 
-# Layouts of one job have many groups of ranks in common.
-_RESOLVED: ByIdentity[GroupPath] = ByIdentity(2048)
+_RESOLVED: ByIdentity[GroupPath] = ByIdentity(2048)  # layouts of one job have many groups of ranks in common
 
 
 def _distinct(

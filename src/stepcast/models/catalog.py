@@ -165,8 +165,7 @@ WORDS = (*PART_WORDS, *PATTERNS)
 STRUCTURE = ("gated", "embedding_norm", "post_norms", "parallel_block")  # 1 or 0, like the next
 SWITCHES = (*STRUCTURE, "tied", "attention_sinks", "attention_gate")
 ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES, *SWITCHES)
-# Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
-PADDED_GPT_VOCAB = 51200
+PADDED_GPT_VOCAB = 51200  # Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism
 # Shares of a published parameter count, which may be rounded, by which one architecture is preferred to another.
 EXACT_PARAMETERS, CERTAINLY_ANOTHER = 0.0005, 0.002
 
@@ -329,8 +328,7 @@ def model_words(sizes: Facts, names: Sequence[str], seq: int = 0) -> str:
     models = [model for model in map(catalogue_model, model_names()) if model.layers >= layers]
 
     def rank(model: Model) -> tuple[bool, bool, int, bool]:
-        differing = len(_other_sizes(model, sizes))
-        return model.layers != layers, model.name not in hints, differing, model.max_seq < seq
+        return model.layers != layers, model.name not in hints, len(_other_sizes(model, sizes)), model.max_seq < seq
 
     if model := min((model for model in models if _has_sizes(model, sizes)), key=rank, default=None):
         name = model.name if model.layers == layers else f"{model.name}-l{layers}"

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,12 +15,13 @@ import numpy as np
 from stepcast.cost.collectives.choose import Algorithm, CollectivePrice, collective_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
-from stepcast.hardware import Cluster, load_cluster, resolve
+from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.catalog import load_fit
+from stepcast.hardware.path import job_path
 from stepcast.inputs.source import FormatError, parse_count
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.arrays import BoolArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.facts import FactDict
 from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import CollectiveSweep
@@ -177,8 +179,7 @@ SEND_RECEIVE = "send-receive"
 NICS = re.compile(r"(\d+) x (\d+) ?Gb")
 
 
-@dataclass(frozen=True, slots=True)
-class TableHardware:
+class TableHardware(NamedTuple):
     """A row's hardware: a cluster, and the transport whose usual constants it takes ("": its entry's own)."""
 
     cluster: Cluster
@@ -220,16 +221,13 @@ def row_route(row: TableRow, own_entry: bool = True) -> Route:
     needs a launcher, which its source would show.
     """
     cluster = match_hardware(row, own_entry).cluster
-    if row.ranks < 2 or row.nodes < 1:
-        raise ValueError("does not say how many ranks or nodes took part")
+    require(row.ranks >= 2 and row.nodes >= 1, "does not say how many ranks or nodes took part")
     domain = cluster.domain_gpus
     scale_up = cluster.topology.scale_up_nodes > 1
     per_node = row.ranks_per_node or (min(row.ranks, domain) if scale_up else -(-row.ranks // row.nodes))
-    if per_node > domain:
-        raise ValueError(f"{per_node} ranks on a node; {cluster.name} holds {domain}")
-    ranks = [rank // per_node * domain + rank % per_node for rank in range(row.ranks)]
+    require(per_node <= domain, f"{per_node} ranks on a node; {cluster.name} holds {domain}")
     per_thread = row.ranks_per_thread or (row.ranks if row.nodes == 1 else 1)
-    route = route_of(resolve(cluster, ranks, active_per_node=per_node), cluster, per_thread)
+    route = route_of(job_path(cluster, row.ranks, per_node), cluster, per_thread)
     if "torch" in row.notes:
         return replace(route, call_overhead_s=route.tuning.torch_call_s)
     if "CUDA graph" in row.notes:
@@ -241,8 +239,7 @@ def price_row(row: TableRow, route: Route) -> CollectivePrice:
     """Return the mean of in place and out of place where the source has both, else the one it has."""
     if row.collective == SEND_RECEIVE:
         return send_receive_price(row.size_bytes, route)
-    if row.collective not in set(CollectiveKind):
-        raise ValueError(f"{row.collective} is not priced")
+    require(row.collective in set(CollectiveKind), f"{row.collective} is not priced")
     kind = CollectiveKind(row.collective)
     forced = Algorithm.RING if re.match(r"ring \(NVLS off\)|ring forced", row.algorithm) else None
     places = [place for place, measured in ((True, row.in_place), (False, row.out_of_place)) if measured] or [True]

@@ -60,8 +60,7 @@ def row_model(row: scoreboard.Record) -> Model:
     if row["kind"] == "gpt":
         table |= GPT | {"max_seq": max(POSITIONS, seq)}
     if experts:
-        routed = {"count": experts, "top_k": int(float(row["topk"])), "ffn": table["ffn"]}
-        table |= {"experts": routed, "ffn": 0}
+        table |= {"experts": {"count": experts, "top_k": int(float(row["topk"])), "ffn": table["ffn"]}, "ffn": 0}
     return model_of(row.get("model") or row["kind"], table)
 
 

@@ -10,6 +10,7 @@ from stepcast.cost.memory import memory
 from stepcast.cost.memory.stages import EXPERT_STREAMS, engine_workspace_bytes
 from stepcast.inputs.configs import megatron
 from stepcast.inputs.configs.keys import Keys
+from stepcast.ir.dataclass import require
 from stepcast.ir.facts import FactDict
 from stepcast.ir.model_parts import Hybrid
 from stepcast.models.catalog import load_model
@@ -40,15 +41,13 @@ class MemoryCase(NamedTuple):
 def read_case(record: scoreboard.Record) -> MemoryCase:
     """Return the test of a row; a ValueError says why it cannot be predicted."""
     kind, listed = record.get("kind", ""), record.get("other_flags", "")
-    if kind.startswith(OTHER_KINDS):
-        raise ValueError(f"no training step of one language model: {kind.partition(' (')[0]}")
+    is_training = not kind.startswith(OTHER_KINDS)
+    require(is_training, f"no training step of one language model: {kind.partition(' (')[0]}")
     words = (word.partition("=") for word in listed.split())
     flags = Keys({name: value or True for name, _, value in words}, "megatron")
     for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):
-        if not record.get(name):
-            raise ValueError(f"{name} is not stated")
-    if "fine-grained-activation-offloading" in flags:
-        raise ValueError("activations are offloaded")
+        require(bool(record.get(name)), f"{name} is not stated")
+    require("fine-grained-activation-offloading" not in flags, "activations are offloaded")
     latent = [name for name, _ in megatron.LATENT.values()] if "multi-latent-attention" in flags else []
     if missing := [name for name in latent if flags.number(name) is None]:
         raise ValueError(f"--{missing[0]} is not stated")

@@ -25,7 +25,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, read_operator_table
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate import scoreboard
@@ -51,8 +51,7 @@ class FP32Rows:
     batch: FloatArray
 
     def __post_init__(self) -> None:
-        if self.op not in OPERATORS:
-            raise ValueError(f"unknown operator {self.op!r}; known are {', '.join(OPERATORS)}")
+        require(self.op in OPERATORS, f"unknown operator {self.op!r}; known are {', '.join(OPERATORS)}")
 
 
 def kernel_s(points: FP32Rows, fit: ComputeFit) -> FloatArray:
@@ -114,8 +113,7 @@ ARCHITECTURES = msgspec.convert(scoreboard.load_table("rows/neusight"), dict[str
 
 def neusight_kernels(model: str, seq: int, batch: int, training: bool) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """Return forward and, when *training*, backward kernels; ValueError for a model of unknown sizes."""
-    if model not in ARCHITECTURES:
-        raise ValueError(f"unknown model {model!r}; known are {', '.join(ARCHITECTURES)}")
+    require(model in ARCHITECTURES, f"unknown model {model!r}; known are {', '.join(ARCHITECTURES)}")
     shape = ARCHITECTURES[model]
     forward = tuple(_forward(shape, seq, batch, training))
     return forward, tuple(_backward(forward)) if training else ()
@@ -187,7 +185,12 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
     skipped: Counter[str] = Counter()
     pieces: list[scoreboard.MeasuredColumns] = []
     figures: dict[str, float] = {}
-    for file in _files(Path(folder)):
+    path = Path(folder)
+    places = ((path / f"{name}.gz", path / name) for name in FILES)
+    files = [file for names in places if (file := next(filter(Path.is_file, names), None))]
+    if not (files or path.is_file()):
+        raise ValueError(f"{path}: expected ops_fp32.csv.gz or models_fp32.csv, as in NeuSight's set")
+    for file in files or [path]:
         table = read_operator_table(str(file))
         if "op" in table.columns:
             cells = list(_compare_operators(table, skipped, file.name))
@@ -208,16 +211,6 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
         notes.append(f"operators on {', '.join(left_out)} by constants learnt without that GPU")
     notes.append("models by the committed constants, which no model was part of")
     return scoreboard.Measurements(joined, skipped, selections, figures, tuple(notes))
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    places = ((path / f"{name}.gz", path / name) for name in FILES)
-    files = [file for names in places if (file := next(filter(Path.is_file, names), None))]
-    if not files:
-        raise ValueError(f"{path}: expected ops_fp32.csv.gz or models_fp32.csv, as in NeuSight's set")
-    return files
 
 
 @lru_cache(maxsize=64)
@@ -297,8 +290,7 @@ def _compare_models(path: Path, skipped: Counter[str], figures: dict[str, float]
         gpu = _gpu(record["device"])
         if gpu is None:
             raise ValueError(f"{path.name}: unknown GPU {record['device']}")
-        if record.get("option"):
-            raise ValueError(f"{path.name}: option {record['option']} is not modelled")
+        require(not record.get("option"), f"{path.name}: option {record.get('option')} is not modelled")
         seq, batch, training = int(record["seq"]), int(record["batch"]), record["mode"] == "train"
         with prefix_errors(f"{path.name}:{number}"):
             kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())

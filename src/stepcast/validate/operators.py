@@ -47,8 +47,7 @@ def measure_operators(*places: str) -> Measurements:
     """Return the rows of all tables in *places* with their costs; rows without one are counted with the reason."""
     pieces: list[MeasuredColumns] = []
     skipped: Counter[str] = Counter()
-    paths = [path for place in places for path in find_operator_tables(place)]
-    for path in report_progress(paths):
+    for path in report_progress([path for place in places for path in find_operator_tables(place)]):
         table = read_operator_table(path)
         if table.name not in COMPARISONS:
             skipped[f"{table.name}: no table of this set; known are {', '.join(COMPARISONS)}"] += len(table)

@@ -301,8 +301,7 @@ def build_scoreboard(measurements: Measurements) -> Scoreboard:
 
 def _sort_numbers(label: str) -> list[tuple[int, int, str]]:
     """Return the key that sorts numbers inside labels by value: 2 ranks before 16 ranks."""
-    parts = re.split(r"(\d+)", label)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", label) if part]
 
 
 PHASES = ("forward", "backward", "optimizer")
@@ -370,28 +369,26 @@ STALE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Folds:
-    """Fits that have not seen some rows."""
-
-    families: Mapping[tuple[str, Family], ComputeFit]  # kind of rows and their family -> fit without it
-    gpus: Mapping[str, "GpuFold"]  # GPU -> fit without it
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFold:
+class GpuFold(NamedTuple):
     """Constants for NeuSight's set, learnt without one GPU."""
 
     fit: ComputeFit
-    added_s: Mapping[str, float] = field(hash=False)
-    least_s: Mapping[str, float] = field(hash=False)
+    added_s: Mapping[str, float]
+    least_s: Mapping[str, float]
+
+
+class Folds(NamedTuple):
+    """Fits that have not seen some rows."""
+
+    families: Mapping[tuple[str, Family], ComputeFit]  # kind of rows and their family -> fit without it
+    gpus: Mapping[str, GpuFold]  # GPU -> fit without it
+    note: str = ""
 
 
 def fit_digest() -> str:
     """Return the digest of the committed fit of operators, without the host's times."""
-    compute = {name: table for name, table in load_fit("compute").items() if name != "dispatch"}
-    tables = [compute, load_fit("neusight")]
+    tables = [load_fit("compute"), load_fit("neusight")]
+    del tables[0]["dispatch"]
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -402,20 +399,15 @@ def load_folds() -> Folds:
     if table["fit"] != fit_digest():
         return Folds({}, {}, STALE)
     families: dict[tuple[str, Family], ComputeFit] = {}
-    compute = load_fit("compute")
+    gpus: dict[str, GpuFold] = {}
+    compute, own = load_fit("compute"), load_fit("neusight")
     for fold in table["family"]:
         fit = compute_fit(merge_tables(compute, fold["values"]))
         families |= {(fold["kind"], tuple(family)): fit for family in fold["held"]}
-    own = load_fit("neusight")
     base = merge_tables(compute, {section: own[section] for section in ("matmul", "stream")})
-    gpus = {
-        fold["held"]: GpuFold(
-            compute_fit(merge_tables(base, fold["values"])),
-            own["added_s"] | fold["added_s"],
-            own["least_s"] | fold["least_s"],
-        )
-        for fold in table["gpu"]
-    }
+    for fold in table["gpu"]:
+        added_s, least_s = (own[name] | fold[name] for name in ("added_s", "least_s"))
+        gpus[fold["held"]] = GpuFold(compute_fit(merge_tables(base, fold["values"])), added_s, least_s)
     return Folds(families, gpus)
 
 

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from stepcast.analyze.changes import reschedule
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import from_durations, play
 from stepcast.hardware import load_cluster
-from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.optimus_log import find_gpustat, read_gpustat, read_logs
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files, read
@@ -51,8 +51,7 @@ def measure_megatron_traces(folder: str) -> Measurements:
         row = ScoredRow(name, measured_s, predicted_s, {SIZE: size})
         pairs[f"{AS_RECORDED}, {size}"].append((measured_s, play(recording).step_s))
         if recording.is_complete:
-            again = reschedule(recording, recording.micro_batches)
-            pairs[f"{ANEW}, {size}"].append((measured_s, play(again).step_s))
+            pairs[f"{ANEW}, {size}"].append((measured_s, play(reschedule(recording, recording.micro_batches)).step_s))
         return row
 
     runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
@@ -68,23 +67,6 @@ def measure_megatron_traces(folder: str) -> Measurements:
 
 WITHIN = 0.10
 FEWEST_OTHERS = 4  # fewer other runs than constants cannot fit them
-
-
-def stage_peaks(log: RunLog, gpu: Gpu) -> list[Pair]:
-    """Return the measured and predicted bytes of the fullest GPU of every stage.
-
-    There are none without a gpustat log next to it, or with data parallelism. gpustat samples every two seconds, so
-    it may miss the peak.
-    """
-    file, tp = find_gpustat(log.source), log.layout.tp
-    peaks: tuple[int, ...] = ()
-    if file is not None and log.layout.dp == 1:
-        with suppress(FormatError):
-            peaks = read_gpustat(Source(file))
-    if len(peaks) < tp * log.layout.pp:
-        return []
-    stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
-    return [(max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total) for stage in stages]
 
 
 def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]:
@@ -119,10 +101,24 @@ def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]
 
 
 def read_stage_peaks(logs: Sequence[RunLog]) -> list[Pair]:
-    """Return the measured and predicted peak of every stage of every run with a gpustat log next to it."""
+    """Return the measured and predicted bytes of the fullest GPU of every stage of every run without data parallelism
+    and with a gpustat log next to it. gpustat samples every two seconds, so it may miss the peak.
+    """
     gpu = load_cluster(CLUSTER).gpu
-    peaks, _ = compare_each(logs, lambda log: stage_peaks(log, gpu))  # predict_runs counts what is left out
-    return [peak for of_run in peaks for peak in of_run]
+
+    def compare(log: RunLog) -> list[Pair]:
+        file, tp = find_gpustat(log.source), log.layout.tp
+        peaks: tuple[int, ...] = ()
+        if file is not None and log.layout.dp == 1:
+            with suppress(FormatError):
+                peaks = read_gpustat(Source(file))
+        if len(peaks) < tp * log.layout.pp:
+            return []
+        stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
+        return [(max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total) for stage in stages]
+
+    compared, _ = compare_each(logs, compare)  # predict_runs counts what is left out
+    return list(chain.from_iterable(compared))
 
 
 def measure_optimus(folder: str) -> Measurements:

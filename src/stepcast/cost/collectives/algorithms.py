@@ -42,8 +42,7 @@ NVLS_CHUNK_BYTES = tuple(size * KIB for size in (16, 32, 64, 128))
 COLLNET_INTRA_HOP_S = 3.7 * US
 COLLNET_LATENCY_S = 31 * US  # beyond the network's own latency
 COLLNET_SHARE = 0.85
-# What NCCL's own figures of a hop between nodes contain: InfiniBand and three switches.
-INFINIBAND_HOP_S = 5.4 * US
+INFINIBAND_HOP_S = 5.4 * US  # what NCCL's own figures of a hop between nodes contain: InfiniBand and three switches
 # Peers that a kernel serves at once (NVIDIA/nccl, src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH).
 PEERS_AT_ONCE = 8
 
@@ -231,7 +230,7 @@ def tree_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     buffer each; a node that is inner in one is a leaf in the other (Sanders, Speck and Traeff, 2009), so each sends the
     buffer once per pass: S/B. Filling: no level is idle once one chunk per channel has passed each level.
     """
-    passes, depth = PASSES[kind], _tree_levels(route.nodes)
+    passes, depth = PASSES[kind], (route.nodes - 1).bit_length()  # log2, rounded up
     chain_s = (route.ranks_per_node - 1) * _intra_hop_s(route, protocol, tree=True)
     latency_s = route.tuning.tree_start_s[protocol]
     latency_s += passes * (chain_s + depth * _inter_hop_s(route, protocol))
@@ -242,11 +241,6 @@ def tree_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     # Chunks are cut so that a small message fills the pipeline too: it pays twice.
     filling = Ramp(per_byte, depth * chunk_bytes)
     return _build_curve(route, latency_s, per_byte + step_s / chunk_bytes, BYTES_PER_CHANNEL, filling)
-
-
-def _tree_levels(nodes: int) -> int:
-    """Return the height of the tree between nodes: log2, rounded up."""
-    return (nodes - 1).bit_length()
 
 
 # Reduction in the switches: NVLink SHARP within a node (NVLS), SHARP between nodes.
@@ -269,7 +263,7 @@ def nvls_curves(kind: CollectiveKind, route: Route) -> Iterator[Curve]:
     the buffer once; with more, a node sends it up and down. A chunk is synchronised twice, with the switch and with
     the network, and fills the pipeline at every level, up and down.
     """
-    tuning, ranks, levels = route.tuning, route.ranks_per_node, _tree_levels(route.nodes)
+    tuning, ranks, levels = route.tuning, route.ranks_per_node, (route.nodes - 1).bit_length()
     # The ranks meet in the switch; a slower fabric cannot answer before its own latency.
     latency_s = max(tuning.nvls_start_s * ranks, route.intra_latency_s)
     latency_s += 2 * levels * (tuning.nvls_tree_hop_s + route.inter_latency_s)

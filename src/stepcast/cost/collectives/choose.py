@@ -57,8 +57,7 @@ class CollectivePrice:
     protocol: Protocol | None
     size_bytes: float
     bus_factor: float
-    start_s: float = 0.0
-    """The part of the time that does not depend on the size: latency, and what the host takes longer."""
+    start_s: float = 0.0  # that does not depend on the size: latency, and what the host takes longer
 
     @property
     def start_share(self) -> float:
@@ -118,8 +117,7 @@ def _choose(
     curve_s = best.curve.seconds(size)
     seconds = max(curve_s, least_s) + route.call_overhead_s
     start_s = seconds - (curve_s - best.curve.start_s)
-    sizes = nothing.size_bytes, nothing.bus_factor
-    return CollectivePrice(seconds, best.algorithm, best.protocol, *sizes, start_s)
+    return CollectivePrice(seconds, best.algorithm, best.protocol, nothing.size_bytes, nothing.bus_factor, start_s)
 
 
 def collective_s(kind: CollectiveKind, sizes_bytes: "FloatArray", route: Route, in_place: bool = True) -> "FloatArray":

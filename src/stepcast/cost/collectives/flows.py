@@ -94,8 +94,7 @@ def collective_flows(
             take_rows(reduced, np.isin(reduced.gpu, stage_gpus)),
         )
     flows = groups.members.size if by_sender else groups.count
-    group_of_flow = np.arange(flows) // (groups.ranks if by_sender else 1)
-    return _flow_set(network, traffic, group_of_flow, price_s)
+    return _flow_set(network, traffic, np.arange(flows) // (groups.ranks if by_sender else 1), price_s)
 
 
 def transfer_flows(
@@ -104,8 +103,7 @@ def transfer_flows(
     """Return a flow for each rank of *stage* (None: all) that sends *work* to its peer."""
     spans = _spans_stages(work.group)
     members = members_of(layout, work.group, None if spans else stage)
-    peers = np.roll(members, -work.peer_offset, axis=1)
-    source, target = members.ravel(), peers.ravel()
+    source, target = members.ravel(), np.roll(members, -work.peer_offset, axis=1).ravel()
     if stage is not None and spans:
         in_stage = np.isin(source, _stage_ranks(layout, stage))
         source, target = source[in_stage], target[in_stage]

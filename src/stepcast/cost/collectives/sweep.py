@@ -2,8 +2,8 @@
 
 from stepcast.cost.collectives.choose import collective_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of
-from stepcast.hardware import Cluster, Place, resolve
-from stepcast.hardware.path import place_ranks
+from stepcast.hardware import Cluster
+from stepcast.hardware.path import job_path
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
@@ -16,8 +16,7 @@ def sweep_route(sweep: CollectiveSweep, cluster: Cluster) -> Route:
     per_node = -(-sweep.ranks // sweep.nodes)
     if per_node > cluster.domain_gpus:
         raise ValueError(f"{sweep.source}: {per_node} ranks on a node; {cluster.name} holds {cluster.domain_gpus}")
-    ranks = [rank // per_node * cluster.domain_gpus + rank % per_node for rank in range(sweep.ranks)]
-    return route_of(resolve(cluster, ranks, active_per_node=per_node), cluster, sweep.ranks_per_thread)
+    return route_of(job_path(cluster, sweep.ranks, per_node), cluster, sweep.ranks_per_thread)
 
 
 def measured_time_s(row: SweepRow) -> float | None:
@@ -52,9 +51,7 @@ def reached_busbw(kind: str, size_bytes: int, ranks: int, cluster: Cluster) -> f
     """Return the bus bandwidth that *kind* (a collective or a message) should reach over neighbouring ranks of
     *cluster*; None for unknown kinds.
     """
-    active = min(ranks, cluster.domain_gpus)
-    path = resolve(cluster, range(ranks), active, place_ranks(Place.EVEN, cluster, ranks))
-    route = route_of(path, cluster)
+    route = route_of(job_path(cluster, ranks), cluster)
     if kind == MESSAGE:
         return send_receive_price(size_bytes, route).busbw_bytes_per_s
     if kind not in set(CollectiveKind):

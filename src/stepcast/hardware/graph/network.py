@@ -27,11 +27,12 @@ AXES = "xyzuvw"
 
 @dataclass(frozen=True)
 class LinkBlock:
-    """Links of one tier; *namer* names one by its place."""
+    """Links of one tier, each of *bytes_per_s*; *namer* names one by its place."""
 
     tier: str
     start: int
     shape: tuple[int, ...]
+    bytes_per_s: float
     namer: LinkNamer = field(repr=False)
 
     @property
@@ -49,33 +50,24 @@ class LinkBlock:
         return self.namer(*(int(place) for place in np.unravel_index(link - self.start, self.shape)))
 
 
-@dataclass
-class LinkBlocks:
+class LinkBlocks(dict[str, LinkBlock]):
     """Blocks of links that are numbered one after the other."""
 
-    tiers: list[str] = field(default_factory=list)
-    blocks: dict[str, LinkBlock] = field(default_factory=dict)
-    rates: list[float] = field(default_factory=list)
-    links: int = 0
-
     def add(self, key: str, tier: str, shape: Sequence[int], bytes_per_s: float, namer: LinkNamer) -> None:
-        if tier not in self.tiers:
-            self.tiers.append(tier)
-        block = self.blocks[key] = LinkBlock(tier, self.links, tuple(shape), namer)
-        self.rates.append(bytes_per_s)
-        self.links += block.size
+        start = sum(block.size for block in self.values())
+        self[key] = LinkBlock(tier, start, tuple(shape), bytes_per_s, namer)
 
     def build(self) -> Links:
-        blocks = list(self.blocks.values())
-        sizes = [block.size for block in blocks]
-        starts = np.array([block.start for block in blocks])
+        blocks = list(self.values())
+        starts, sizes = (np.array([getattr(block, name) for block in blocks], np.int64) for name in ("start", "size"))
+        tiers = tuple(dict.fromkeys(block.tier for block in blocks))
 
         def name(link: int) -> str:
             return blocks[int(np.searchsorted(starts, link, side="right")) - 1].name(link)
 
-        tiers: IntArray = np.array([self.tiers.index(block.tier) for block in blocks], np.int64)
-        rates: FloatArray = np.array(self.rates, np.float64)
-        return Links(tuple(self.tiers), np.repeat(tiers, sizes), np.repeat(rates, sizes), name)
+        numbers: IntArray = np.array([tiers.index(block.tier) for block in blocks], np.int64)
+        rates: FloatArray = np.array([block.bytes_per_s for block in blocks], np.float64)
+        return Links(tiers, np.repeat(numbers, sizes), np.repeat(rates, sizes), name)
 
 
 def apply_faults(links: Links, topology: Topology) -> tuple[Links, BoolArray | None]:
@@ -194,7 +186,7 @@ def network_of(cluster: Cluster, nodes: int) -> Network:
         blocks.add("nic down", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} down")
         spines, cores = _add_switches(blocks, cluster, nodes)
     links, alive = apply_faults(blocks.build(), cluster.topology)
-    return Network(cluster, nodes, links, blocks.blocks, alive, spines, cores)
+    return Network(cluster, nodes, links, blocks, alive, spines, cores)
 
 
 def _add_fabric(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> None:
@@ -302,8 +294,7 @@ def _add_torus(blocks: LinkBlocks, cluster: Cluster) -> None:
     topology, node = cluster.topology, cluster.node
     assert node.nic is not None, "a torus has several nodes, so NICs"
     shape, axes = topology.shape, len(topology.shape)
-    ways = 2 * axes
-    rate = node.nics * topology.scale_up_nodes * node.nic.effective_bytes_per_s / ways
+    rate = node.nics * topology.scale_up_nodes * node.nic.effective_bytes_per_s / (2 * axes)
 
     def name(cell: int, axis: int, way: int) -> str:
         along = AXES[axis] if axes <= len(AXES) else f"axis {axis}"

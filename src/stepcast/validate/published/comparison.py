@@ -252,8 +252,7 @@ def measure_mlperf(*folders: str) -> Measurements:
 # first should be the measured best. Its regret is how much longer it took than that.
 
 
-# Per cent of MFU from which single iterations repeat well; most slower ones waited for something else.
-CLEAN_MFU = 20.0
+CLEAN_MFU = 20.0  # per cent of MFU from which single iterations repeat well; most slower ones waited for something else
 FEWEST_STRATEGIES = 5
 WITHIN = 0.1
 FAILED, UNSHARDED = "failed", "zero0"

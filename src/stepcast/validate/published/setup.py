@@ -122,18 +122,6 @@ def _number(record: Record, name: str) -> float | None:
         raise ValueError(f"{name} {text!r} is not a number") from None
 
 
-def _cell(record: Record, column: str, kind: type) -> object:
-    """Return a cell as text, a number, a whole number above zero or a switch; None where it is blank."""
-    if kind is str:
-        return _text(record, column)
-    number = _number(record, column)
-    if number is None or kind is float:
-        return number
-    if kind is int and (not number.is_integer() or number < 1):
-        raise ValueError(f"{column} {number:g} is not a whole number above zero")
-    return int(number) if kind is int else number != 0
-
-
 # Columns that a row needs to be compared at all.
 NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
 # Column -> field of an Overlap.
@@ -183,13 +171,11 @@ class PublishedRun:
     mtp_layers: bool | None = None
     lora_rank: int | None = None
     fp8_parameters: bool | None = None
-    # How kernels are captured in graphs; blank where the row is silent.
-    graphs: str = ""
+    graphs: str = ""  # how kernels are captured in graphs; blank where the row is silent
     # Communication that overlaps computation, by fields of an Overlap; a field that the row does not state is absent.
     overlapped: Mapping[str, bool] = field(default_factory=dict, hash=False)
     flags: tuple[str, ...] = ()
-    # The peak of the rank that writes the log, the first, and not of the fullest.
-    logged_by_first: bool = False
+    logged_by_first: bool = False  # the peak of the rank that writes the log, the first, and not of the fullest
     corrected: str = ""
 
     @property
@@ -205,10 +191,16 @@ def read_run(record: Record) -> PublishedRun:
         raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published")
     if _text(record, "status") == LEFT_OUT:
         raise ValueError(f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}")
-    values = {name: _cell(record, COLUMNS.get(name, name), kind) for name, kind in COLUMN_KINDS.items()}
+    values: FactDict = {}  # text, numbers, whole numbers above zero and switches; None where a cell is blank
+    for name, kind in COLUMN_KINDS.items():
+        column = COLUMNS.get(name, name)
+        number = None if kind is str else _number(record, column)
+        if kind is int and number is not None and (not number.is_integer() or number < 1):
+            raise ValueError(f"{column} {number:g} is not a whole number above zero")
+        values[name] = _text(record, column) if kind is str else None if number is None else kind(number)
     tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
     return PublishedRun(
-        **values,  # type: ignore[arg-type]
+        **values,
         flops_per_gpu=None if tflops is None else tflops * TFLOPS,
         utilisation=None if mfu_percent is None else mfu_percent / 100,
         derived=_text(record, "derived").lower() == "true",
