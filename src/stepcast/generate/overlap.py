@@ -25,9 +25,8 @@ from stepcast.ir.layers.operators import wait_for
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Model, StagePiece, trained_shard
-from stepcast.ir.schedules import find_schedule
-from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
-from stepcast.ir.strategy import NO_RECOMPUTE, RecomputeKind, ScheduleKind, Strategy
+from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
+from stepcast.ir.strategy import RecomputeKind, Strategy
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like
 
@@ -307,23 +306,8 @@ _make_once = lru_cache(maxsize=1024)(DataMaker)
 
 
 def find_data_maker(model: Model, strategy: Strategy, framework: Framework) -> DataMaker:
-    """Return the one for all strategies whose collectives of parameters and gradients are those of *strategy*: context
-    ranks hold copies of the weights like data-parallel ones, and of the pipeline it matters whether another stage holds
-    a copy of the same layers.
-    """
-    layout = strategy.layout
-    ranks, copies = layout.dp * layout.cp, find_schedule(strategy.schedule, layout.pp).copies
-    view = replace(
-        strategy,
-        layout=replace(layout, cp=1, dp=ranks, pp=min(2, layout.pp), vpp=1),
-        micro_batch=1,
-        global_batch=ranks,
-        schedule=strategy.schedule if copies > 1 else ScheduleKind.ONE_F_ONE_B,
-        stage_layers=(),
-        recompute=strategy.recompute if framework.late_gathers else NO_RECOMPUTE,
-        overlap=replace(strategy.overlap, transfers=True, experts=False),
-    )
-    return _make_once(model, view, framework)
+    """Return the one for all strategies whose collectives of parameters and gradients are those of *strategy*."""
+    return _make_once(model, states_view(strategy, framework), framework)
 
 
 # Kernels that an eager host issues to check a bucket of gradients: its norm, whether that is NaN or infinite, and two

@@ -1,7 +1,7 @@
 """Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
 from functools import lru_cache
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 
 from stepcast.generate.overlap import Unit, Units, find_data_maker, map_neighbours, offload_activations
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
@@ -15,7 +15,7 @@ from stepcast.ir.layers.operators import rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
-from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, piece_kinds, trained_shard
+from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard, piece_kinds, trained_shard
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import Gathered, Reduced
@@ -143,7 +143,7 @@ class StageMaker:
             units.append((self.unit_maker.make_end(True, frozen=strategy.trained_layers > 0), 1))
         for start, stop in pairwise(sorted({0, recomputed, leaving, frozen, quantised, count})):
             flags = start < recomputed, start < leaving, start < frozen, start >= quantised
-            for block, repeat in _count_blocks(model, layers[start:stop]):
+            for block, repeat in count_blocks(model, layers[start:stop]):
                 units.append((self.unit_maker.make_block(block, *flags), repeat))
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
@@ -151,12 +151,6 @@ class StageMaker:
             if strategy.mtp_layers:
                 units.append((_make_next_token(self.sizes, self.unit_maker.view), strategy.mtp_layers))
         return units
-
-
-@lru_cache(maxsize=4096)
-def _count_blocks(model: Model, layers: range) -> list[tuple[LayerParts, int]]:
-    """Return the kinds of consecutive *layers*, and how many of each follow one another."""
-    return [(block, len(list(run))) for block, run in groupby(model.blocks[layers.start : layers.stop])]
 
 
 @lru_cache(maxsize=1024)

@@ -154,10 +154,21 @@ def describe_split(model: Model, strategy: Strategy) -> str:
     return f"{model.layers} layers over {len(sizes)} pieces as {split} (--stage-layers)"
 
 
+@lru_cache(maxsize=4096)
+def count_blocks(model: Model, layers: range) -> list[tuple[LayerParts, int]]:
+    """Return the kinds of consecutive *layers*, and how many of each follow one another."""
+    return [(block, len(list(run))) for block, run in groupby(model.blocks[layers.start : layers.stop])]
+
+
 def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
     """Return the pieces on one stage, chunk by chunk."""
-    layout = strategy.layout
-    return SCHEDULES[strategy.schedule].pieces_of_stage(stage, layout.pp, layout.vpp)
+    return pieces_of_stages(strategy.schedule, strategy.layout.pp, strategy.layout.vpp)[stage]
+
+
+@lru_cache(maxsize=1024)
+def pieces_of_stages(schedule: ScheduleKind, pp: int, vpp: int) -> list[tuple[int, ...]]:
+    """Return the pieces on each stage."""
+    return [SCHEDULES[schedule].pieces_of_stage(stage, pp, vpp) for stage in range(pp)]
 
 
 def spread_layers(layers: int, count: int, mtp_layers: int = 0, two_way: bool = False) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Offloaded
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.schedules import find_schedule
-from stepcast.ir.strategy import Sharding, Strategy
+from stepcast.ir.strategy import NO_RECOMPUTE, ScheduleKind, Sharding, Strategy
 
 
 class Gathered(StrEnum):
@@ -89,6 +89,31 @@ def plan_of(strategy: Strategy, framework: Framework) -> ShardingPlan:
 
 
 _PLANS: ByIdentity[ShardingPlan] = ByIdentity(256)
+
+
+def states_view(strategy: Strategy, framework: Framework) -> Strategy:
+    """Return *strategy* as far as weights, gradients and their collectives depend on it: context ranks hold copies of
+    the weights like data-parallel ones, and of the pipeline it matters whether another stage holds a copy of a layer.
+    """
+    return _VIEWS.of(strategy, _make_view, framework.late_gathers)
+
+
+_VIEWS: ByIdentity[Strategy] = ByIdentity(256)
+
+
+def _make_view(strategy: Strategy, late_gathers: bool) -> Strategy:
+    layout = strategy.layout
+    ranks, copies = layout.dp * layout.cp, find_schedule(strategy.schedule, layout.pp).copies
+    return replace(
+        strategy,
+        layout=replace(layout, cp=1, dp=ranks, pp=min(2, layout.pp), vpp=1),
+        micro_batch=1,
+        global_batch=ranks,
+        schedule=strategy.schedule if copies > 1 else ScheduleKind.ONE_F_ONE_B,
+        stage_layers=(),
+        recompute=strategy.recompute if late_gathers else NO_RECOMPUTE,
+        overlap=replace(strategy.overlap, transfers=True, experts=False),
+    )
 
 
 def _find_plan(strategy: Strategy, framework: Framework) -> ShardingPlan:

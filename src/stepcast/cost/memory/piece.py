@@ -1,101 +1,65 @@
-"""The memory of one pipeline piece: states, activations of one micro-batch, and the loss at its end."""
+"""The memory of one pipeline piece: activations of one micro-batch, and the loss at its end."""
 
-from itertools import groupby, pairwise
+from itertools import pairwise
+from typing import NamedTuple
 
-from stepcast.cost.memory.states import StateBytes, States
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
-from stepcast.ir.model import Model, StagePiece, count_frozen, held_shard, trained_shard
-from stepcast.ir.model_parts import LayerParts
-from stepcast.ir.saved import SavedActivations, count_saved
+from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard
+from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.strategy import Objective, Strategy, TrainingKind, layer_view
+from stepcast.ir.strategy import Objective, Strategy, TrainingKind
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class PieceTotals:
-    """Bytes, except for the two counts of parameters: those trained, and those whose states the rank keeps."""
+class PieceActivations(NamedTuple):
+    """Bytes of the activations of one micro-batch in one piece."""
 
-    states: States
-    trained: int
-    owned: float
-    activations: float  # of one micro-batch
-    on_host: float  # of one micro-batch, in the memory of the host
-    staged: float  # the most that one of these layers saves, while it is transferred
-    recomputed: float  # of a recomputed layer or module while it runs
-    transient: float
-    largest_layer: float
-    first_layer_gradients: float
-    collected_weights: float  # unsharded for a while
-    collected_gradients: float
-    layers: int
-    embedding: bool
-    head: bool
+    saved: float = 0.0
+    on_host: float = 0.0  # in the memory of the host
+    staged: float = 0.0  # the most that one of these layers saves, while it is transferred
+    recomputed: float = 0.0  # of a recomputed layer or module while it runs
+    transient: float = 0.0
+    largest_layer: float = 0.0
 
 
-def piece_totals(sizes: StateBytes, piece: StagePiece, known: dict[LayerParts, SavedActivations]) -> PieceTotals:
-    """Return the totals of one piece; *known* gains what layers of each kind save, for the pieces after it."""
-    model, strategy, framework = sizes.model, sizes.strategy, sizes.framework
-    shard, trained = sizes.find_shards(piece)
-    recomputed_layers = strategy.recompute.whole_layers(len(piece.layers))
-    offloaded_layers = strategy.offload.layers(len(piece.layers))
-    kinds: dict[LayerParts, SavedActivations] = {}
-
-    def saved_by(block: LayerParts) -> SavedActivations:
-        if block not in kinds:
-            if block not in known:
-                known[block] = count_saved(model, layer_view(strategy), block, framework)
-            kinds[block] = known[block]
-        return kinds[block]
-
-    activations = recomputed = on_host = staged = 0.0
-    blocks = model.blocks[piece.layers.start : piece.layers.stop]
-    frozen = count_frozen(model, strategy.trained_layers, piece.layers)  # they save nothing
-    cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(blocks)}
+def count_activations(
+    model: Model, strategy: Strategy, framework: Framework, view: Strategy, piece: StagePiece
+) -> PieceActivations:
+    """Return the activations of *piece*; *view* is the strategy as its layers see it."""
+    layers = piece.layers
+    recomputed_layers = strategy.recompute.whole_layers(len(layers))
+    offloaded_layers = strategy.offload.layers(len(layers))
+    frozen = count_frozen(model, strategy.trained_layers, layers)  # they save nothing
+    activations = recomputed = on_host = staged = transient = largest = 0.0
+    cuts = {frozen, max(frozen, recomputed_layers), max(frozen, offloaded_layers), len(layers)}
     for start, stop in pairwise(sorted(cuts)):
-        again, sent = start < recomputed_layers, start < offloaded_layers
-        for block, run in groupby(blocks[start:stop]):
-            saved, count = saved_by(block), len(list(run))
-            saved_bytes = saved.after(again)
-            if sent:
-                staged = max(staged, saved_bytes)
-                on_host += count * saved_bytes
+        for block, count in count_blocks(model, layers[start:stop]):
+            layer = count_saved(model, view, block, framework)
+            again = start < recomputed_layers
+            saved = layer.input if again else layer.saved
+            if start < offloaded_layers:
+                staged = max(staged, saved)
+                on_host += count * saved
             else:
-                activations += count * saved_bytes
-            recomputed = max(recomputed, saved.saved - saved.input if again else saved.again)
+                activations += count * saved
+            recomputed = max(recomputed, layer.saved - layer.input if again else layer.again)
+            transient, largest = max(transient, layer.transient), max(largest, layer.saved + layer.again)
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, recomputed_layers)
     if piece.head and strategy.mtp_layers:
-        mtp_blocks = [saved_by(block) for block in model.next_token_blocks]
+        modules = [count_saved(model, view, block, framework) for block in model.next_token_blocks]
         # Around its block a module saves the token's embedding, the joined results of two norms, and input and output
         # of the last norm; the stream it starts from is saved already.
         ends = (1 + 2 + 2) * (strategy.local_tokens * model.hidden // strategy.outer_ways) * strategy.stored.bytes
-        activations += strategy.mtp_layers * (ends + sum(saved.saved for saved in mtp_blocks))
-        recomputed = max(recomputed, *(saved.again for saved in mtp_blocks))
-    weights, gradients = sizes.unsharded_bytes(piece, shard, trained)
-    first = trained_shard(model, strategy, StagePiece(piece.layers[:1], False, False))
-    return PieceTotals(
-        states=sizes.states(piece, shard, trained),
-        trained=trained.total,
-        owned=sizes.plan.share(trained),
-        activations=activations,
-        on_host=on_host,
-        staged=staged,
-        recomputed=recomputed,
-        transient=max((saved.transient for saved in kinds.values()), default=0.0),
-        largest_layer=max((saved.saved + saved.again for saved in kinds.values()), default=0.0),
-        first_layer_gradients=sizes.gradients(first),
-        collected_weights=weights,
-        collected_gradients=gradients,
-        layers=len(piece.layers),
-        embedding=piece.embedding,
-        head=piece.head,
-    )
+        activations += strategy.mtp_layers * (ends + sum(layer.saved for layer in modules))
+        recomputed = max(recomputed, *(layer.again for layer in modules))
+        transient = max(transient, *(layer.transient for layer in modules))
+        largest = max(largest, *(layer.saved + layer.again for layer in modules))
+    return PieceActivations(activations, on_host, staged, recomputed, transient, largest)
 
 
 def _cast_weights(model: Model, strategy: Strategy, piece: StagePiece, recomputed_layers: int) -> float:

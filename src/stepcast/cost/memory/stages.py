@@ -17,22 +17,21 @@ from collections.abc import Sequence
 from dataclasses import fields
 from enum import StrEnum
 from functools import lru_cache
+from operator import mul
 from typing import NamedTuple
 
-from stepcast.cost.memory.piece import PieceTotals, loss_bytes, piece_totals
-from stepcast.cost.memory.states import StateBytes, States, keeps_weights, orientations
+from stepcast.cost.memory.piece import PieceActivations, count_activations, loss_bytes
+from stepcast.cost.memory.states import PieceStates, States, find_state_bytes, keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
-from stepcast.ir.model import Model, piece_kinds, pieces_of_stage
-from stepcast.ir.model_parts import LayerParts
-from stepcast.ir.saved import SavedActivations
+from stepcast.ir.model import Model, StagePiece, piece_kinds, pieces_of_stages
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
-from stepcast.ir.sharding import Reduced, plan_of
+from stepcast.ir.sharding import Reduced
 from stepcast.ir.step import Band
-from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
+from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind, layer_view
 from stepcast.ir.tables import constants
 from stepcast.units import MIB
 
@@ -148,17 +147,18 @@ def memory(
         in_flight = held_in_flight(strategy.schedule, pipeline)
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
-    totals = _piece_totals(model, strategy, framework, orientations(strategy, gpu))
-    shared = _Shared(model, strategy, framework, workspace_bytes(model, framework, gpu))
+    shared = _Shared(model, strategy, framework, gpu)
+    every, first = piece_kinds(model, strategy)
+    pieces = {index: shared.make_piece(every[index]) for index in dict.fromkeys(first)}
     known: dict[tuple[int, ...], _Held] = {}
     stages = []
     before_input = held_in_flight(strategy.schedule, pipeline, True)
-    for stage, counts in enumerate(in_flight):
-        stage_pieces = [totals[index] for index in pieces_of_stage(strategy, stage)]
-        key = tuple(map(id, stage_pieces))
+    on_stages = pieces_of_stages(strategy.schedule, strategy.layout.pp, strategy.layout.vpp)
+    for stage, (counts, before, own) in enumerate(zip(in_flight, before_input, on_stages, strict=True)):
+        key = tuple([first[index] for index in own])
         if key not in known:
-            known[key] = _Held(shared, stage_pieces)
-        stages.append(known[key].memory(counts, before_input[stage], stage, gpu))
+            known[key] = _Held(shared, [pieces[index] for index in key])
+        stages.append(known[key].memory(counts, before, stage))
     return tuple(stages)
 
 
@@ -247,45 +247,50 @@ class MemoryMoment(NamedTuple):
         return self.gradients + self.activations + self.temporary
 
 
-def _piece_totals(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> list[PieceTotals]:
-    """Return the totals of every piece in model order; pieces of the same layers share theirs."""
-    every, first = piece_kinds(model, strategy)
-    kinds: dict[LayerParts, SavedActivations] = {}
-    sizes = StateBytes(model, strategy, framework, orientations)
-    totals = {index: piece_totals(sizes, every[index], kinds) for index in dict.fromkeys(first)}
-    return [totals[index] for index in first]
+class _Piece(NamedTuple):
+    """The memory of one piece."""
+
+    states: PieceStates
+    activations: PieceActivations
+    layers: int
+    embedding: bool
+    head: bool
 
 
 class _Shared:
     """Values that are the same for every stage."""
 
-    def __init__(self, model: Model, strategy: Strategy, framework: Framework, workspace: float) -> None:
-        layout = strategy.layout
-        self.workspace = workspace
-        self.model, self.strategy, self.framework = model, strategy, framework
-        self.plan = plan_of(strategy, framework)
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework, gpu: Gpu) -> None:
+        layout, overhead = strategy.layout, framework.overhead
+        self.model, self.strategy, self.framework, self.capacity = model, strategy, framework, gpu.memory_bytes
+        self.states = find_state_bytes(model, strategy, framework, orientations(strategy, gpu))
+        self.plan, self.view = self.states.plan, layer_view(strategy)
+        self.workspace = workspace_bytes(model, framework, gpu)
         self.flat = framework.kernels is Kernels.FUSED
         # Flat buffers exist all the time, and so do accumulators wider than the gradients; PyTorch's own gradients from
         # the first backward of a step on.
-        wider = framework.overhead.gradient_bytes > 0
+        wider = overhead.gradient_bytes > 0
         self.early = self.flat or wider or strategy.micro_batches > 1 or self.plan.splits_gradients
         full = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = full / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * full if strategy.sequence_parallel else 0.0) + (2 * outer if layout.pp > 1 else 0.0)
-        held_tensors = framework.overhead.exchanged_tensors if strategy.sequence_parallel else 0.0
+        held_tensors = overhead.exchanged_tensors if strategy.sequence_parallel else 0.0
         if layout.pp > 1 and layout.tp >= MEASURED["node_ranks"]:
             held_tensors *= MEASURED["held_share"] if layout.pp > 2 and layout.tp < 4 * MEASURED["node_ranks"] else 0.0
         self.held_by_layer = held_tensors * (full - outer)
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communication = communication_bytes(strategy, framework)
         self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)
-        width = model.word_width
         rows = model.padded_vocab(layout.tp) / layout.tp
         trains = strategy.training is TrainingKind.FULL
-        self.word_gradient = rows * width * strategy.weights.bytes if trains else 0.0
+        self.word_gradient = rows * model.word_width * strategy.weights.bytes if trains else 0.0
         self.band = _bands()["one GPU" if layout.gpus == 1 else "several GPUs"]
         self.loss: dict[tuple[int, int], float] = {}
+
+    def make_piece(self, piece: StagePiece) -> _Piece:
+        activations = count_activations(self.model, self.strategy, self.framework, self.view, piece)
+        return _Piece(self.states.piece(piece), activations, len(piece.layers), piece.embedding, piece.head)
 
     def loss_bytes(self, count: int, before_input: int) -> float:
         """Return the bytes of the loss of *count* micro-batches, *before_input* of them at most before backward."""
@@ -298,78 +303,84 @@ class _Shared:
 class _Held:
     """Values of stages of the same pieces, however many micro-batches they have begun."""
 
-    def __init__(self, shared: _Shared, pieces: Sequence[PieceTotals]) -> None:
-        self.shared, self.pieces = shared, pieces
-        strategy, optimizer, plan = shared.strategy, shared.framework.optimizer, shared.plan
-        self.states = States(*map(sum, zip(*[piece.states for piece in pieces], strict=True)))
-        self.trained = sum([piece.trained for piece in pieces])
-        self.owned = sum([piece.owned for piece in pieces])
-        # Of the parameters whose states the rank keeps, those that it updates itself.
-        self.updated = self.owned * (1 - strategy.offload.optimizer)
-        self.staged = STAGED_LAYERS * max([piece.staged for piece in pieces])
+    def __init__(self, shared: _Shared, pieces: Sequence[_Piece]) -> None:
+        self.shared = shared
+        strategy, framework, plan = shared.strategy, shared.framework, shared.plan
+        overhead, optimizer = framework.overhead, framework.optimizer
+        owns = zip(*[piece.states for piece in pieces], strict=True)
+        every_states, trained, owned, first_gradients, weights, unreduced_bytes = owns
+        activations = zip(*[piece.activations for piece in pieces], strict=True)
+        self.saved, self.on_host, staged, again, transient, largest_layer = activations
+        self.states: States = every_states[0]
+        if len(pieces) > 1:
+            self.states = States(*map(sum, zip(*every_states, strict=True)))
+        self.layers = [piece.layers for piece in pieces]
         self.heads = [number for number, piece in enumerate(pieces) if piece.head]
-        self.again = max([piece.recomputed for piece in pieces])
-        combine = sum if keeps_weights(plan) else max
-        gathered = combine([piece.collected_weights for piece in pieces])
-        combine = sum if plan.reduced is Reduced.ONCE else max
-        unreduced = combine([piece.collected_gradients for piece in pieces])
+        owns_embedding = any(piece.embedding for piece in pieces)
+        # Of the parameters whose states the rank keeps, those that it updates itself.
+        updated = sum(owned) * (1 - strategy.offload.optimizer)
+        self.staged: float = STAGED_LAYERS * max(staged)
+        self.again: float = max(again)
+        gathered = sum(weights) if keeps_weights(plan) else max(weights)
+        unreduced = sum(unreduced_bytes) if plan.reduced is Reduced.ONCE else max(unreduced_bytes)
         self.at_loss = gathered + shared.workspace
         sharded = gathered + unreduced + shared.workspace
-        working = max([piece.transient for piece in pieces]) + shared.exchanged
+        working = max(transient) + shared.exchanged
         self.at_backward = self.again + working + sharded
         gradients = self.states.gradients
         self.early = gradients if shared.early else 0.0
         # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(self.early, gradients - pieces[0].first_layer_gradients)
+        late = max(self.early, gradients - first_gradients[0])
         # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
         # tied weights three times. Flat buffers need one.
         twice = shared.model.tied and self.heads and not shared.flat
-        embedding = shared.word_gradient * (2 if twice else 1) if any(piece.embedding for piece in pieces) else 0.0
-        self.after_backward = (
-            MemoryMoment(late, max([piece.largest_layer for piece in pieces]), working + sharded),
+        embedding = shared.word_gradient * (2 if twice else 1) if owns_embedding else 0.0
+        after_backward = (
+            MemoryMoment(late, max(largest_layer), working + sharded),
             MemoryMoment(gradients, 0.0, embedding + shared.workspace),
         )
         # Without fusion the root of AdamW's second moment exists for all weights at once.
         unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
-        self.updating = MemoryMoment(gradients, 0.0, self.updated * optimizer.moment_bytes if unfused else 0.0)
+        self.updating = MemoryMoment(gradients, 0.0, updated * optimizer.moment_bytes if unfused else 0.0)
+        # The fullest moment without activations of other layers, and the most that comes and goes then.
+        self.after_backward = max(after_backward, key=sum)
+        self.loose = max([moment.activations + moment.temporary for moment in after_backward])
         # What the optimizer allocates in its first step and holds from then on.
-        self.lasting = self.updated * optimizer.moments * optimizer.moment_bytes
+        self.lasting: float = updated * optimizer.moments * optimizer.moment_bytes
+        self.more_gradients = overhead.gradient_bytes * sum(trained)
+        copies = FP32_BYTES * (sum(trained) - sum(owned)) if overhead.whole_master else 0.0
+        self.optimizer = self.states.optimizer + overhead.step_bytes * updated + copies
 
-    def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int, gpu: Gpu) -> StageMemory:
+    def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int) -> StageMemory:
         """Return the memory of a stage whose pieces hold *counts* micro-batches at once."""
-        shared, states, overhead = self.shared, self.states, self.shared.framework.overhead
-        counted_pieces = list(zip(self.pieces, counts, strict=True))
-        activations = sum([count * piece.activations for piece, count in counted_pieces]) + self.staged
+        shared, states = self.shared, self.states
+        activations, temporary = sum(map(mul, counts, self.saved)) + self.staged, self.at_backward
         if self.heads:
             activations += max([counts[number] for number in self.heads]) * shared.head_activations
-        moments = [MemoryMoment(self.early, activations, self.at_backward), *self.after_backward]
         for number in self.heads:
-            loss = shared.loss_bytes(counts[number], before_input[number]) + self.at_loss
-            moments.append(MemoryMoment(self.early, activations, loss))
-        moment = max((*moments, self.updating), key=sum)
-        loose = max([moment.activations + moment.temporary for moment in moments])
-        fragmentation = self._fragmentation(loose)
-        copies = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
+            temporary = max(temporary, shared.loss_bytes(counts[number], before_input[number]) + self.at_loss)
+        moments = MemoryMoment(self.early, activations, temporary), self.after_backward, self.updating
+        moment = max(moments, key=sum)
         stage_memory = StageMemory(
-            stage=stage,
-            parameters=states.parameters,
-            gradients=moment.gradients + overhead.gradient_bytes * self.trained + states.buckets,
-            optimizer=states.optimizer + overhead.step_bytes * self.updated + copies,
-            activations=moment.activations,
-            temporary=moment.temporary,
-            fragmentation=fragmentation,
-            communication=shared.communication,
-            framework=overhead.context_bytes,
-            capacity=gpu.memory_bytes,
-            host=states.host + sum([count * piece.on_host for piece, count in counted_pieces]),
-            band=shared.band,
+            stage,
+            states.parameters,
+            moment.gradients + self.more_gradients + states.buckets,
+            self.optimizer,
+            moment.activations,
+            moment.temporary,
+            self._fragmentation(max(activations + temporary, self.loose)),
+            shared.communication,
+            shared.framework.overhead.context_bytes,
+            shared.capacity,
+            states.host + sum(map(mul, counts, self.on_host)),
+            shared.band,
         )
         if not shared.held_by_layer:
             return stage_memory
-        layers = sum([count * piece.layers for piece, count in counted_pieces])
         # Nothing is held that would not be free otherwise, also at the upper end of the interval.
-        spare = max(0.0, gpu.memory_bytes - stage_memory.high) / shared.band.high
-        return replace(stage_memory, temporary=moment.temporary + min(layers * shared.held_by_layer, spare))
+        spare = max(0.0, shared.capacity - stage_memory.high) / shared.band.high
+        held = sum(map(mul, counts, self.layers)) * shared.held_by_layer
+        return replace(stage_memory, temporary=moment.temporary + min(held, spare))
 
     def _fragmentation(self, loose: float) -> float:
         """Return what the allocator holds beyond the tensors; *loose*: the most that come and go in a step."""

@@ -6,6 +6,7 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 """
 
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from stepcast.hardware.cluster import Gpu
@@ -14,7 +15,7 @@ from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model, StagePiece, held_shard, trained_matrices, trained_shard
-from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of
+from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of, states_view
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
@@ -31,6 +32,17 @@ class States(NamedTuple):
     optimizer: float
     host: float = 0.0  # in the memory of the host, instead of the GPU's
     buckets: float = 0.0  # of gradients, which exist in addition to them
+
+
+class PieceStates(NamedTuple):
+    """States of a piece on one rank, and its parameters: those trained, and those whose states the rank keeps."""
+
+    states: States
+    trained: int
+    owned: float
+    first_gradients: float  # of the first layer
+    weights: float  # unsharded at the fullest moment
+    unreduced: float  # gradients beyond the rank's share at that moment
 
 
 class StateBytes:
@@ -67,6 +79,15 @@ class StateBytes:
         # The optimizer has weights of its own, besides those that layers use or ranks split.
         self.copies = optimizer.master_weights and strategy.weights is not DType.FP32 and not is_wide
         self.moments, self.moment = optimizer.moments, optimizer.moment_bytes
+        self.piece = cache(self._find_piece)
+
+    def _find_piece(self, piece: StagePiece) -> PieceStates:
+        """Return the states of *piece*."""
+        held, trained = self.find_shards(piece)
+        first = trained_shard(self.model, self.strategy, StagePiece(piece.layers[:1], False, False))
+        unsharded = self.unsharded_bytes(piece, held, trained)
+        owned, states = self.plan.share(trained), self.states(piece, held, trained)
+        return PieceStates(states, trained.total, owned, self.gradients(first), *unsharded)
 
     def find_shards(self, piece: StagePiece) -> tuple[Shard, Shard]:
         """Return the weights that one rank holds of *piece*, and those that it trains."""
@@ -153,12 +174,19 @@ def _weigh(shard: Shard, widths: tuple[float, float]) -> float:
     return widths[0] * shard.quantised + widths[1] * shard.unquantised
 
 
+_make_bytes = lru_cache(maxsize=1024)(StateBytes)
+
+
+def find_state_bytes(model: Model, strategy: Strategy, framework: Framework, orientations: int) -> StateBytes:
+    """Return the one for all strategies that keep the same states, with *orientations* copies of quantised weights."""
+    return _make_bytes(model, states_view(strategy, framework), framework, orientations)
+
+
 def piece_states(
     model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, orientations: int
 ) -> States:
     """Return what one rank keeps for *piece* all the time, each quantised weight in *orientations* copies."""
-    sizes = StateBytes(model, strategy, framework, orientations)
-    return sizes.states(piece, *sizes.find_shards(piece))
+    return find_state_bytes(model, strategy, framework, orientations).piece(piece).states
 
 
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
