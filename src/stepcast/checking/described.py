@@ -94,14 +94,13 @@ def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
 
 def _describe_samples(trainer: Any, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the length of sequences: the tool's, or that of some samples of the data set."""
-    longest, samples = choices.get("seq"), []
+    longest = choices.get("seq")
     data: Any = getattr(trainer, "train_dataset", None)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        step = max(1, len(data) // LOOKED_AT)
-        samples = [data[index] for index in range(0, min(len(data), LOOKED_AT * step), step)]
-    lengths = [
-        len(one["input_ids"]) for one in samples if isinstance(one, Mapping) and one.get("input_ids") is not None
-    ]
+    size = len(data) if hasattr(data, "__getitem__") and hasattr(data, "__len__") else 0
+    step = max(1, size // LOOKED_AT)
+    samples = [data[index] for index in range(0, min(size, LOOKED_AT * step), step)]
+    ids = [sample["input_ids"] for sample in samples if isinstance(sample, Mapping) and "input_ids" in sample]
+    lengths = [len(tokens) for tokens in ids if tokens is not None]
     if not lengths:
         return {"seq": longest} if longest else {}
     if min(lengths) == max(lengths):
@@ -130,13 +129,12 @@ def _accelerate_table(accelerator: Any) -> dict[str, object]:
         "mixed_precision": str(getattr(state, "mixed_precision", "no")),
         "gradient_accumulation_steps": int(accelerator.gradient_accumulation_steps),
     }
-    plugin = getattr(state, "deepspeed_plugin", None)
+    plugin = getattr(state, f"{kind.lower()}_plugin", None)
     if kind == "DEEPSPEED" and plugin is not None:
         table["deepspeed_config"] = {"zero_stage": int(getattr(plugin, "zero_stage", 0) or 0)}
-    fsdp = getattr(state, "fsdp_plugin", None)
-    if kind == "FSDP" and fsdp is not None:
-        reshard = str(getattr(fsdp, "reshard_after_forward", True))
-        version = getattr(fsdp, "fsdp_version", 2)
+    if kind == "FSDP" and plugin is not None:
+        reshard = str(getattr(plugin, "reshard_after_forward", True))
+        version = getattr(plugin, "fsdp_version", 2)
         table["fsdp_config"] = {"fsdp_version": version, "fsdp_reshard_after_forward": reshard}
     return table
 

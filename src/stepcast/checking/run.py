@@ -201,11 +201,9 @@ class RunCheck:
 
     def _explain(self, measured_s: float, predicted_s: float, loading_s: float, spread: float) -> list[str]:
         """Return a sentence for each part that explains a difference, measured ones first."""
-        lines = []
+        lines, loading = [], format_seconds(loading_s)
         if loading_s > LARGE_SHARE * measured_s:
-            lines.append(
-                f"data loading takes {format_seconds(loading_s)} of each step: use more workers, or pack ahead"
-            )
+            lines.append(f"data loading takes {loading} of each step: use more workers, or pack ahead")
         rest_s = measured_s - predicted_s - loading_s
         parts = {name: seconds for name, seconds in self.prediction.breakdown_s.items() if name != "compute"}
         largest = max(parts, key=lambda name: parts[name], default="")
@@ -259,13 +257,10 @@ def gather_slowest(loading_s: float) -> tuple[int, float] | None:
     torch = sys.modules.get("torch")
     if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
-    every: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, loading_s)
-    rank = max(range(len(every)), key=lambda index: every[index])
-    return rank, float(every[rank])
-
-
-# ---- callbacks ----------------------------------------------------------------------------------------------
+    seconds: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(seconds, loading_s)
+    rank = seconds.index(max(seconds))
+    return rank, float(seconds[rank])
 
 
 class ForecastCallback:
@@ -324,8 +319,7 @@ def build_lightning_callback(run: RunCheck) -> Any:
     class LightningForecast(base):  # type: ignore[misc]
         """Counts optimizer steps; each may have several batches."""
 
-        def __init__(self) -> None:
-            self.seen_steps = -1
+        seen_steps = -1
 
         def on_train_batch_start(self, trainer: Any, *known: Any) -> None:
             if trainer.global_step != self.seen_steps:

@@ -9,6 +9,7 @@ of a stage, its communicator and its peers, is added for each rank.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -74,17 +75,18 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
         for layer, times in stage.counted_layers(workload.micro_batches)
     )
     NODES.check(count * (workload.layout.pp if workload.uniform else 1))
-    communicators = _Communicators(workload)
-    has_receives = any(
-        isinstance(op.work, Transfer) and op.work.direction is Direction.RECEIVE
-        for layer in _layers(workload)
-        for op in layer.all_ops
-    )
+    works = [op.work for layer in _layers(workload) for op in layer.all_ops]
+    communicators = _number_communicators(workload.layout, works)
+    fields_of = cache(partial(_peer_fields, workload.layout, communicators))
+    has_receives = any(isinstance(work, Transfer) and work.direction is Direction.RECEIVE for work in works)
     schedule = schedule_for(workload.layout, workload.micro_batches, workload.manner.schedule or None)
     record = encode_workload(workload)
     per_stage = ranks // workload.layout.pp
     for coordinate in range(workload.layout.pp):
-        parts = [*_join_shared(StageNodes(workload, schedule, coordinate, has_receives).nodes())]
+        nodes, parts = StageNodes(workload, schedule, coordinate, has_receives).nodes(), list[SharedNode]()
+        for is_shared, run in groupby(nodes, lambda node: node.peers is None):
+            own = [*run]  # nodes that are the same on every rank become one piece
+            parts += [SharedNode(b"".join(delimited(node.message) for node in own), None)] if is_shared else own
         file_bytes = len(record) + sum(len(message) for message, _ in parts)
         if file_bytes * ranks > CHAKRA_SET.most:
             raise ValueError(
@@ -93,57 +95,32 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
             )
         for rank in range(coordinate * per_stage, (coordinate + 1) * per_stage):
             content = b"".join(
-                message if peers is None else delimited(message + communicators.fields(peers, rank))
-                for message, peers in parts
+                message if peers is None else delimited(message + fields_of(peers, rank)) for message, peers in parts
             )
             name = "-" if output == "-" else f"{prefix}.{rank}.et{suffix}"
             yield name, write_head(record, rank, content) + content
-    if groups := communicators.encode():
-        yield f"{prefix}.comm_group.json", groups
+    if communicators:  # the list that ASTRA-sim takes as --comm-group-configuration
+        groups = {str(number): ranks for ranks, number in communicators.items()}
+        yield f"{prefix}.comm_group.json", msgspec.json.encode(groups) + b"\n"
 
 
-def _join_shared(nodes: Iterator[SharedNode]) -> Iterator[SharedNode]:
-    """Join nodes that are the same on every rank into one piece, as a file holds them."""
-    for is_shared, run in groupby(nodes, lambda node: node.peers is None):
-        if is_shared:
-            yield SharedNode(b"".join(delimited(node.message) for node in run), None)
-        else:
-            yield from run
+def _number_communicators(layout: Layout, works: Iterable[Work]) -> dict[tuple[int, ...], int]:
+    """Number the sets of ranks that communicate from 1: ASTRA-sim takes 0 and none for all ranks."""
+    used = {work.group for work in works if isinstance(work, Collective)}
+    families = [family for family in Group if family in used and layout.size(family) > 1]
+    groups = dict.fromkeys(ranks for family in families for ranks in layout.groups(family))
+    smaller = (ranks for ranks in groups if 1 < len(ranks) < layout.gpus)
+    return {ranks: number for number, ranks in enumerate(smaller, start=1)}
 
 
-class _Communicators:
-    """The sets of ranks that communicate, numbered from 1: ASTRA-sim takes 0 and none for all ranks."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._layout = workload.layout
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._known: dict[tuple[NodePeers, int], bytes] = {}
-        used = {op.work.group for layer in _layers(workload) for op in layer.all_ops if isinstance(op.work, Collective)}
-        for family in Group:
-            if family in used and workload.layout.size(family) > 1:
-                for ranks in workload.layout.groups(family):
-                    if 1 < len(ranks) < workload.layout.gpus:
-                        self._numbers.setdefault(ranks, len(self._numbers) + 1)
-
-    def encode(self) -> bytes:
-        """Return the list that ASTRA-sim takes as --comm-group-configuration; nothing where all ranks are one group."""
-        groups = {str(number): ranks for ranks, number in self._numbers.items()}
-        return msgspec.json.encode(groups) + b"\n" if groups else b""
-
-    def fields(self, peers: NodePeers, rank: int) -> bytes:
-        """Return the attributes that a communicating node has on *rank* alone."""
-        key = (peers, rank)
-        if key not in self._known:
-            self._known[key] = _attribute_fields(self._attributes(peers, rank))
-        return self._known[key]
-
-    def _attributes(self, peers: NodePeers, rank: int) -> list[bytes]:
-        if peers.offset is None:
-            number = self._numbers.get(members(rank, peers.group, self._layout))
-            return [attribute("pg_name", AttributeKind.STRING, str(number))] if number else []
-        peer = neighbour(rank, peers.offset, self._layout, peers.group)
-        source, target = (peer, rank) if peers.receives else (rank, peer)
-        return [attribute("comm_src", AttributeKind.INT32, source), attribute("comm_dst", AttributeKind.INT32, target)]
+def _peer_fields(layout: Layout, communicators: dict[tuple[int, ...], int], peers: NodePeers, rank: int) -> bytes:
+    """Return the attributes that a communicating node has on *rank* alone."""
+    if peers.offset is None:
+        number = communicators.get(members(rank, peers.group, layout))
+        return _attribute_fields([attribute("pg_name", AttributeKind.STRING, str(number))] if number else [])
+    peer = neighbour(rank, peers.offset, layout, peers.group)
+    ends = (("comm_src", peer), ("comm_dst", rank)) if peers.receives else (("comm_src", rank), ("comm_dst", peer))
+    return _attribute_fields(attribute(name, AttributeKind.INT32, end) for name, end in ends)
 
 
 def losses(workload: Workload) -> tuple[str, ...]:
@@ -173,7 +150,6 @@ def _layers(workload: Workload) -> Iterator[Layer]:
         yield from stage.epilogue
 
 
-ACTIVATIONS, GRADIENTS = 0, 1
 BACKWARD = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 PHASES = {
     SlotAction.FORWARD: (Phase.FORWARD,),
@@ -236,34 +212,29 @@ class StageNodes:
             yield self._message(slot, target.stage, slot.chunk, receives=False)
 
     def _ops(self, layers: Iterable[Layer], phases: tuple[Phase, ...]) -> Iterator[SharedNode]:
-        for layer in layers:
-            for op in (op for phase in phases for op in layer.ops(phase)):
-                yield from self._op(op, layer)
-
-    def _op(self, op: Op, layer: Layer) -> Iterator[SharedNode]:
-        """Yield the node of an op, and of what the peer on the other side sends at the same time."""
-        work, peers = op.work, self._peers(op.work)
-        key = (id(op), id(layer))
-        if key not in self._known:
-            self._known[key] = self._encode(op, layer, peers is not None)
-        head, attributes = self._known[key]
-        tag = b""
-        if isinstance(work, Transfer):
-            tag = _attribute_fields([attribute("comm_tag", AttributeKind.INT32, self._next_tag)])
-            self._next_tag += 1
-        lane = str(work.group) if isinstance(work, Collective | Transfer) else "compute"
-        awaited = {self._last_of_name.get(name, 0) for name in op.after}
-        waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, awaited)
-        yield SharedNode(self._number(head, waits, attributes + tag, lane), peers)
-        if not self._has_receives and isinstance(work, Transfer) and self._has_peer(work, -1):
-            head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
-            attributes = _attribute_fields([ON_DEVICE, _message_size(work.size_bytes)])
-            node = self._number(head, _dependencies({self._next_id - 1}), attributes + tag, lane)
-            yield SharedNode(node, NodePeers(work.group, -work.peer_offset, receives=True))
-        if op.blocking:
-            self._last_blocking = self._next_id - 1
-        else:
-            self._last_of_name[op.name] = self._next_id - 1
+        """Yield the node of each op, and of what the peer on the other side sends at the same time."""
+        for op, layer in ((op, owner) for owner in layers for phase in phases for op in owner.ops(phase)):
+            work, peers, tag = op.work, self._peers(op.work), b""
+            key = (id(op), id(layer))
+            if key not in self._known:
+                self._known[key] = self._encode(op, layer, peers is not None)
+            head, attributes = self._known[key]
+            if isinstance(work, Transfer):
+                tag = _attribute_fields([attribute("comm_tag", AttributeKind.INT32, self._next_tag)])
+                self._next_tag += 1
+            lane = str(work.group) if isinstance(work, Collective | Transfer) else "compute"
+            awaited = {self._last_of_name.get(name, 0) for name in op.after}
+            waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, awaited)
+            yield SharedNode(self._number(head, waits, attributes + tag, lane), peers)
+            if not self._has_receives and isinstance(work, Transfer) and self._has_peer(work, -1):
+                head = bytes_field(2, f"receive {lane}".encode()) + number_field(3, NodeType.COMM_RECV)
+                attributes = _attribute_fields([ON_DEVICE, _message_size(work.size_bytes)])
+                node = self._number(head, _dependencies({self._next_id - 1}), attributes + tag, lane)
+                yield SharedNode(node, NodePeers(work.group, -work.peer_offset, receives=True))
+            if op.blocking:
+                self._last_blocking = self._next_id - 1
+            else:
+                self._last_of_name[op.name] = self._next_id - 1
 
     def _message(self, slot: Slot, peer: int, chunk: int, receives: bool) -> SharedNode:
         """Return the exchange with the stage *peer*: all that follows waits for what is received, and not for a send.
@@ -271,7 +242,7 @@ class StageNodes:
         A receive comes after our own sends, which the peer may need. Both sides use the same tag: of the micro-batch,
         and of the *chunk* it comes from.
         """
-        direction = ACTIVATIONS if slot.kind is SlotAction.FORWARD else GRADIENTS
+        direction = int(slot.kind is not SlotAction.FORWARD)
         verb, kind, lane = "send", NodeType.COMM_SEND, SENDS[direction]
         if receives:
             verb, kind, lane = "receive", NodeType.COMM_RECV, f"receive {lane}"

@@ -38,7 +38,8 @@ def write(wiring: Wiring) -> bytes:
         tables[""]["gpu"] = gpu
     if known.nodes == 1 and wiring.nodes is None:
         tables[""]["nodes"] = 1
-    _describe_fabric(wiring, known, tables)
+    if wiring.fabric is not None:
+        _describe_fabric(wiring, known, tables)
     network = tables["network"]  # no such file states whether the leaves of its tree are rails
     network.setdefault("scale_up_nodes", wiring.scale_up_nodes)
     if wiring.scale_up_nodes is None and wiring.leaf_nodes and known.topology.scale_up_nodes > wiring.leaf_nodes:
@@ -53,8 +54,6 @@ def write(wiring: Wiring) -> bytes:
 
 
 def _describe_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str, object]]) -> None:
-    if wiring.fabric is None:
-        return
     fabric, table = known.node.fabric, tables["node.fabric"]
     if wiring.fabric != fabric.kind:
         table["kind"] = wiring.fabric

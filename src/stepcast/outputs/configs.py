@@ -82,10 +82,23 @@ def nest(keys: Table) -> Table:
 
 def megatron_arguments(run: EmittedRun) -> Table:
     """Return the arguments of Megatron-LM's training scripts; True is a flag."""
-    choices = run.choices
-    if choices["sharding"] == "fsdp" and run.strategy.layout.ep > 1:
+    choices, strategy, layout = run.choices, run.strategy, run.strategy.layout
+    if choices["sharding"] == "fsdp" and layout.ep > 1:
         choices = {**choices, "sharding": "zero-3"}  # FSDP2 has no expert parallelism
-    arguments = {**_megatron_model(run.model), **write_choices("megatron", choices), **_megatron_layout(run)}
+    arguments: Table = {
+        **_megatron_model(run.model),
+        **write_choices("megatron", choices),
+        "max-position-embeddings": max(run.model.max_seq, strategy.seq),
+        "make-vocab-size-divisible-by": run.model.vocab_multiple or 1,
+    }
+    layers = tuple(len(piece.layers) for piece in pieces(run.model, strategy))
+    if strategy.stage_layers or len(set(layers)) > 1:  # Megatron splits only layers that divide by itself
+        # E is the embedding, L the loss.
+        stages = ["t" * count for count in layers]
+        stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+        arguments["pipeline-model-parallel-layout"] = "|".join(stages)
+    elif layout.vpp > 1:
+        arguments["num-virtual-stages-per-pipeline-rank"] = layout.vpp
     return {**arguments, **_megatron_execution(run, arguments)}
 
 
@@ -136,23 +149,6 @@ def _megatron_model(model: Model) -> Table:
     return arguments
 
 
-def _megatron_layout(run: EmittedRun) -> Table:
-    strategy, layout = run.strategy, run.strategy.layout
-    arguments: Table = {
-        "max-position-embeddings": max(run.model.max_seq, strategy.seq),
-        "make-vocab-size-divisible-by": run.model.vocab_multiple or 1,
-    }
-    layers = tuple(len(piece.layers) for piece in pieces(run.model, strategy))
-    if strategy.stage_layers or len(set(layers)) > 1:  # Megatron splits only layers that divide by itself
-        # E is the embedding, L the loss.
-        stages = ["t" * count for count in layers]
-        stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
-        arguments["pipeline-model-parallel-layout"] = "|".join(stages)
-    elif layout.vpp > 1:
-        arguments["num-virtual-stages-per-pipeline-rank"] = layout.vpp
-    return arguments
-
-
 def _megatron_execution(run: EmittedRun, stated: Table) -> Table:
     """Return the arguments about execution that follow from several choices; *stated* are those of one each."""
     strategy, framework = run.strategy, run.framework
@@ -188,17 +184,10 @@ def write_megatron(run: EmittedRun) -> str:
     if run.strategy.layout.tp * run.strategy.layout.cp > 1 and "ckpt-format" not in arguments:
         lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]  # required before Blackwell, not with FSDP
     lines += [f"torchrun --nproc-per-node {run.per_node} --nnodes {run.nodes} pretrain_gpt.py \\"]
-    flags = [
-        f"    --{name}" if value is True else f"    --{name} {_quote(value)}"
-        for name, value in arguments.items()
-        if value is not None and value is not False
-    ]
+    texts = {name: str(value) for name, value in arguments.items() if value is not None and value is not False}
+    quoted = {name: f' "{text}"' if set(text) & set("()[]*|") else f" {text}" for name, text in texts.items()}
+    flags = [f"    --{name}{'' if arguments[name] is True else text}" for name, text in quoted.items()]
     return "\n".join([*lines, " \\\n".join(flags)]) + "\n"
-
-
-def _quote(value: object) -> str:
-    text = str(value)
-    return f'"{text}"' if set(text) & set("()[]*|") else text
 
 
 # ---- NeMo and Megatron-Bridge -----------------------------------------------------------------------------
@@ -220,11 +209,8 @@ def write_nemo(run: EmittedRun) -> str:
     arguments["share-embeddings-and-output-weights"] = not arguments.pop("untie-embeddings-and-output-weights")
     arguments["add-bias-linear" if is_bridge else "bias"] = not arguments.pop("disable-bias-linear")
     activations = {"swiglu": "fast-swiglu", "quick-geglu": "geglu", "squared-relu": "squared-relu"}
-    kinds = [name for name in activations if arguments.pop(name)]
-    if is_bridge:
-        arguments["gated-linear-unit"] = run.model.gated
-    else:
-        arguments["activation"] = activations[kinds[0]] if kinds else "gelu"
+    kinds = [kind for name, kind in activations.items() if arguments.pop(name)]
+    arguments |= {"gated-linear-unit": run.model.gated} if is_bridge else {"activation": [*kinds, "gelu"][0]}
     arguments.pop("group-query-attention", None)
     arguments["grad-reduce-in-fp32"] = "accumulate-allreduce-grads-in-fp32" in arguments
     for name in ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "bf16", "fp16"):
@@ -233,11 +219,9 @@ def write_nemo(run: EmittedRun) -> str:
     if isinstance(modules, str):
         arguments["recompute-modules"] = f"[{', '.join(modules.split())}]"
     precision = "16-mixed" if run.strategy.precision is DType.FP16 else "bf16-mixed"
-    tables: Table = {}
-    if not is_bridge:
-        tables["trainer"] = {"num_nodes": run.nodes, "devices": run.per_node, "precision": precision}
-    places = {"train": TRAIN_KEYS, "ddp": DDP_KEYS} if is_bridge else {}
-    moved = {name: table for table, names in places.items() for name in names}
+    trainer: Table = {"num_nodes": run.nodes, "devices": run.per_node, "precision": precision}
+    tables: Table = {} if is_bridge else {"trainer": trainer}
+    moved = {**dict.fromkeys(TRAIN_KEYS, "train"), **dict.fromkeys(DDP_KEYS, "ddp")} if is_bridge else {}
     for name, value in arguments.items():
         table = tables.setdefault(moved.get(name, "model"), {})
         assert isinstance(table, dict)
@@ -267,7 +251,13 @@ def write_torchtitan(run: EmittedRun) -> str:
     shards = layout.dp * layout.cp if strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP) else 1
     copies = layout.dp * layout.cp // (layout.shard or shards) if shards > 1 else layout.dp
     split = (layout.shard or shards) // (layout.cp if shards > 1 else 1)
-    name, flavour = _titan_model(run.model.name)
+    model, known = run.model.name, sorted({*FLAVOURS.values(), *FAMILIES.values()})
+    named = [pair for pair, ours in FLAVOURS.items() if ours == model] + [
+        (family, model.removeprefix(start).upper()) for family, start in FAMILIES.items() if model.startswith(start)
+    ]
+    if not named:
+        raise ValueError(f"torchtitan has no model {model}; it has {', '.join(known)}")
+    name, flavour = named[0]
     keys: Table = {
         "job.description": run.title,
         "model.name": name,
@@ -282,19 +272,6 @@ def write_torchtitan(run: EmittedRun) -> str:
     }
     tables = nest(keys).items()
     return "\n".join(f"[{title}]\n{toml_rows(table)}" for title, table in tables if isinstance(table, dict))
-
-
-def _titan_model(name: str) -> tuple[str, str]:
-    """Return torchtitan's name and flavour of a model of the catalogue."""
-    for pair, ours in FLAVOURS.items():
-        if ours == name:
-            return pair
-    for family, start in FAMILIES.items():
-        if name.startswith(start):
-            return family, name.removeprefix(start).upper()
-    raise ValueError(
-        f"torchtitan has no model {name}; it has {', '.join(sorted({*FLAVOURS.values(), *FAMILIES.values()}))}"
-    )
 
 
 # ---- DeepSpeed and accelerate -----------------------------------------------------------------------------

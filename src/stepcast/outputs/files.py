@@ -39,11 +39,14 @@ def write_files(files: Iterable[tuple[str, bytes]]) -> list[int]:
     sizes = []
     try:
         for name, data in files:
-            packed = _pack(name, data)
+            if name.endswith(".gz"):
+                import gzip
+
+                data = gzip.compress(data, mtime=0)
             with _name_errors(name):
-                if waiting := _stage(name, packed):
+                if waiting := _stage(name, data):
                     staged.append(waiting)
-            sizes.append(len(packed))
+            sizes.append(len(data))
         for file in staged:
             with _name_errors(file.name):
                 os.replace(file.hidden, file.target)
@@ -102,14 +105,6 @@ def unwritable(name: str) -> str:
     return ""
 
 
-def _pack(name: str, data: bytes) -> bytes:
-    if not name.endswith(".gz"):
-        return data
-    import gzip
-
-    return gzip.compress(data, mtime=0)
-
-
 @contextlib.contextmanager
 def _name_errors(name: str) -> Iterator[None]:
     """Let errors of the system name the file as the user does, and state that nothing was lost."""
@@ -157,11 +152,10 @@ def _create_hidden(target: str) -> tuple[str, int]:
         _unfinished.add(hidden)
         try:
             return hidden, os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:  # left by a process of this number that was killed
+        except BaseException as error:
             _unfinished.discard(hidden)
-        except BaseException:
-            _unfinished.discard(hidden)
-            raise
+            if not isinstance(error, FileExistsError):  # left by a process of this number that was killed
+                raise
     raise AssertionError("numbers do not end")
 
 

@@ -17,10 +17,8 @@ def write(workload: Workload) -> bytes:
         times = [1 if marked == str(index) else block.repeat for index, block in enumerate(stage.body)]
         body = [layer for block, count in zip(stage.body, times, strict=True) for layer in [*block.layers] * count]
         for layer in (*stage.prologue, *body, *stage.epilogue):
-            cells = [layer.name]
-            for phase in Phase:
-                cells += _phase_cells(layer, phase)
-            rows.append("\t".join([*cells, _milliseconds(layer.process_s)]))
+            cells = [cell for phase in Phase for cell in _phase_cells(layer, phase)]
+            rows.append("\t".join([layer.name, *cells, _milliseconds(layer.process_s)]))
     return ("\n".join(rows) + "\n").encode()
 
 

@@ -38,13 +38,9 @@ def write(timeline: Timeline) -> bytes:
     """Return the trace as one JSON object."""
     import msgspec
 
-    encoder = msgspec.json.Encoder()
-    layout = _arrange(timeline)
-    events = [encoder.encode(event) for event in _metadata(layout)]
-    events += _slices(layout, encoder.encode)
-    events += _flows(layout)
-    head = b'{"displayTimeUnit":"ms","traceEvents":[\n'
-    return head + b",\n".join(events) + b"\n]}\n"
+    encode, layout = msgspec.json.Encoder().encode, _arrange(timeline)
+    events = [*map(encode, _metadata(layout)), *_slices(layout, encode), *_flows(layout)]
+    return b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(events) + b"\n]}\n"
 
 
 def _arrange(timeline: Timeline) -> _TraceLayout:
@@ -59,11 +55,9 @@ def _arrange(timeline: Timeline) -> _TraceLayout:
         rows = order[bounds[lane] : bounds[lane + 1]]
         if (start_ns[rows[1:]] >= np.maximum.accumulate(end_ns[rows])[:-1]).all():
             continue
-        starts = start_ns[rows].tolist()
-        ends = end_ns[rows].tolist()
         open_until: list[list[int]] = []  # by thread: the ends of the slices around this point, outermost first
         level_of = []
-        for start, end in zip(starts, ends, strict=True):
+        for start, end in zip(start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
             for around in open_until:
                 while around and around[-1] <= start:
                     around.pop()
@@ -108,14 +102,13 @@ def _slices(layout: _TraceLayout, encode: Callable[[object], bytes]) -> Iterator
     rows = zip(*(column[order].tolist() for column in (*columns, *numbers)), strict=True)
     for name, thread, kind, work, detail, micro_batch, start_ns, duration_ns in rows:
         key = (work, detail, micro_batch)
-        args = arguments.get(key)
-        if args is None:
+        if key not in arguments:
             values: dict[str, object] = {} if micro_batch < 0 else {"micro_batch": micro_batch}
             values |= {} if detail < 0 else timeline.details[detail]
             values |= {} if work < 0 else works[work]
-            args = arguments[key] = b',"args":' + encode(values) if values else b""
+            arguments[key] = b',"args":' + encode(values) if values else b""
         head = b'"name":%b,"cat":%b,%b' % (names[name], categories[kind], places[thread])
-        yield b'{"ph":"X",%b,"ts":%b,"dur":%b%b}' % (head, _us(start_ns), _us(duration_ns), args)
+        yield b'{"ph":"X",%b,"ts":%b,"dur":%b%b}' % (head, _us(start_ns), _us(duration_ns), arguments[key])
 
 
 def _us(nanoseconds: int) -> bytes:
@@ -131,14 +124,9 @@ def _flows(layout: _TraceLayout) -> Iterator[bytes]:
     # Viewers bind an arrow to the slice that encloses its point: stay inside both.
     arrive_ns = layout.start_ns[waiters] + (layout.end_ns > layout.start_ns + 1)[waiters]
     leave_ns = np.maximum(layout.start_ns[senders], np.minimum(layout.end_ns[senders] - 1, arrive_ns))
-    rows = zip(
-        timeline.kind_of[senders].tolist(),
-        layout.thread_of[senders].tolist(),
-        layout.thread_of[waiters].tolist(),
-        leave_ns.tolist(),
-        arrive_ns.tolist(),
-        strict=True,
-    )
+    threads_of = layout.thread_of
+    columns = (timeline.kind_of[senders], threads_of[senders], threads_of[waiters], leave_ns, arrive_ns)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     for number, (kind, source, target, leave, arrive) in enumerate(rows, 1):
         word = b'"launch"' if kind == SpanKind.HOST else b'"message"'
         head = b'"name":%b,"cat":%b,"id":%d' % (word, word, number)

@@ -1,11 +1,12 @@
 """SimAI / AICB workload text from a Workload."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES, parse_header
 from stepcast.inputs.source import FormatError
 from stepcast.ir.work import Collective, Recorded
-from stepcast.ir.workload import Layer, Op, Phase, Stage, Workload
+from stepcast.ir.workload import Layer, Op, Phase, Workload
 from stepcast.units import NS
 
 KIND_WORDS = {kind: word for word, kind in KINDS.items()}
@@ -18,9 +19,11 @@ def write(workload: Workload) -> bytes:
     if not workload.uniform:
         raise ValueError("SimAI text holds one pipeline stage; choose one with --stage")
     stage = workload.stages[0]
-    written = int(workload.note("simai.written_micro_batches") or workload.micro_batches)
+    micro_batches = int(workload.note("simai.written_micro_batches") or workload.micro_batches)
+    usual, varied = stage.body_layers(), stage.numbered_bodies(micro_batches)
+    bodies = (varied.get(micro_batch, usual) for micro_batch in range(micro_batches))
     customized = workload.note("simai.policy") == "HYBRID_CUSTOMIZED"
-    lines = [_line(layer, customized) for layer in written_layers(stage, written)]
+    lines = [_line(layer, customized) for layer in chain(stage.prologue, *bodies, stage.epilogue)]
     return "\n".join([header_line(workload), str(len(lines)), *lines, ""]).encode()
 
 
@@ -42,15 +45,6 @@ def header_line(workload: Workload) -> str:
     return f"{policy} {degrees} {size} checkpoints: 0 checkpoint_initiates: 0"
 
 
-def written_layers(stage: Stage, micro_batches: int) -> Iterator[Layer]:
-    """Yield every layer of a step in the order of the file."""
-    yield from stage.prologue
-    usual, varied = stage.body_layers(), stage.numbered_bodies(micro_batches)
-    for micro_batch in range(micro_batches):
-        yield from varied.get(micro_batch, usual)
-    yield from stage.epilogue
-
-
 def split_ops(ops: Sequence[Op]) -> tuple[float, list[Op]]:
     """Return the recorded seconds of a phase, and its other ops."""
     recorded_s = sum(op.work.duration_s for op in ops if isinstance(op.work, Recorded))
@@ -62,10 +56,7 @@ def _line(layer: Layer, customized: bool) -> str:
     cells = [layer.name.replace(" ", "_"), notes.get("depends", "-1")]
     for phase, bare_group in zip(Phase, BARE_GROUPS, strict=True):
         cells += _phase_cells(layer, layer.ops(phase), bare_group)
-    cells.append(_nanoseconds(layer.process_s))
-    if customized:
-        cells.append(notes["policy"])
-    return "\t".join(cells)
+    return "\t".join([*cells, _nanoseconds(layer.process_s), *([notes["policy"]] if customized else [])])
 
 
 def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:

@@ -33,10 +33,9 @@ class Target:
             remedy = REMEDIES.get((self.takes, kind), "")
             raise ValueError(f"{self.name} is written from a {self.takes}, and this file holds a {kind}{remedy}")
         module = self.load()
-        if hasattr(module, "files"):
-            files: Iterable[tuple[str, bytes]] = module.files(document, output)
-            return files
-        return [(output, module.write(document))]
+        files: Iterable[tuple[str, bytes]]
+        files = module.files(document, output) if hasattr(module, "files") else [(output, module.write(document))]
+        return files
 
     def losses(self, document: object) -> tuple[str, ...]:
         """Return what of *document* the format cannot hold."""

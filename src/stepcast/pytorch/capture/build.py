@@ -18,7 +18,7 @@ from stepcast.pytorch.capture.host import CALLS
 from stepcast.pytorch.capture.kernels import Works, works_of
 from stepcast.pytorch.capture.reserved import reserve_bytes
 from stepcast.pytorch.capture.splits import Splits, find_splits
-from stepcast.pytorch.capture.tracer import LISTED, Event, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, Moment, StepTrace
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
@@ -55,14 +55,13 @@ def build_captured(
     segments = _Segments(trace, works, splits, compiled)
     layers, parts = segments.layers(), segments.parts()
     kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
-    _pass_on_memory(parts, kept)
     update_ops = _update_ops(trace, segments.host_waits, segments.calls)
     optimizer = Layer(str(Role.OPTIMIZER), update_ops, role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     return Captured(
         workload=Workload((stage,), name=name, source="captured", warnings=warnings),
-        parts=tuple(parts[place] for place in kept),
+        parts=tuple(_join_parts(parts, kept)),
         memory=_peak_memory(trace),
         parameters=sum(trace.parameters.values()),
         tokens=tokens,
@@ -85,38 +84,22 @@ def _main_precision(body: Iterable[Block], default: str) -> DType:
     return max(flops, key=lambda dtype: flops[dtype], default=DType(default))
 
 
-def _pass_on_memory(parts: list[LayerPart], kept: Sequence[int]) -> None:
-    """Add the memory of layers that are left out, because their operators are joined with others', to the next layer
-    that is kept (to the last one where none follows).
+def _join_parts(parts: Sequence[LayerPart], kept: Sequence[int]) -> Iterator[LayerPart]:
+    """Yield the parts of the layers at the places *kept*, each with the saved activations and the peaks of the layers
+    before it that are left out because their operators are joined with others' (the last also of those that follow).
     """
-    waiting, kept_places = list[LayerPart](), set(kept)
-    for place, part in enumerate(parts):
-        waiting.append(part)
-        if place in kept_places:
-            parts[place] = _join_memory(waiting, part)
-            waiting = []
-    if waiting and kept:
-        last = parts[kept[-1]]
-        parts[kept[-1]] = _join_memory([last, *waiting], last)
-
-
-def _join_memory(parts: Sequence[LayerPart], into: LayerPart) -> LayerPart:
-    """Return *into* with the saved activations of all *parts*, which run in sequence, and their peaks."""
-    held = split = 0
-    forward, backward = (0, 0), (0, 0)
-    for part in parts:
-        forward = max(forward, (held + part.forward_peak_bytes, split + part.split_forward_bytes))
-        backward = max(backward, (held + part.backward_peak_bytes, split + part.split_backward_bytes))
-        held, split = held + part.kept_bytes, split + part.split_kept_bytes
-    return replace(
-        into,
-        kept_bytes=held,
-        split_kept_bytes=split,
-        forward_peak_bytes=forward[0],
-        split_forward_bytes=forward[1],
-        backward_peak_bytes=backward[0],
-        split_backward_bytes=backward[1],
-    )
+    starts = [0, *(place + 1 for place in kept[:-1])]
+    for place, start, end in zip(kept, starts, [*starts[1:], len(parts)], strict=False):
+        held = split = 0
+        forward, backward = (0, 0), (0, 0)
+        for part in parts[start:end]:
+            forward = max(forward, (held + part.forward_peak_bytes, split + part.split_forward_bytes))
+            backward = max(backward, (held + part.backward_peak_bytes, split + part.split_backward_bytes))
+            held, split = held + part.kept_bytes, split + part.split_kept_bytes
+        yield replace(
+            parts[place], kept_bytes=held, forward_peak_bytes=forward[0], backward_peak_bytes=backward[0],
+            split_kept_bytes=split, split_forward_bytes=forward[1], split_backward_bytes=backward[1],
+        )  # fmt: skip
 
 
 def _place_events(trace: StepTrace) -> list[int]:
@@ -126,22 +109,18 @@ def _place_events(trace: StepTrace) -> list[int]:
     recomputed: dict[int, int] = defaultdict(int)
     last_module, segment = -1, -1
     for number, event in enumerate(trace.events):
-        own = forwards[event.module]
+        own, place = forwards[event.module], -1
         if event.moment is Moment.FORWARD:
-            if event.module != last_module:
-                segment, last_module = segment + 1, event.module
+            segment += event.module != last_module
+            last_module, place = event.module, segment
             own.append(number)
-            place = segment
-        elif event.moment is Moment.OPTIMIZER:
-            place = -1
-        elif event.recomputed:
+        elif event.recomputed and event.moment is Moment.BACKWARD:
             index = min(recomputed[event.module], len(own) - 1)
             recomputed[event.module] += 1
             place = places[own[index]] if own else segment
-        elif 0 <= event.source < number:
-            place = places[event.source]
-        else:
-            place = places[own[-1]] if own else max(segment, 0)
+        elif event.moment is Moment.BACKWARD:
+            by_module = places[own[-1]] if own else max(segment, 0)
+            place = places[event.source] if 0 <= event.source < number else by_module
         places.append(place)
     return places
 
@@ -158,7 +137,9 @@ class _Segments:
         self._events: list[tuple[list[int], ...]] = [([], [], []) for _ in range(self._count)]
         for number, (event, place) in enumerate(zip(trace.events, self._places, strict=True)):
             if place >= 0:
-                self._events[place][self._phase(event)].append(number)
+                is_gradient = any(trace.storages[tensor.storage].role == "gradients" for tensor in event.writes)
+                phase = 0 if event.moment is Moment.FORWARD else 2 if is_gradient and not event.recomputed else 1
+                self._events[place][phase].append(number)
         # For each wait of the host, the last event before it that runs a kernel.
         self.host_waits, last = set[int](), None
         for number in works if trace.host_waits else ():
@@ -166,20 +147,12 @@ class _Segments:
             if number in trace.host_waits and last is not None:
                 self.host_waits.add(last)
 
-    def _phase(self, event: Event) -> int:
-        if event.moment is Moment.FORWARD:
-            return 0
-        storages = self._trace.storages
-        writes_gradient = any(storages[tensor.storage].role == "gradients" for tensor in event.writes)
-        return 2 if writes_gradient and not event.recomputed else 1
-
     def _name_ops(self, numbers: Sequence[int], spent: float) -> tuple[tuple[Op, ...], float]:
         hosted = list[HostedEvent]()
         for number in numbers:
             event, works = self._trace.events[number], self._works[number]
-            compiled = self._compiled and number not in self._trace.uncompiled
             calls = self.calls[number] + event.host_calls
-            if compiled:  # the second kernel of an operator and those after it take little
+            if self._compiled and number not in self._trace.uncompiled:  # kernels after the first take little
                 calls = CALLS["compiled"] * (1.0 + CALLS["further"] * (len(works) - 1)) if works else 0.0
             hosted.append(HostedEvent(event.name, works, number in self.host_waits, calls))
         return name_ops(hosted, spent)
@@ -215,19 +188,17 @@ class _Segments:
 
     def parts(self) -> list[LayerPart]:
         trace, places, shared = self._trace, self._places, self._splits.shared
-        forward = [number for number, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
-        end = forward[-1] + 1 if forward else 0
+        end = max((number for number, event in enumerate(trace.events, 1) if event.moment is Moment.FORWARD), default=0)
         first: dict[int, int] = {}  # segment that makes a storage
         last: dict[int, int] = {}  # last segment that reads it
         computed = {number for number, storage in enumerate(trace.storages) if storage.role == "parameters"}
-        for number in forward:
-            event = trace.events[number]
-            last |= dict.fromkeys((tensor.storage for tensor in event.reads), places[number])
-            from_weights = any(tensor.storage in computed for tensor in event.reads)
-            for tensor in event.writes:
-                first.setdefault(tensor.storage, places[number])
-                if from_weights:
-                    computed.add(tensor.storage)
+        for event, place in zip(trace.events, places, strict=True):
+            if event.moment is Moment.FORWARD:
+                reads, writes = ([tensor.storage for tensor in side] for side in (event.reads, event.writes))
+                last |= dict.fromkeys(reads, place)
+                for made in writes:
+                    first.setdefault(made, place)
+                computed.update(writes if not computed.isdisjoint(reads) else ())
         saved, split_saved = [0] * (self._count + 1), [0] * (self._count + 1)
         crossing = [0] * (self._count + 2)  # changes of the bytes that cross into a segment
         for number, made in first.items():
@@ -293,13 +264,11 @@ class _Segments:
 
     def readers(self) -> dict[int, list[int]]:
         """Return for each parameter's storage the segments whose forward reads it, in order."""
-        readers: dict[int, list[int]] = {storage: [] for storage in self._trace.parameters}
+        readers: dict[int, dict[int, None]] = {storage: {} for storage in self._trace.parameters}
         for event, place in zip(self._trace.events, self._places, strict=True):
             for tensor in event.reads if event.moment is Moment.FORWARD else ():
-                places = readers.get(tensor.storage)
-                if places is not None and place not in places[-1:]:
-                    places.append(place)
-        return readers
+                readers.get(tensor.storage, {})[place] = None
+        return {storage: [*places] for storage, places in readers.items()}
 
     def _owned_parameters(self) -> dict[int, dict[str, int]]:
         """Return the parameters of each segment: it owns those that it reads first, segment 0 those never read."""
@@ -343,10 +312,8 @@ def _update_ops(trace: StepTrace, host_waits: Container[int], calls: Sequence[fl
     """Return the ops of the optimizer; *calls* has the CPU's time of each event."""
     others, timed = list[HostedEvent](), list[tuple[int, int, Elementwise]]()
     for number, event in enumerate(trace.events):
-        if event.moment is not Moment.OPTIMIZER:
-            continue
-        works = works_of(event)
-        if not event.name.startswith(LISTED):
+        works = works_of(event) if event.moment is Moment.OPTIMIZER else ()
+        if event.moment is Moment.OPTIMIZER and not event.name.startswith(LISTED):
             others.append(HostedEvent(event.name, works, number in host_waits, calls[number]))
         elif works and isinstance(works[0], Elementwise):
             length = max((size for size in event.options if isinstance(size, int)), default=1)
@@ -378,17 +345,12 @@ def fold_layers(layers: Sequence[Layer]) -> list[Block]:
     for place, key in enumerate(keys):
         places[key].append(place)
     blocks: list[Block] = []
-    place, unfolded = 0, 0
+    place = 0
     while place < len(keys):
         length, times = _longest_repeat(keys, place, places[keys[place]])
-        if times == 1:
-            place += 1
-            continue
-        blocks += [Block((layer,)) for layer in layers[unfolded:place]]
         blocks.append(Block(tuple(layers[place : place + length]), times))
         place += length * times
-        unfolded = place
-    return blocks + [Block((layer,)) for layer in layers[unfolded:]]
+    return blocks
 
 
 def _longest_repeat(keys: Sequence[int], start: int, places: Sequence[int]) -> tuple[int, int]:
@@ -422,7 +384,7 @@ def held_over_time(trace: StepTrace, counts: Callable[[int, str], bool]) -> list
 def _peak_memory(trace: StepTrace) -> CapturedMemory:
     """Return the bytes of each role at the event with the most memory."""
     events = trace.events
-    end = max((number + 1 for number, event in enumerate(events) if event.moment is Moment.FORWARD), default=0)
+    end = max((number for number, event in enumerate(events, 1) if event.moment is Moment.FORWARD), default=0)
     held = held_over_time(trace, lambda number, role: True)
     fullest = held.index(max(held)) if held else 0
     roles: dict[str, int] = defaultdict(int)

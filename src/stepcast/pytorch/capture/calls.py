@@ -48,20 +48,13 @@ def count_calls(trace: StepTrace, works: dict[int, Works]) -> list[float]:
     node_us = engine_us / max(1, len(gradients))  # some nodes pass gradients on and run no operator
     recent, counted = RecentCalls(), list[float]()
     for _ in range(2):  # the second time as in any later step
-        counted = [
-            (_time_around(event, recent) + _time_event(event, works[number], recent, node_us)) / LAUNCH_US
-            for number, event in enumerate(trace.events)
-        ]
+        counted = []
+        for number, event in enumerate(trace.events):
+            us = sum(recent.time_us(FORWARD, kind) for kind in event.called)
+            us += STEP["backward"] if event.begins_backward else 0.0
+            us += STEP["update"] + STEP["updated"] * event.updated if event.updated is not None else 0.0
+            counted.append((us + _time_event(event, works[number], recent, node_us)) / LAUNCH_US)
     return counted
-
-
-def _time_around(event: Event, recent: RecentCalls) -> float:
-    us = sum(recent.time_us(FORWARD, kind) for kind in event.called)
-    if event.begins_backward:
-        us += STEP["backward"]
-    if event.updated is not None:
-        us += STEP["update"] + STEP["updated"] * event.updated
-    return us
 
 
 def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float) -> float:

@@ -12,6 +12,7 @@ weights), nor what is read both before and after a product. For all else the che
 forward writes to memory anyway counts half as much as one that it does not.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import field, replace
@@ -83,21 +84,16 @@ class Dataflow:
         # A fused operator runs no sooner than the first that reads its result.
         for node in reversed(self.nodes.values()):
             if node.fusible:
-                levels = [
-                    reader.level
-                    for storage in node.writes
-                    for reader in self.readers[storage]
-                    if reader.backward == node.backward and reader.number > node.number
-                ]
-                node.level = max(node.level, min(levels, default=0))
+                readers = [reader for storage in node.writes for reader in self.readers[storage]]
+                own = [other for other in readers if other.backward == node.backward and other.number > node.number]
+                node.level = max(node.level, min((other.level for other in own), default=0))
 
     def _add(self, number: int, event: Event, works: Works) -> None:
         uncompiled = self.trace.uncompiled
-        fusible = number not in uncompiled and event.name.rstrip("_") not in NEVER_FUSED
-        fusible = fusible and (
-            event.name in LOOKUPS or all(isinstance(work, Elementwise) and work.kind in FUSIBLE for work in works)
-        )
-        node = self.nodes[number] = KernelNode(number, event, works, fusible, event.moment is Moment.BACKWARD)
+        can_fuse = number not in uncompiled and event.name.rstrip("_") not in NEVER_FUSED
+        is_light = all(isinstance(work, Elementwise) and work.kind in FUSIBLE for work in works)
+        fusible, backward = can_fuse and (event.name in LOOKUPS or is_light), event.moment is Moment.BACKWARD
+        node = self.nodes[number] = KernelNode(number, event, works, fusible, backward)
         for tensor in event.reads:
             node.reads.setdefault(tensor.storage, tensor)
         inplace = event.name.endswith("_")
@@ -230,14 +226,11 @@ class Fusion:
         if not maker.fusible or flow.exists_before(storage) or storage in self._saved:
             return True
         kernel = self._kernel_of[maker.number]
-        for node in flow.readers[storage]:
-            if node.backward != maker.backward:
-                continue  # what the backward reads of the forward is saved or recomputed
-            if not node.fusible:
-                return True
-            if self._kernel_of[node.number] is not kernel and not self.is_recomputed_by_readers(storage, kernel):
-                return True
-        return False
+        # What the backward reads of the forward is saved or recomputed.
+        readers = [node for node in flow.readers[storage] if node.backward == maker.backward]
+        others = [node for node in readers if node.fusible and self._kernel_of[node.number] is not kernel]
+        is_read_by_others = bool(others) and not self.is_recomputed_by_readers(storage, kernel)
+        return is_read_by_others or not all(node.fusible for node in readers)
 
     def is_recomputed_by_readers(self, storage: int, kernel: FusedKernel) -> bool:
         """Return True if torch.compile recomputes this tensor in every kernel that reads it (its inputs are tiny)."""
@@ -285,11 +278,10 @@ class Fusion:
     def _recompute_inputs(self, node: KernelNode) -> Iterator[Compute]:
         """Yield the kernels for what *node* of the backward reads from memory and the forward did not save."""
         for storage, tensor in node.reads.items():
-            maker = self._flow.maker.get(storage)
-            if maker is None or maker.backward or not maker.fusible or storage in self._saved:
-                continue
-            if not self._flow.exists_before(storage):
-                yield pass_over(K.ADD, tensor, bytes_of(*maker.reads.values()), bytes_of(tensor))
+            if storage not in self._saved and not self._flow.exists_before(storage):
+                maker = self._flow.maker[storage]
+                if maker.fusible and not maker.backward:
+                    yield pass_over(K.ADD, tensor, bytes_of(*maker.reads.values()), bytes_of(tensor))
 
     def _works_of(self, kernel: FusedKernel) -> Works:
         flow = self._flow
@@ -322,29 +314,21 @@ class Fusion:
         names = {node.event.name for node in kernel}
         if names & LOSSES:
             return K.FUSED_LOSS
-        if self._computes_rotation(kernel):
+        # Sines and cosines that are not in memory are computed on the way.
+        inputs = (storage for node in kernel for storage in node.reads if storage not in self._written)
+        if any(self._is_rotation(self._flow.maker.get(storage)) for storage in inputs):
             return K.ROTARY
         kinds = {work.kind for node in kernel for work in node.works if isinstance(work, Elementwise)}
         if kinds & {K.ROW_SUM, K.LAYER_NORM, K.RMS_NORM, K.SOFTMAX}:
             return K.RMS_NORM
         return K.DROPOUT if "native_dropout" in names else K.ADD
 
-    def _computes_rotation(self, kernel: FusedKernel) -> bool:
-        """Return True if the kernel computes sines and cosines on the way."""
-        makers = (
-            self._flow.maker.get(storage) for node in kernel for storage in node.reads if storage not in self._written
-        )
-        return any(maker is not None and self._is_rotation(maker, 0) for maker in makers)
-
-    def _is_rotation(self, maker: KernelNode, depth: int) -> bool:
-        if maker.event.name in ("sin", "cos"):
-            return True
-        if depth == 4 or not maker.fusible:
+    def _is_rotation(self, maker: KernelNode | None, depth: int = 0, most_level: float = math.inf) -> bool:
+        if maker is None or maker.level > most_level:
             return False
         sources = (self._flow.maker.get(storage) for storage in maker.reads)
-        return any(
-            source is not None and source.level < maker.level + 1 and self._is_rotation(source, depth + 1)
-            for source in sources
+        return maker.event.name in ("sin", "cos") or (
+            depth < 4 and maker.fusible and any(self._is_rotation(node, depth + 1, maker.level) for node in sources)
         )
 
 

@@ -8,7 +8,7 @@ are one call of cuDNN in each direction (ATen/native/cudnn/RNN.cpp).
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -54,11 +54,7 @@ class Autocast:
     """
 
     def __init__(self) -> None:
-        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def clear_cache(self) -> None:
-        """Forget the casts of weights at the end of a forward."""
-        self._cache.clear()
+        self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # casts of weights in this forward
 
     def cast_for(self, func: Callable[..., object], values: Any) -> Any:
         """Return the arguments *values* of *func* in the format that it runs in."""
@@ -74,9 +70,9 @@ class Autocast:
             is_weight = value.is_leaf and value.requires_grad and dtype is not torch.float32
             if not is_weight or torch._C._current_autograd_node() is not None:
                 return value.to(dtype)
-            if id(value) not in self._cache:
-                self._cache[id(value)] = (value, value.to(dtype))
-            return self._cache[id(value)][1]
+            if id(value) not in self.cache:
+                self.cache[id(value)] = (value, value.to(dtype))
+            return self.cache[id(value)][1]
         if isinstance(value, tuple | list):
             # Arguments that are one tensor stay one: attention asks whether its queries are its keys.
             casts = {id(item): self._cast(item, dtype) for item in value}
@@ -93,7 +89,6 @@ class Autocast:
 CELLS = {"lstm": (4, 6), "gru": (3, 7), "rnn_tanh": (1, 2), "rnn_relu": (1, 2)}
 # While it runs backward, cuDNN holds the gradients of the gates twice (measured in the same runs).
 GATE_GRADIENTS = 2
-RECURRENT = {getattr(torch, name): name for name in CELLS}
 
 
 class RecurrentSizes(NamedTuple):
@@ -418,6 +413,16 @@ class CumulativeProduct(torch.autograd.Function):  # type: ignore[misc]
         return sums / input, None
 
 
+# Functions of PyTorch that a GPU runs as other operators.
+REPLACED: dict[object, Callable[..., Any]] = {
+    DROPOUT: run_dropout,
+    **dict.fromkeys((F.rms_norm, torch.rms_norm), rms_norm),
+    **{getattr(torch, name): partial(run_recurrent_net, name) for name in CELLS},
+    **{cell: partial(run_cell, cell) for cell in (torch.lstm_cell, torch.gru_cell)},
+    **dict.fromkeys((torch.cumprod, T.cumprod), lambda input, dim: CumulativeProduct.apply(input, dim)),
+}
+
+
 # ---- the mode under which a program runs ---------------------------------------------------------------------------
 
 
@@ -454,12 +459,10 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         """Return *mask* as numbers to add; eager code converts it in every call (transformers/attention.cpp,
         convert_boolean_attn_mask), compiled code once.
         """
-        if self._masks is not None and id(mask) in self._masks:
-            return self._masks[id(mask)][1]
-        added = torch.where(mask, 0.0, float("-inf")).to(dtype)
-        if self._masks is not None:
-            self._masks[id(mask)] = (mask, added)
-        return added
+        masks = self._masks if self._masks is not None else {}
+        if id(mask) not in masks:
+            masks[id(mask)] = (mask, torch.where(mask, 0.0, float("-inf")).to(dtype))
+        return masks[id(mask)][1]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_autocast_enabled(GPU) and func in SOFTMAXES and args[0].dtype in (torch.bfloat16, torch.float16):
@@ -469,17 +472,8 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         args, kwargs = self.autocast.cast_for(func, (args, kwargs or {}))
         if func is ATTENTION:
             return self._attend(*args, **kwargs)
-        if func is DROPOUT:
-            return run_dropout(*args, **kwargs)
-        if func is F.rms_norm or func is torch.rms_norm:
-            return rms_norm(*args, **kwargs)
-        if func in RECURRENT:
-            return run_recurrent_net(RECURRENT[func], *args)
-        if func is torch.lstm_cell or func is torch.gru_cell:
-            return run_cell(func, *args, **kwargs)
-        if func is torch.cumprod or func is T.cumprod:
-            return CumulativeProduct.apply(*args, *kwargs.values())
-        return self.place(func, args, kwargs)
+        run = REPLACED.get(func)
+        return self.place(func, args, kwargs) if run is None else run(*args, **kwargs)
 
     def place(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run *func* with all of its tensors on the meta device."""

@@ -55,23 +55,18 @@ def enter_checkpoint() -> str:
     return GPU
 
 
-def _unhook_calls(frame: Callable[[], object], *_: object) -> float:
-    """Return the CPU's time of a checkpoint's second forward, which saves again what hooks saved in the first."""
-    return float(CALLS["recompute"] + CALLS["unhook"] * len(getattr(frame(), "weak_holders", ())))
-
-
-def _grad_calls(*_: object, accumulate_grad: bool = True, **__: object) -> float:
-    """Return the CPU's time of ``torch.autograd.grad``; that of ``backward()`` is counted apart."""
-    return 0.0 if accumulate_grad else float(CALLS["grad"])
-
-
 # Functions and classes by module, with the CPU's time of their calls: of checkpoints an object for each tensor that is
-# saved without reentrance, and the second forward, without reentrance and with it; gradients without ``backward()``.
+# saved without reentrance, and the second forward, without reentrance (which saves again what hooks saved in the first)
+# and with it; of ``torch.autograd.grad``, while that of ``backward()`` is counted apart.
 HOST_CALLS: dict[tuple[str, str], Callable[..., float]] = {
     ("torch.utils.checkpoint", "_Holder"): lambda: CALLS["hook"],
-    ("torch.utils.checkpoint", "_recomputation_hook"): _unhook_calls,
+    ("torch.utils.checkpoint", "_recomputation_hook"): lambda frame, *_: (
+        CALLS["recompute"] + CALLS["unhook"] * len(getattr(frame(), "weak_holders", ()))
+    ),
     ("torch.utils.checkpoint", "detach_variable"): lambda inputs: CALLS["recompute"],
-    ("torch.autograd", "_engine_run_backward"): _grad_calls,
+    ("torch.autograd", "_engine_run_backward"): lambda *_, accumulate_grad=True, **__: (
+        0.0 if accumulate_grad else CALLS["grad"]
+    ),
 }
 
 

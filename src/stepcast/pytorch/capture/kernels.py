@@ -90,6 +90,10 @@ def pass_over(
     return Elementwise(kind, rows, columns, read, write, backward, DType(tensor.dtype))
 
 
+def _copy(kind: ElementwiseKind, tensor: TracedTensor) -> Elementwise:
+    return pass_over(kind, tensor, bytes_of(tensor), bytes_of(tensor))
+
+
 # ---- products ------------------------------------------------------------------------------------------------------
 
 
@@ -140,13 +144,9 @@ def _describe_attention(call: Event) -> Works:
     is_gradient = call.name == "attention_backward"
     query, key, value = call.reads[1:4] if is_gradient else call.reads[:3]
     masked, causal, drops = map(bool, call.options)
-    batch, heads, length, width = query.shape
-    return (
-        Attention(
-            batch, length, key.shape[2], heads, key.shape[1], width, value.shape[-1], causal=causal,
-            backward=is_gradient, dtype=DType(query.dtype), masked=masked, drops=drops,
-        ),
-    )  # fmt: skip
+    (batch, heads, length, width), dtype = query.shape, DType(query.dtype)
+    sizes = batch, length, key.shape[2], heads, key.shape[1], width, value.shape[-1]
+    return (Attention(*sizes, causal, is_gradient, dtype, masked=masked, drops=drops),)
 
 
 def _describe_convolution(call: Event) -> Works:
@@ -171,10 +171,9 @@ def _describe_convolution(call: Event) -> Works:
     if is_gradient:
         shapes = [tensor.shape for tensor in call.writes]
         wanted = [of for of, own in ((passes[1], data), (P.WEIGHT, weight)) if own.shape in shapes]
-    works: Works = tuple(
-        Convolution(inputs, outputs, inner, outer, taps, int(groups), of, last, dtype) for of in wanted
-    )
-    copies = (pass_over(K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in copied)
+    sizes = inputs, outputs, inner, outer, taps, int(groups)
+    works: Works = tuple(Convolution(*sizes, of, last, dtype) for of in wanted)
+    copies = (_copy(K.TRANSPOSED, tensor) for tensor in copied)
     if transformed:  # the gradient of the weight
         works = (*works[:-1], Elementwise(K.SPECTRUM, 1, round(transformed / 8), transformed, transformed, dtype=dtype))
     works = (*copies, *swapped, *works)
@@ -270,10 +269,7 @@ def _describe_norm(call: Event) -> Works:
 def _copy_swapped(tensors: Sequence[TracedTensor]) -> Works:
     """Return the copies of those *tensors* that are neither contiguous nor have channels last."""
     swapped = [tensor for tensor in tensors if not is_channels_last(tensor) and not _is_contiguous(tensor)]
-    return tuple(
-        pass_over(K.STRIDED if tensor.stride[-1] == 1 else K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor))
-        for tensor in swapped
-    )
+    return tuple(_copy(K.STRIDED if tensor.stride[-1] == 1 else K.TRANSPOSED, tensor) for tensor in swapped)
 
 
 def _is_contiguous(tensor: TracedTensor) -> bool:
@@ -352,7 +348,7 @@ def _describe_embedding_backward(call: Event) -> Works:
     distinct = max(1, round(entries * -math.expm1(-ids.numel / entries)))
     parts = distinct * -(-width // MEASURED["gradient_columns"])
     rows = Elementwise(K.ROW_GRADIENT, parts, width, size, distinct / ids.numel * size, dtype=dtype)
-    digits = (pass_over(K.DIGIT, ids, bytes_of(ids), bytes_of(ids)),) * MEASURED["id_digits"]
+    digits = (_copy(K.DIGIT, ids),) * MEASURED["id_digits"]
     return (*_describe_fill(call), *digits, *_sort_keys(ids, 1.0)[1:], rows)
 
 
@@ -370,10 +366,10 @@ def _describe_choice(call: Event) -> Works:
 
 
 def _describe_sequence_loss(call: Event) -> Works:
-    chances = call.reads[1 if call.name.endswith("backward") else 0]
-    sizes = chances.shape[0], math.prod(chances.shape[1:])
-    return (Elementwise(K.SEQUENCE_LOSS, *sizes, bytes_of(chances), bytes_of(*call.writes), "back" in call.name,
-                        DType(chances.dtype)),)  # fmt: skip
+    is_gradient = call.name.endswith("backward")
+    chances = call.reads[is_gradient]
+    shape, moved = (chances.shape[0], math.prod(chances.shape[1:])), (bytes_of(chances), bytes_of(*call.writes))
+    return (Elementwise(K.SEQUENCE_LOSS, *shape, *moved, is_gradient, DType(chances.dtype)),)
 
 
 def _sort_keys(keys: TracedTensor, written: float) -> Works:
@@ -410,8 +406,7 @@ def _describe_image_norm(call: Event) -> Works:
     """Normalise groups of channels, after copies of what has channels last."""
     largest = max(tensor.numel for tensor in call.reads)
     images = [tensor for tensor in call.reads if tensor.numel == largest]
-    copies = [pass_over(K.TRANSPOSED, tensor, bytes_of(tensor), bytes_of(tensor)) for tensor in images if
-              is_channels_last(tensor)]  # fmt: skip
+    copies = [_copy(K.TRANSPOSED, tensor) for tensor in images if is_channels_last(tensor)]
     image, read, written = images[0], bytes_of(*call.reads), bytes_of(*call.writes)
     rows = max(1, image.shape[0] * (image.shape[1] if len(image.shape) > 2 else 1))
     is_gradient, dtype = "backward" in call.name, DType(image.dtype)
@@ -444,12 +439,9 @@ def _describe_listed(call: Event) -> Works:
     lengths = [option for option in call.options if isinstance(option, int)]
     ends = [sum(lengths[:count]) for count in range(5)]
     first = reads[: ends[1]] if lengths else reads
-    if name.startswith("_fused_adam"):
-        changed = (*reads[: ends[1]], *reads[ends[2] : ends[4]])
-    elif name.startswith("_fused_sgd"):  # parameters and, after the gradients, momentum
-        changed = (*first, *reads[ends[2] :])
-    else:
-        changed = first if name.endswith("_") else call.writes
+    changed = first if name.endswith("_") else call.writes
+    if name.startswith("_fused_"):  # parameters and, after the gradients, momentum, of Adam both moments
+        changed = (*first, *reads[ends[2] : ends[4] if name.startswith("_fused_adam") else None])
     elements = max(1, sum(tensor.elements for tensor in first))
     kind = K.OPTIMIZER if name.startswith("_fused_") else K.LISTED_OPTIMIZER
     return (Elementwise(kind, 1, elements, bytes_of(*reads), bytes_of(*changed), dtype=DType.FP32),)
@@ -497,8 +489,10 @@ def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor)
         is_row = is_repeated or (*reads[-1].shape, *reads[0].shape[1:]) == out.shape
         row_bytes = math.prod(reads[0].shape[1:]) * DType(out.dtype).bytes
         return K.GATHER if is_row and row_bytes % LOAD_BYTES[0] == 0 else K.IRREGULAR
-    if name in ("cat", "stack") and reads and _joins_runs(reads, out):
-        return K.COPY
+    if name in ("cat", "stack") and reads:
+        tensors = [tensor for tensor in (*reads, out) if tensor.numel]
+        if all(map(_is_contiguous, tensors)) or all(map(is_channels_last, tensors)):
+            return K.COPY  # by the kernel for contiguous tensors (aten/src/ATen/native/cuda/Shape.cu)
     if name == "embedding":
         return K.EMBEDDING
     is_pointwise, is_sum = _tags_of(name)
@@ -521,27 +515,20 @@ def _tags_of(name: str) -> tuple[bool, bool]:
     return torch.Tag.pointwise in tags, name in FIT["sums"] or getattr(torch.Tag, "reduction", None) in tags
 
 
-def _joins_runs(reads: Sequence[TracedTensor], out: TracedTensor) -> bool:
-    """Return True if the kernel for contiguous tensors joins them (aten/src/ATen/native/cuda/Shape.cu)."""
-    tensors = [tensor for tensor in (*reads, out) if tensor.numel]
-    return all(map(_is_contiguous, tensors)) or all(map(is_channels_last, tensors))
-
-
 def _describe_write_into(name: str, reads: Sequence[TracedTensor], target: TracedTensor) -> Compute:
     """Write values to positions of *target*; those that are added at one position run one after another."""
     values = max(reads[1:], key=bytes_of) if len(reads) > 1 else reads[0]
     size, width, dtype = bytes_of(values), max(1, values.shape[-1] if values.shape else 1), DType(values.dtype)
-    if name in ADD_INTO:
-        positions = max(1, target.numel // width)
+    rows, positions = max(1, values.numel // width), max(1, target.numel // width)
+    if name not in ADD_INTO:
+        return Elementwise(K.COPY, rows, width, size, size, dtype=dtype)
+    if name in ("index_put", "_index_put_impl"):
         rows = max(1, values.numel // width // positions)
-        if name != "index_put" and name != "_index_put_impl":
-            rows = max(1, values.numel // width)
-            if "scatter" in name and len(values.shape) > 1:
-                is_repeated = any(tensor.elements < tensor.numel for tensor in reads[1:] if tensor.dtype == "int64")
-                rows = max(1, round(rows * (MEASURED["repeated_index"] if is_repeated else MEASURED["own_index"])))
-            return Elementwise(K.ATOMIC_SUM, rows, width, size, 2 * size, dtype=dtype)
         return Elementwise(K.SCATTER_SUM, rows, width * positions, size, bytes_of(target), dtype=dtype)
-    return Elementwise(K.COPY, max(1, values.numel // width), width, size, size, dtype=dtype)
+    if "scatter" in name and len(values.shape) > 1:
+        is_repeated = any(tensor.elements < tensor.numel for tensor in reads[1:] if tensor.dtype == "int64")
+        rows = max(1, round(rows * MEASURED["repeated_index" if is_repeated else "own_index"]))
+    return Elementwise(K.ATOMIC_SUM, rows, width, size, 2 * size, dtype=dtype)
 
 
 # ---- memory layout of operands -------------------------------------------------------------------------------------

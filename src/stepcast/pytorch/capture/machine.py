@@ -111,10 +111,8 @@ class PretendMachine:
             "is_current_stream_capturing": False, "get_rng_state": state, "get_rng_state_all": [state],
             "initial_seed": 0,
         }  # fmt: skip
-        for name in CALLS["handles"]:
-            yield cuda, name, _Handle
-        for name in CALLS["ranges"]:
-            yield cuda.nvtx, name, _Handle
+        for owner, kind in ((cuda, "handles"), (cuda.nvtx, "ranges")):
+            yield from ((owner, name, _Handle) for name in CALLS[kind])
         accelerated: dict[str, object] = {
             "is_available": True, "device_count": self._local_gpus, "current_device_index": 0, "memory_allocated": 0,
             "current_accelerator": torch.device(GPU), "max_memory_allocated": 0, "current_stream": _Handle(),
@@ -161,19 +159,14 @@ class PretendMachine:
             return model
 
         def run_compiled(*args: Any, **kwargs: Any) -> Any:
-            with self.within_compiled():
+            self.compiled.add(0)
+            self.compiled_depth += 1
+            try:
                 return model(*args, **kwargs)
+            finally:
+                self.compiled_depth -= 1
 
         return run_compiled
-
-    @contextlib.contextmanager
-    def within_compiled(self) -> Iterator[None]:
-        self.compiled.add(0)
-        self.compiled_depth += 1
-        try:
-            yield
-        finally:
-            self.compiled_depth -= 1
 
     # ---- the process group ----------------------------------------------------------------------------
 
@@ -244,18 +237,16 @@ class PretendMachine:
                 strategy = str(sharding_strategy or "FULL_SHARD").rpartition(".")[2]
 
                 class Wrapped(nn.Module):  # type: ignore[misc]
-                    """Notes a module that the policy wraps, which stays as it is."""
+                    """Notes a module that is wrapped, which stays as it is."""
 
                     def __new__(cls, inner: nn.Module, **_: object) -> Any:
                         machine.shard(strategy, ShardedModules([inner], mixed_precision, is_flat=True))
-                        _cast_in_forward(inner, getattr(mixed_precision, "param_dtype", None))
                         return inner
 
                 if auto_wrap_policy is not None:
                     nothing: set[Any] = set()
                     wrap._recursive_wrap(module, auto_wrap_policy, Wrapped, nothing, nothing, True)
-                machine.shard(strategy, ShardedModules([module], mixed_precision, is_flat=True))
-                _cast_in_forward(module, getattr(mixed_precision, "param_dtype", None))
+                Wrapped(module)
 
         def fully_shard(
             module: Any, *, mesh: Any = None, reshard_after_forward: Any = None, mp_policy: object = None, **kw: object
@@ -266,10 +257,8 @@ class PretendMachine:
             is_known = not is_hybrid and reshard_after_forward in (None, True, False)
             unit = ShardedModules(modules, mp_policy, reshard_after_forward)
             machine.shard("FULL_SHARD" if is_known else strategy, unit)
-            for each in modules:
-                _cast_in_forward(each, getattr(mp_policy, "param_dtype", None))
-                kind = type(each)
-                each.__class__ = type(f"FSDP{kind.__name__}", (_ShardedMethods, kind), {})
+            for own in modules:
+                own.__class__ = type(f"FSDP{type(own).__name__}", (_ShardedMethods, type(own)), {})
             return module
 
         def parallelize_module(
@@ -279,17 +268,16 @@ class PretendMachine:
             machine.note("the tensor-parallel plan is replaced by the split that predict --tp finds")
             return module
 
-        yield nn.parallel, "DistributedDataParallel", DistributedDataParallel
-        yield nn.parallel.distributed, "DistributedDataParallel", DistributedDataParallel
-        yield fsdp, "FullyShardedDataParallel", FullyShardedDataParallel
-        yield fsdp.fully_sharded_data_parallel, "FullyShardedDataParallel", FullyShardedDataParallel
-        yield fsdp, "fully_shard", fully_shard
-        yield parallel, "parallelize_module", parallelize_module
+        for own in (DistributedDataParallel, FullyShardedDataParallel, fully_shard, parallelize_module):
+            for owner in (nn.parallel, nn.parallel.distributed, fsdp, fsdp.fully_sharded_data_parallel, parallel):
+                yield owner, own.__name__, own
 
     def shard(self, strategy: str, unit: ShardedModules) -> None:
         """Note the sharding of FSDP; the variants that a prediction lacks are predicted as full shards."""
         self.sharding = "none" if strategy == "NO_SHARD" else "fsdp"
         self.units.append(unit._replace(is_freed=False) if strategy == "SHARD_GRAD_OP" else unit)
+        for module in unit.modules:
+            _cast_in_forward(module, getattr(unit.precision, "param_dtype", None))
         if strategy not in ("NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP"):
             self.note(f"FSDP with {strategy} is predicted as full sharding over all replicas")
 
@@ -301,17 +289,16 @@ class PretendMachine:
         """
         ways, claimed = self.gpus // self.tp, set[int]()
         for unit in self.units:
-            own = {id(each): each for module in unit.modules for each in module.parameters() if id(each) not in claimed}
-            claimed |= own.keys()
-            formats = (getattr(unit.precision, name, None) for name in ("param_dtype", "reduce_dtype"))
-            param_dtype, reduce_dtype = formats
+            own = {id(weight): weight for module in unit.modules for weight in module.parameters()}
+            param_dtype, reduce_dtype = (getattr(unit.precision, f"{use}_dtype", None) for use in ("param", "reduce"))
             gathered_bytes = reduced_bytes = 0
-            for each in own.values():
-                rows = each.shape[0] if each.dim() and not unit.is_flat else each.numel()
+            for weight in (weight for key, weight in own.items() if key not in claimed):
+                rows = weight.shape[0] if weight.dim() and not unit.is_flat else weight.numel()
                 padded = -(-rows // ways) * ways if not unit.is_flat else rows
-                dtype, elements = param_dtype or each.dtype, each.numel() // max(1, rows) * padded
+                dtype, elements = param_dtype or weight.dtype, weight.numel() // max(1, rows) * padded
                 gathered_bytes += elements * dtype.itemsize
-                reduced_bytes += elements * (reduce_dtype or dtype).itemsize * each.requires_grad
+                reduced_bytes += elements * (reduce_dtype or dtype).itemsize * weight.requires_grad
+            claimed |= own.keys()
             ids = {id(module) for module in unit.modules}
             is_outermost = not any(
                 ids < {id(module) for top in other.modules for module in top.modules()} for other in self.units

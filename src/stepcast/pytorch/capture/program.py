@@ -72,9 +72,8 @@ def build_program(what: str, options: CaptureOptions) -> TrainingProgram:
     path, _, sizes = what.rpartition(":")
     if path and "=" in sizes:
         return _build_from_config(path, options, sizes)
-    if ":" in what and not os.path.exists(what):
-        return _build_from_function(what, options)
-    return _build_from_config(what, options)
+    is_function = ":" in what and not os.path.exists(what)
+    return _build_from_function(what, options) if is_function else _build_from_config(what, options)
 
 
 # ---- models of transformers ----------------------------------------------------------------------------------------
@@ -102,7 +101,9 @@ def _build_from_config(path: str, options: CaptureOptions, sizes: str = "") -> T
         raise CaptureError(f"{path}: transformers {version}: {_shorten_message(error)}") from None
     model.train()
     if options.checkpoint:
-        _enable_checkpointing(model)
+        # Its name since transformers 5.23, where the older one warns.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
     inputs, tokens = _make_batch(config, options)
 
     def results() -> tuple[Tensor, ...]:
@@ -121,28 +122,18 @@ def _build_model(auto_class: Any, config: Any, options: CaptureOptions) -> torch
     Where transformers refuses fused attention because it has no cap of the scores, the model runs without that cap,
     as releases did that chose it (5.17 for Gemma 2; 5.22 refuses).
     """
-    arguments = {"dtype": options.data_dtype}
-    if options.experts:
-        arguments["experts_implementation"] = options.experts
-    if not options.attention:
-        return auto_class.from_config(config, **arguments)
+    chosen = {"experts_implementation": options.experts, "attn_implementation": options.attention}
+    arguments: dict[str, Any] = {"dtype": options.data_dtype}
+    arguments |= {name: value for name, value in chosen.items() if value}
     try:
-        return auto_class.from_config(config, attn_implementation=options.attention, **arguments)
+        return auto_class.from_config(config, **arguments)
     except ValueError as error:
         if options.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
             raise
     config.attn_logit_softcapping = None
-    model = auto_class.from_config(config, attn_implementation="eager", **arguments)
+    model = auto_class.from_config(config, **{**arguments, "attn_implementation": "eager"})
     model.config._attn_implementation = options.attention
     return model
-
-
-def _enable_checkpointing(model: Any) -> None:
-    """Let transformers recompute each layer's activations in the backward pass."""
-    if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23; the older one warns
-        model.activation_checkpointing_enable()
-    else:
-        model.gradient_checkpointing_enable()
 
 
 def _read_config(path: str, sizes: str) -> dict[str, Any]:
@@ -176,15 +167,13 @@ def _choose_auto_class(transformers: ModuleType, config: Any) -> Any:
     if not models:
         raise CaptureError(f"{config.model_type}: no class that trains it is known; give module:function")
     architectures = set(getattr(config, "architectures", None) or ())
-    for name, model in models.items():
-        if model in architectures:
-            return getattr(transformers, name)
+    named = [name for name, model in models.items() if model in architectures]
     # Encoders and encoder-decoders could be trained as decoders too, which is not what they are made for.
     if config.is_encoder_decoder:
         preferred = ["AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"]
     else:
         preferred = [] if getattr(config, "is_decoder", False) else ["AutoModelForMaskedLM"]
-    return getattr(transformers, next(name for name in (*preferred, *models) if name in models))
+    return getattr(transformers, next(name for name in (*named, *preferred, *models) if name in models))
 
 
 def _make_batch(config: Any, options: CaptureOptions) -> tuple[dict[str, Any], int]:
@@ -223,12 +212,9 @@ def _build_from_function(what: str, options: CaptureOptions) -> TrainingProgram:
     object or a function of the parameters.
     """
     function = _import_function(what)
-    for option in TRANSFORMERS_OPTIONS:
-        if option in options.given:
-            raise CaptureError(
-                f"--{option} has no effect on {what}: it configures models of transformers; the program itself "
-                "has to say so"
-            )
+    for option in (option for option in TRANSFORMERS_OPTIONS if option in options.given):
+        problem = f"--{option} has no effect on {what}: it configures models of transformers"
+        raise CaptureError(f"{problem}; the program itself has to say so")
     arguments = {"batch": options.batch, "seq": options.seq, "dtype": DTYPES[options.dtype]}
     taken = inspect.signature(function).parameters
     default_dtype = torch.get_default_dtype()
@@ -245,10 +231,8 @@ def _build_from_function(what: str, options: CaptureOptions) -> TrainingProgram:
     if not isinstance(returned, dict) or not isinstance(returned.get("model"), torch.nn.Module):
         raise CaptureError(f"{what}: returned no torch.nn.Module; expected a model, or (model, inputs, ...)")
     model, inputs, given_optimizer = returned["model"].to(META), returned.get("inputs"), returned.get("optimizer")
-    fixed = {
-        **({} if given_optimizer is None else dict.fromkeys(("optimizer", "no_fused_optimizer"), "optimizer")),
-        **({} if inputs is None else dict.fromkeys({"batch", "seq"} - set(taken), "inputs")),
-    }
+    fixed = {} if given_optimizer is None else dict.fromkeys(("optimizer", "no_fused_optimizer"), "optimizer")
+    fixed |= {} if inputs is None else dict.fromkeys({"batch", "seq"} - set(taken), "inputs")
     for option in sorted(options.given & set(fixed)):
         raise CaptureError(f"--{option.replace('_', '-')} has no effect: {what} returns its own {fixed[option]}")
     batch, seq = options.batch, options.seq
@@ -300,10 +284,8 @@ def sizes_of(inputs: Any) -> tuple[int, int]:
 
 def _default_loss(what: str, outputs: Any) -> Tensor:
     """Return the model's own loss, or the mean of its result."""
-    loss = getattr(outputs, "loss", None)
-    if loss is None and isinstance(outputs, dict):
-        loss = outputs.get("loss")
-    if loss is not None:
+    named = outputs.get("loss") if isinstance(outputs, dict) else None
+    if (loss := getattr(outputs, "loss", named)) is not None:
         return loss
     if isinstance(outputs, tuple | list):
         outputs = outputs[0]
@@ -317,8 +299,7 @@ def _make_optimizer(model: torch.nn.Module, options: CaptureOptions) -> torch.op
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if options.optimizer == "sgd":
         return torch.optim.SGD(trained, lr=LEARNING_RATE, foreach=True)
-    fused = options.fused
-    return torch.optim.AdamW(trained, lr=LEARNING_RATE, foreach=None if fused else True, fused=fused or None)
+    return torch.optim.AdamW(trained, lr=LEARNING_RATE, foreach=not options.fused or None, fused=options.fused or None)
 
 
 def _shorten_message(error: BaseException) -> str:

@@ -5,7 +5,7 @@ the second step then need blocks elsewhere. A GPT on an H200 still reserved more
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.pytorch.capture.tracer import PRODUCTS, Moment, StepTrace
@@ -50,32 +50,29 @@ class _Replay:
         self._left, self._old = defaultdict[int, list[int]](list), list[int]()
         written = {tensor.storage for event in trace.events for tensor in event.writes}
         for number, storage in enumerate(trace.storages):
-            if storage.size_bytes:
-                is_input = storage.freed is None and (storage.is_carried or number not in written)
-                self._place(number, is_input)
-
-    def _place(self, number: int, is_input: bool) -> None:
-        storage = self._storages[number]
-        if storage.role in ("parameters", "buffers") or (storage.role == "activations" and is_input):
-            self._make(number)
-        elif storage.role == "optimizer":
-            self._states.append(number)
-        elif storage.freed is not None and (storage.is_carried or (storage.role == "gradients" and not storage.made)):
-            self._stale[storage.freed].append(storage.size_bytes)
-        elif storage.freed != 0:
-            self._made[min(storage.made, self._ticks - 1)].append(number)
-            if storage.freed is not None:
-                self._freed[min(storage.freed, self._ticks - 1)].append(number)
+            if not storage.size_bytes:
+                continue
+            role, freed, is_carried = storage.role, storage.freed, storage.is_carried
+            is_input = freed is None and (is_carried or number not in written)
+            if role in ("parameters", "buffers") or (role == "activations" and is_input):
+                self._make(number)
+            elif role == "optimizer":
+                self._states.append(number)
+            elif freed is not None and (is_carried or (role == "gradients" and not storage.made)):
+                self._stale[freed].append(storage.size_bytes)
+            elif freed != 0:
+                self._made[min(storage.made, self._ticks - 1)].append(number)
+                if freed is not None:
+                    self._freed[min(freed, self._ticks - 1)].append(number)
 
     def _make(self, number: int) -> None:
         if number in self._blocks:
             self._old.append(self._blocks[number])
         self._blocks[number] = self.memory.allocate(self._storages[number].size_bytes)
 
-    def _free(self, numbers: Iterator[int]) -> None:
-        for number in numbers:
-            if number in self._blocks:
-                self.memory.free(self._blocks.pop(number))
+    def _free(self, numbers: Iterable[int]) -> None:
+        for number in filter(self._blocks.__contains__, numbers):
+            self.memory.free(self._blocks.pop(number))
 
     def run_step(self, is_first: bool) -> None:
         """Allocate and free the storages of one step; the first also makes what stays."""
@@ -95,7 +92,7 @@ class _Replay:
                 if not (self._storages[number].role == "gradients" and not tick and number in self._blocks):
                     self._make(number)
                     if self._storages[number].freed == tick:  # by the operator itself, before it makes the next
-                        self._free(iter((number,)))
+                        self._free((number,))
             if is_first and tick in self._products:
                 self.memory.allocate(PRODUCT_BUFFER)
                 self.buffers += PRODUCT_BUFFER

@@ -94,14 +94,14 @@ def _answer_as_gpu() -> Iterator[list[str]]:
         patches.enter_context(mock.patch.object(function, "apply", apply_function(function.apply.__func__)))
         for module, name in (*GPU_ANSWERS, *HOST_CALLS):
             owner = importlib.import_module(module)
+            place = module, name
             if hasattr(owner, name):
-                place = module, name
                 answer = GPU_ANSWERS.get(place) or count_calls(getattr(owner, name), HOST_CALLS[place])
                 patches.enter_context(mock.patch.object(owner, name, answer))
-                continue
-            lacking = "the CPU's time in checkpoints" if (module, name) in HOST_CALLS else "the kernels of a GPU"
-            release = f"PyTorch {torch.__version__} has no {module}.{name}"
-            warnings.append(f"{release}, by which capture knows {lacking}: the step may be predicted too short")
+            else:
+                lacking = "the CPU's time in checkpoints" if place in HOST_CALLS else "the kernels of a GPU"
+                release = f"PyTorch {torch.__version__} has no {module}.{name}"
+                warnings.append(f"{release}, by which capture knows {lacking}: the step may be predicted too short")
         yield warnings
 
 
@@ -124,10 +124,19 @@ def _restore_precision() -> Iterator[None]:
 
 
 def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTrace:
-    """Trace forward, backward and update of *program*, whose optimizer already has its states."""
+    """Trace forward, backward and update of *program*, after an update that makes the states of its optimizer."""
     tracer = Tracer({id(module): name for name, module in program.model.named_modules()})
-    tracer.compiles = options.compiled
-    _make_optimizer_states(program, tracer)
+    tracer.compiles, tracer.moment = options.compiled, Moment.OPTIMIZER
+    for parameter in parameters_of(program.optimizer):
+        parameter.grad = torch.empty_like(parameter)
+    with tracer, torch.no_grad():
+        program.optimizer.step()
+    program.optimizer.zero_grad(set_to_none=True)
+    tracer.trace.events.clear()
+    for storage in tracer.trace.storages:
+        storage.made = 0
+        storage.freed = None if storage.freed is None else 0
+    tracer.moment = Moment.FORWARD
     tracer.add_existing([program.model], [program.optimizer])
     try:
         _run_step(program, options, tracer)
@@ -139,21 +148,6 @@ def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTra
     return tracer.trace
 
 
-def _make_optimizer_states(program: TrainingProgram, tracer: Tracer) -> None:
-    """Run one update before the step that is traced, so that the optimizer is that of any later step."""
-    for parameter in parameters_of(program.optimizer):
-        parameter.grad = torch.empty_like(parameter)
-    tracer.moment = Moment.OPTIMIZER
-    with tracer, torch.no_grad():
-        program.optimizer.step()
-    program.optimizer.zero_grad(set_to_none=True)
-    tracer.trace.events.clear()
-    for storage in tracer.trace.storages:
-        storage.made = 0
-        storage.freed = None if storage.freed is None else 0
-    tracer.moment = Moment.FORWARD
-
-
 def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer) -> None:
     gpu = EmulatedGpu(compiled=options.compiled)
     with tracer, tracer.follow_modules(), gpu:
@@ -163,7 +157,7 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
             torch.autocast(GPU, torch.bfloat16) if options.autocast else contextlib.nullcontext(),
         ):
             loss, *others = program.results()
-        gpu.autocast.clear_cache()
+        gpu.autocast.cache.clear()
         tracer.moment = Moment.BACKWARD
         if not options.compiled:
             others.clear()
@@ -179,8 +173,7 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
         del others, zeros
     for parameter in dict.fromkeys((*program.model.parameters(), *parameters_of(program.optimizer))):
         tracer.add_gradient(parameter)
-    tracer.moment = Moment.OPTIMIZER
-    tracer.updated = len(tracer.trace.gradients)
+    tracer.moment, tracer.updated = Moment.OPTIMIZER, len(tracer.trace.gradients)
     with tracer, torch.no_grad():
         program.optimizer.step()
         program.optimizer.zero_grad(set_to_none=True)

@@ -13,32 +13,24 @@ import os
 import runpy
 import sys
 import traceback
-from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim import optimizer as optimizer_hooks
 from torch.utils._device import _device_constructors
 
 from stepcast.ir.captured import Captured
-from stepcast.ir.dataclass import dataclass
+from stepcast.pytorch.capture import tracer as tracing
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
 from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_host_work
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
-from stepcast.pytorch.capture.tracer import (
-    LISTED,
-    READ_A_VALUE,
-    CaptureError,
-    Moment,
-    StepTrace,
-    Tracer,
-    list_tensors,
-    parameters_of,
-)
+from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, list_tensors, parameters_of
 
 T = Tensor
 HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
@@ -104,7 +96,7 @@ class ScriptTracer(Tracer):
         moves = name == "_to_copy" and kwargs.get("device") == META and read[0].device.type == "cpu"
         if (read and all(map(is_on_host, read)) and not moves) or (not read and kwargs.get("device") != META):
             return self._run_on_host(func, name, args, kwargs, read)
-        if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in ("copy_", "_to_copy"):
+        if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in tracing.COPIES:
             args, kwargs = torch.utils._pytree.tree_map_only(
                 Tensor, lambda tensor: move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
             )
@@ -116,7 +108,7 @@ class ScriptTracer(Tracer):
     def _run_on_host(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
         if not any(hasattr(tensor, HOST) for tensor in read):
             return func(*args, **kwargs)
-        if name in READ_A_VALUE:
+        if name in tracing.READ_A_VALUE:
             return self.read_unknown(read)
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(META), (args, kwargs))
         result = func(*args, **kwargs)
@@ -131,13 +123,11 @@ class ScriptTracer(Tracer):
         if not self.recording:
             return
         super()._add_event(name, args, read, written)
-        number = len(self.trace.events) - 1
-        event = self.trace.events[number]
-        runs_compiled = bool(self._regions) or self.machine.compiled_depth > 0
+        event, runs_compiled = self.trace.events[-1], bool(self._regions) or self.machine.compiled_depth > 0
         if event.moment is Moment.BACKWARD and event.source >= 0:
             runs_compiled = event.source not in self.trace.uncompiled
         if not runs_compiled:
-            self.trace.uncompiled.add(number)
+            self.trace.uncompiled.add(len(self.trace.events) - 1)
         if self._waits_first:
             self._waits_first = False
             self._add_host_wait()
@@ -175,11 +165,6 @@ class ScriptTracer(Tracer):
 
     # ---- the window -----------------------------------------------------------------------------------
 
-    def close_window(self) -> None:
-        """End the recording; what the script still holds is freed by its end, not by the step."""
-        self.recording = False
-        self._watches.clear()
-
     def open_window(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to record, with everything that exists."""
         self.trace = StepTrace(modules=self.trace.modules)
@@ -201,7 +186,8 @@ class ScriptGpu(EmulatedGpu):
 
     def place(self, func: Any, args: Any, kwargs: Any) -> Any:
         own = args[0] if args and isinstance(args[0], Tensor) else None
-        if own is not None and own.device.type == "meta" and func in ANSWERS:
+        is_meta = own is not None and own.device.type == "meta"
+        if is_meta and func in ANSWERS:
             return ANSWERS[func](self, own, *args[1:])
         if func is DATA_SET:
             if hasattr(own, HOST) and not hasattr(args[1], HOST):
@@ -216,7 +202,7 @@ class ScriptGpu(EmulatedGpu):
             return self._move(own, torch.device("cpu"), kwargs)
         if func is T.to:
             return self._convert(own, args[1:], kwargs)
-        if func in FINITE and own is not None and own.device.type == "meta":
+        if is_meta and func in FINITE:
             result = func(*args, **kwargs)
             if not hasattr(result, VALUES):
                 setattr(result, VALUES, torch.full(result.shape, FINITE[func]))
@@ -267,7 +253,7 @@ class ScriptGpu(EmulatedGpu):
         if (device.type == "cpu") == is_on_host(own):
             return own
         if device.type == "cpu":
-            result = own.detach() if not own.requires_grad else own * 1  # keeps the graph
+            result = own * 1 if own.requires_grad else own.detach()  # a product keeps the graph
             setattr(result, HOST, True)
             self._tracer._add_host_wait()
             fetch(own.nbytes)
@@ -285,9 +271,8 @@ class ScriptGpu(EmulatedGpu):
 
     def read_values(self, own: Tensor) -> Tensor:
         """Return the values of a tensor; unknown ones are equal."""
-        known = getattr(own, VALUES, None)
-        if known is not None:
-            return known
+        if hasattr(own, VALUES):
+            return getattr(own, VALUES)
         dtype = torch.float32 if own.dtype is torch.bfloat16 else own.dtype
         return torch.full(own.shape, self._tracer.read_unknown([own]), dtype=dtype, device="cpu")
 
@@ -332,14 +317,11 @@ def shorten_path(path: str) -> str:
 # ---- the run -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class ScriptRun:
     """One run of a script under the modes, until its second optimizer step has ended."""
 
-    machine: PretendMachine
-
-    def __post_init__(self) -> None:
-        self.tracer = ScriptTracer(self.machine)
+    def __init__(self, machine: PretendMachine) -> None:
+        self.machine, self.tracer = machine, ScriptTracer(machine)
         self.gpu = ScriptGpu(self.tracer)
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.passes: list[int] = []  # the number of events at the end of each backward
@@ -357,20 +339,14 @@ class ScriptRun:
                 self._end_step()
 
     def _end_step(self) -> None:
-        if not self.tracer.recording:
-            self._open_window()
-            return
-        for each in self.optimizers.values():
-            for parameter in parameters_of(each):
+        if self.tracer.recording:
+            for parameter in chain.from_iterable(map(parameters_of, self.optimizers.values())):
                 self.tracer.add_gradient(parameter)
-        if self.tracer.trace.host_waits and self.second is None:
+            if not self.tracer.trace.host_waits or self.second is not None:
+                self.tracer.recording = False
+                self.tracer._watches.clear()  # what the script still holds is freed by its end, not by the step
+                raise StepTracedError
             self.second = self.tracer.trace, self.passes
-            self._open_window()
-            return
-        self.tracer.close_window()
-        raise StepTracedError
-
-    def _open_window(self) -> None:
         self.passes = []
         self.tracer.open_window(list(self.optimizers.values()))
 
@@ -384,7 +360,7 @@ class ScriptRun:
         gradients = [grad_tensors] if is_one else list(grad_tensors)
         pairs = zip(results, gradients + [None] * len(results), strict=False)
         seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
-        self.gpu.autocast.clear_cache()
+        self.gpu.autocast.cache.clear()
         before, self.tracer.moment = self.tracer.moment, Moment.BACKWARD
         self.tracer.begins_backward = True
         targets = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
@@ -405,14 +381,13 @@ class ScriptRun:
         ) -> None:  # fmt: skip
             backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
-        originals = T.backward, torch.autograd.backward, sys.argv, list(sys.path)
-        hooks = (
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
-        )
-        T.backward, torch.autograd.backward = tensor_backward, backward
+        originals = sys.argv, list(sys.path)
         try:
             with (
+                mock.patch.object(T, "backward", tensor_backward),
+                mock.patch.object(torch.autograd, "backward", backward),
+                optimizer_hooks.register_optimizer_step_pre_hook(self._before_update),
+                optimizer_hooks.register_optimizer_step_post_hook(self._after_update),
                 self.machine.show(),
                 contextlib.redirect_stdout(sys.stderr),
                 self.tracer,
@@ -423,10 +398,8 @@ class ScriptRun:
         except StepTracedError:
             return
         finally:
-            T.backward, torch.autograd.backward, sys.argv, sys.path[:] = originals
+            sys.argv, sys.path[:] = originals
             torch.compiler._is_compiling_flag = False
-            for hook in hooks:
-                hook.remove()
         if self.second is not None:
             self.tracer.trace, self.passes = self.second
             return
@@ -435,25 +408,26 @@ class ScriptRun:
 
 
 def _run_words(words: Sequence[str]) -> None:
-    name = words[1] if words[0] == "-m" and len(words) > 1 else words[0]
-    sys.argv = [name, *words[2 if words[0] == "-m" else 1 :]]
-    if words[0] != "-m" and not os.path.isfile(name):
+    is_module = words[0] == "-m"
+    name = words[1] if is_module and len(words) > 1 else words[0]
+    sys.argv = [name, *words[1 + is_module :]]
+    if not is_module and not os.path.isfile(name):
         raise CaptureError(f"{name}: no such script")
-    sys.path.insert(0, os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.abspath(name)))
+    sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.abspath(name)))
     try:
-        if words[0] == "-m":
+        if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(name, run_name="__main__")
-    except (StepTracedError, CaptureError, KeyboardInterrupt):
+    except CaptureError:
         raise
     except SystemExit as error:
         if error.code:
             raise CaptureError(f"{name}: exited with {error.code} before a step was captured") from None
     except Exception as error:
+        inside = (os.sep + "stepcast" + os.sep, "runpy", os.path.dirname(torch.__file__))
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if os.sep + "stepcast" + os.sep not in frame.filename and "runpy" not in
-               frame.filename and os.path.dirname(torch.__file__) not in frame.filename]  # fmt: skip
+        own = [frame for frame in frames if not any(part in frame.filename for part in inside)]
         place = f"{shorten_path(own[-1].filename)}:{own[-1].lineno}" if own else name
         message = " ".join(str(error).split())[:300]
         raise CaptureError(f"{place}: {type(error).__name__}: {message}") from error
@@ -472,14 +446,25 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
     trace.units = list(machine.list_units(run.tracer._module_names)) if machine.gpus > 1 else []
     batch, seq = run.tracer.batch_sizes or (1, 1)
     first = next(iter(run.tracer.roots.values()), None)
-    transformers = sys.modules.get("transformers")
     optimizer = next(iter(run.optimizers.values()))
     settings = {
         "compiled": bool(machine.compiled),
         "fused optimizer": any(group.get("fused") for group in optimizer.param_groups),
         f"optimizer {type(optimizer).__name__}": True,
     }
-    distribution = {
+    if machine.gpus > 1 and not machine.sharding and machine.tp == 1:
+        machine.note(f"{machine.gpus} GPUs, but the script wraps no model in DDP or FSDP: predicted as DDP")
+    if machine.collectives:
+        calls = ", ".join(f"{count} {name}" for name, count in machine.collectives.items())
+        machine.note(f"collectives that the script calls itself are not part of the prediction: {calls}")
+    facts = {
+        "torch": torch.__version__,
+        "transformers": getattr(sys.modules.get("transformers"), "__version__", None),
+        "script": " ".join(words),
+        "seen gpu": machine.gpu.name,
+        "model": type(first).__name__ if first is not None else "",
+        "seq": seq,
+        "settings": ", ".join(name for name, is_set in settings.items() if is_set),
         "gpus": machine.gpus if machine.gpus > 1 else None,
         "sharding": machine.sharding if machine.gpus > 1 else None,
         "tp": machine.tp if machine.tp > 1 else None,
@@ -488,24 +473,10 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
         "accumulation": accumulation if accumulation > 1 else None,
         "gradients summed": "in every pass" if machine.ddp and accumulation > 1 and not machine.skips_sums else None,
     }
-    if machine.gpus > 1 and not machine.sharding and machine.tp == 1:
-        machine.note(f"{machine.gpus} GPUs, but the script wraps no model in DDP or FSDP: predicted as DDP")
-    if machine.collectives:
-        calls = ", ".join(f"{count} {name}" for name, count in machine.collectives.items())
-        machine.note(f"collectives that the script calls itself are not part of the prediction: {calls}")
-    facts = {
-        "torch": str(torch.__version__),
-        **({"transformers": transformers.__version__} if transformers is not None else {}),
-        "script": " ".join(words),
-        "seen gpu": machine.gpu.name,
-        "model": type(first).__name__ if first is not None else "",
-        "seq": str(seq),
-        "settings": ", ".join(name for name, is_set in settings.items() if is_set),
-        **{name: str(value) for name, value in distribution.items() if value is not None},
-    }
     return build_captured(
         trace, name=os.path.basename(words[-1] if words[0] == "-m" else words[0]), tokens=batch * seq, batch=batch,
-        precision="fp32", facts=facts.items(), compiled=bool(machine.compiled), warnings=tuple(machine.notes),
+        precision="fp32", facts=[(name, str(value)) for name, value in facts.items() if value is not None],
+        compiled=bool(machine.compiled), warnings=tuple(machine.notes),
     )  # fmt: skip
 
 
@@ -519,21 +490,16 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         raise CaptureError("the step has no backward; call loss.backward() before optimizer.step()")
     sizes = [end - start for start, end in zip((0, *passes), passes, strict=False)]
     usual = sizes[-1]
-    updates = [number for number, event in enumerate(events[: passes[-1]]) if event.moment is Moment.OPTIMIZER]
-    folds = len(sizes) > 1 and not updates and all(abs(size - usual) <= SAME_PASS * usual + 50 for size in sizes)
-    start = passes[-2] if folds else 0
-    kept = list(range(start, len(events)))
-    place_of = {number: place for place, number in enumerate(kept)}
-    new_events = []
-    for number in kept:
-        event = events[number]
-        clears = number < passes[0] and event.name.startswith((*LISTED, "zero_"))
+    has_updates = any(event.moment is Moment.OPTIMIZER for event in events[: passes[-1]])
+    folds = len(sizes) > 1 and not has_updates and all(abs(size - usual) <= SAME_PASS * usual + 50 for size in sizes)
+    start, trace.events = passes[-2] if folds else 0, []
+    for number, event in enumerate(events[start:], start):
+        clears = number < passes[0] and event.name.startswith((*tracing.LISTED, "zero_"))
         moment = Moment.OPTIMIZER if number >= passes[-1] or clears else event.moment
-        new_events.append(event._replace(moment=moment, source=place_of.get(event.source, -1)))
+        trace.events.append(event._replace(moment=moment, source=max(event.source - start, -1)))
     for storage in trace.storages:
-        storage.made = bisect_left(kept, storage.made)
-        storage.freed = None if storage.freed is None else bisect_left(kept, storage.freed)
-    trace.events = new_events
-    for name in ("uncompiled", "host_waits"):
-        setattr(trace, name, {place_of[number] for number in getattr(trace, name) if number in place_of})
+        storage.made = max(0, storage.made - start)
+        storage.freed = None if storage.freed is None else max(0, storage.freed - start)
+    trace.uncompiled = {number - start for number in trace.uncompiled if number >= start}
+    trace.host_waits = {number - start for number in trace.host_waits if number >= start}
     return trace, len(sizes) if folds else 1

@@ -10,7 +10,7 @@ Each event gets a letter: the size of a product that is split (m, n, k, or b for
 attention, e for the elements of all else; + where the result is summed; - for what every rank runs in full.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
@@ -40,12 +40,10 @@ class MapRegion:
     legal: bool = True
 
     def join(self, other: "MapRegion") -> None:
-        self.columns += other.columns
-        self.ends += other.ends
-        self.inside += other.inside
-        self.storages |= other.storages
-        self.widths |= other.widths
-        self.reduced |= other.reduced
+        for name in ("columns", "ends", "inside"):
+            getattr(self, name).extend(getattr(other, name))
+        for name in ("storages", "widths", "reduced"):
+            getattr(self, name).update(getattr(other, name))
         self.legal = self.legal and other.legal
 
     @property
@@ -72,14 +70,13 @@ class Splits:
 
         *readers* are the segments that read each parameter, *layer_numbers* the layers among these.
         """
-        sizes: dict[tuple[int, ...], list[int]] = defaultdict(lambda: [0, 0])
+        sizes, split_sizes = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
         for storage, segments in readers.items():
             layers = tuple(sorted({layer_numbers[segment] for segment in segments if segment in layer_numbers}))
             if len(layers) > 1:
-                size = trace.storages[storage].size_bytes
-                sizes[layers][0] += size
-                sizes[layers][1] += size if storage in self.shared else 0
-        return tuple(Tie(layers, size, split) for layers, (size, split) in sorted(sizes.items()))
+                sizes[layers] += trace.storages[storage].size_bytes
+                split_sizes[layers] += trace.storages[storage].size_bytes * (storage in self.shared)
+        return tuple(Tie(layers, size, split_sizes[layers]) for layers, size in sorted(sizes.items()))
 
 
 def find_splits(trace: StepTrace) -> Splits:
@@ -92,7 +89,7 @@ def find_splits(trace: StepTrace) -> Splits:
     split_columns: set[int] = set()  # weights
     for run in (forward, recomputed):
         for region in _find_regions(trace, run, weights):
-            columns = {_weight_of(trace.events[number]) for number in region.columns}
+            columns = {_operands_of(trace.events[number])[1] for number in region.columns}
             # A recomputed region may end before the map that it leads to.
             if region.can_split or (run is recomputed and not region.ends and columns <= split_columns):
                 split_columns |= columns
@@ -112,14 +109,10 @@ def _find_weights(trace: StepTrace) -> set[int]:
     return weights
 
 
-def _weight_of(event: Event) -> int:
-    """Return the storage of a linear map's weight."""
-    return event.reads[1 if event.name == "linear" else -1].storage
-
-
-def _input_of(event: Event) -> int:
-    """Return the storage of a linear map's input."""
-    return event.reads[0 if event.name == "linear" else -2].storage
+def _operands_of(event: Event) -> tuple[int, int]:
+    """Return the storages of a linear map's input and of its weight."""
+    operands = event.reads[:2] if event.name == "linear" else event.reads[-2:]
+    return operands[0].storage, operands[1].storage
 
 
 def _find_regions(trace: StepTrace, run: Iterable[int], weights: set[int]) -> list[MapRegion]:
@@ -129,25 +122,25 @@ def _find_regions(trace: StepTrace, run: Iterable[int], weights: set[int]) -> li
     for number in run:
         event = trace.events[number]
         reads = [tensor.storage for tensor in event.reads]
-        if event.name in LINEAR and _weight_of(event) in weights:
-            ended = region_of.get(_input_of(event))
+        writes = {tensor.storage for tensor in event.writes}
+        if event.name in LINEAR and _operands_of(event)[1] in weights:
+            ended = region_of.get(_operands_of(event)[0])
             if ended is not None:
                 ended.ends.append(number)
-            region = MapRegion([number], storages={tensor.storage for tensor in event.writes})
-            region.widths.add(event.writes[0].shape[-1])
+            region = MapRegion([number], storages=writes.copy(), widths={event.writes[0].shape[-1]})
             regions.append(region)
-            region_of.update(dict.fromkeys(region.storages, region))
+            region_of |= dict.fromkeys(writes, region)
         elif met := [region_of[storage] for storage in reads if storage in region_of]:
             region = met[0]
             for other in met[1:]:
                 if other is not region:
                     region.join(other)
                     regions = [kept for kept in regions if kept is not other]
-                    region_of.update(dict.fromkeys(other.storages, region))
+                    region_of |= dict.fromkeys(other.storages, region)
             _extend_region(region, event, number, learnt)
-            region_of.update(dict.fromkeys((tensor.storage for tensor in event.writes), region))
-        if any(storage in learnt for storage in reads):
-            learnt.update(tensor.storage for tensor in event.writes)
+            region_of |= dict.fromkeys(writes, region)
+        if not learnt.isdisjoint(reads):
+            learnt |= writes
     return regions
 
 
@@ -174,7 +167,7 @@ def _split_forward(trace: StepTrace, region: MapRegion, weights: set[int], split
         splits.shared.update(weights.intersection(tensor.storage for tensor in trace.events[number].reads))
     for number in region.ends:
         splits.letters[number] = "k+"
-        splits.shared.add(_weight_of(trace.events[number]))
+        splits.shared.add(_operands_of(trace.events[number])[1])
     for number in region.inside:
         event = trace.events[number]
         splits.letters[number] = "h" if event.name == "attention" else "b" if event.name in BATCHED else "e"
@@ -194,33 +187,23 @@ def _split_backward(trace: StepTrace, region_of: dict[int, MapRegion], weights: 
         if region is None or not works_of(event):
             continue
         column, end = event.source in region.columns, event.source in region.ends
-        letter = None
+        letter = "" if end else "e"
         if event.name in LINEAR and (column or end):
-            letter = _gradient_letter(event, column, weights, forward)
-            if column and letter == "k":
-                last_gradients[_input_of(trace.events[event.source])] = number
+            # The gradient of its input sums over the columns, or has the split size of the rows. The gradient of its
+            # weight has that of its split operand: the gradient of the result for columns, the input for rows.
+            left, right = event.reads[-2:]
+            letter = "m" if (left.storage not in forward) == column else "n"
+            if left.storage in weights or right.storage in weights:
+                letter = "k" if column else "n"
+            if letter == "k":
+                last_gradients[_operands_of(trace.events[event.source])[0]] = number
         elif event.name.startswith("attention"):
             letter = "h"
         elif event.name in BATCHED:
             letter = "b"
-        elif not end:
-            letter = "e"
-        if letter is not None:
+        if letter:
             splits.letters[number] = letter
             if letter != "k":  # every rank has all of a sum over the split size
                 splits.shared.update(tensor.storage for tensor in event.writes)
     for number in last_gradients.values():
         splits.letters[number] += "+"
-
-
-def _gradient_letter(event: Event, column: bool, weights: set[int], forward: set[int]) -> str:
-    """Return the split size of a linear map's gradient.
-
-    The gradient of its input sums over the columns, or has the split size of the rows. The gradient of its weight
-    has that of its split operand: the gradient of the result for columns, the input for rows.
-    """
-    left, right = event.reads[-2:]
-    if left.storage in weights or right.storage in weights:
-        return "k" if column else "n"
-    gradient_left = left.storage not in forward
-    return "m" if gradient_left == column else "n"

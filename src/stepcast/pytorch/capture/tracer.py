@@ -9,9 +9,10 @@ program that reads any other value that depends on its weights cannot be capture
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepcast.ir.dataclass import dataclass
-from stepcast.pytorch.capture.emulation import (
-    META,
-    VALUES,
-    choose_evenly,
-    expand_masks,
-    grouped_mm,
-    may_be_known,
-    safe_softmax,
-)
+from stepcast.pytorch.capture import emulation
+from stepcast.pytorch.capture.emulation import META, VALUES, may_be_known
 from stepcast.pytorch.capture.host import begin_copy, call, take_host_work
 
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
@@ -187,14 +181,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
     def follow_modules(self) -> Iterator[None]:
         """Track the module whose forward runs, by global hooks."""
         hooks = torch.nn.modules.module
-
-        before = hooks.register_module_forward_pre_hook(self.enter_module)
-        after = hooks.register_module_forward_hook(self.leave_module, always_call=True)
-        try:
+        with (
+            hooks.register_module_forward_pre_hook(self.enter_module),
+            hooks.register_module_forward_hook(self.leave_module, always_call=True),
+        ):
             yield
-        finally:
-            before.remove()
-            after.remove()
 
     def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
         name = self._module_names.get(id(module))
@@ -265,16 +256,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             number = self._storage_numbers[key] = len(self.trace.storages)
             made = 0 if is_read else len(self.trace.events)
             self.trace.storages.append(Storage(size, made, is_carried=is_read))
-            self._watches[key] = weakref.ref(storage, self._on_free(key, number))
+            self._watches[key] = weakref.ref(storage, partial(self._free, key, number))
         return number
 
-    def _on_free(self, key: int, number: int) -> Callable[[object], None]:
-        def free(_: object) -> None:
-            self.trace.storages[number].freed = len(self.trace.events)
-            if self._storage_numbers.get(key) == number:
-                del self._storage_numbers[key], self._watches[key]
-
-        return free
+    def _free(self, key: int, number: int, _: object) -> None:
+        self.trace.storages[number].freed = len(self.trace.events)
+        if self._storage_numbers.get(key) == number:
+            del self._storage_numbers[key], self._watches[key]
 
     # ---- operators ------------------------------------------------------------------------------------
 
@@ -283,27 +271,24 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if kwargs.get("device") not in (None, META) and self.moment is not Moment.OPTIMIZER:
             kwargs = {**kwargs, "device": META}
         name = func._schema.name.partition("::")[2]
-        read = list_tensors(args) if not kwargs else [*list_tensors(args), *list_tensors(kwargs.values())]
+        read = [*list_tensors(args), *list_tensors(kwargs.values())]
         if name in READ_A_VALUE:
             return self._read_value(func, args, kwargs, read)
         if name == "_safe_softmax":
             with self:
-                return safe_softmax(*args)
+                return emulation.safe_softmax(*args)
         if name == "add" and self._adds_gradients(args):
             func, name = torch.ops.aten.add_.Tensor, "add_"
         # A GPU multiplies gradient and result first (aten/src/ATen/native/cuda/SoftMax.cu).
         product = torch.empty_like(args[0]) if name == "_softmax_backward_data" else None
         if product is not None:
             self._number_storage(product)
-        copied = COPIED.get(name, 0)
-        copies = [tensor.contiguous() for tensor in args[:copied]]
-        for copy, tensor in zip(copies, args[:copied], strict=True):
+        copies = [tensor.contiguous() for tensor in args[: COPIED.get(name, 0)]]
+        for copy, tensor in zip(copies, args, strict=False):
             if copy is not tensor:
                 self._number_storage(copy)
-        result = self._run(func, name, (*copies, *args[copied:]), kwargs, read)
-        written = list_tensors((result,)) if result is not None else []
-        if not written and name.endswith("_"):
-            written = read
+        result = self._run(func, name, (*copies, *args[len(copies) :]), kwargs, read)
+        written = list_tensors((result,)) or (read if name.endswith("_") else [])
         held = self._hold_workspace(name, args, written)
         if name in COPIES and self.is_on_host(read[-1]) and _is_meta(written[0]):
             if self.moment is not Moment.OPTIMIZER:
@@ -342,11 +327,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
         A forward that a checkpoint runs again builds one, also where it calls no module.
         """
+        first, second = args[:2]
         if self.moment is not Moment.BACKWARD or torch.is_grad_enabled() or self.compiles:
             return False
-        first, second = args[:2]
-        return isinstance(second, Tensor) and first.is_contiguous() and (first.shape, first.dtype) == (
-            second.shape, second.dtype)  # fmt: skip
+        is_sum = isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
+        return is_sum and bool(first.is_contiguous())
 
     def _add_host_wait(self) -> None:
         """Note that the host waits for the last operator."""
@@ -361,33 +346,33 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
                 return [tensor.new_empty(()) for tensor in args[0]]
             return None if name.endswith("_") else [torch.empty_like(tensor) for tensor in args[0]]
         if name == "_grouped_mm":
-            return grouped_mm(*args, **kwargs)
+            return emulation.grouped_mm(*args, **kwargs)
         if name.startswith("convolution"):
             return _lay_channels_last(func(*args, **kwargs), read)
         values = self._values_of(read)
         if values is None or name in HAVE_UNKNOWN_VALUES:
             if name.endswith("_") and read and hasattr(read[0], VALUES):
                 delattr(read[0], VALUES)
-            result = func(*expand_masks(args), **kwargs) if name in INDEXED else func(*args, **kwargs)
+            result = func(*(emulation.expand_masks(args) if name in INDEXED else args), **kwargs)
             if name in CHOICES and self._runs_forward() and args[0].is_floating_point():
                 for choices in list_tensors((result,)):
-                    choose_evenly(choices, args[0].shape[-1])
+                    emulation.choose_evenly(choices, args[0].shape[-1])
             return result
+        real = None
         try:
             result = func(*args, **kwargs)
-            tensors = list_tensors((result,))
-            if not all(map(may_be_known, tensors)):
+            if not all(map(may_be_known, list_tensors((result,)))):
                 return result
-            real = _run_on_values(func, args, kwargs, values)
-        except (RuntimeError, NotImplementedError):  # the shape of the result depends on values, which are known
-            real = _run_on_values(func, args, kwargs, values)
+            with contextlib.suppress(RuntimeError):
+                real = _call_on_values(func, args, kwargs, values)
+        except RuntimeError:  # the shape of the result depends on values, which are known
+            with contextlib.suppress(RuntimeError):
+                real = _call_on_values(func, args, kwargs, values)
             if real is None:
                 raise
             result = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(META), real)
-            tensors = list_tensors((result,))
-        if real is not None:
-            for tensor, value in zip(tensors, list_tensors((real,)), strict=True):
-                setattr(tensor, VALUES, value)
+        for tensor, value in zip(list_tensors((result,)), list_tensors((real,)), strict=False):
+            setattr(tensor, VALUES, value)
         return result
 
     def _values_of(self, read: list[Tensor]) -> dict[int, Tensor] | None:
@@ -413,8 +398,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs) if is_real else self.read_unknown(read)
         if any(map(_is_meta, read)):
             self._add_host_wait()
-        real_args, real_kwargs = _replace_tensors((args, kwargs), values)
-        return func(*real_args, **real_kwargs)
+        return _call_on_values(func, args, kwargs, values)
 
     def read_unknown(self, read: list[Tensor]) -> object:
         """Return the value of a tensor that has none; here a program must not read it."""
@@ -428,7 +412,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         module, recomputed, source = self._locate()
         reads = tuple(self._describe(tensor, is_read=True) for tensor in read)
         writes = reads if written is read else tuple(map(self._describe, written))
-        options: tuple[object, ...] = ()
+        options: tuple[object, ...]
         if name.startswith(LISTED):
             options = tuple(len(value) for value in args if isinstance(value, list | tuple))
         elif name.startswith("attention"):
@@ -559,12 +543,16 @@ def is_channels_last(tensor: Tensor | TracedTensor) -> bool:
     return len(stride) == 4 and stride[1] == 1 and tensor.shape[1] > 1 and stride[3] >= tensor.shape[1]
 
 
-def _run_on_values(func: Any, args: Any, kwargs: Any, values: dict[int, Tensor]) -> Any:
-    real_args, real_kwargs = _replace_tensors((args, kwargs), values)
-    try:
-        return func(*real_args, **real_kwargs)
-    except (RuntimeError, NotImplementedError):
-        return None
+def _call_on_values(func: Any, args: Any, kwargs: Any, values: dict[int, Tensor]) -> Any:
+    """Call *func* on the CPU, with its tensors replaced by their *values*."""
+
+    def replace_leaf(leaf: object) -> object:
+        if isinstance(leaf, Tensor):
+            return values[id(leaf)]
+        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+    real_args, real_kwargs = torch.utils._pytree.tree_map(replace_leaf, (args, kwargs))
+    return func(*real_args, **real_kwargs)
 
 
 def list_tensors(values: Iterable[object]) -> list[Tensor]:
@@ -575,14 +563,3 @@ def list_tensors(values: Iterable[object]) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             tensors += list_tensors(value)
     return tensors
-
-
-def _replace_tensors(value: Any, values: dict[int, Tensor]) -> Any:
-    """Return *value* with its tensors replaced by their values, on the CPU."""
-    if isinstance(value, Tensor):
-        return values[id(value)]
-    if isinstance(value, list | tuple):
-        return type(value)(_replace_tensors(item, values) for item in value)
-    if isinstance(value, dict):
-        return {key: _replace_tensors(item, values) for key, item in value.items()}
-    return torch.device("cpu") if isinstance(value, torch.device) else value

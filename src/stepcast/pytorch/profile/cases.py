@@ -4,9 +4,9 @@ Matmuls are (tokens, outputs, inputs) of common layer widths, so that every clas
 launches and waves decide, to large ones, where the peak does.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import count, product
 
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import ComputeFit
@@ -58,23 +58,18 @@ def gpu_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType], quick: bool =
     *formats* are the matrix formats its PyTorch can multiply in.
     """
     cases = [Case(work) for work in dict.fromkeys(_list_works(formats, quick)) if _fits(work, gpu, fit)]
-    counts: Counter[str] = Counter()
-    turns = []
-    for case in cases:
-        turns.append(counts[case.kind])
-        counts[case.kind] += 1
-    return tuple(case for _, case in sorted(zip(turns, cases, strict=True), key=lambda pair: pair[0]))
+    numbers: dict[str, Iterator[int]] = defaultdict(count)
+    turns = {case: next(numbers[case.kind]) for case in cases}
+    return tuple(sorted(cases, key=lambda case: turns[case]))
 
 
 def sustained_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType]) -> tuple[Case, ...]:
     """Return the cases to run without a pause: products in the formats of training, and attention."""
     used = [dtype for dtype in (DType.BF16, DType.FP8, DType.FP16) if dtype in formats]
     works: list[Operator] = [Matmul(m, n, k, 1, dtype) for dtype in used for m, n, k in SIZES["sustained"]["products"]]
-    half = next((dtype for dtype in used if dtype is not DType.FP8), None)
-    if half is not None:
-        batch, length, heads, kv_heads, dim = SIZES["sustained"]["attention"]
-        for backward in (False, True):
-            works.append(Attention(batch, length, length, heads, kv_heads, dim, dim, True, backward, half))
+    batch, length, heads, kv_heads, dim = SIZES["sustained"]["attention"]
+    for half, backward in product([dtype for dtype in used if dtype is not DType.FP8][:1], (False, True)):
+        works.append(Attention(batch, length, length, heads, kv_heads, dim, dim, True, backward, half))
     return tuple(Case(work) for work in works if _fits(work, gpu, fit))
 
 
@@ -87,21 +82,15 @@ def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
             yield Matmul(m, n, k, 1, dtype)
     half = DType.BF16 if DType.BF16 in formats else DType.FP16
     if half in formats:
-        yield from _list_batched(half, chosen)
-        for (batch, length), (query, key, dim) in product(chosen["lengths"], chosen["heads"]):
-            for backward in (False, True):
-                yield Attention(batch, length, length, query, key, dim, dim, True, backward, half)
+        for length in chosen["batched"]:
+            yield Matmul(length, length, 128, 32, half)
+            yield Matmul(length, 128, length, 32, half)
+        for groups, rows in chosen["experts"] if half is DType.BF16 else ():
+            yield GroupedMatmul(rows, 4096, 2048, groups, half)
+            yield GroupedMatmul(rows, 2048, 4096, groups, half)
+        for (batch, length), (query, key, dim), backward in product(chosen["lengths"], chosen["heads"], (False, True)):
+            yield Attention(batch, length, length, query, key, dim, dim, True, backward, half)
     yield from _list_streams(half if half in formats else DType.FP32, chosen)
-
-
-def _list_batched(dtype: DType, chosen: Facts) -> Iterator[Operator]:
-    for length in chosen["batched"]:
-        yield Matmul(length, length, 128, 32, dtype)
-        yield Matmul(length, 128, length, 32, dtype)
-    if dtype is DType.BF16:
-        for groups, rows in chosen["experts"]:
-            yield GroupedMatmul(rows, 4096, 2048, groups, dtype)
-            yield GroupedMatmul(rows, 2048, 4096, groups, dtype)
 
 
 def _list_streams(dtype: DType, chosen: Facts) -> Iterator[Elementwise]:

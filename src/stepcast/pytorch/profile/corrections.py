@@ -53,24 +53,18 @@ def fit_energies(cases: Sequence[Case], points: MeasuredPoints, gpu: Gpu, fit: C
             name = ATTENTION if isinstance(work, Attention) else gpu.runs_as(work.dtype)
             seen.setdefault(name, []).append(energy)
     energies = {name: float(np.exp(np.mean(np.log(values)))) for name, values in seen.items()}
-    if ATTENTION in energies:
-        half = next((energies[name] for name in ("bf16", "fp16") if name in energies), 0.0)
-        attention = energies.pop(ATTENTION)
-        if half:
-            energies[ATTENTION] = attention / half
-    return energies
+    half = energies.get("bf16") or energies.get("fp16")
+    attention = energies.pop(ATTENTION, None)
+    return energies if attention is None or half is None else {**energies, ATTENTION: attention / half}
 
 
 def fit_classes(
     cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit
 ) -> tuple[FittedClass, ...]:
     """Return a correction for every class with enough points."""
-    classes: dict[str, list[Case]] = {}
-    for case in cases:
-        if case.name in seconds:
-            classes.setdefault(case.kind, []).append(case)
-    fitted = []
-    for kind, own in classes.items():
+    fitted, measured = [], [case for case in cases if case.name in seconds]
+    for kind in dict.fromkeys(case.kind for case in measured):
+        own = [case for case in measured if case.kind == kind]
         if len(own) >= FEWEST:
             predicted = np.array([compute_price(case.work, gpu, fit, ALONE).seconds for case in own])
             fitted.append(fit_class(kind, predicted, np.array([seconds[case.name] for case in own])))
@@ -96,20 +90,11 @@ def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: b
     except CalibrationError as error:
         raise CalibrationError(f"class {kind!r}: {error}; are its times in the unit their file says?") from None
     without_least = np.asarray(replace(correction, least_s=0.0).applied_s(predicted))
-    error_after = _mean_error(after, measured)
-    unidentified = {
-        "slope": not shows_slope(predicted),
-        "least_s": _mean_error(without_least, measured) - error_after < VISIBLE_ERROR,
-    }
-    return FittedClass(
-        kind,
-        int(predicted.size),
-        correction,
-        _mean_error(predicted, measured),
-        error_after,
-        left_out,
-        tuple(name for name, hidden in unidentified.items() if hidden),
-    )
+    errors = _mean_error(predicted, measured), _mean_error(after, measured)
+    hides_least = _mean_error(without_least, measured) - errors[1] < VISIBLE_ERROR
+    unidentified = {"slope": not shows_slope(predicted), "least_s": hides_least}
+    hidden = tuple(name for name, is_hidden in unidentified.items() if is_hidden)
+    return FittedClass(kind, int(predicted.size), correction, *errors, left_out, hidden)
 
 
 def _fit_factor(predicted: FloatArray, measured: FloatArray) -> Correction:

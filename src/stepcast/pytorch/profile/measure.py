@@ -49,7 +49,7 @@ class MeasuredPoints:
 def measure_sustained(cases: Sequence[Case], backend: Backend, known: MeasuredPoints) -> MeasuredPoints:
     """Return *known* with the seconds of each case, measured by itself first and then without a pause."""
     points = measure(cases, backend, known, math.inf, lambda: 0.0)
-    sustained, failed = dict(known.sustained), dict(points.failed)
+    sustained, failed = dict(known.sustained), {**known.failed, **points.failed}
     for case in cases:
         if case.name not in sustained and case.name in points.seconds:
             seconds, error = _try_to_measure(backend.sustained_s, case)
@@ -57,7 +57,7 @@ def measure_sustained(cases: Sequence[Case], backend: Backend, known: MeasuredPo
                 failed[f"{case.name} sustained"] = error
             else:
                 sustained[case.name] = seconds
-    return MeasuredPoints(points.seconds, {**known.failed, **failed}, known.left, sustained)
+    return MeasuredPoints(points.seconds, failed, known.left, sustained)
 
 
 def measure(
@@ -117,12 +117,8 @@ class Document:
 
 def to_toml(document: Document, verb: str = "profile") -> str:
     points = document.points
-    lines = [
-        f"# Written by 'stepcast {verb}'; give it to predict or op with --calibration.",
-        f"gpu = {_format(document.gpu)}",
-        f"device = {_format(document.device)}",
-        f"software = {_format(document.software)}",
-    ]
+    lines = [f"# Written by 'stepcast {verb}'; give it to predict or op with --calibration."]
+    lines += [f"{name} = {_format(getattr(document, name))}" for name in ("gpu", "device", "software")]
     for kind, correction in document.corrections.items():
         lines += _section(f"[class.{_format(kind)}]", asdict(correction))
     lines += _section("[power]", document.power)
@@ -162,9 +158,7 @@ def read_document(text: str, where: str) -> Document:
                 kind: Correction(**{key: float(value) for key, value in entry.items()})
                 for kind, entry in table.get("class", {}).items()
             },
-            launch={
-                name: int(value) if name == LOOKS else float(value) for name, value in table.get("launch", {}).items()
-            },
+            launch={name: (int if name == LOOKS else float)(value) for name, value in table.get("launch", {}).items()},
             collectives=tuple(table.get("collective", ())),
             power=power,
         )

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -35,14 +35,11 @@ class RecordingWindow:
     steps: int = 3
 
 
-@dataclass
 class Recorder:
     """Records one process of a job."""
 
-    folder: str
-    window: RecordingWindow = field(default_factory=RecordingWindow)
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: str, window: RecordingWindow) -> None:
+        self.folder, self.window = folder, window
         self._step_ends_s: list[float] = []
         self._calls: list[dict[str, object]] = []
         self._profiler: Any = None
@@ -109,10 +106,8 @@ class Recorder:
 
         if dist.is_available() and dist.is_initialized():
             barrier = dist.barrier
-            for name in COLLECTIVES:
-                call = getattr(dist, name, None)
-                if call is not None:
-                    setattr(dist, name, self._watch_call(name, call, dist))
+            for name in filter(partial(hasattr, dist), COLLECTIVES):
+                setattr(dist, name, self._watch_call(name, getattr(dist, name), dist))
             self._offset_s = _clock_offset_s(dist, barrier)
 
     def _watch_call(self, name: str, call: Callable[..., Any], dist: ModuleType) -> Callable[..., Any]:
@@ -134,16 +129,14 @@ class Recorder:
         import torch
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        activities = [ProfilerActivity.CPU]
+        activities, steps = [ProfilerActivity.CPU], schedule(wait=0, warmup=1, active=self.window.steps, repeat=1)
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.reset_peak_memory_stats()
         self._profiler = profile(
-            activities=activities,
-            record_shapes=True,
-            schedule=schedule(wait=0, warmup=1, active=self.window.steps, repeat=1),
+            activities=activities, record_shapes=True, schedule=steps,
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(self._path("")),
-        )
+        )  # fmt: skip
         self._profiler.start()
         self._mark_modules(torch)
 
@@ -216,10 +209,10 @@ class Recorder:
             import torch._C._distributed_c10d as native
 
             dump = getattr(native, "_dump_fr_trace_json", None) or native._dump_nccl_trace_json
-            held = dump()
+            text = dump()
         except Exception:  # a job must not end because it is watched
             return
-        write_file(self._path(FLIGHT), held if isinstance(held, bytes) else held.encode())
+        write_file(self._path(FLIGHT), text if isinstance(text, bytes) else text.encode())
 
 
 @contextmanager

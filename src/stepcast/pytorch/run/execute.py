@@ -94,9 +94,6 @@ class OpClock:
         event.record()
         return event
 
-    def _since_start_s(self, mark: Any) -> float:
-        return float(self._zero.elapsed_time(mark)) * 1e-3 if self._on_gpu else mark - self._zero
-
     def start(self) -> None:
         self._zero = self._last = self._mark()
 
@@ -114,10 +111,13 @@ class OpClock:
 
     def read(self, marks: list[tuple[Any, Any]]) -> list[tuple[float, float]]:
         """Return the beginnings and ends of ops in seconds since the start."""
+
+        def since_start_s(mark: Any) -> float:
+            return float(self._zero.elapsed_time(mark)) * 1e-3 if self._on_gpu else mark - self._zero
+
         if self._on_gpu:
             self._torch.cuda.synchronize()
-        since_s = self._since_start_s
-        return [(since_s(begin), since_s(end)) for begin, end in marks if begin is not None]
+        return [(since_start_s(begin), since_start_s(end)) for begin, end in marks if begin is not None]
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------
@@ -155,15 +155,12 @@ class Exchange:
         return self._buffers[key]
 
     def collective(self, work: Collective) -> Any:
+        """Start *work*, and return the handle of its last call."""
         group, members = self._groups[work.group]
-        handle = None
-        for _ in range(work.times if len(members) > 1 else 0):
-            handle = self._start(work.kind, work.size_bytes, group, members)
-        return handle
-
-    def _start(self, kind: CollectiveKind, size_bytes: int, group: Any, members: tuple[int, ...]) -> Any:
-        dist, ranks = self._dist, len(members)
-        full = self._buffer("full", -(-size_bytes // (4 * ranks)) * 4 * ranks)
+        dist, ranks, handle = self._dist, len(members), None
+        if ranks == 1:
+            return None
+        full = self._buffer("full", -(-work.size_bytes // (4 * ranks)) * 4 * ranks)
         share = self._buffer("share", max(4, full.numel() * 4 // ranks))
         options = {"group": group, "async_op": True}
         parts = list(full.chunk(ranks)) if self._rank == members[0] else None  # of a gather or scatter
@@ -178,19 +175,19 @@ class Exchange:
             C.SCATTER: lambda: dist.scatter(share, parts, src=members[0], **options),
             C.BARRIER: lambda: dist.barrier(**options),
         }
-        return calls[kind]()
+        for _ in range(work.times):
+            handle = calls[work.kind]()
+        return handle
 
-    def _peer(self, stage: int) -> int:
+    def message(self, action: str, stage: int, size_bytes: int, backward: bool) -> None:
+        """Receive from the rank at our place of *stage*, or begin to send to it."""
         per_stage = self._layout.gpus // self._layout.pp
-        return stage * per_stage + self._rank % per_stage
-
-    def receive(self, stage: int, size_bytes: int, backward: bool) -> None:
-        buffer = self._buffer(f"received {backward}", size_bytes)
-        self._dist.recv(buffer, self._peer(stage), group=self._directions[backward])
-
-    def send(self, stage: int, size_bytes: int, backward: bool) -> None:
-        buffer = self._buffer(f"sent {backward}", size_bytes)
-        self._sent.append(self._dist.isend(buffer, self._peer(stage), group=self._directions[backward]))
+        peer = stage * per_stage + self._rank % per_stage
+        buffer, group = self._buffer(f"{action} {backward}", size_bytes), self._directions[backward]
+        if action == "receive":
+            self._dist.recv(buffer, peer, group=group)
+        else:
+            self._sent.append(self._dist.isend(buffer, peer, group=group))
 
     def finish(self) -> None:
         for handle in self._sent:
@@ -254,7 +251,10 @@ class Executor:
         self.clock.start()
         self._run_layers(plan.stage_of(stage, 0).prologue, (Phase.FORWARD,), -1)
         for turn in plan.orders[stage]:
-            self._run_turn(turn)
+            backward, layers = turn.kind != "forward", plan.stage_of(stage, turn.chunk).body_layers(turn.micro_batch)
+            self._message("receive", turn, 1 if backward else -1)
+            self._run_layers(reversed(layers) if backward else layers, PHASES[turn.kind], turn.micro_batch)
+            self._message("send", turn, -1 if backward else 1)
         for chunk in range(plan.layout.vpp):
             self._run_layers(plan.stage_of(stage, chunk).epilogue, tuple(Phase), -1)
         for handle in self._waiting.values():
@@ -268,13 +268,6 @@ class Executor:
         self._records.append(OpRecord(self.rank, lane, name, 0.0, 0.0, micro_batch, 0, work))
         self._marks.append((begin, self.clock.end()))
 
-    def _run_turn(self, turn: ScheduleTurn) -> None:
-        plan, backward = self.plan, turn.kind != "forward"
-        self._message("receive", turn, 1 if backward else -1)
-        layers = plan.stage_of(self.stage, turn.chunk).body_layers(turn.micro_batch)
-        self._run_layers(reversed(layers) if backward else layers, PHASES[turn.kind], turn.micro_batch)
-        self._message("send", turn, -1 if backward else 1)
-
     def _message(self, action: str, turn: ScheduleTurn, step: int) -> None:
         """Receive from or send to the neighbour at *step*, if there is one."""
         backward, stage = turn.kind != "forward", self.plan.neighbour(self.stage, turn.chunk, step)
@@ -282,29 +275,24 @@ class Executor:
             return
         begin = self.clock.begin()
         if self.exchange is not None:
-            act = self.exchange.receive if action == "receive" else self.exchange.send
-            act(stage, self.plan.boundary_bytes, backward)
+            self.exchange.message(action, stage, self.plan.boundary_bytes, backward)
         self._note("pp", f"{'backward' if backward else 'forward'} {action}", begin, turn.micro_batch)
 
     def _run_layers(self, layers: Iterable[Layer], phases: Iterable[Phase], micro_batch: int) -> None:
-        for layer in layers:
-            for phase in phases:
-                for op in layer.ops(phase):
-                    if not isinstance(op.work, Transfer):  # the schedule determines when stages send
-                        self._run_op(layer, op, micro_batch)
-
-    def _run_op(self, layer: Layer, op: Op, micro_batch: int) -> None:
-        for name in op.after:
-            if name in self._waiting:
-                self._waiting.pop(name).wait()
-        begin, lane = self.clock.begin(), "compute"
-        if isinstance(op.work, Collective):
-            lane = str(op.work.group)
-            handle = self.exchange.collective(op.work) if self.exchange is not None else None
+        for op, layer in ((op, owner) for owner in layers for phase in phases for op in owner.ops(phase)):
+            if isinstance(op.work, Transfer):  # the schedule determines when stages send
+                continue
+            for name in op.after:
+                if name in self._waiting:
+                    self._waiting.pop(name).wait()
+            begin, lane, handle = self.clock.begin(), "compute", None
+            if not isinstance(op.work, Collective):
+                self._call_of(op)()
+            else:
+                lane = str(op.work.group)
+                handle = self.exchange.collective(op.work) if self.exchange is not None else None
             if handle is not None and op.blocking:
                 handle.wait()
             elif handle is not None:
                 self._waiting[op.name] = handle
-        else:
-            self._call_of(op)()
-        self._note(lane, layer.op_name(op), begin, micro_batch, op.work)
+            self._note(lane, layer.op_name(op), begin, micro_batch, op.work)

@@ -7,6 +7,7 @@ import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -28,15 +29,11 @@ def call_on_ranks(
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     answers = context.Queue()
-    workers = [
-        context.Process(
-            target=_call_as_rank, args=(os.getpid(), function, rank, ranks, port, answers, args), daemon=True
-        )
-        for rank in range(ranks)
-    ]
-    for worker in workers:
-        worker.start()
-    results = []
+    workers, results = [], []
+    for rank in range(ranks):
+        words = (os.getpid(), function, rank, ranks, port, answers, args)
+        workers.append(context.Process(target=_call_as_rank, args=words, daemon=True))
+        workers[-1].start()
     try:
         for _ in workers:
             rank, result, error = answers.get(timeout=wait_s)
@@ -78,8 +75,7 @@ def run_here(plan: RunPlan, device: str) -> list[OpRecord]:
     """Run all ranks of *plan* as processes of this machine."""
     if plan.layout.gpus == 1:
         return run_alone(plan, 0, device)
-    records = call_on_ranks(load_torch("run"), _run_worker, plan.layout.gpus, plan, device)
-    return [record for own in records for record in own]
+    return [*chain.from_iterable(call_on_ranks(load_torch("run"), _run_worker, plan.layout.gpus, plan, device))]
 
 
 def run_as_rank(plan: RunPlan, device: str) -> list[OpRecord] | None:
@@ -92,7 +88,7 @@ def run_as_rank(plan: RunPlan, device: str) -> list[OpRecord] | None:
     gathered: list[list[OpRecord]] | None = [[]] * world if rank == 0 else None
     torch.distributed.gather_object(records, gathered)
     torch.distributed.destroy_process_group()
-    return [record for own in gathered for record in own] if gathered is not None else None
+    return [*chain.from_iterable(gathered)] if gathered is not None else None
 
 
 def _run_worker(rank: int, plan: RunPlan, device: str) -> list[OpRecord]:
@@ -134,10 +130,8 @@ def _run_steps(
 def _subtract_marks(records: list[OpRecord], unmarked_s: list[float], steps: int) -> list[OpRecord]:
     """Return *records* less the time of an event between ops, so that they sum to steps without events."""
     ops = len(records) // steps
-    marked_s = statistics.median(
-        max(record.start_s + record.duration_s for record in records[step * ops : (step + 1) * ops])
-        for step in range(steps)
-    )
+    ends_s = [record.start_s + record.duration_s for record in records]
+    marked_s = statistics.median(max(ends_s[step * ops : (step + 1) * ops]) for step in range(steps))
     mark_s = max(0.0, marked_s - statistics.median(unmarked_s)) / max(1, ops)
     return [record._replace(duration_s=max(0.0, record.duration_s - mark_s)) for record in records]
 

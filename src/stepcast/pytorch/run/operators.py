@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -76,7 +77,9 @@ class Operators:
     def _matmul(self, work: Matmul) -> Call:
         torch = self._torch
         if work.dtype is DType.FP8 and self.device != "cpu":
-            return self._fp8_matmul(work)
+            left, right = (self._random(rows, work.k).to(torch.float8_e4m3fn) for rows in (work.m, work.n))
+            one = torch.ones((), device=self.device)
+            return partial(torch._scaled_mm, left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         lead = (work.batch,) if work.batch > 1 else ()
         left = self._random(*lead, work.m, work.k, dtype=work.dtype)
         # A weight has its outputs first, as in torch.nn.Linear.
@@ -84,13 +87,6 @@ class Operators:
         out = torch.empty(*lead, work.m, work.n, device=self.device, dtype=left.dtype)
         multiply = partial(torch.bmm if lead else torch.mm, left, right, out=out)
         return partial(self._run_as_tf32, multiply) if work.dtype is DType.TF32 else multiply
-
-    def _fp8_matmul(self, work: Matmul) -> Call:
-        torch = self._torch
-        left = self._random(work.m, work.k).to(torch.float8_e4m3fn)
-        right = self._random(work.n, work.k).to(torch.float8_e4m3fn).t()
-        one = torch.ones((), device=self.device)
-        return partial(torch._scaled_mm, left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
     def _run_as_tf32(self, multiply: Call) -> None:
         """Run a product with its fp32 operands rounded to TF32."""
@@ -109,11 +105,9 @@ class Operators:
             return partial(torch._grouped_mm, rows, weights, offs=offsets)
 
         def multiply_each() -> None:
-            start = 0
-            for group, end in enumerate(ends):
+            for group, (start, end) in enumerate(pairwise((0, *ends))):
                 if end > start:
                     torch.mm(rows[start:end], weights[group])
-                start = end
 
         return multiply_each
 
@@ -243,7 +237,11 @@ class Operators:
         torch, moved = self._torch, work.read_bytes + work.write_bytes
         dtype = DType.BF16 if moved / work.elements < ADAM_BYTES[DType.FP32] * 0.75 else DType.FP32
         pieces = max(1, math.ceil(moved / PIECE_BYTES))
-        sizes = self._weight_sizes(max(1, round(moved / ADAM_BYTES[dtype] / pieces)))
+        left, sizes = max(1, round(moved / ADAM_BYTES[dtype] / pieces)), list[int]()
+        weights = cycle(self._weights or (left,))
+        while left > 0:
+            sizes.append(min(next(weights), left))
+            left -= sizes[-1]
         lists = [[self._random(size, dtype=dtype) for size in sizes] for _ in range(4)]
         lists[3] = [moment.square_() for moment in lists[3]]
         steps = [torch.ones((), device=self.device) for _ in sizes]
@@ -252,15 +250,6 @@ class Operators:
             eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
         return _repeat(update, pieces)
-
-    def _weight_sizes(self, elements: int) -> list[int]:
-        """Return the sizes of the stage's weights in turn, until they have *elements*."""
-        sizes: list[int] = []
-        while elements > 0:
-            size = self._weights[len(sizes) % len(self._weights)] if self._weights else elements
-            sizes.append(min(size, elements))
-            elements -= sizes[-1]
-        return sizes
 
     # ---- other memory-bound works ---------------------------------------------------------------------
 
@@ -293,14 +282,11 @@ def _moves(work: Elementwise, reads: float, writes: float) -> bool:
 
 
 def _repeat(call: Call, times: int) -> Call:
-    if times == 1:
-        return call
-
     def repeat() -> None:
         for _ in range(times):
             call()
 
-    return repeat
+    return call if times == 1 else repeat
 
 
 ELEMENTWISE: dict[ElementwiseKind, Callable[[Operators, Elementwise], Call | None]] = {
