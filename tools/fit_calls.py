@@ -103,7 +103,7 @@ def trace_cases(mode: str):
                     start, waits, entered[0] = len(events), len(tracer.trace.host_waits), 0
                     sequence = torch.autograd._get_sequence_nr()
                     result = measure_calls.graph_of(case.function())
-                gpu.autocast.cache.clear()
+                gpu.casts.clear()
                 has_node = torch.autograd._get_sequence_nr() > sequence
                 forward = count(start, {MODULE: entered[0], WAIT: len(tracer.trace.host_waits) - waits})
                 if result is not None and mode != "no_grad":

@@ -167,7 +167,7 @@ def test_outside_of_the_window_a_step_costs_microseconds(tmp_path: Path) -> None
     """What the recorder does at each step, its hooks and stamps: under 1 % of a step of 20 ms."""
     import torch
 
-    from stepcast.pytorch.record.recorder import Recorder, RecordingWindow
+    from stepcast.pytorch.record.recorder import Recorder
 
     model = torch.nn.Linear(2, 2)
     optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), torch.zeros(1, 2)
@@ -184,7 +184,7 @@ def test_outside_of_the_window_a_step_costs_microseconds(tmp_path: Path) -> None
 
     seconds(50)
     plain_s = min(seconds(200) for _ in range(5))
-    recorder = Recorder(str(tmp_path / "run"), RecordingWindow(skip=10**6)).start()
+    recorder = Recorder(str(tmp_path / "run"), skip=10**6).start()
     try:
         watched_s = min(seconds(200) for _ in range(5))
     finally:

@@ -166,16 +166,16 @@ class StageNodes:
 
     def __init__(self, workload: Workload, schedule: Schedule, coordinate: int, has_receives: bool) -> None:
         """*has_receives*: sends of the workload have receives of their own; else each rank gets what it sends."""
-        self._workload, self._schedule, self._coordinate = workload, schedule, coordinate
+        self._schedule, self._coordinate = schedule, coordinate
         self._layout = workload.layout
         self._has_receives = has_receives
         self._pieces = _pieces(workload, schedule, coordinate)
-        self._stages = sorted({piece[0] for piece in self._pieces.values()})
+        indices = sorted({index for index, _, _ in self._pieces.values()})
+        self._stages = {index: workload.stages[index] for index in indices}
         stated = workload.boundary_bytes
         self._size_bytes = workload.largest_activation_bytes if stated is None else stated
-        stages = {index: workload.stages[index] for index in self._stages}
-        self._usual = {index: stage.body_layers() for index, stage in stages.items()}
-        self._varied = {index: stage.numbered_bodies(workload.micro_batches) for index, stage in stages.items()}
+        self._usual = {index: stage.body_layers() for index, stage in self._stages.items()}
+        self._varied = {index: stage.numbered_bodies(workload.micro_batches) for index, stage in self._stages.items()}
         self._next_id = 1
         self._next_tag = FIRST_TAG
         self._last_blocking = 0
@@ -186,13 +186,12 @@ class StageNodes:
         self._known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
 
     def nodes(self) -> Iterator[SharedNode]:
-        stages = [self._workload.stages[index] for index in self._stages]
-        for stage in stages:
+        for stage in self._stages.values():
             yield from self._ops(stage.prologue, (Phase.FORWARD,))
         for slot in self._schedule.orders[self._coordinate]:
             yield from self._slot(slot)
         self._finishing = True  # the next node waits for all communication
-        for stage in stages:
+        for stage in self._stages.values():
             yield from self._ops(reversed(stage.prologue), BACKWARD)
             yield from self._ops(stage.epilogue, tuple(Phase))
 

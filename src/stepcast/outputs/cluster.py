@@ -34,18 +34,15 @@ def write(wiring: Wiring) -> bytes:
         "node.fabric.link": {},
         "network": {},
     }
-    if known.gpu.name != gpu:
-        tables[""]["gpu"] = gpu
-    if known.nodes == 1 and wiring.nodes is None:
-        tables[""]["nodes"] = 1
+    tables[""] |= {"gpu": gpu} if known.gpu.name != gpu else {}
+    tables[""] |= {"nodes": 1} if known.nodes == 1 and wiring.nodes is None else {}
     if wiring.fabric is not None:
         _describe_fabric(wiring, known, tables)
     network = tables["network"]  # no such file states whether the leaves of its tree are rails
     network.setdefault("scale_up_nodes", wiring.scale_up_nodes)
     if wiring.scale_up_nodes is None and wiring.leaf_nodes and known.topology.scale_up_nodes > wiring.leaf_nodes:
         network["scale_up_nodes"] = 1
-    network["leaf_nodes"] = wiring.leaf_nodes
-    network["pod_nodes"] = wiring.pod_nodes
+    network |= {"leaf_nodes": wiring.leaf_nodes, "pod_nodes": wiring.pod_nodes}
     if wiring.leaf_nodes is not None and known.topology.kind is NetworkKind.TORUS:
         network["kind"] = str(NetworkKind.FAT_TREE)
     texts = {name: toml_rows(table) for name, table in tables.items()}

@@ -77,9 +77,6 @@ def nest(keys: Table) -> Table:
     return tables
 
 
-# ---- Megatron-LM ------------------------------------------------------------------------------------------
-
-
 def megatron_arguments(run: EmittedRun) -> Table:
     """Return the arguments of Megatron-LM's training scripts; True is a flag."""
     choices, strategy, layout = run.choices, run.strategy, run.strategy.layout
@@ -190,8 +187,6 @@ def write_megatron(run: EmittedRun) -> str:
     return "\n".join([*lines, " \\\n".join(flags)]) + "\n"
 
 
-# ---- NeMo and Megatron-Bridge -----------------------------------------------------------------------------
-
 TRAIN_KEYS = ("micro-batch-size", "global-batch-size")
 DDP_KEYS = (
     *("overlap-grad-reduce", "overlap-param-gather", "use-distributed-optimizer", "grad-reduce-in-fp32"),
@@ -242,9 +237,6 @@ def _write_yaml(table: Table, indent: str = "") -> str:
     return "".join(lines)
 
 
-# ---- torchtitan -------------------------------------------------------------------------------------------
-
-
 def write_torchtitan(run: EmittedRun) -> str:
     """Return the TOML of a torchtitan job."""
     strategy, layout = run.strategy, run.strategy.layout
@@ -272,9 +264,6 @@ def write_torchtitan(run: EmittedRun) -> str:
     }
     tables = nest(keys).items()
     return "\n".join(f"[{title}]\n{toml_rows(table)}" for title, table in tables if isinstance(table, dict))
-
-
-# ---- DeepSpeed and accelerate -----------------------------------------------------------------------------
 
 
 def _drop_single(choices: Facts) -> Facts:

@@ -134,7 +134,10 @@ def _stage(name: str, data: bytes) -> _StagedFile | None:
     hidden, handle = _create_hidden(target)
     try:
         _write_all(handle, data)
-        _copy_permissions(target, handle)
+        with contextlib.suppress(OSError):  # the permissions of the old file, and its owner where that is allowed
+            old = os.stat(target)
+            os.fchmod(handle, stat.S_IMODE(old.st_mode))
+            os.fchown(handle, old.st_uid, old.st_gid)
         os.fsync(handle)
     except BaseException:
         discard_unfinished([_StagedFile(hidden, target, name)])
@@ -163,14 +166,6 @@ def _write_all(handle: int, data: bytes) -> None:
     remaining = memoryview(data)
     while remaining:
         remaining = remaining[os.write(handle, remaining[:PIECE_BYTES]) :]
-
-
-def _copy_permissions(target: str, handle: int) -> None:
-    """Give the new file the permissions of the one it replaces, and its owner where that is allowed."""
-    with contextlib.suppress(OSError):
-        old = os.stat(target)
-        os.fchmod(handle, stat.S_IMODE(old.st_mode))
-        os.fchown(handle, old.st_uid, old.st_gid)
 
 
 def _sync_folder(folder: str) -> None:

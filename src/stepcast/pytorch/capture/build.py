@@ -241,9 +241,7 @@ class _Segments:
                 yield ShardUnit(first, last, unit.gathered_bytes, unit.reduced_bytes, unit.is_freed)
 
     def _peaks(self, saved: Sequence[int], split_saved: Sequence[int]) -> dict[Moment, list[tuple[int, int]]]:
-        """Return for forward and backward of each segment the most bytes of activations and temporary tensors beyond
-        what earlier segments saved; and of those the bytes that tensor parallelism splits.
-        """
+        """Return the most bytes of each segment beyond those saved before it, and of these those that are split."""
         shared = self._splits.shared
         every = held_over_time(self._trace, lambda number, role: role == "activations")
         split = held_over_time(self._trace, lambda number, role: role == "activations" and number in shared)
@@ -339,34 +337,24 @@ def _update_ops(trace: StepTrace, host_waits: Container[int], calls: Sequence[fl
 
 
 def fold_layers(layers: Sequence[Layer]) -> list[Block]:
-    """Fold runs of the same layer objects into blocks: at each place the repeating pattern that covers the most."""
+    """Fold runs of the same layer objects into blocks: at each place the shortest pattern that repeats from there.
+
+    Longer patterns are multiples of it, or cover the same layers.
+    """
     keys = [id(layer) for layer in layers]
     places: dict[int, list[int]] = defaultdict(list)  # of each layer object
     for place, key in enumerate(keys):
         places[key].append(place)
-    blocks: list[Block] = []
-    place = 0
+    blocks, place = list[Block](), 0
     while place < len(keys):
-        length, times = _longest_repeat(keys, place, places[keys[place]])
+        ends = (end for end in places[keys[place]] if place < end and 2 * end - place <= len(keys))
+        lengths = (end - place for end in ends if keys[place:end] == keys[end : 2 * end - place])
+        length, times = next(lengths, 1), 1
+        while keys[place + times * length : place + (times + 1) * length] == keys[place : place + length]:
+            times += 1
         blocks.append(Block(tuple(layers[place : place + length]), times))
         place += length * times
     return blocks
-
-
-def _longest_repeat(keys: Sequence[int], start: int, places: Sequence[int]) -> tuple[int, int]:
-    """Return the length and count of the first pattern that repeats from *start*.
-
-    Longer patterns are multiples of it, or cover the same layers.
-    """
-    for place in places:
-        length = place - start
-        if length > 0 and start + 2 * length <= len(keys):
-            pattern, times = keys[start:place], 1
-            while keys[start + times * length : start + (times + 1) * length] == pattern:
-                times += 1
-            if times > 1:
-                return length, times
-    return 1, 1
 
 
 def held_over_time(trace: StepTrace, counts: Callable[[int, str], bool]) -> list[int]:

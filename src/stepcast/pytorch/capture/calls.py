@@ -39,9 +39,7 @@ class RecentCalls:
 
 
 def count_calls(trace: StepTrace, works: dict[int, Works]) -> list[float]:
-    """Return the CPU's launches for each event, with what it runs before: modules, the engine of autograd, the code of
-    optimizers.
-    """
+    """Return the CPU's launches for each event with what runs before it: modules, autograd's engine, optimizers."""
     gradients = [event for event in trace.events if event.is_backward]
     nodes = sum(event.nodes for event in trace.events if not event.recomputed)
     engine_us = nodes * STEP["node"] + len(trace.gradients) * STEP["accumulated"]

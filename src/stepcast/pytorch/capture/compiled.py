@@ -34,9 +34,6 @@ FUSIBLE = frozenset((*POINTWISE, K.BROADCAST, K.STRIDED, K.JOIN, K.ROW_SUM, K.CO
 NEVER_FUSED, LOSSES = (frozenset(FIT["compiler"][name]) for name in ("never_fused", "losses"))
 
 
-# ---- the cheapest cut ----------------------------------------------------------------------------------------------
-
-
 def find_near_side(network: "nx.DiGraph[Hashable]", source: Hashable, sink: Hashable) -> set[Hashable]:
     """Return the nodes that *source* reaches under the maximum flow to *sink*: the near side of the cheapest cut."""
     import networkx as nx  # which PyTorch requires
@@ -45,9 +42,6 @@ def find_near_side(network: "nx.DiGraph[Hashable]", source: Hashable, sink: Hash
     full = [(begin, end) for begin, end, edge in left.edges(data=True) if edge["flow"] >= edge["capacity"]]
     left.remove_edges_from(full)
     return {source, *nx.descendants(left, source)}
-
-
-# ---- writers and readers of each storage ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -79,8 +73,25 @@ class Dataflow:
         self.makers: dict[int, list[KernelNode]] = defaultdict(list)  # all writers
         self.readers: dict[int, list[KernelNode]] = defaultdict(list)
         for number, event in enumerate(trace.events):
-            if event.moment is not Moment.OPTIMIZER and (works := works_of(event)):
-                self._add(number, event, works)
+            works = works_of(event) if event.moment is not Moment.OPTIMIZER else ()
+            if not works:
+                continue
+            can_fuse = number not in trace.uncompiled and event.name.rstrip("_") not in NEVER_FUSED
+            is_light = all(isinstance(work, Elementwise) and work.kind in FUSIBLE for work in works)
+            fusible, backward = can_fuse and (event.name in LOOKUPS or is_light), event.moment is Moment.BACKWARD
+            node = self.nodes[number] = KernelNode(number, event, works, fusible, backward)
+            for tensor in event.reads:
+                node.reads.setdefault(tensor.storage, tensor)
+            for tensor in event.reads[:1] if event.name.endswith("_") else event.writes:
+                node.writes.setdefault(tensor.storage, tensor)
+            for storage in node.reads:
+                self.readers[storage].append(node)
+                for maker in self.makers[storage]:
+                    delays = not maker.fusible and maker.number not in trace.uncompiled
+                    node.level = max(node.level, maker.level + delays)
+            for storage in node.writes:
+                self.maker.setdefault(storage, node)
+                self.makers[storage].append(node)
         # A fused operator runs no sooner than the first that reads its result.
         for node in reversed(self.nodes.values()):
             if node.fusible:
@@ -88,35 +99,9 @@ class Dataflow:
                 own = [other for other in readers if other.backward == node.backward and other.number > node.number]
                 node.level = max(node.level, min((other.level for other in own), default=0))
 
-    def _add(self, number: int, event: Event, works: Works) -> None:
-        uncompiled = self.trace.uncompiled
-        can_fuse = number not in uncompiled and event.name.rstrip("_") not in NEVER_FUSED
-        is_light = all(isinstance(work, Elementwise) and work.kind in FUSIBLE for work in works)
-        fusible, backward = can_fuse and (event.name in LOOKUPS or is_light), event.moment is Moment.BACKWARD
-        node = self.nodes[number] = KernelNode(number, event, works, fusible, backward)
-        for tensor in event.reads:
-            node.reads.setdefault(tensor.storage, tensor)
-        inplace = event.name.endswith("_")
-        for tensor in event.reads[:1] if inplace else event.writes:
-            node.writes.setdefault(tensor.storage, tensor)
-        for storage in node.reads:
-            self.readers[storage].append(node)
-            for maker in self.makers[storage]:
-                delays = not maker.fusible and maker.number not in uncompiled
-                node.level = max(node.level, maker.level + delays)
-        for storage in node.writes:
-            self.maker.setdefault(storage, node)
-            self.makers[storage].append(node)
-
-    def size_bytes(self, storage: int) -> int:
-        return self.trace.storages[storage].size_bytes
-
     def exists_before(self, storage: int) -> bool:
         """Return True if the storage existed before the step, or no operator makes it."""
         return self.trace.storages[storage].role != "activations" or storage not in self.maker
-
-
-# ---- tensors that the forward saves --------------------------------------------------------------------------------
 
 
 def choose_saved(flow: Dataflow) -> set[int]:
@@ -140,7 +125,7 @@ def choose_saved(flow: Dataflow) -> set[int]:
         maker = flow.maker[storage]
         # The forward writes a tensor that an unfused operator reads.
         is_written = any(not node.fusible and not node.backward for node in flow.readers[storage])
-        weight = flow.size_bytes(storage) * (1.0 if is_written else MEASURED["unwritten_weight"])
+        weight = flow.trace.storages[storage].size_bytes * (1.0 if is_written else MEASURED["unwritten_weight"])
         network.add_edge(("in", storage), ("out", storage), capacity=max(1.0, weight))
         from_weights = all(flow.exists_before(source) for source in maker.reads)
         if (storage in needed_by_products and not from_weights) or not _can_recompute(flow, maker, storage):
@@ -168,9 +153,6 @@ def _can_recompute(flow: Dataflow, maker: KernelNode, storage: int) -> bool:
         return False  # the random mask; the product with it may be recomputed
     sources = [tensor.numel for source, tensor in maker.reads.items() if not flow.exists_before(source)]
     return bool(maker.writes[storage].numel * MEASURED["reduction"] > max(sources, default=0))
-
-
-# ---- kernels -------------------------------------------------------------------------------------------------------
 
 
 FusedKernel = list[KernelNode]  # operators that run as one kernel, at the place of the last
@@ -217,8 +199,6 @@ class Fusion:
             kernels[joined[node.number]].append(node)
         return list(kernels.values())
 
-    # ---- memory ---------------------------------------------------------------------------------------
-
     def _is_written(self, storage: int) -> bool:
         """Return True if the storage is in memory: it is saved, or another kernel reads it."""
         flow = self._flow
@@ -237,7 +217,7 @@ class Fusion:
         read = {source: tensor for node in kernel for source, tensor in node.reads.items()}
         written = {source for node in kernel for source in node.writes}
         inputs = bytes_of(*(tensor for source, tensor in read.items() if source not in written))
-        return bool(inputs < MEASURED["tiny_input_share"] * self._flow.size_bytes(storage))
+        return bool(inputs < MEASURED["tiny_input_share"] * self._trace.storages[storage].size_bytes)
 
     def _sources_of(self, storage: int, backward: bool) -> frozenset[int]:
         """Return the storages to read for *storage*: itself where it is in memory, else its inputs."""
@@ -272,8 +252,6 @@ class Fusion:
                 if storage not in self._saved and maker.fusible:
                     used = min(used, end)
                 storages[storage].freed = max(used, maker.number) + 1
-
-    # ---- works ----------------------------------------------------------------------------------------
 
     def _recompute_inputs(self, node: KernelNode) -> Iterator[Compute]:
         """Yield the kernels for what *node* of the backward reads from memory and the forward did not save."""

@@ -27,8 +27,6 @@ KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 GPU = "cuda"
 ATTENTION, DROPOUT = F.scaled_dot_product_attention, F.dropout
 
-# ---- mixed precision -----------------------------------------------------------------------------------------------
-
 
 def _find_functions(names: str) -> frozenset[object]:
     """Return the functions of PyTorch that have one of *names*."""
@@ -46,43 +44,6 @@ SOFTMAXES = {
     **dict.fromkeys((F.log_softmax, torch.log_softmax, T.log_softmax, F.cross_entropy), "_log_softmax"),
 }
 
-
-class Autocast:
-    """Casts operands where a program has ``torch.autocast("cuda")`` on.
-
-    A weight is cast once in a forward, and the cast is cached (autocast_mode.cpp, cached_cast).
-    """
-
-    def __init__(self) -> None:
-        self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # casts of weights in this forward
-
-    def cast_for(self, func: Callable[..., object], values: Any) -> Any:
-        """Return the arguments *values* of *func* in the format that it runs in."""
-        if not torch.is_autocast_enabled(GPU) or not (func in RUN_IN_BF16 or func in RUN_IN_FP32):
-            return values
-        return self._cast(values, torch.float32 if func in RUN_IN_FP32 else torch.get_autocast_dtype(GPU))
-
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """Return *value* with its floating-point tensors as *dtype*."""
-        if isinstance(value, Tensor):
-            if not value.is_floating_point() or value.dtype in (dtype, torch.float64):
-                return value
-            is_weight = value.is_leaf and value.requires_grad and dtype is not torch.float32
-            if not is_weight or torch._C._current_autograd_node() is not None:
-                return value.to(dtype)
-            if id(value) not in self.cache:
-                self.cache[id(value)] = (value, value.to(dtype))
-            return self.cache[id(value)][1]
-        if isinstance(value, tuple | list):
-            # Arguments that are one tensor stay one: attention asks whether its queries are its keys.
-            casts = {id(item): self._cast(item, dtype) for item in value}
-            return type(value)(casts[id(item)] for item in value)
-        if isinstance(value, dict):
-            return {key: self._cast(item, dtype) for key, item in value.items()}
-        return value
-
-
-# ---- operators that a GPU runs as one kernel -----------------------------------------------------------------------
 
 # Gates of a cell, and the elements that cuDNN saves for each element of its result: measured as the memory that a
 # forward leaves behind on an H200 with cuDNN 9.19, for one to four layers, both directions, fp32 and bf16.
@@ -423,9 +384,6 @@ REPLACED: dict[object, Callable[..., Any]] = {
 }
 
 
-# ---- the mode under which a program runs ---------------------------------------------------------------------------
-
-
 class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
     """Places all tensors of a program on the meta device and runs a GPU's operators.
 
@@ -435,7 +393,7 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
 
     def __init__(self, compiled: bool = False) -> None:
         super().__init__()
-        self.autocast = Autocast()
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}  # of weights, in this forward
         self._masks: dict[int, tuple[Tensor, Tensor]] | None = {} if compiled else None
 
     def __enter__(self) -> Any:
@@ -447,18 +405,39 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         super().__exit__(*error)
         F.scaled_dot_product_attention, F.dropout = ATTENTION, DROPOUT
 
+    def _cast_for(self, func: Callable[..., object], values: Any) -> Any:
+        """Return the arguments *values* of *func* in the format in which ``torch.autocast("cuda")`` runs it."""
+        if not torch.is_autocast_enabled(GPU) or not (func in RUN_IN_BF16 or func in RUN_IN_FP32):
+            return values
+        return self._cast(values, torch.float32 if func in RUN_IN_FP32 else torch.get_autocast_dtype(GPU))
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return *value* with its floats as *dtype*; a weight is cast once in a forward (autocast_mode.cpp)."""
+        if isinstance(value, Tensor):
+            if not value.is_floating_point() or value.dtype in (dtype, torch.float64):
+                return value
+            is_weight = value.is_leaf and value.requires_grad and dtype is not torch.float32
+            if not is_weight or torch._C._current_autograd_node() is not None:
+                return value.to(dtype)
+            if id(value) not in self.casts:
+                self.casts[id(value)] = (value, value.to(dtype))
+            return self.casts[id(value)][1]
+        if isinstance(value, tuple | list):
+            # Arguments that are one tensor stay one: attention asks whether its queries are its keys.
+            casts = {id(item): self._cast(item, dtype) for item in value}
+            return type(value)(casts[id(item)] for item in value)
+        return {key: self._cast(item, dtype) for key, item in value.items()} if isinstance(value, dict) else value
+
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        query, key, value = self.autocast.cast_for(torch.matmul, (query, key, value))
+        query, key, value = self._cast_for(torch.matmul, (query, key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = self._additive_mask(attn_mask, query.dtype)
         return fused_attention(query, key, value, attn_mask, *args, **kwargs)
 
     def _additive_mask(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return *mask* as numbers to add; eager code converts it in every call (transformers/attention.cpp,
-        convert_boolean_attn_mask), compiled code once.
-        """
+        """Return *mask* as numbers to add: eager code converts it in every call (attention.cpp), compiled code once."""
         masks = self._masks if self._masks is not None else {}
         if id(mask) not in masks:
             masks[id(mask)] = (mask, torch.where(mask, 0.0, float("-inf")).to(dtype))
@@ -469,7 +448,7 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
             result = run_half_softmax(func, *args, **(kwargs or {}))
             if result is not None:
                 return result
-        args, kwargs = self.autocast.cast_for(func, (args, kwargs or {}))
+        args, kwargs = self._cast_for(func, (args, kwargs or {}))
         if func is ATTENTION:
             return self._attend(*args, **kwargs)
         run = REPLACED.get(func)
@@ -477,8 +456,14 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
 
     def place(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run *func* with all of its tensors on the meta device."""
-        if func is torch.tensor or func is torch.as_tensor:
-            return _tensor_of_numbers(func, args, kwargs)
+        if func is torch.tensor or func is torch.as_tensor:  # on a GPU a copy that the host waits for
+            real = func(*args, **{**kwargs, "device": "cpu"})
+            if real.device.type != "cpu":
+                return real
+            if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+                return real.to(META)
+            with torch._C._DisableTorchDispatch():  # on the host no operator
+                return with_known_values(real)
         if func is T.cuda or func is T.cpu:
             return args[0]
         if func is T.to:
@@ -491,17 +476,6 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
 def _names_device(value: object) -> bool:
     devices = ("cuda", "cpu", "meta")
     return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in devices)
-
-
-def _tensor_of_numbers(func: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
-    """Make a tensor of given numbers: on a GPU a copy that the host waits for, on the host no operator."""
-    real = func(*args, **{**kwargs, "device": "cpu"})
-    if real.device.type != "cpu":
-        return real
-    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
-        return real.to(META)
-    with torch._C._DisableTorchDispatch():
-        return with_known_values(real)
 
 
 def with_known_values(real: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ writes each element that is in memory once. A view, whose result is in the stora
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -150,9 +150,7 @@ def _describe_attention(call: Event) -> Works:
 
 
 def _describe_convolution(call: Event) -> Works:
-    """Describe each pass of a convolution: the forward, or the gradients of data and weight that are asked for. A bias
-    is added by a kernel of its own, and so is its gradient.
-    """
+    """Describe each pass of a convolution that is asked for, and the kernels of a bias: its sum, or its gradient."""
     is_gradient = call.name == "convolution_backward"
     out, data, weight = call.reads[:3] if is_gradient else (call.writes[0], *call.reads[:2])
     transformed, transposed, groups = [option for option in call.options if isinstance(option, int)]
@@ -247,9 +245,7 @@ def _row_pitch(tensor: TracedTensor) -> int:
 
 
 def _describe_norm(call: Event) -> Works:
-    """Normalise rows, after copies of operands that are not contiguous; in the backward a second kernel computes the
-    gradient of a weight (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
-    """
+    """Normalise rows, after copies of swapped operands; another kernel has a weight's gradient (layer_norm_kernel.cu)."""
     kind, is_gradient = K.RMS_NORM if call.name.startswith("rms") else K.LAYER_NORM, "backward" in call.name
     data = call.reads[1 if is_gradient else 0]
     rows = [tensor for tensor in call.reads[: 2 if is_gradient else 1] if tensor.numel == data.numel]
@@ -304,9 +300,7 @@ def _describe_along(call: Event) -> Works:
 
 
 def _walk(tensor: TracedTensor, read: float, written: float, times: float, threads: int) -> Elementwise:
-    """Return a kernel whose *threads* each walk by itself through memory; few of them do not fill a GPU, and wait less
-    for numbers that are in its cache.
-    """
+    """Return a kernel whose *threads* walk through memory alone; few do not fill a GPU, and wait less for its cache."""
     share = MEASURED["cached_share"] if read + written < MEASURED["cached_bytes"] else 1.0
     times *= max(1.0, MEASURED["walkers"] / max(1, threads)) * share
     return pass_over(K.IRREGULAR, tensor, read, written, times=times)
@@ -418,15 +412,10 @@ def _describe_image_norm(call: Event) -> Works:
     return (*copies, Elementwise(K.GROUP_MOMENTS, groups, image.numel // groups, 0.0, 0.0, dtype=dtype), norm)
 
 
-DESCRIBE = {
-    function.__name__.removeprefix("_describe_"): function for function in (
-        _describe_product, _describe_baddbmm, _describe_linear, _describe_grouped_mm, _describe_attention,
-        _describe_convolution, _describe_norm, _describe_image_norm, _describe_recurrent, _describe_along,
-        _describe_fill, _describe_host_copy, _describe_embedding_backward, _describe_bag, _describe_sort,
-        _describe_choice, _describe_sequence_loss, _describe_batch_norm,
-    )
-}  # fmt: skip
-HANDLERS = {name: DESCRIBE[how] for how, names in FIT["operators"].items() for name in names}
+# The function ``_describe_product`` handles the operators that the data file lists as ``product``, and so on.
+HANDLERS: dict[str, Callable[[Event], Works]] = {
+    name: globals()[f"_describe_{kind}"] for kind, names in FIT["operators"].items() for name in names
+}
 HANDLERS |= dict.fromkeys(FIT["counted"], _describe_counted)
 
 

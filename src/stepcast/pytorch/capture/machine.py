@@ -91,8 +91,6 @@ class PretendMachine:
     def _local_gpus(self) -> int:
         return min(self.gpus, GPUS_PER_NODE)
 
-    # ---- the GPUs -------------------------------------------------------------------------------------
-
     def _cuda(self) -> Iterator[tuple[object, str, object]]:
         cuda, accelerator = torch.cuda, getattr(torch, "accelerator", None)
         gpu, name, memory = self.gpu, f"{self.gpu.vendor} {self.gpu.name}".upper(), round(self.gpu.memory_bytes)
@@ -168,8 +166,6 @@ class PretendMachine:
 
         return run_compiled
 
-    # ---- the process group ----------------------------------------------------------------------------
-
     def _distributed(self) -> Iterator[tuple[object, str, object]]:
         import torch.distributed.device_mesh as meshes
         import torch.distributed.distributed_c10d as native
@@ -200,8 +196,6 @@ class PretendMachine:
             return _Handle() if kwargs.get("async_op") or name.startswith("i") else None
 
         return call
-
-    # ---- wrappers of models ---------------------------------------------------------------------------
 
     def _wrappers(self) -> Iterator[tuple[object, str, object]]:
         import torch.distributed.fsdp as fsdp

@@ -76,9 +76,6 @@ def build_program(what: str, options: CaptureOptions) -> TrainingProgram:
     return _build_from_function(what, options) if is_function else _build_from_config(what, options)
 
 
-# ---- models of transformers ----------------------------------------------------------------------------------------
-
-
 def _build_from_config(path: str, options: CaptureOptions, sizes: str = "") -> TrainingProgram:
     keys = _read_config(path, sizes)
     transformers = load_transformers("capture")
@@ -199,9 +196,6 @@ def _make_batch(config: Any, options: CaptureOptions) -> tuple[dict[str, Any], i
 def make_token_ids(*shape: int) -> Tensor:
     """Return token ids whose values a program may read."""
     return with_known_values(torch.ones(shape, dtype=torch.long))
-
-
-# ---- programs of a user --------------------------------------------------------------------------------------------
 
 
 def _build_from_function(what: str, options: CaptureOptions) -> TrainingProgram:

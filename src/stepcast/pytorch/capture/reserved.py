@@ -39,8 +39,8 @@ class _Replay:
         updates = (tick for tick in range(max(backwards, default=0), len(moments)) if moments[tick] == Moment.OPTIMIZER)
         self._update = next(updates, self._ticks - 1)
         # The first product of each thread.
-        threads = {event.moment is Moment.BACKWARD: tick for tick, event in reversed(list(enumerate(trace.events)))
-                   if event.name in PRODUCTS}  # fmt: skip
+        products = [tick for tick, event in enumerate(trace.events) if event.name in PRODUCTS]
+        threads = {moments[tick] is Moment.BACKWARD: tick for tick in reversed(products)}
         self._products = set(threads.values())
         self._made, self._freed = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         # Sizes of what the last step left and this one frees: gradients, and graphs that a later backward uses.

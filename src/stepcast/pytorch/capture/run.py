@@ -157,7 +157,7 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
             torch.autocast(GPU, torch.bfloat16) if options.autocast else contextlib.nullcontext(),
         ):
             loss, *others = program.results()
-        gpu.autocast.cache.clear()
+        gpu.casts.clear()
         tracer.moment = Moment.BACKWARD
         if not options.compiled:
             others.clear()

@@ -27,7 +27,7 @@ from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture import tracer as tracing
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
-from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend, take_host_work
+from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, list_tensors, parameters_of
@@ -63,8 +63,6 @@ class ScriptTracer(Tracer):
         self._waits_first = False
         self._regions: list[torch.nn.Module] = []  # compiled modules whose forward runs
 
-    # ---- modules --------------------------------------------------------------------------------------
-
     def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
         if len(self._stack) == 1 and id(module) not in self.roots:
             prefix = f"{type(module).__name__}." if self.roots else ""
@@ -84,23 +82,18 @@ class ScriptTracer(Tracer):
             self._regions.pop()
             torch.compiler._is_compiling_flag = bool(self._regions)
 
-    # ---- operators ------------------------------------------------------------------------------------
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func._schema.name.partition("::")[2], kwargs or {}
         with torch._C.DisableTorchFunction():  # in a backward it would answer for the tensors
-            return self._dispatch(func, types, args, kwargs or {})
-
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        read = [*list_tensors(args), *list_tensors(kwargs.values())]
-        name = func._schema.name.partition("::")[2]
-        moves = name == "_to_copy" and kwargs.get("device") == META and read[0].device.type == "cpu"
-        if (read and all(map(is_on_host, read)) and not moves) or (not read and kwargs.get("device") != META):
-            return self._run_on_host(func, name, args, kwargs, read)
-        if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in tracing.COPIES:
-            args, kwargs = torch.utils._pytree.tree_map_only(
-                Tensor, lambda tensor: move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
-            )
-        return super().__torch_dispatch__(func, types, args, kwargs)
+            read = [*list_tensors(args), *list_tensors(kwargs.values())]
+            moves = name == "_to_copy" and kwargs.get("device") == META and read[0].device.type == "cpu"
+            if (read and all(map(is_on_host, read)) and not moves) or (not read and kwargs.get("device") != META):
+                return self._run_on_host(func, name, args, kwargs, read)
+            if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in tracing.COPIES:
+                args, kwargs = torch.utils._pytree.tree_map_only(
+                    Tensor, lambda tensor: move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
+                )
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
     def is_on_host(self, tensor: Tensor) -> bool:
         return is_on_host(tensor)
@@ -163,16 +156,9 @@ class ScriptTracer(Tracer):
             self._add_host_wait()
         return value
 
-    # ---- the window -----------------------------------------------------------------------------------
-
     def open_window(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to record, with everything that exists."""
-        self.trace = StepTrace(modules=self.trace.modules)
-        self._event_of_node.clear()
-        self._storage_numbers.clear()
-        self._watches.clear()
-        take_host_work()
-        self._sequence, self.begins_backward, self.updated = 0, False, None
+        self.begin_trace(self.trace.modules)
         self.recording = True
         self.add_existing(self.roots.values(), optimizers)
 
@@ -314,9 +300,6 @@ def shorten_path(path: str) -> str:
     return min(path, os.path.relpath(path), key=len)
 
 
-# ---- the run -------------------------------------------------------------------------------------------------------
-
-
 class ScriptRun:
     """One run of a script under the modes, until its second optimizer step has ended."""
 
@@ -360,7 +343,7 @@ class ScriptRun:
         gradients = [grad_tensors] if is_one else list(grad_tensors)
         pairs = zip(results, gradients + [None] * len(results), strict=False)
         seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
-        self.gpu.autocast.cache.clear()
+        self.gpu.casts.clear()
         before, self.tracer.moment = self.tracer.moment, Moment.BACKWARD
         self.tracer.begins_backward = True
         targets = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)

@@ -82,7 +82,12 @@ class Splits:
 def find_splits(trace: StepTrace) -> Splits:
     """Return the letters and shared storages of all regions that can be split."""
     splits = Splits()
-    weights = _find_weights(trace)
+    # The storages of parameters, and of casts of them.
+    weights = {number for number, storage in enumerate(trace.storages) if storage.role == "parameters"}
+    for event in trace.events:
+        is_copy = event.moment is Moment.FORWARD and event.name in ("_to_copy", "copy", "clone")
+        if is_copy and event.reads and all(tensor.storage in weights for tensor in event.reads):
+            weights.update(tensor.storage for tensor in event.writes)
     forward = [number for number, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
     recomputed = [number for number, event in enumerate(trace.events) if event.recomputed]
     region_of: dict[int, MapRegion] = {}
@@ -97,16 +102,6 @@ def find_splits(trace: StepTrace) -> Splits:
                 region_of |= dict.fromkeys((*region.columns, *region.ends, *region.inside), region)
     _split_backward(trace, region_of, weights, splits)
     return splits
-
-
-def _find_weights(trace: StepTrace) -> set[int]:
-    """Return the storages of parameters, and of casts of them."""
-    weights = {number for number, storage in enumerate(trace.storages) if storage.role == "parameters"}
-    for event in trace.events:
-        is_copy = event.moment is Moment.FORWARD and event.name in ("_to_copy", "copy", "clone")
-        if is_copy and event.reads and all(tensor.storage in weights for tensor in event.reads):
-            weights.update(tensor.storage for tensor in event.writes)
-    return weights
 
 
 def _operands_of(event: Event) -> tuple[int, int]:

@@ -149,21 +149,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, module_names: dict[int, str]) -> None:
         super().__init__()
-        self.trace = StepTrace()
         self.moment = Moment.FORWARD
         self._module_names = module_names
-        self._module_numbers: dict[str, int] = {}
-        self._stack: list[int] = [self._number_module("")]
+        self._module_numbers = {"": 0}
+        self._stack = [0]
+        self._owners: dict[int, int] = {}
+        self._last_source = 0
+        self.begin_trace([""])
+
+    def begin_trace(self, modules: list[str]) -> None:
+        """Begin a new trace, with the modules that are known."""
+        self.trace = StepTrace(modules=modules)
         self._event_of_node: dict[int, int] = {}  # by the sequence number of an autograd node
         self._storage_numbers: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
-        self._owners: dict[int, int] = {}
-        self._last_source = self._sequence = 0
-        self.begins_backward = False  # as of the next event
+        self._sequence, self.begins_backward = 0, False  # as of the next event
         self.updated: int | None = None
         take_host_work()
-
-    # ---- modules --------------------------------------------------------------------------------------
 
     def _number_module(self, name: str) -> int:
         number = self._module_numbers.setdefault(name, len(self.trace.modules))
@@ -210,8 +212,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._last_source = self._event_of_node.get(node._sequence_nr(), self._last_source)
         module = self.trace.events[self._last_source].module if self.trace.events else 0
         return module, False, self._last_source
-
-    # ---- memory ---------------------------------------------------------------------------------------
 
     def add_tensor(self, tensor: Tensor, role: str) -> None:
         """Note a tensor that exists before the step."""
@@ -264,8 +264,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if self._storage_numbers.get(key) == number:
             del self._storage_numbers[key], self._watches[key]
 
-    # ---- operators ------------------------------------------------------------------------------------
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("device") not in (None, META) and self.moment is not Moment.OPTIMIZER:
@@ -289,7 +287,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
                 self._number_storage(copy)
         result = self._run(func, name, (*copies, *args[len(copies) :]), kwargs, read)
         written = list_tensors((result,)) or (read if name.endswith("_") else [])
-        held = self._hold_workspace(name, args, written)
+        # The memory that an operator needs while it runs, as traces of PyTorch's allocator show it.
+        held, sizes = None, () if self.compiles and name == "sum" else workspace_bytes(name, args, written)
+        for tensor in written if sizes else ():
+            self._number_storage(tensor)
+        for size in sizes:
+            held = None  # that of the kernel before
+            held = torch.empty(size, dtype=torch.uint8, device=META)
+            self._number_storage(held)
         if name in COPIES and self.is_on_host(read[-1]) and _is_meta(written[0]):
             if self.moment is not Moment.OPTIMIZER:
                 self.copy_from_host(read[-1], written[0], bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
@@ -309,18 +314,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._add_event(name, (), [], [target])
         if (is_staged or not non_blocking) and not torch.compiler._is_compiling_flag:
             self._add_host_wait()
-
-    def _hold_workspace(self, name: str, args: Any, written: list[Tensor]) -> Tensor | None:
-        """Allocate the memory that an operator needs while it runs, as traces of PyTorch's allocator show it."""
-        sizes = () if self.compiles and name == "sum" else workspace_bytes(name, args, written)
-        held = None
-        for tensor in written if sizes else ():
-            self._number_storage(tensor)
-        for size in sizes:
-            held = None  # that of the kernel before
-            held = torch.empty(size, dtype=torch.uint8, device=META)
-            self._number_storage(held)
-        return held
 
     def _adds_gradients(self, args: Any) -> bool:
         """Return True if autograd adds up two gradients of a tensor, in place as it builds no graph (input_buffer.cpp).

@@ -110,9 +110,7 @@ class TorchBackend:
         return statistics.median(self._once_s(call) for _ in range(runs))
 
     def launch(self) -> dict[str, float]:
-        """Return the host's seconds for a small training step and to issue a light and a heavy operator, and the GPU's
-        for its shortest kernel.
-        """
+        """Return the host's seconds for a small step, a light and a heavy operator, and the GPU's shortest kernel."""
         torch = self._torch
         tiny, weight = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         return {

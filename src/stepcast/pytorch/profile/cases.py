@@ -15,7 +15,6 @@ from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
-from stepcast.ir.facts import Facts
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
@@ -90,10 +89,7 @@ def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
             yield GroupedMatmul(rows, 2048, 4096, groups, half)
         for (batch, length), (query, key, dim), backward in product(chosen["lengths"], chosen["heads"], (False, True)):
             yield Attention(batch, length, length, query, key, dim, dim, True, backward, half)
-    yield from _list_streams(half if half in formats else DType.FP32, chosen)
-
-
-def _list_streams(dtype: DType, chosen: Facts) -> Iterator[Elementwise]:
+    dtype = half if half in formats else DType.FP32
     for rows, columns in chosen["shapes"]:
         size = rows * columns * dtype.bytes
         for kind, reads in ((K.ADD, 2), (K.COPY, 1), (K.GELU, 1), (K.LAYER_NORM, 1), (K.RMS_NORM, 1)):

@@ -52,11 +52,7 @@ def measure_sustained(cases: Sequence[Case], backend: Backend, known: MeasuredPo
     sustained, failed = dict(known.sustained), {**known.failed, **points.failed}
     for case in cases:
         if case.name not in sustained and case.name in points.seconds:
-            seconds, error = _try_to_measure(backend.sustained_s, case)
-            if seconds is None:
-                failed[f"{case.name} sustained"] = error
-            else:
-                sustained[case.name] = seconds
+            _try_to_measure(backend.sustained_s, case, sustained, failed, f"{case.name} sustained")
     return MeasuredPoints(points.seconds, failed, known.left, sustained)
 
 
@@ -79,26 +75,23 @@ def measure(
         if clock() - start >= limit_s:
             left.append(case.name)
             continue
-        result, error = _try_to_measure(backend.seconds, case)
-        if result is None:
-            failed[case.name] = error
-        else:
-            seconds[case.name] = result
+        _try_to_measure(backend.seconds, case, seconds, failed, case.name)
         so_far = MeasuredPoints(dict(seconds), dict(failed), sustained=known.sustained)
-        report(MeasuringProgress(done, len(unknown), case, result, clock() - start, so_far))
+        report(MeasuringProgress(done, len(unknown), case, seconds.get(case.name), clock() - start, so_far))
     return MeasuredPoints(seconds, failed, tuple(left), known.sustained)
 
 
-def _try_to_measure(measure_s: Callable[[Operator], float], case: Case) -> tuple[float | None, str]:
-    """Return the seconds of *case*, or None and the reason of a failure."""
+def _try_to_measure(
+    measure_s: Callable[[Operator], float], case: Case, seconds: dict[str, float], failed: dict[str, str], key: str
+) -> None:
+    """Add the seconds of *case* to *seconds*, or to *failed* the reason of a failure as *key*."""
     try:
-        seconds = measure_s(case.work)
-        return (seconds, "") if seconds > 0 else (None, f"measured {seconds} s")
+        if (result := measure_s(case.work)) > 0:
+            seconds[case.name] = result
+        else:
+            failed[key] = f"measured {result} s"
     except Exception as error:  # after any error of a driver or library, the other cases go on
-        return None, " ".join(str(error).split())[:200] or type(error).__name__
-
-
-# ---- the calibration file of ``profile``: corrections of the estimates, and the points they were fitted to ---------
+        failed[key] = " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typing import Any
 
 from stepcast.inputs.recorded import FLIGHT, STEPS
 from stepcast.inputs.source import read_words
-from stepcast.ir.dataclass import dataclass
 from stepcast.outputs.files import write_file
 from stepcast.pytorch.load import load_torch
 
@@ -27,19 +26,11 @@ COLLECTIVES = read_words("pytorch")["collectives"]["watched"].split()
 MOST_CALLS = 100_000  # collectives that are recorded
 
 
-@dataclass(frozen=True)
-class RecordingWindow:
-    """The steps before the profiler starts, and the steps that it sees."""
-
-    skip: int = 5
-    steps: int = 3
-
-
 class Recorder:
-    """Records one process of a job."""
+    """Records one process of a job; the profiler starts after *skip* steps and sees *steps*."""
 
-    def __init__(self, folder: str, window: RecordingWindow) -> None:
-        self.folder, self.window = folder, window
+    def __init__(self, folder: str, skip: int = 5, steps: int = 3) -> None:
+        self.folder, self.skip, self.steps = folder, skip, steps
         self._step_ends_s: list[float] = []
         self._calls: list[dict[str, object]] = []
         self._profiler: Any = None
@@ -67,8 +58,6 @@ class Recorder:
         self._optimizer_hook.remove()
         atexit.unregister(self.stop)
 
-    # ---- boundaries of steps --------------------------------------------------------------------------
-
     def _after_optimizer(self, optimizer: object, *_: object) -> None:
         """Let the step end when the next forward begins, so that it has all that runs in between."""
         from torch.nn.modules.module import register_module_forward_pre_hook
@@ -91,14 +80,12 @@ class Recorder:
         number = len(self._step_ends_s)
         if self._profiler is not None:
             self._profiler.step()
-        if number == self.window.skip:
+        if number == self.skip:
             self._open_window()
-        elif number == self.window.skip + self.window.steps + 1:
+        elif number == self.skip + self.steps + 1:
             self._close_window()
         if self._profiler is not None:
             self._write_steps()  # which a job that is killed within the window leaves
-
-    # ---- collectives ----------------------------------------------------------------------------------
 
     def _watch_collectives(self) -> None:
         """Record the calls of torch.distributed; those from C++ are in the profiler's trace."""
@@ -123,13 +110,11 @@ class Recorder:
 
         return watch
 
-    # ---- the window -----------------------------------------------------------------------------------
-
     def _open_window(self) -> None:
         import torch
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        activities, steps = [ProfilerActivity.CPU], schedule(wait=0, warmup=1, active=self.window.steps, repeat=1)
+        activities, steps = [ProfilerActivity.CPU], schedule(wait=0, warmup=1, active=self.steps, repeat=1)
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.reset_peak_memory_stats()
@@ -174,8 +159,6 @@ class Recorder:
         profiler.stop()
         self._write_steps()
 
-    # ---- files ----------------------------------------------------------------------------------------
-
     @property
     def rank(self) -> int:
         return int(os.environ.get("RANK", 0))
@@ -194,7 +177,7 @@ class Recorder:
             "world": int(os.environ.get("WORLD_SIZE", 1)),
             "host": os.uname().nodename,
             "ahead_s": self._offset_s,
-            "window": [self.window.skip, self.window.steps],
+            "window": [self.skip, self.steps],
             "step_ends_s": self._step_ends_s,
             "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0,
             "collectives": self._calls,
@@ -219,7 +202,7 @@ class Recorder:
 def record(folder: str, skip: int = 5, steps: int = 3) -> Iterator[Recorder]:
     """Record the training steps within the block: *steps* in full after the first *skip*."""
     load_torch("record")
-    recorder = Recorder(folder, RecordingWindow(skip, steps)).start()
+    recorder = Recorder(folder, skip, steps).start()
     try:
         yield recorder
     finally:

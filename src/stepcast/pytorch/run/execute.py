@@ -120,9 +120,6 @@ class OpClock:
         return [(since_start_s(begin), since_start_s(end)) for begin, end in marks if begin is not None]
 
 
-# ---- messages ------------------------------------------------------------------------------------------------------
-
-
 class Exchange:
     """Messages over torch.distributed (NCCL between GPUs, gloo between CPUs), with buffers of the stated sizes."""
 
@@ -139,13 +136,9 @@ class Exchange:
 
     def _make_group(self, family: Group) -> tuple[Any, tuple[int, ...]]:
         """Make all groups of a family, which every rank does in the same order, and return that of this rank."""
-        own = None
-        members: tuple[int, ...] = (self._rank,)
-        for ranks in sorted({self._layout.group(str(family), rank) for rank in range(self._layout.gpus)}):
-            group = self._dist.new_group(list(ranks))
-            if self._rank in ranks:
-                own, members = group, ranks
-        return own, members
+        members = sorted({self._layout.group(str(family), rank) for rank in range(self._layout.gpus)})
+        groups = {ranks: self._dist.new_group(list(ranks)) for ranks in members}
+        return next(((group, ranks) for ranks, group in groups.items() if self._rank in ranks), (None, (self._rank,)))
 
     def _buffer(self, name: str, size_bytes: int) -> Any:
         key = (name, size_bytes)
@@ -195,9 +188,6 @@ class Exchange:
         self._sent.clear()
 
 
-# ---- the step ------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Executor:
     """Runs the plan of one rank and records when each op ran."""
@@ -217,11 +207,10 @@ class Executor:
 
     def prepare(self) -> None:
         """Make the operands of every op before the first step."""
-        for chunk in range(self.plan.layout.vpp):
-            for layer, _ in self.plan.stage_of(self.stage, chunk).counted_layers(1):
-                for op in layer.all_ops:
-                    if not isinstance(op.work, Collective | Transfer):
-                        self._call_of(op)
+        stages = (self.plan.stage_of(self.stage, chunk) for chunk in range(self.plan.layout.vpp))
+        for op in (op for stage in stages for layer, _ in stage.counted_layers(1) for op in layer.all_ops):
+            if not isinstance(op.work, Collective | Transfer):
+                self._call_of(op)
 
     def _call_of(self, op: Op) -> Call:
         if isinstance(op.work, HostCopy | HostUpdate):

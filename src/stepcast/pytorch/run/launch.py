@@ -75,7 +75,7 @@ def run_here(plan: RunPlan, device: str) -> list[OpRecord]:
     """Run all ranks of *plan* as processes of this machine."""
     if plan.layout.gpus == 1:
         return run_alone(plan, 0, device)
-    return [*chain.from_iterable(call_on_ranks(load_torch("run"), _run_worker, plan.layout.gpus, plan, device))]
+    return [*chain.from_iterable(call_on_ranks(load_torch("run"), _run_distributed, plan.layout.gpus, plan, device))]
 
 
 def run_as_rank(plan: RunPlan, device: str) -> list[OpRecord] | None:
@@ -84,24 +84,21 @@ def run_as_rank(plan: RunPlan, device: str) -> list[OpRecord] | None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != plan.layout.gpus:
         raise ValueError(f"torchrun started {world} ranks, and the workload has {plan.layout.gpus}")
-    records = _run_distributed(torch, plan, rank, device, int(os.environ.get("LOCAL_RANK", rank)))
+    records = _run_distributed(rank, plan, device, int(os.environ.get("LOCAL_RANK", rank)))
     gathered: list[list[OpRecord]] | None = [[]] * world if rank == 0 else None
     torch.distributed.gather_object(records, gathered)
     torch.distributed.destroy_process_group()
     return [*chain.from_iterable(gathered)] if gathered is not None else None
 
 
-def _run_worker(rank: int, plan: RunPlan, device: str) -> list[OpRecord]:
+def _run_distributed(rank: int, plan: RunPlan, device: str, local: int | None = None) -> list[OpRecord]:
+    """Run a rank in this process, on the GPU *local*; a process of our own has the GPU of its rank, or one core."""
     import torch
 
-    if device == "cpu":
-        torch.set_num_threads(1)
-    return _run_distributed(torch, plan, rank, device, rank)
-
-
-def _run_distributed(torch: ModuleType, plan: RunPlan, rank: int, device: str, local: int) -> list[OpRecord]:
     if device == "cuda":
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(rank if local is None else local)
+    elif local is None:
+        torch.set_num_threads(1)
     backend = "nccl" if device == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, rank=rank, world_size=plan.layout.gpus)
     return _run_steps(torch, plan, rank, device, Exchange(torch, plan, rank, device))

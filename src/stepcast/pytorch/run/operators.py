@@ -72,8 +72,6 @@ class Operators:
     def _rows(self, work: Elementwise) -> Any:
         return self._random(work.rows, work.columns, dtype=work.dtype)
 
-    # ---- products -------------------------------------------------------------------------------------
-
     def _matmul(self, work: Matmul) -> Call:
         torch = self._torch
         if work.dtype is DType.FP8 and self.device != "cpu":
@@ -147,8 +145,6 @@ class Operators:
         if self.device == "cpu":
             return partial(time.sleep, work.duration_s)
         return partial(self._torch.cuda._sleep, int(work.duration_s * CYCLES_PER_S))
-
-    # ---- memory-bound works with a kernel of their own ------------------------------------------------
 
     def _unary(self, work: Elementwise) -> Call | None:
         # Log-softmax over rows that no block holds reads them for a maximum, a sum and the result.
@@ -250,8 +246,6 @@ class Operators:
             eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
         return _repeat(update, pieces)
-
-    # ---- other memory-bound works ---------------------------------------------------------------------
 
     def _move_bytes(self, work: Elementwise) -> Call:
         """Run a kernel with as many operands as there are bytes read for each byte written, in pieces that fit."""

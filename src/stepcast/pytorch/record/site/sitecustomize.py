@@ -6,29 +6,22 @@ Python imports this module before the program, in the place of another sitecusto
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 TRIGGER = "torch.optim"
 
 
-class RecordingLoader(Loader):
-    """Loads a module as its own loader does, then starts to record."""
+def load_and_record(load: Callable[[ModuleType], object], module: ModuleType) -> None:
+    """Load a module as its own loader does, then start to record."""
+    load(module)
+    from stepcast.pytorch.record.recorder import Recorder
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        from stepcast.pytorch.record.recorder import Recorder, RecordingWindow
-
-        skip, steps = map(int, os.environ.get("STEPCAST_RECORD_WINDOW", "5,3").split(","))
-        Recorder(os.environ["STEPCAST_RECORD"], RecordingWindow(skip, steps)).start()
+    skip, steps = map(int, os.environ.get("STEPCAST_RECORD_WINDOW", "5,3").split(","))
+    Recorder(os.environ["STEPCAST_RECORD"], skip, steps).start()
 
 
 class OptimizerFinder(MetaPathFinder):
@@ -42,7 +35,7 @@ class OptimizerFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader = RecordingLoader(spec.loader)
+            spec.loader.exec_module = partial(load_and_record, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
 
