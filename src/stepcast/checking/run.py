@@ -271,14 +271,9 @@ class ForecastCallback:
     """
 
     def __init__(
-        self,
-        run: RunCheck | None = None,
-        *,
-        strict: bool = False,
-        compare_after: int = 20,
-        write: Write | None = None,
+        self, run: RunCheck | None = None, *, strict: bool = False, compare_after: int = 20, write: Write | None = None,
         **choices: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.run, self._choices = run, choices
         self._make_check = partial(RunCheck, strict=strict, compare_after=compare_after, write=write)
 
@@ -334,14 +329,9 @@ def build_lightning_callback(run: RunCheck) -> Any:
 
 
 def check(
-    script: Any = None,
-    *,
-    model: Any = None,
-    strict: bool = False,
-    compare_after: int = 20,
-    write: Write | None = None,
-    **choices: Any,
-) -> RunCheck:
+    script: Any = None, *, model: Any = None, strict: bool = False, compare_after: int = 20,
+    write: Write | None = None, **choices: Any,
+) -> RunCheck:  # fmt: skip
     """Write the forecast of a training script before its first step, and compare it with the first steps.
 
     Args:

@@ -35,22 +35,14 @@ class HostedEvent(NamedTuple):
 
 
 def build_captured(
-    trace: StepTrace,
-    *,
-    name: str,
-    tokens: int,
-    batch: int,
-    precision: str,
-    facts: Iterable[tuple[str, str]],
-    compiled: bool = False,
-    warnings: tuple[str, ...] = (),
-) -> Captured:
+    trace: StepTrace, *, name: str, tokens: int, batch: int, precision: str, facts: Iterable[tuple[str, str]],
+    compiled: bool = False, warnings: tuple[str, ...] = (),
+) -> Captured:  # fmt: skip
     """Return the program of *trace*; *compiled* joins kernels as torch.compile does."""
     splits = find_splits(trace)
     works = {number: works_of(event) for number, event in enumerate(trace.events)}
     if compiled:
         fusion = Fusion(trace)
-        fusion.settle_memory()
         works |= dict.fromkeys(fusion.joined, ()) | fusion.works
     segments = _Segments(trace, works, splits, compiled)
     layers, parts = segments.layers(), segments.parts()
@@ -59,19 +51,13 @@ def build_captured(
     optimizer = Layer(str(Role.OPTIMIZER), update_ops, role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in kept])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
+    workload = Workload((stage,), name=name, source="captured", warnings=warnings)
     return Captured(
-        workload=Workload((stage,), name=name, source="captured", warnings=warnings),
-        parts=tuple(_join_parts(parts, kept)),
-        memory=_peak_memory(trace),
-        parameters=sum(trace.parameters.values()),
-        tokens=tokens,
-        batch=batch,
-        precision=_main_precision(body, precision),
-        compiled=compiled,
-        facts=tuple(facts),
+        workload, parts=tuple(_join_parts(parts, kept)), memory=_peak_memory(trace), tokens=tokens, batch=batch,
+        parameters=sum(trace.parameters.values()), precision=_main_precision(body, precision), compiled=compiled,
+        facts=tuple(facts), units=tuple(segments.units(kept)),
         ties=splits.ties_of(segments.readers(), {place: number for number, place in enumerate(kept)}, trace),
-        units=tuple(segments.units(kept)),
-    )
+    )  # fmt: skip
 
 
 def _main_precision(body: Iterable[Block], default: str) -> DType:
@@ -213,20 +199,16 @@ class _Segments:
                 crossing[last.get(number, made) + 1] -= storage.size_bytes
         sent = list(accumulate(crossing))
         owned, peaks = self._owned_parameters(), self._peaks(saved, split_saved)
+        forward, backward = peaks[Moment.FORWARD], peaks[Moment.BACKWARD]
         return [
             LayerPart(
-                **owned.get(place, {}),
-                kept_bytes=saved[place],
-                forward_peak_bytes=peaks[Moment.FORWARD][place][0],
-                backward_peak_bytes=peaks[Moment.BACKWARD][place][0],
-                sent_bytes=sent[place] if place else 0,
-                split_kept_bytes=split_saved[place],
-                split_forward_bytes=peaks[Moment.FORWARD][place][1],
-                split_backward_bytes=peaks[Moment.BACKWARD][place][1],
-                split=self._split(place),
+                **owned.get(place, {}), kept_bytes=saved[place], split_kept_bytes=split_saved[place],
+                forward_peak_bytes=forward[place][0], split_forward_bytes=forward[place][1],
+                backward_peak_bytes=backward[place][0], split_backward_bytes=backward[place][1],
+                sent_bytes=sent[place] if place else 0, split=self._split(place),
             )
             for place in range(self._count)
-        ]
+        ]  # fmt: skip
 
     def units(self, kept: Sequence[int]) -> Iterator[ShardUnit]:
         """Yield the units that the script shards, in places of *kept*."""

@@ -176,6 +176,7 @@ class Fusion:
                 recomputed = self._recompute_inputs(node) if node.backward else ()
                 padded = (part for work in node.works for part in pad_product(work))
                 self.works[node.number] = (*recomputed, *padded)
+        self._settle_memory()
 
     def _join_nodes(self) -> list[FusedKernel]:
         """Join fusible operators of one moment and level where one reads what another makes."""
@@ -233,7 +234,7 @@ class Fusion:
             self._sources[key] = frozenset(sources)
         return self._sources[key]
 
-    def settle_memory(self) -> None:
+    def _settle_memory(self) -> None:
         """Set the sizes and lifetimes of storages: only saved tensors outlive the forward."""
         flow, storages = self._flow, self._trace.storages
         last_use: dict[int, int] = {}

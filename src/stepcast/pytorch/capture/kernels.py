@@ -42,15 +42,12 @@ POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 # Kinds whose gradient is a kernel of its own.
 GRADIENT_KINDS = (K.SILU, K.GELU, K.SOFTMAX, K.LAYER_NORM, K.RMS_NORM, K.DROPOUT)
 NEAREST = 1  # mode of an interpolation between the points of a grid (torch/nn/functional.py, grid_sample)
-USUAL_SUM = 1.0, 1.0  # reads of the operand of a sum, over neighbours and over others
 # Bytes at whose multiples rows have to begin for the widest loads, for narrower ones, and for any.
 LOAD_BYTES = (16, 4, 1)
 # The most by which sizes may grow to express an alignment: a product of few columns would become other work.
 MOST_GROWTH = 0.01
 ELEMENTS_PER_LOAD = 8  # of two bytes
 FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
-
-
 Works = tuple[Compute | HostCopy, ...]
 
 
@@ -245,7 +242,7 @@ def _row_pitch(tensor: TracedTensor) -> int:
 
 
 def _describe_norm(call: Event) -> Works:
-    """Normalise rows, after copies of swapped operands; another kernel has a weight's gradient (layer_norm_kernel.cu)."""
+    """Normalise rows after copies of swapped operands; another kernel sums weight gradients (layer_norm_kernel.cu)."""
     kind, is_gradient = K.RMS_NORM if call.name.startswith("rms") else K.LAYER_NORM, "backward" in call.name
     data = call.reads[1 if is_gradient else 0]
     rows = [tensor for tensor in call.reads[: 2 if is_gradient else 1] if tensor.numel == data.numel]
@@ -462,7 +459,7 @@ def _describe_stream(call: Event) -> Works:
     if kind is K.ROW_SUM:
         rows, columns = out[0].numel, max(1, largest.elements // max(1, out[0].numel))
         over_columns = bool(call.options) and not {-1, len(largest.shape) - 1} & {*call.options}
-        read *= FIT["sums"].get(name, USUAL_SUM)[over_columns]
+        read *= FIT["sums"].get(name, (1.0, 1.0))[over_columns]  # over neighbours and over others
         if over_columns:
             kind, rows, columns = K.COLUMN_SUM, columns, rows
     is_gradient = call.is_backward and kind in GRADIENT_KINDS and "backward" in name

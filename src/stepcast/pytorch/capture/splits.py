@@ -46,10 +46,6 @@ class MapRegion:
             getattr(self, name).update(getattr(other, name))
         self.legal = self.legal and other.legal
 
-    @property
-    def can_split(self) -> bool:
-        return self.legal and len(self.ends) == 1 and not self.widths & self.reduced
-
 
 @dataclass
 class Splits:
@@ -95,8 +91,9 @@ def find_splits(trace: StepTrace) -> Splits:
     for run in (forward, recomputed):
         for region in _find_regions(trace, run, weights):
             columns = {_operands_of(trace.events[number])[1] for number in region.columns}
+            can_split = region.legal and len(region.ends) == 1 and region.widths.isdisjoint(region.reduced)
             # A recomputed region may end before the map that it leads to.
-            if region.can_split or (run is recomputed and not region.ends and columns <= split_columns):
+            if can_split or (run is recomputed and not region.ends and columns <= split_columns):
                 split_columns |= columns
                 _split_forward(trace, region, weights, splits)
                 region_of |= dict.fromkeys((*region.columns, *region.ends, *region.inside), region)

@@ -47,7 +47,7 @@ def gpu_of(rows: OperatorTable) -> Gpu:
 def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
     """Return the products of tables in files and folders, those of *gpu* or of the one GPU that they name."""
     skipped: Counter[str] = Counter()
-    points: dict[str, dict[Case, float]] = {}
+    points: dict[Case, float] = {}
     seen: dict[str, OperatorTable] = {}
     for table in (read_operator_table(path) for place in places for path in find_operator_tables(place)):
         if table.name not in PRODUCTS:
@@ -60,13 +60,13 @@ def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
                 continue
             seen[own.name] = rows
             try:
-                points.setdefault(own.name, {}).update(_products(rows, own))
+                points |= _products(rows, own)
             except ValueError as error:
                 skipped[f"{table.name}: {error}"] += len(rows)
     if len(seen) != 1:
         names = ", ".join(sorted(seen)) or "none"
         raise ValueError(f"the tables hold products of {names}; name one GPU with --gpu")
-    (name, rows), cases = next(iter(seen.items())), _thin_out(points.get(next(iter(seen)), {}))
+    [(name, rows)], cases = seen.items(), _thin_out(points)
     software = f"{rows.word('framework')} {rows.word('version')}, imported tables"
     seconds = {case.name: value for case, value in cases.items()}
     return ImportedPoints(load_gpu(name), rows.word("device"), software, tuple(cases), seconds, skipped)

@@ -57,19 +57,15 @@ def measure_sustained(cases: Sequence[Case], backend: Backend, known: MeasuredPo
 
 
 def measure(
-    cases: Sequence[Case],
-    backend: Backend,
-    known: MeasuredPoints,
-    limit_s: float,
-    clock: Callable[[], float],
+    cases: Sequence[Case], backend: Backend, known: MeasuredPoints, limit_s: float, clock: Callable[[], float],
     report: Callable[[MeasuringProgress], None] = lambda progress: None,
-) -> MeasuredPoints:
+) -> MeasuredPoints:  # fmt: skip
     """Return *known* with the points of all other cases, until *limit_s* have passed.
 
     A case that failed before is tried again: memory may be free now.
     """
     start = clock()
-    seconds, failed, left = dict(known.seconds), {}, []
+    seconds, failed, left = dict(known.seconds), dict[str, str](), list[str]()
     unknown = [case for case in cases if case.name not in seconds]
     for done, case in enumerate(unknown, start=1):
         if clock() - start >= limit_s:

@@ -7,7 +7,7 @@ kernel that PyTorch has for them, or else one that moves as many bytes.
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import cycle, pairwise
 from types import ModuleType
 from typing import Any
@@ -32,7 +32,7 @@ class Operators:
 
     def __init__(self, torch: ModuleType, device: str, weights: Sequence[int] = ()) -> None:
         self._torch, self.device, self._weights = torch, device, tuple(weights)
-        self._calls: dict[Compute, Call] = {}
+        self.call: Callable[[Compute], Call] = cache(self.build)  # whose operands exist already
         self._formats = {
             DType.BF16: torch.bfloat16,
             DType.FP16: torch.float16,
@@ -40,12 +40,6 @@ class Operators:
             DType.TF32: torch.float32,
             DType.FP64: torch.float64,
         }
-
-    def call(self, work: Compute) -> Call:
-        """Return a function that runs *work*; its operands exist already."""
-        if work not in self._calls:
-            self._calls[work] = self.build(work)
-        return self._calls[work]
 
     def build(self, work: Compute) -> Call:
         """Make the operands of *work* and return a function that runs it."""
