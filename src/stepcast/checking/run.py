@@ -158,8 +158,8 @@ class RunCheck:
         if len(begins) < 2:
             return
         # A pause lets the GPU finish what would have overlapped with the next step.
-        every = list(zip(pairwise(begins), ends, self._pauses_s[SKIPPED_STEPS:], strict=False))
-        rows = [row for row in every if row[2] < PAUSE_S] or every
+        all_rows = list(zip(pairwise(begins), ends, self._pauses_s[SKIPPED_STEPS:], strict=False))
+        rows = [row for row in all_rows if row[2] < PAUSE_S] or all_rows
         steps = [after - before - pause for (before, after), _, pause in rows]
         measured_s = median(steps)
         # From the end of one step until the data of the next are there.

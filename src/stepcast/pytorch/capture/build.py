@@ -46,17 +46,17 @@ def build_captured(
         works |= dict.fromkeys(fusion.joined, ()) | fusion.works
     segments = _Segments(trace, works, splits, compiled)
     layers, parts = segments.layers(), segments.parts()
-    kept = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
+    remaining = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     update_ops = _update_ops(trace, segments.host_waits, segments.calls)
     optimizer = Layer(str(Role.OPTIMIZER), update_ops, role=Role.OPTIMIZER)
-    body = fold_layers([layers[place] for place in kept])
+    body = fold_layers([layers[place] for place in remaining])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     workload = Workload((stage,), name=name, source="captured", warnings=warnings)
     return Captured(
-        workload, parts=tuple(_join_parts(parts, kept)), memory=_peak_memory(trace), tokens=tokens, batch=batch,
+        workload, parts=tuple(_join_parts(parts, remaining)), memory=_peak_memory(trace), tokens=tokens, batch=batch,
         parameters=sum(trace.parameters.values()), precision=_main_precision(body, precision), compiled=compiled,
-        facts=tuple(facts), units=tuple(segments.units(kept)),
-        ties=splits.ties_of(segments.readers(), {place: number for number, place in enumerate(kept)}, trace),
+        facts=tuple(facts), units=tuple(segments.units(remaining)),
+        ties=splits.ties_of(segments.readers(), {place: number for number, place in enumerate(remaining)}, trace),
     )  # fmt: skip
 
 
@@ -70,12 +70,12 @@ def _main_precision(body: Iterable[Block], default: str) -> DType:
     return max(flops, key=lambda dtype: flops[dtype], default=DType(default))
 
 
-def _join_parts(parts: Sequence[LayerPart], kept: Sequence[int]) -> Iterator[LayerPart]:
-    """Yield the parts of the layers at the places *kept*, each with the saved activations and the peaks of the layers
-    before it that are left out because their operators are joined with others' (the last also of those that follow).
+def _join_parts(parts: Sequence[LayerPart], remaining: Sequence[int]) -> Iterator[LayerPart]:
+    """Yield the parts of the *remaining* layers, each with the saved activations and the peaks of the layers before it
+    that are left out because their operators are joined with others' (the last also with those that follow).
     """
-    starts = [0, *(place + 1 for place in kept[:-1])]
-    for place, start, end in zip(kept, starts, [*starts[1:], len(parts)], strict=False):
+    starts = [0, *(place + 1 for place in remaining[:-1])]
+    for place, start, end in zip(remaining, starts, [*starts[1:], len(parts)], strict=False):
         held = split = 0
         forward, backward = (0, 0), (0, 0)
         for part in parts[start:end]:
@@ -148,7 +148,7 @@ class _Segments:
 
         The CPU's time for the same calls differs, by what it ran before them: each of these layers takes the mean.
         """
-        alike: dict[tuple[tuple[int, int], tuple[Op, ...]], list[int]] = defaultdict(list)
+        places_by_ops: dict[tuple[tuple[int, int], tuple[Op, ...]], list[int]] = defaultdict(list)
         segments = list[tuple[Op, ...]]()  # forward, gradients of inputs and of weights, one after another
         before = after = 0.0  # spent by the host in segments without kernels, forward and backward: the next one waits
         for place, phases in enumerate(self._events):
@@ -157,9 +157,9 @@ class _Segments:
             inputs, after = self._name_ops(phases[1], after)
             segments.append((*forward, *inputs, *weights))
             ends = len(forward), len(forward) + len(inputs)
-            alike[ends, tuple(replace(op, kernels=0) for op in segments[-1])].append(place)
+            places_by_ops[ends, tuple(replace(op, kernels=0) for op in segments[-1])].append(place)
         layers: dict[int, Layer] = {}
-        for ((first, second), _), places in alike.items():
+        for ((first, second), _), places in places_by_ops.items():
             ops = [
                 replace(same[0], kernels=round(sum(op.kernels for op in same) / len(same), 2))
                 for same in zip(*(segments[place] for place in places), strict=True)
@@ -182,21 +182,21 @@ class _Segments:
             if event.moment is Moment.FORWARD:
                 reads, writes = ([tensor.storage for tensor in side] for side in (event.reads, event.writes))
                 last |= dict.fromkeys(reads, place)
-                for made in writes:
-                    first.setdefault(made, place)
+                for written in writes:
+                    first.setdefault(written, place)
                 computed.update(writes if not computed.isdisjoint(reads) else ())
         saved, split_saved = [0] * (self._count + 1), [0] * (self._count + 1)
         crossing = [0] * (self._count + 2)  # changes of the bytes that cross into a segment
-        for number, made in first.items():
+        for number, place in first.items():
             storage = trace.storages[number]
             if storage.role != "activations":
                 continue
             if storage.made <= end and (storage.freed is None or storage.freed > end):
-                saved[made] += storage.size_bytes
-                split_saved[made] += storage.size_bytes if number in shared else 0
+                saved[place] += storage.size_bytes
+                split_saved[place] += storage.size_bytes if number in shared else 0
             if number in computed:
-                crossing[made + 1] += storage.size_bytes
-                crossing[last.get(number, made) + 1] -= storage.size_bytes
+                crossing[place + 1] += storage.size_bytes
+                crossing[last.get(number, place) + 1] -= storage.size_bytes
         sent = list(accumulate(crossing))
         owned, peaks = self._owned_parameters(), self._peaks(saved, split_saved)
         forward, backward = peaks[Moment.FORWARD], peaks[Moment.BACKWARD]
@@ -210,28 +210,28 @@ class _Segments:
             for place in range(self._count)
         ]  # fmt: skip
 
-    def units(self, kept: Sequence[int]) -> Iterator[ShardUnit]:
-        """Yield the units that the script shards, in places of *kept*."""
+    def units(self, remaining: Sequence[int]) -> Iterator[ShardUnit]:
+        """Yield the units that the script shards, in places of *remaining*."""
         events, modules = self._trace.events, self._trace.modules
         names = [modules[events[phases[0][0]].module] + "." if phases[0] else "" for phases in self._events]
         for unit in self._trace.units:
             prefixes = tuple(f"{name}." if name else "" for name in unit.names)
             places = [place for place, name in enumerate(names) if name.startswith(prefixes)]
-            if places and kept:
-                first = min(bisect_left(kept, places[0]), len(kept) - 1)
-                last = max(first, bisect_right(kept, places[-1]) - 1)
+            if places and remaining:
+                first = min(bisect_left(remaining, places[0]), len(remaining) - 1)
+                last = max(first, bisect_right(remaining, places[-1]) - 1)
                 yield ShardUnit(first, last, unit.gathered_bytes, unit.reduced_bytes, unit.is_freed)
 
     def _peaks(self, saved: Sequence[int], split_saved: Sequence[int]) -> dict[Moment, list[tuple[int, int]]]:
         """Return the most bytes of each segment beyond those saved before it, and of these those that are split."""
         shared = self._splits.shared
-        every = held_over_time(self._trace, lambda number, role: role == "activations")
+        activations = held_over_time(self._trace, lambda number, role: role == "activations")
         split = held_over_time(self._trace, lambda number, role: role == "activations" and number in shared)
         before, split_before = [0, *accumulate(saved)], [0, *accumulate(split_saved)]
         peaks = {moment: [(0, 0)] * self._count for moment in (Moment.FORWARD, Moment.BACKWARD)}
         for number, place in enumerate(self._places):
             if place >= 0:
-                held = max(0, every[number] - before[place])
+                held = max(0, activations[number] - before[place])
                 split_held = min(held, max(0, split[number] - split_before[place]))
                 own = peaks[self._trace.events[number].moment]
                 own[place] = max(own[place], (held, split_held))

@@ -13,6 +13,7 @@ from stepcast.pytorch.capture.emulation import GPU
 CALLS = load_fit("captured")["calls"]  # the host's time of calls, in launches
 # A copy from pinned memory of the host, by the GPU; and the attribute of a tensor that is in such memory.
 HOST_COPY, PINNED = "host_copy", "_stepcast_pinned"
+HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
 # The most bytes of other memory that the driver stages while the GPU still runs what was launched before: on an H200
 # the CPU waited before copies of 4 MiB, and not before those of 1 MiB.
 STAGED_BYTES = 2**20
@@ -78,6 +79,10 @@ def count_calls(own: Callable[..., object], calls: Callable[..., float]) -> Call
         return own(*args, **kwargs)
 
     return counted
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    return bool(tensor.device.type == "cpu") or hasattr(tensor, HOST)
 
 
 def begin_copy(source: Tensor, size_bytes: int) -> tuple[str, bool]:

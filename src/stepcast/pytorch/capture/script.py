@@ -27,13 +27,12 @@ from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture import tracer as tracing
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
-from stepcast.pytorch.capture.host import CALLS, PINNED, fetch, spend
+from stepcast.pytorch.capture.host import CALLS, HOST, PINNED, fetch, is_on_host, spend
 from stepcast.pytorch.capture.machine import PretendMachine, read_command
 from stepcast.pytorch.capture.program import sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, list_tensors, parameters_of
 
 T = Tensor
-HOST = "_stepcast_host"  # attribute of a tensor without data that is in the memory of the host
 HOST_FLOATS, HOST_INTEGERS = 2**16, 2**24  # the most elements of a tensor of the host that has data
 FROM_DATA = (torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer)
 # Values of tensors that have none: a loss of one, no overflow, no condition that ends a loop; a check of all elements,
@@ -94,9 +93,6 @@ class ScriptTracer(Tracer):
                     Tensor, lambda tensor: move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
                 )
             return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def is_on_host(self, tensor: Tensor) -> bool:
-        return is_on_host(tensor)
 
     def _run_on_host(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
         if not any(hasattr(tensor, HOST) for tensor in read):
@@ -277,10 +273,6 @@ ANSWERS: dict[Any, Any] = {
     T.__format__: ScriptGpu.read_text,
     T.__repr__: ScriptGpu.read_text,
 }
-
-
-def is_on_host(tensor: Tensor) -> bool:
-    return bool(tensor.device.type == "cpu") or hasattr(tensor, HOST)
 
 
 def as_device(device: Any) -> torch.device:

@@ -122,12 +122,12 @@ def _find_regions(trace: StepTrace, run: Iterable[int], weights: set[int]) -> li
             region = MapRegion([number], storages=writes.copy(), widths={event.writes[0].shape[-1]})
             regions.append(region)
             region_of |= dict.fromkeys(writes, region)
-        elif met := [region_of[storage] for storage in reads if storage in region_of]:
-            region = met[0]
-            for other in met[1:]:
+        elif regions_read := [region_of[storage] for storage in reads if storage in region_of]:
+            region = regions_read[0]
+            for other in regions_read[1:]:
                 if other is not region:
                     region.join(other)
-                    regions = [kept for kept in regions if kept is not other]
+                    regions = [known for known in regions if known is not other]
                     region_of |= dict.fromkeys(other.storages, region)
             _extend_region(region, event, number, learnt)
             region_of |= dict.fromkeys(writes, region)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepcast.ir.dataclass import dataclass
 from stepcast.pytorch.capture import emulation
 from stepcast.pytorch.capture.emulation import META, VALUES, may_be_known
-from stepcast.pytorch.capture.host import begin_copy, call, take_host_work
+from stepcast.pytorch.capture.host import begin_copy, call, is_on_host, take_host_work
 
 TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
 # PyTorch's allocator on a GPU hands out blocks of a multiple of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
@@ -295,7 +295,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             held = None  # that of the kernel before
             held = torch.empty(size, dtype=torch.uint8, device=META)
             self._number_storage(held)
-        if name in COPIES and self.is_on_host(read[-1]) and _is_meta(written[0]):
+        if name in COPIES and is_on_host(read[-1]) and _is_meta(written[0]):
             if self.moment is not Moment.OPTIMIZER:
                 self.copy_from_host(read[-1], written[0], bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
         elif self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
@@ -304,9 +304,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
                 self._add_host_wait()
         del held
         return result
-
-    def is_on_host(self, tensor: Tensor) -> bool:
-        return bool(tensor.device.type == "cpu")
 
     def copy_from_host(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
         """Note a copy to the GPU; the CPU waits for it if it is asked to, or if it stages many parts."""

@@ -70,8 +70,8 @@ class Operators:
         torch = self._torch
         if work.dtype is DType.FP8 and self.device != "cpu":
             left, right = (self._random(rows, work.k).to(torch.float8_e4m3fn) for rows in (work.m, work.n))
-            one = torch.ones((), device=self.device)
-            return partial(torch._scaled_mm, left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+            scale = torch.ones((), device=self.device)
+            return partial(torch._scaled_mm, left, right.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
         lead = (work.batch,) if work.batch > 1 else ()
         left = self._random(*lead, work.m, work.k, dtype=work.dtype)
         # A weight has its outputs first, as in torch.nn.Linear.
