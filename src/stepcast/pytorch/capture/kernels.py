@@ -426,7 +426,7 @@ def _describe_listed(call: Event) -> Works:
     ends = [sum(lengths[:count]) for count in range(5)]
     first = reads[: ends[1]] if lengths else reads
     changed = first if name.endswith("_") else call.writes
-    if name.startswith("_fused_"):  # parameters and, after the gradients, momentum, of Adam both moments
+    if name.startswith(("_fused_adam", "_fused_sgd")):  # parameters and, after the gradients, moments
         changed = (*first, *reads[ends[2] : ends[4] if name.startswith("_fused_adam") else None])
     elements = max(1, sum(tensor.elements for tensor in first))
     kind = K.OPTIMIZER if name.startswith("_fused_") else K.LISTED_OPTIMIZER

@@ -40,10 +40,12 @@ class MapRegion:
     legal: bool = True
 
     def join(self, other: "MapRegion") -> None:
-        for name in ("columns", "ends", "inside"):
-            getattr(self, name).extend(getattr(other, name))
-        for name in ("storages", "widths", "reduced"):
-            getattr(self, name).update(getattr(other, name))
+        self.columns += other.columns
+        self.ends += other.ends
+        self.inside += other.inside
+        self.storages |= other.storages
+        self.widths |= other.widths
+        self.reduced |= other.reduced
         self.legal = self.legal and other.legal
 
 
