@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from stepcast.cli.sweep_points import _shared, answers, digest, program
+from stepcast.cli.sweep_points import answers, digest, program, shared_values
 from stepcast.forecast.predict import predict_many
 from stepcast.ir.legality import check
 from stepcast.questions.choices import build_question
@@ -92,7 +92,7 @@ def _plain(points: Sequence[Words]) -> float:
             check(one.model, one.strategy, framework=one.framework)
             asked.append(one)
     began = time.process_time()
-    for _, group in groupby(asked, key=_shared):
+    for _, group in groupby(asked, key=shared_values):
         several = list(group)
         first = several[0]
         strategies = [each.strategy for each in several]

@@ -210,8 +210,6 @@ def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> N
     print_notes(emitted.notes)
 
 
-# ---- answers of verbs as text, JSON, and pages for ``--html FILE`` ----------------------------------------
-
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
 
 
@@ -337,9 +335,6 @@ def moving_text(label: str, ticks: int, text: str) -> str:
     return f"{label} [{'.' * start}{MOVING}{'.' * (BAR_WIDTH - len(MOVING) - start)}] {text}"
 
 
-# ---- output of verbs that simulate a step -------------------------------------------------------------------
-
-
 def show_prediction(
     prediction: "Prediction", args: argparse.Namespace, asked: FactDict, changes: Callable[[], list[ChangeFacts]] = list
 ) -> None:
@@ -348,7 +343,12 @@ def show_prediction(
 
     found = {**asked, **prediction.report.facts(), **origin(args)}
     if args.jitter is not None:
-        found["jitter"] = _jitter(prediction, args)
+        from stepcast.simulation.unfolded import simulate_jitter
+
+        spread = simulate_jitter(prediction.step, args.jitter, args.runs, args.seed)
+        percentiles_s = {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()}
+        about = {"deviation": args.jitter, "runs": spread.runs, "seed": args.seed}
+        found["jitter"] = {**about, **pick(spread, "mean_s deviation_s"), "percentiles_s": percentiles_s}
     if args.critical_path:
         found["critical_path"] = _path_rows(prediction)
     if args.trace:
@@ -377,12 +377,3 @@ def _path_rows(prediction: "Prediction") -> list[FactDict]:
     times_s = group_by_key((program.segments[program.segment[call]].names[op], step_s) for call, op, step_s in steps)
     rows = sorted(((sum(times), len(times), name) for name, times in times_s.items()), key=lambda row: -row[0])
     return [{"name": name, "count": count, "seconds": seconds} for seconds, count, name in rows[:20] if seconds > 0]
-
-
-def _jitter(prediction: "Prediction", args: argparse.Namespace) -> FactDict:
-    from stepcast.simulation.unfolded import simulate_jitter
-
-    spread = simulate_jitter(prediction.step, args.jitter, args.runs, args.seed)
-    percentiles_s = {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()}
-    asked = {"deviation": args.jitter, "runs": spread.runs, "seed": args.seed}
-    return {**asked, **pick(spread, "mean_s deviation_s"), "percentiles_s": percentiles_s}

@@ -102,28 +102,23 @@ def _options(args: argparse.Namespace) -> Options:
             raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
     groups = {Group(name): factor for name, factor in slow_groups}
     forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
+    schedule: Schedule | str | None = args.schedule
+    if isinstance(schedule, str) and schedule not in SCHEDULES:
+        if not Path(schedule).exists():
+            raise ValueError(f"--schedule {schedule}: no such schedule or file; known: {', '.join(SCHEDULES)}")
+        text = Source(schedule).text(SCHEDULE_FILE)
+        with prefix_errors(schedule):
+            schedule = parse_schedule(text, Path(schedule).stem)
     return Options(
-        schedule=_schedule(args.schedule),
-        gpus=args.gpus,
+        **pick(args, "gpus ideal_communication"),
+        schedule=schedule,
         body=Body(args.body),
         send=Send(args.messages) if args.messages else None,
         algorithms=forced,
-        ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, groups),
         place=Place(args.place),
         engine=Engine(args.engine),
     )
-
-
-def _schedule(name: str | None) -> Schedule | str | None:
-    """Return the name of a schedule, or the schedule of a file."""
-    if name is None or name in SCHEDULES:
-        return name
-    if not Path(name).exists():
-        raise ValueError(f"--schedule {name}: no such schedule or file; known: {', '.join(SCHEDULES)}")
-    text = Source(name).text(SCHEDULE_FILE)
-    with prefix_errors(name):
-        return parse_schedule(text, Path(name).stem)
 
 
 def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
@@ -189,7 +184,13 @@ WITH_WORKLOAD = {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top"
 
 def run_network(args: argparse.Namespace) -> int:
     has_workload = args.model is not None and is_workload(args.model)
-    prediction, fast_s, asked = _simulate_workload(args) if has_workload else _simulate_model(args)
+    if has_workload:
+        prediction, fast_s, asked = _simulate_workload(args)
+    else:
+        run = settle(args.question.change({"engine": "fluid"}))
+        print_notes(run.notes)
+        fast_s = replace(run, options=replace(run.options, engine=Engine.FAST)).prediction.simulated_s
+        prediction, asked = run.prediction.noting(run.assumptions), run_facts(run)
     shared = prediction.fluid
     assert shared is not None, "the fluid engine was asked for"
     topology = prediction.cluster.topology
@@ -210,13 +211,6 @@ def run_network(args: argparse.Namespace) -> int:
     }
     show_view(args, network_view(found))
     return 0
-
-
-def _simulate_model(args: argparse.Namespace) -> tuple[Prediction, float, FactDict]:
-    run = settle(args.question.change({"engine": "fluid"}))
-    print_notes(run.notes)
-    fast = replace(run, options=replace(run.options, engine=Engine.FAST)).prediction
-    return run.prediction.noting(run.assumptions), fast.simulated_s, run_facts(run)
 
 
 def _simulate_workload(args: argparse.Namespace) -> tuple[Prediction, float, FactDict]:

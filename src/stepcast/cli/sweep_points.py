@@ -112,18 +112,18 @@ def _predict(points: Sequence[Words]) -> Answers:
             asked.append((place, settle(build_question(PredictQuestion, given))))
         except Exception as error:
             results[place] = _describe_error(error)
-
-    def shared(entry: tuple[int, SettledRun]) -> tuple[object, ...]:
-        run = entry[1]
-        values = run.model, id(run.cluster), run.framework, id(run.calibration)
-        return (*values, run.options.place, run.options.engine)
-
-    for _, group in groupby(asked, key=shared):
+    for _, group in groupby(asked, key=lambda entry: shared_values(entry[1])):
         several = list(group)
         predictions = _predictions([run for _, run in several])
         for (place, run), prediction in zip(several, predictions, strict=True):
             results[place] = _answer_or_error(_row, run, prediction, bool(points[place].get(BREAKDOWN)))
     return results
+
+
+def shared_values(run: SettledRun) -> tuple[object, ...]:
+    """Return what runs that are predicted together have in common."""
+    values = run.model, id(run.cluster), run.framework, id(run.calibration)
+    return (*values, run.options.place, run.options.engine)
 
 
 def _predictions(asked: Sequence[SettledRun]) -> list[Prediction | Exception]:

@@ -35,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{found_at[0]}: no row of the set {entry.name} could be compared: {why}")
         boards[entry.name], measured[entry.name] = board, found.columns
     show_status("")
+    sets = {name: _board_facts(board) for name, board in boards.items()}
+    units = {name: board.unit for name, board in boards.items()}
     if args.output:
-        _write_csv(args.output, measured, {name: board.unit for name, board in boards.items()})
-
-    sets = {name: board_facts(board) for name, board in boards.items()}
+        _write_csv(args.output, measured, units)
     facts = {"sets": sets, "absent": [entry.name for entry in absent]}
     points = {name: list(_points(columns, MOST_DOTS)) for name, columns in measured.items()} if args.html else {}
     lines = [f"{entry.name}: not at hand ({entry.about}); give its folder with --data DIR" for entry in absent]
-    show_view(args, validate_view(facts, points, {name: board.unit for name, board in boards.items()}, lines))
+    show_view(args, validate_view(facts, points, units, lines))
     return 0
 
 
@@ -52,8 +52,7 @@ def _points(columns: MeasuredColumns, most: int) -> Iterable[PointFacts]:
     if len(picked) > most:
         worst = np.argsort(-abs(columns.error))[: most // 4]
         picked = np.union1d(worst, np.linspace(0, len(columns) - 1, most - len(worst)).astype(int))
-    for at in picked.tolist():
-        row = columns.row(at)
+    for row in map(columns.row, picked.tolist()):
         yield PointFacts(name=row.name, measured=row.measured_s, predicted=row.predicted_s)
 
 
@@ -70,24 +69,21 @@ def _places(args: argparse.Namespace) -> tuple[Places, list[MeasurementSet]]:
     if args.data == "":
         raise ValueError("--data names nothing; is a variable of your shell not set?")
     if args.data:
-        return _given_places(Path(args.data), chosen, bool(args.set)), []
+        data = Path(args.data)
+        if not data.exists():
+            raise ValueError(f"{data}: no such file or folder")
+        given = [(entry, inside) for entry in chosen if (inside := _folders_in(data, entry))]
+        if args.set and len(chosen) == 1:
+            given = given or [(chosen[0], (data,))]
+        if not given:
+            folders = ", ".join(entry.folders[0] for entry in chosen)
+            raise ValueError(f"{data}: holds none of the folders {folders}; say which set it is with --set")
+        return given, []
     places = [(entry, found_at) for entry in chosen if (found_at := _default_places(entry))]
     absent = [entry for entry in chosen if entry not in [there for there, _ in places]]
     if args.set and absent:
         raise ValueError(f"the rows of {absent[0].name} are not at hand; give their folder with --data DIR")
     return places, absent
-
-
-def _given_places(data: Path, chosen: list[MeasurementSet], named: bool) -> Places:
-    if not data.exists():
-        raise ValueError(f"{data}: no such file or folder")
-    if named and len(chosen) == 1:
-        return [(chosen[0], _folders_in(data, chosen[0]) or (data,))]
-    places = [(entry, inside) for entry in chosen if (inside := _folders_in(data, entry))]
-    if not places:
-        folders = ", ".join(entry.folders[0] for entry in chosen)
-        raise ValueError(f"{data}: holds none of the folders {folders}; say which set it is with --set")
-    return places
 
 
 def _folders_in(data: Path, entry: MeasurementSet) -> tuple[Path, ...]:
@@ -105,7 +101,7 @@ def _default_places(entry: MeasurementSet) -> tuple[Path, ...]:
     return next(filter(None, found), ())
 
 
-def board_facts(board: Scoreboard) -> FactDict:
+def _board_facts(board: Scoreboard) -> FactDict:
     """Return the facts of one set."""
     of_row = f"name measured_{board.unit}=measured_s predicted_{board.unit}=predicted_s error"
     return {

@@ -239,7 +239,10 @@ def explain_choices(run: SettledRun, capacity_bytes: float) -> list[FactDict]:
         row: FactDict = {"choice": name.replace("_", "-"), "other": other, "step_s": None, "memory_bytes": None}
         rows.append(row)
         try:
-            changed = settle(run.question.change({**run.batch, **_reset_pipeline(name, value), name: value}))
+            # Another number of stages or another schedule replaces the choices about chunks and layers.
+            replaced = ["stage_layers"] if name in ("pp", "vpp", "schedule") else []
+            replaced += ["vpp", "schedule"] if replaced and value in (1, "1f1b", "zb-h1") else []
+            changed = settle(run.question.change({**run.batch, **dict.fromkeys(replaced), name: value}))
             prediction = changed.prediction
         except ValueError as error:
             row |= {"constraint": "not possible", "why": str(error)}
@@ -255,15 +258,6 @@ def explain_choices(run: SettledRun, capacity_bytes: float) -> list[FactDict]:
             part = max(changes, key=lambda part: changes[part] * (1 if prediction.step_s >= step_s else -1))
             row |= {"constraint": "step time", "why": f"{part} {changes[part] * 1e3:+,.1f} ms"}
     return rows
-
-
-def _reset_pipeline(name: str, value: object) -> dict[str, None]:
-    """Return the choices about chunks and layers that another number of stages or another schedule replaces."""
-    if name not in ("pp", "vpp", "schedule"):
-        return {}
-    has_one_chunk = value in (1, "1f1b", "zb-h1")
-    chunks = {"vpp": None, "schedule": None} if has_one_chunk else {}
-    return {"stage_layers": None, **{other: None for other in chunks if other != name}}
 
 
 def _other_words(run: SettledRun) -> Iterator[tuple[str, str | bool]]:

@@ -34,9 +34,6 @@ CONFIGS = (".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args",
 MOST_OPTIONS = 1_000
 
 
-# ---- runs from files --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class RunFile:
     """A file that describes a run: the choices of a question, and how much of the file was understood."""
@@ -177,9 +174,6 @@ def _read_table(table: Facts, file: str) -> FactDict:
         return readers.read_choices(PredictQuestion, table)
 
 
-# ---- runs to files and command lines ----------------------------------------------------------------------
-
-
 def write_command(run: SettledRun, verb: str = "predict") -> str:
     """Return the command that asks for the same run without its file."""
     return shlex.join(["stepcast", verb, *readers.spell_choices(_stated_choices(run))])
@@ -262,9 +256,6 @@ def choice_of_field(name: str, value: object) -> tuple[str, str | bool]:
     if CHOICES[setter].deniable or DEFAULTS[setter] is False:
         return setter, bool(value)
     return setter, CHOICES[setter].write(value)
-
-
-# ---- runs as facts of the JSON contract -------------------------------------------------------------------
 
 
 def run_facts(run: SettledRun) -> FactDict:

@@ -159,15 +159,11 @@ def _trend(facts: Facts) -> ui.Scatter:
         tip = f"run {run['run']}{label}: {format_seconds(run['step_s'])}, {run['status']}"
         dots.append(ui.Dot(run["run"], run["step_s"], KINDS.get(run["status"], "compute"), tip, 4.0))
     margin_s = 0.1 * (max(times_s) - min(times_s)) or 0.05 * times_s[0]
-    return ui.Scatter(
-        "Trend",
-        ui.Axis(0.0, len(runs) + 1.0, lambda number: f"{number:.0f}", "run"),
-        ui.Axis(min(times_s) - margin_s, max(times_s) + margin_s, format_seconds, "step"),
-        [ui.Line(level, "same"), ui.Line(points, "near"), *dots],
-        f"Step of {len(runs)} runs",
-        legend=(("compute", "passed"), ("optimizer", "suspected"), ("tp", "regression"), ("dp", "improved")),
-        shown=ui.Shown.PAGE,
-    )
+    x = ui.Axis(0.0, len(runs) + 1.0, "{:.0f}".format, "run")
+    y = ui.Axis(min(times_s) - margin_s, max(times_s) + margin_s, format_seconds, "step")
+    marks: list[ui.Dot | ui.Line] = [ui.Line(level, "same"), ui.Line(points, "near"), *dots]
+    legend = (("compute", "passed"), ("optimizer", "suspected"), ("tp", "regression"), ("dp", "improved"))
+    return ui.Scatter("Trend", x, y, marks, f"Step of {len(runs)} runs", legend=legend, shown=ui.Shown.PAGE)
 
 
 # ---- the scoreboard: predictions against measurements, set by set -------------------------------------------
@@ -255,16 +251,10 @@ def _chart(points: Sequence[PointFacts], board: Facts, unit: str) -> ui.Scatter:
             error = predicted / measured - 1
             tip = f"{point['name']}: measured {show(measured)}, predicted {show(predicted)} ({format_change(error)})"
             dots.append(ui.Dot(measured, predicted, "compute" if abs(error) <= NEAR else "tp", tip, 3.5))
-    left_out = board["rows"] - len(points)
-    return ui.Scatter(
-        "Predicted against measured",
-        ui.Axis(low, high, show, "measured"),
-        ui.Axis(low, high, show, "predicted"),
-        [ui.Line(corners, "near", area=True), ui.Line(((low, low), (high, high)), "same"), *dots],
-        f"Predicted against measured, {len(points):,} rows",
-        legend=(("compute", "within 10 %"), ("tp", "more than 10 % off")),
-        log=True,
-        square=True,
-        note=f"{left_out:,} evenly picked rows are not shown; the worst are." if left_out > 0 else "",
-        shown=ui.Shown.PAGE,
-    )
+    left_out, title = board["rows"] - len(points), "Predicted against measured"
+    x, y = ui.Axis(low, high, show, "measured"), ui.Axis(low, high, show, "predicted")
+    lines = [ui.Line(corners, "near", area=True), ui.Line(((low, low), (high, high)), "same")]
+    note = f"{left_out:,} evenly picked rows are not shown; the worst are." if left_out > 0 else ""
+    legend = (("compute", "within 10 %"), ("tp", "more than 10 % off"))
+    on_page: Facts = {"log": True, "square": True, "note": note, "shown": ui.Shown.PAGE}
+    return ui.Scatter(title, x, y, [*lines, *dots], f"{title}, {len(points):,} rows", legend=legend, **on_page)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
 
 from stepcast.ir.facts import Fact, Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
@@ -103,7 +102,7 @@ def collective_view(facts: Facts) -> ui.View:
 def _fit_view(section: str, facts: Facts, **more: Fact) -> ui.View:
     """Return the view of a fit; what it assumes is among its figures."""
     place = facts.get("cluster") or facts["gpu"]
-    return replace(build_view(section, facts, place=place, **more), assumptions=())
+    return ui.replace(build_view(section, facts, place=place, **more), assumptions=())
 
 
 def calibration_view(facts: Facts) -> ui.View:

@@ -112,8 +112,6 @@ def _table(row: str, facts: Facts) -> ui.Table:
     return ui.table_of(str(say(title, facts)), rows, ui.columns(" ".join(heads), **computed), **options)
 
 
-# ---- the question ---------------------------------------------------------------------------------------------
-
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
 ISSUED = NAMES["execution"]
 

@@ -1,7 +1,6 @@
 """Views of documents that ``show`` reads, of catalogues that ``list`` prints, and of captured programs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds, format_short_count
@@ -23,7 +22,9 @@ def documents_view(documents: Sequence[Facts]) -> ui.View:
     parts: Parts = []
     for document, view in zip(documents, views, strict=True):
         figures = ui.FactList("Key figures", [(figure.name, figure.text) for figure in view.figures])
-        parts += [replace(part, title=f"{document['file']}: {part.title}") for part in (figures, *view.parts) if part]
+        parts += [
+            ui.replace(part, title=f"{document['file']}: {part.title}") for part in (figures, *view.parts) if part
+        ]
     warnings = [warning for view in views for warning in view.shown_warnings]
     headline = ui.Headline(f"{len(views):,}", "documents", [document["file"] for document in documents])
     return ui.View(f"{len(views)} documents", headline, (), parts, {"documents": list(documents)}, warnings=warnings)
@@ -35,7 +36,7 @@ def document_view(document: Facts) -> ui.View:
         return view_job(document)
     headline = ui.Headline(document["title"], "", (document["file"], document["format"]))
     title = f"{document['file']}: {document['title']}"
-    return replace(_contents_view(document), title=title, headline=headline, warnings=document["warnings"])
+    return ui.replace(_contents_view(document), title=title, headline=headline, warnings=document["warnings"])
 
 
 def _contents_view(facts: Facts) -> ui.View:
@@ -43,7 +44,7 @@ def _contents_view(facts: Facts) -> ui.View:
     view = build_view(f"show {facts['kind']}", facts, **VALUES.get(facts["kind"], dict)(facts))
     listed = [(figure.name, figure.text) for figure in view.figures]
     contents = ui.FactList("Contents", listed, wide=True, shown=ui.Shown.PAGE)
-    return replace(view, parts=[contents if listed else None, *view.parts])
+    return ui.replace(view, parts=[contents if listed else None, *view.parts])
 
 
 def _lines(pairs: Iterable[tuple[str, object]]) -> list[ui.Figure]:
@@ -150,7 +151,7 @@ def _calibration(facts: Facts) -> FactDict:
 def captured_view(facts: Facts) -> ui.View:
     """Return the view of a program that was just captured."""
     headline = ui.Headline(format_short_count(facts["parameters"]), "parameters", (facts["name"],))
-    return replace(_contents_view(facts), title=facts["name"], headline=headline, warnings=())
+    return ui.replace(_contents_view(facts), title=facts["name"], headline=headline, warnings=())
 
 
 def captured_search_view(facts: Facts) -> ui.View:

@@ -1,7 +1,6 @@
 """The view of a planned run: how long, how much, and where the time goes."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import accumulate
 from math import sqrt
 
@@ -46,7 +45,7 @@ def plan_view(facts: Facts) -> ui.View:
         stages=_phases(facts, ui.Shown.ALWAYS),
         choices=_choices(facts),
     )
-    return replace(view, warnings=list(dict.fromkeys(facts["warnings"])))
+    return ui.replace(view, warnings=list(dict.fromkeys(facts["warnings"])))
 
 
 def _band(facts: Facts) -> ui.HeadlineInterval:

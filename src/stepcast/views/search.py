@@ -3,7 +3,6 @@ frameworks or numbers of GPUs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from stepcast import units
@@ -61,7 +60,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
         commands=ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
         see=ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
     )
-    return replace(view, asked=asked_pairs(facts) if "command" in facts else ())
+    return ui.replace(view, asked=asked_pairs(facts) if "command" in facts else ())
 
 
 def strategy_words(row: Facts) -> str:
@@ -279,6 +278,12 @@ def alternatives_view(facts: Facts) -> ui.View:
     row = by_name[best["name"]]
     bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, units.format_seconds(row["step_s"])) for row in rows]
     most_s, currency = max(row["step_s"] for row in rows), rows[0]["currency"]
+    winning = []
+    for winner in facts["winners"]:
+        shown = VALUES[winner["objective"]](by_name[winner["name"]], winner["value"])
+        certain = "" if winner["clear"] else ", within our error"
+        note = f"{winner['name']}, {units.format_percent(winner['advantage'])} ahead of {winner['second']}{certain}"
+        winning.append(ui.Figure(f"best {winner['objective']}", shown, note, mood=ui.Mood.GOOD))
     return build_view(
         "alternatives",
         facts,
@@ -287,7 +292,7 @@ def alternatives_view(facts: Facts) -> ui.View:
         words=words,
         answer=words.partition(": ")[2],
         about=(facts["model"], f"{row['gpus']:,} {row['gpu']}: {strategy_words(row)}"),
-        winning=[_winner_figure(winner, by_name) for winner in facts["winners"]],
+        winning=winning,
         unanswered=[ui.Figure(name, "no answer", why, mood=ui.Mood.BAD) for name, why in facts["failed"].items()],
         in_text=_table(rows, ui.Shown.TEXT),
         on_page=_table(rows, ui.Shown.PAGE),
@@ -298,13 +303,6 @@ def alternatives_view(facts: Facts) -> ui.View:
             "break-even_price": lambda row: units.format_money(row["break_even_price"], currency),
         },
     )
-
-
-def _winner_figure(winner: Facts, rows: Mapping[str, Facts]) -> ui.Figure:
-    value = VALUES[winner["objective"]](rows[winner["name"]], winner["value"])
-    certain = "" if winner["clear"] else ", within our error"
-    note = f"{winner['name']}, {units.format_percent(winner['advantage'])} ahead of {winner['second']}{certain}"
-    return ui.Figure(f"best {winner['objective']}", value, note, mood=ui.Mood.GOOD)
 
 
 def _fit_words(row: Facts) -> str:

@@ -1,7 +1,6 @@
 """The view of a simulated step: how long, where the time goes, whether it fits, and what to change."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepcast.ir.facts import ChangeFacts, Facts, RooflineFacts, read_interval
@@ -38,7 +37,9 @@ def step_view(
     to the text.
     """
     memory, shares, run = facts["memory_bytes"], step_shares(facts), facts["run"]
-    group, worst = max(facts["communication_s"].items(), key=lambda item: item[1]["exposed"], default=("", {}))
+    groups = facts["communication_s"]
+    group, worst = max(groups.items(), key=lambda item: item[1]["exposed"], default=("", {}))
+    costliest = phrase("costliest", worst, name=GROUP_NAMES.get(group, group).capitalize()) if groups else ""
     lead = "Only exposed communication counts; the parts sum to the step."
     sources = "The least certain source of each kind of cost, from measured to roofline."
     # The head of the page states the run, unless neither a model nor a workload is named.
@@ -72,7 +73,7 @@ def step_view(
         remedies=_remedies(facts),
         breakdown=ui.Breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
         advice=_advice(facts, changes),
-        communication=_communication(facts),
+        communication=ui.ExposureBars("Communication", groups, GROUP_NAMES, lead=costliest) if groups else None,
         stages=_stages(facts),
         memory_bars=_memory(facts, explain_memory),
         critical_path=critical_path,
@@ -81,7 +82,7 @@ def step_view(
         timeline=ui.timeline_chart(timeline),
         roofline=_roofline(roofline) if roofline is not None else None,
     )
-    return replace(view, config=config_notes(facts["config"]) if facts.get("config") else ())
+    return ui.replace(view, config=config_notes(facts["config"]) if facts.get("config") else ())
 
 
 def subject(facts: Facts) -> str:
@@ -159,15 +160,6 @@ def step_shares(facts: Facts) -> list[ui.Share]:
     return [ui.Share(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
 
 
-def _communication(facts: Facts) -> ui.ExposureBars | None:
-    groups = facts["communication_s"]
-    if not groups:
-        return None
-    group, worst = max(groups.items(), key=lambda item: item[1]["exposed"])
-    lead = phrase("costliest", worst, name=GROUP_NAMES.get(group, group).capitalize())
-    return ui.ExposureBars("Communication", groups, GROUP_NAMES, lead=lead)
-
-
 def _first_and_last(stages: Sequence[Facts], most: int) -> Sequence[Facts]:
     return stages if len(stages) <= most else [*stages[: most - 1], stages[-1]]
 
@@ -216,16 +208,10 @@ def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
         what="free" if memory["fits"] else "missing",
         uncertain=memory["low"] < memory["high"],
     )
-    return ui.Bars(
-        "Memory",
-        bars,
-        {f"mem-{name}": words for name, words in MEMORY_KINDS.items()},
-        max(capacity, memory["total"]) / GIB * 1.02,
-        show=lambda size: f"{size:.3g} GiB",
-        marks=[("capacity", capacity / GIB, f"capacity {format_bytes(capacity)}")],
-        table=_memory_table(memory) if explain else None,
-        lead=lead,
-    )
+    kinds, most = {f"mem-{name}": words for name, words in MEMORY_KINDS.items()}, max(capacity, memory["total"])
+    marks = [("capacity", capacity / GIB, f"capacity {format_bytes(capacity)}")]
+    texts: Facts = {"show": "{:.3g} GiB".format, "table": _memory_table(memory) if explain else None, "lead": lead}
+    return ui.Bars("Memory", bars, kinds, most / GIB * 1.02, marks=marks, **texts)
 
 
 def _memory_table(memory: Facts) -> ui.Table:
@@ -280,16 +266,11 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
     verdict = "None of these is faster and fits."
     if best := next((change for change in ordered if change["fits"] and change["step_s"] < step_s), None):
         verdict = f"Best of these: {best['change']}, {ui.signed_seconds(best['step_s'] - step_s)}."
-    return ui.Bars(
-        "What to change",
-        bars,
-        {"good": "faster, and fits", "hidden": "slower", "bad": "does not fit"},
-        max(step_s, *(change["step_s"] for change in ordered)),
-        marks=[("capacity", step_s, "this run")],
-        commands=[change["command"] for change in ordered],
-        lead=f"{verdict} Each row is a prediction of its own, with one option changed.",
-        shown=ui.Shown.PAGE,
-    )
+    kinds = {"good": "faster, and fits", "hidden": "slower", "bad": "does not fit"}
+    most_s, commands = max(step_s, *(change["step_s"] for change in ordered)), [row["command"] for row in ordered]
+    lead = f"{verdict} Each row is a prediction of its own, with one option changed."
+    on_page: Facts = {"marks": [("capacity", step_s, "this run")], "lead": lead, "shown": ui.Shown.PAGE}
+    return ui.Bars("What to change", bars, kinds, most_s, commands=commands, **on_page)
 
 
 # ---- operators against what the GPU could do -----------------------------------------------------------

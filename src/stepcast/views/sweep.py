@@ -1,7 +1,6 @@
 """The view of a sweep: its progress, how models scale, which settings are fast, and its rows."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from stepcast.ir.facts import Fact, Facts
@@ -89,7 +88,7 @@ def sweep_view(facts: Facts) -> ui.View:
         ranked=_ranked(rows, facts["words"]) if rows else None,
         failed=ui.FactList("Errors", errors, wide=True) if errors else None,
     )
-    return replace(view, parts=[*_scaling(facts["scaling"], kinds), *view.parts])
+    return ui.replace(view, parts=[*_scaling(facts["scaling"], kinds), *view.parts])
 
 
 def _best(facts: Facts) -> str:
@@ -113,7 +112,8 @@ def _scaling(rows: Rows, kinds: Sequence[str]) -> list[ui.Scatter]:
     """Return tokens per second and GPU against GPUs: flat is ideal."""
     lines = [(name, list(group)) for name, group in groupby(rows, key=lambda row: _kind(row, kinds))]
     lines = sorted(lines, key=lambda line: -max(row["tokens_per_s_per_gpu"] for row in line[1]))
-    charts = []
+    charts, label = [], "Tokens per second and GPU against GPUs"
+    lead = "The best that fits at each number of GPUs; flat would be ideal. Both axes are logarithmic."
     for first in range(0, len(lines), len(KINDS)):
         shown = lines[first : first + len(KINDS)]
         places = [[(row["gpus"], row["tokens_per_s_per_gpu"]) for row in group] for _, group in shown]
@@ -122,19 +122,11 @@ def _scaling(rows: Rows, kinds: Sequence[str]) -> list[ui.Scatter]:
         for kind, (name, _), line in zip(KINDS, shown, places, strict=False):
             marks.append(ui.Line(line, "ideal"))
             marks += [ui.Dot(x, y, kind, f"{name}, {x:,} GPUs: {y:,.0f} tokens/s/GPU", 5) for x, y in line]
-        charts.append(
-            ui.Scatter(
-                "Scaling" if not first else f"Scaling, {first // len(KINDS) + 1}",
-                ui.Axis(min(counts) * 0.9, max(counts) * 1.1, format_count, "GPUs"),
-                ui.Axis(min(speeds) * 0.8, max(speeds) * 1.25, format_count, "tokens/s/GPU"),
-                marks,
-                "Tokens per second and GPU against GPUs",
-                legend=list(zip(KINDS, (name for name, _ in shown), strict=False)),
-                log=True,
-                lead="The best that fits at each number of GPUs; flat would be ideal. Both axes are logarithmic.",
-                wide=True,
-            )
-        )
+        title = "Scaling" if not first else f"Scaling, {first // len(KINDS) + 1}"
+        x = ui.Axis(min(counts) * 0.9, max(counts) * 1.1, format_count, "GPUs")
+        y = ui.Axis(min(speeds) * 0.8, max(speeds) * 1.25, format_count, "tokens/s/GPU")
+        legend = list(zip(KINDS, (name for name, _ in shown), strict=False))
+        charts.append(ui.Scatter(title, x, y, marks, label, legend=legend, log=True, lead=lead, wide=True))
     return charts
 
 
@@ -173,16 +165,13 @@ def _trade_off(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> ui.Sca
     for size, speed in sorted(points):
         if not frontier or speed > frontier[-1][1]:
             frontier.append((size, speed))
+    title, label = "Pareto frontier: speed vs memory", "Tokens per second and GPU against memory"
+    x = ui.Axis(0.0, max(size for size, _ in points) * 1.05, "{:g}".format, "GiB per GPU")
+    y = ui.Axis(0.0, max(speed for _, speed in points) * 1.08, format_count, "tokens/s/GPU")
+    legend = [(kind, name) for name, kind in colours.items()]
+    lead = f"The {len(rows):,} fastest that fit. Upper left is better; the line is the Pareto frontier."
     return ui.Scatter(
-        "Pareto frontier: speed vs memory",
-        ui.Axis(0.0, max(size for size, _ in points) * 1.05, lambda size: f"{size:g}", "GiB per GPU"),
-        ui.Axis(0.0, max(speed for _, speed in points) * 1.08, format_count, "tokens/s/GPU"),
-        [ui.Line(frontier, "front"), *dots],
-        "Tokens per second and GPU against memory",
-        legend=[(kind, name) for name, kind in colours.items()],
-        key="pareto",
-        lead=f"The {len(rows):,} fastest that fit. Upper left is better; the line is the Pareto frontier.",
-        wide=True,
+        title, x, y, [ui.Line(frontier, "front"), *dots], label, legend=legend, key="pareto", lead=lead, wide=True
     )
 
 

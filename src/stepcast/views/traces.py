@@ -1,7 +1,6 @@
 """Views of profiler traces, OptimusPrime logs and measured sweeps of a collective."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.grouping import sum_by_key
@@ -51,7 +50,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         waited=facts.get("waits"),
         streams=first["streams"] if count == 1 else [],
     )
-    return replace(view, parts=[*view.parts, *_recorded_parts(facts.get("recorded")), ui.timeline_chart(timeline)])
+    return ui.replace(view, parts=[*view.parts, *_recorded_parts(facts.get("recorded")), ui.timeline_chart(timeline)])
 
 
 def kineto_replay_view(facts: Facts) -> ui.View:
@@ -210,13 +209,7 @@ def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:
         size, rate = row["size_bytes"], row["measured_busbw_bytes_per_s"]
         tip = f"{format_bytes(size)}: {format_rate(rate)}, {format_percent(row['reached'])} of the predicted"
         dots.append(ui.Dot(size, rate, "first", tip))
-    return ui.Scatter(
-        "Bandwidth by size",
-        ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size", 2),
-        ui.Axis(min(rates) / 2, max(rates) * 2, format_rate, "bus bandwidth"),
-        [*lines, *dots],
-        "Bus bandwidth by size",
-        legend=(("first", "measured"), ("second", "predicted")),
-        log=True,
-        shown=ui.Shown.PAGE,
-    )
+    x = ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size", 2)
+    y = ui.Axis(min(rates) / 2, max(rates) * 2, format_rate, "bus bandwidth")
+    on_page: Facts = {"legend": [(kind, side) for side, kind in sides.items()], "log": True, "shown": ui.Shown.PAGE}
+    return ui.Scatter("Bandwidth by size", x, y, [*lines, *dots], "Bus bandwidth by size", **on_page)

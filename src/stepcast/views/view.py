@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct, field
+from msgspec.structs import replace as replace
+
 from stepcast import units
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.facts import Fact, Facts
 from stepcast.ir.tables import parse_tables
 
@@ -70,8 +71,7 @@ class HeadlineInterval(NamedTuple):
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
+class Headline(Struct, frozen=True):
     """The number that was asked for; *about* says what it describes, the first words strongest."""
 
     number: str
@@ -88,14 +88,12 @@ class Headline:
         return cls(number, f"{unit} {words}", about, band)
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """A key figure; *line* is its text where that is not the value and the note with a comma."""
 
     name: str
     value: str
     note: str = ""
-    _: KW_ONLY
     line: str = ""
     mood: Mood = Mood.NEUTRAL
     shown: Shown = Shown.ALWAYS
@@ -110,16 +108,19 @@ def text_line(name: str, line: str) -> Figure:
     return Figure(name, "", line=line, shown=Shown.TEXT)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of an answer, with the title and the first sentence of its section on a page."""
+class PartOptions(Struct, frozen=True, kw_only=True):
+    """The first sentence of the section of a part on a page, and where and how widely it is shown."""
 
-    title: str
-    _: KW_ONLY
     lead: str = ""
     wide: bool = False
     shown: Shown = Shown.ALWAYS
     above: str = ""  # a sentence above the part in text
+
+
+class Part(PartOptions, frozen=True):
+    """A part of an answer, with its title."""
+
+    title: str
 
 
 class Cell(NamedTuple):
@@ -134,13 +135,11 @@ Source = str | Callable[[Facts], object] | tuple[str, Callable[[Facts], object]]
 """The key of a value, whose ending decides its unit; or a function of the row, and the key to sort by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table(Part):
+class Table(Part, frozen=True):
     """Rows under heads; *most_lines* of them appear in text."""
 
     heads: Sequence[str]
     cells: Sequence[Sequence[Cell]]
-    _: KW_ONLY
     caption: str = ""
     most_lines: int | None = None
     sortable: bool = False
@@ -263,13 +262,11 @@ class Share(NamedTuple):
     amount: float
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown(Part):
+class Breakdown(Part, frozen=True):
     """Parts that sum to *total*, which is the time of *whole*."""
 
     parts: Sequence[Share]
     total: float
-    _: KW_ONLY
     whole: str = "step"
     show: Show = units.format_seconds
     unit: float = 1.0  # of the ticks
@@ -287,8 +284,7 @@ class Bar(NamedTuple):
     start: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Bars(Part):
+class Bars(Part, frozen=True):
     """Bars on one scale from zero to *most*.
 
     *kinds* are the colours and their words; *table* is the same in text, where text has it.
@@ -297,7 +293,6 @@ class Bars(Part):
     bars: Sequence[Bar]
     kinds: Mapping[str, str]
     most: float
-    _: KW_ONLY
     show: Show = units.format_seconds
     unit: float = 1.0
     marks: Sequence[tuple[str, float, str]] = ()
@@ -332,19 +327,16 @@ class ValuePair(NamedTuple):
         return cls(name, before_s, after_s, signed_seconds(after_s - before_s))
 
 
-@dataclass(frozen=True, slots=True)
-class PairTable(Part):
+class PairTable(Part, frozen=True):
     """Two values per row; *sides* name them on the page, *heads* in text."""
 
     rows: Sequence[ValuePair]
     sides: tuple[str, str]
     heads: Sequence[str]
-    _: KW_ONLY
     most_bars: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ExposureBars(Part):
+class ExposureBars(Part, frozen=True):
     """Seconds of communication by group: in total, and exposed."""
 
     groups: Mapping[str, Mapping[str, float]]
@@ -352,8 +344,7 @@ class ExposureBars(Part):
     head: str = "communication"
 
 
-@dataclass(frozen=True, slots=True)
-class HeatMap(Part):
+class HeatMap(Part, frozen=True):
     """Shares between 0 and 1 over *span_s* seconds, one row per name."""
 
     rows: Sequence[tuple[str, Sequence[float]]]
@@ -370,8 +361,7 @@ class ShadedGrid(NamedTuple):
     rows: Sequence[tuple[str, Sequence[float | None]]]
 
 
-@dataclass(frozen=True, slots=True)
-class GridCharts(Part):
+class GridCharts(Part, frozen=True):
     """Grids of two settings against each other."""
 
     grids: Sequence[ShadedGrid]
@@ -409,15 +399,13 @@ class Axis(NamedTuple):
     base: int = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Scatter(Part):
+class Scatter(Part, frozen=True):
     """Lines and dots, in this order, within two axes."""
 
     x: Axis
     y: Axis
     marks: Sequence[Dot | Line]
     label: str
-    _: KW_ONLY
     legend: Sequence[tuple[str, str]] = ()
     log: bool = False
     square: bool = False
@@ -425,8 +413,7 @@ class Scatter(Part):
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineChart(Part):
+class TimelineChart(Part, frozen=True):
     """Every span of a run; *what* says whose they are."""
 
     timeline: "Timeline"
@@ -440,8 +427,7 @@ def timeline_chart(timeline: "Timeline | None", what: str = "") -> TimelineChart
     return TimelineChart("Timeline", timeline, what, wide=True, shown=Shown.PAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class FactList(Part):
+class FactList(Part, frozen=True):
     """Names and values."""
 
     pairs: Sequence[tuple[str, str]]
@@ -455,24 +441,21 @@ class Remark(NamedTuple):
     evidence: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Remarks(Part):
+class Remarks(Part, frozen=True):
     """Sentences with their evidence; *none* is shown if there are none."""
 
     remarks: Sequence[Remark]
     none: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Commands(Part):
+class Commands(Part, frozen=True):
     """Command lines, with their numbers unless there is one alone."""
 
     commands: Sequence[str]
     numbered: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Columns(Part):
+class Columns(Part, frozen=True):
     """Parts in two columns of a page; text begins with the title and the lead where it is *headed*."""
 
     left: Sequence[Part | None]
@@ -480,8 +463,7 @@ class Columns(Part):
     headed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """One answer; *asked* is the question it answers, *facts* is its JSON."""
 
     title: str
@@ -489,7 +471,6 @@ class View:
     figures: Sequence[Figure]
     parts: Sequence[Part | None]
     facts: Facts
-    _: KW_ONLY
     asked: Sequence[tuple[str, object]] = ()
     config: Sequence[str] = ()  # what became of the keys of a configuration file
     assumptions: Sequence[str] | None = None  # None: those of the facts
