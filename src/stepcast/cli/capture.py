@@ -63,23 +63,23 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{visible(args.words[0])}: one program at a time; a command begins with python, torchrun,"
                              " accelerate or a .py file")  # fmt: skip
         captured = capture(args.program, options)
-    found = captured_facts(captured)
+    answer = captured_facts(captured)
     if args.output:
         output.write_file(args.output, write_captured(captured))
-        found["output"] = args.output
+        answer["output"] = args.output
     if args.predict:
         prediction, asked = predict_program(captured, question)
-        found["prediction"] = {**asked, **prediction.report.facts()}
+        answer["prediction"] = {**asked, **prediction.report.facts()}
         if args.html:
-            facts = {**found["prediction"], **origin(args)}
+            facts = {**answer["prediction"], **origin(args)}
             output.write_view(args, step_view(facts, prediction.shown_timeline, roofline(prediction)))
     if args.json:
-        output.print_json(found)
+        output.print_json(answer)
         return 0
-    print(render_text(captured_view(found), terminal_width()))
+    print(render_text(captured_view(answer), terminal_width()))
     if args.predict:
-        print("\n" + render_text(step_view(found["prediction"]), terminal_width()))
-        print_warnings(found["prediction"]["warnings"])
+        print("\n" + render_text(step_view(answer["prediction"]), terminal_width()))
+        print_warnings(answer["prediction"]["warnings"])
     if args.output:
         print(f"\nwrote {visible(args.output)}: 'stepcast predict --captured' predicts it on any GPU")
     if not args.predict:

@@ -37,8 +37,8 @@ NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement o
 
 def run_compare(args: argparse.Namespace) -> int:
     files = [args.predicted, args.measured]
-    found = compare_files(files, [read_facts(path) for path in files]).facts()
-    args.predicted, args.measured = (side["file"] for side in found["sides"])
+    facts = compare_files(files, [read_facts(path) for path in files]).facts()
+    args.predicted, args.measured = (side["file"] for side in facts["sides"])
     timeline = None
     if args.trace or args.html:
         try:
@@ -51,9 +51,9 @@ def run_compare(args: argparse.Namespace) -> int:
     names = (os.path.basename(args.predicted) or args.predicted, os.path.basename(args.measured) or args.measured)
     if names[0] == names[1]:
         names = (f"{names[0]} (first)", f"{names[1]} (second)")
-    show_view(args, compare_view(found, names, timeline if args.html else None))
-    judged = len(set(found["kinds"])) > 1
-    return NOT_THE_SAME if judged and not found["same_run"] else 0
+    show_view(args, compare_view(facts, names, timeline if args.html else None))
+    judged = len(set(facts["kinds"])) > 1
+    return NOT_THE_SAME if judged and not facts["same_run"] else 0
 
 
 def read_facts(path: str) -> FactDict:
@@ -84,10 +84,10 @@ def read_printed(path: str) -> FactDict | None:
     if b'"step_s"' not in data and b'"sensitivity"' not in data:
         return None
     with prefix_errors(f"{path}: is not complete JSON", kinds=(msgspec.DecodeError,)):
-        found = msgspec.json.decode(data)
-    if isinstance(found, dict) and "sensitivity" in found and found.get("rows") == []:
+        printed = msgspec.json.decode(data)
+    if isinstance(printed, dict) and "sensitivity" in printed and printed.get("rows") == []:
         raise ValueError(f"{path}: the search found no strategy, so it has no step to compare")
-    return dict(account_of(found)) if isinstance(found, dict) and "step_s" in account_of(found) else None
+    return dict(account_of(printed)) if isinstance(printed, dict) and "step_s" in account_of(printed) else None
 
 
 def _play(path: str) -> PlayedStep:

@@ -20,8 +20,8 @@ def run_rl(args: argparse.Namespace) -> int:
     question, config = ask_rl(given, args.run, args.config)
     if question.search:
         with watch_progress(ProgressBar("rl", " candidates")):
-            found = search_rl(question)
-        show_view(args, rl_search_view({**found, "config": config, **origin(args)}))
+            result = search_rl(question)
+        show_view(args, rl_search_view({**result, "config": config, **origin(args)}))
     else:
         show_view(args, rl_view({**rl_facts(answer_rl(question), question, config), **origin(args)}))
     return 0

@@ -251,15 +251,15 @@ def command_line(tool: str, arguments: Facts) -> list[str]:
             long = action.option_strings[0]
             denied = next((option for option in action.option_strings if option.startswith("--no-")), None)
             options += [long] if value else [denied] if denied else []
-        elif not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in values):
+        elif not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in values):
             raise ToolError(f"{name} must be text or a number, not {json.dumps(value)[:80]}")
         elif action.option_strings:
             if kind != "array" and isinstance(value, list):
                 value = ",".join(map(str, value))
                 values = [value]
-            options += [f"{action.option_strings[-1]}={one}" for one in values]
+            options += [f"{action.option_strings[-1]}={item}" for item in values]
         else:
-            if any(str(one).startswith("-") for one in values):
+            if any(str(item).startswith("-") for item in values):
                 raise ToolError(f"{name} must not begin with '-'")
             places += map(str, values)
     # A search in several processes could not be ended as one.

@@ -341,26 +341,26 @@ def show_prediction(
     """Print the report, and write or draw what was asked for; *changes* are predictions with one choice changed."""
     from stepcast.views.step import step_view
 
-    found = {**asked, **prediction.report.facts(), **origin(args)}
+    facts = {**asked, **prediction.report.facts(), **origin(args)}
     if args.jitter is not None:
         from stepcast.simulation.unfolded import simulate_jitter
 
         spread = simulate_jitter(prediction.step, args.jitter, args.runs, args.seed)
         percentiles_s = {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()}
         about = {"deviation": args.jitter, "runs": spread.runs, "seed": args.seed}
-        found["jitter"] = {**about, **pick(spread, "mean_s deviation_s"), "percentiles_s": percentiles_s}
+        facts["jitter"] = {**about, **pick(spread, "mean_s deviation_s"), "percentiles_s": percentiles_s}
     if args.critical_path:
-        found["critical_path"] = _path_rows(prediction)
+        facts["critical_path"] = _path_rows(prediction)
     if args.trace:
-        found["trace"] = args.trace
+        facts["trace"] = args.trace
         write_trace(prediction.timeline, args.trace)
     explained, below = getattr(args, "explain_memory", False), []
     if args.html:  # its page also has the timeline, the roofline and the changes to try
         from stepcast.forecast.prediction import roofline
 
-        view = step_view(found, prediction.shown_timeline, roofline(prediction), changes(), explained)
+        view = step_view(facts, prediction.shown_timeline, roofline(prediction), changes(), explained)
     else:
-        view = step_view(found, explain_memory=explained)
+        view = step_view(facts, explain_memory=explained)
     if args.gantt and not args.json:
         from stepcast.views.timeline import gantt
 

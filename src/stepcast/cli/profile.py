@@ -142,9 +142,9 @@ def _show(args: argparse.Namespace, document: Document, fitted: Sequence[FittedC
     about["output"] = args.output
     if args.json:
         classes = map(asdict, fitted)
-        found: FactDict = {"failed": dict(points.failed), "classes": {own.pop("kind"): own for own in classes}}
-        found |= {"launch": dict(document.launch), "collectives": list(document.collectives)}
-        print_json({**about, **found})
+        details: FactDict = {"failed": dict(points.failed), "classes": {own.pop("kind"): own for own in classes}}
+        details |= {"launch": dict(document.launch), "collectives": list(document.collectives)}
+        print_json({**about, **details})
         return
     launch_s = {name: format_seconds(value) for name, value in document.launch.items() if name != "looks"}
     print(facts({**about, **launch_s}.items()), end="\n\n")

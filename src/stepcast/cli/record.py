@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
             f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "
             f"{args.skip + args.steps + 1}: no trace of them; lower --skip"
         )
-    found = {"folder": args.output_folder, "status": status, "ranks": ranks, "traces": traces}
-    found["warnings"] = [*warnings, *taken]
-    (print_json if args.json else _show)(found)
+    facts = {"folder": args.output_folder, "status": status, "ranks": ranks, "traces": traces}
+    facts["warnings"] = [*warnings, *taken]
+    (print_json if args.json else _show)(facts)
     return 0 if ranks and not status else 1
 
 
@@ -101,9 +101,9 @@ def _taken(given: str | None, folder: str, name: str) -> list[str]:
     return []
 
 
-def _show(found: FactDict) -> None:
-    view = build_view("record", found, clock_off_by=lambda rank: format_seconds(abs(rank["ahead_s"])))
+def _show(facts: FactDict) -> None:
+    view = build_view("record", facts, clock_off_by=lambda rank: format_seconds(abs(rank["ahead_s"])))
     print(render_text(view, terminal_width()))
-    if found["ranks"]:
-        print(f"\n'stepcast analyze {found['folder']}' explains where the time of the window went")
-    print_warnings(found["warnings"])
+    if facts["ranks"]:
+        print(f"\n'stepcast analyze {facts['folder']}' explains where the time of the window went")
+    print_warnings(facts["warnings"])

@@ -35,8 +35,8 @@ def replay_files(
     if entry.name == "kineto":
         if other := sorted(question.given - {"what_if"} | ({"trace"} if trace else set())):
             raise ValueError(f"{files[0]}: {option_of(other[0])} is for Megatron traces; leave it out")
-        found = replay_kineto(timeline, question.changes)
-        return found, found.show(), ()
+        kineto = replay_kineto(timeline, question.changes)
+        return kineto, kineto.show(), ()
     if entry.name != "megatron":
         raise ValueError(f"{files[0]}: is {entry.name}; replay needs Megatron or Kineto traces")
     recording, changes = record_megatron(timeline), question.changes

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         ran = [(work, took_s) for work, took_s in ran if not isinstance(work, Collective)]
     rows = by_kind(ran, prediction.pricer.seconds)  # type: ignore[arg-type]
     step_s, parts = step_parts(timeline)
-    found: FactDict = {
+    facts: FactDict = {
         **asked,
         **origin(args),
         "step_s": step_s,
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if args.trace:
         write_trace(timeline, args.trace)
     if args.output:
-        write_file(args.output, msgspec.json.encode(found))
-    show_view(args, run_view(found))
+        write_file(args.output, msgspec.json.encode(facts))
+    show_view(args, run_view(facts))
     for name in filter(None, (args.trace, args.output)):
         if not args.json:
             print(f"wrote {visible(name)}")

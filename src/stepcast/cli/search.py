@@ -120,9 +120,9 @@ class _Watching:
         now = time.monotonic()
         if self.streamed is not None and best is not None and best is not self.best:
             self.best = best
-            found = {"simulated": counts.simulated, "unseen": counts.unseen, "seconds": now - self.began}
+            progress = {"simulated": counts.simulated, "unseen": counts.unseen, "seconds": now - self.began}
             figures = {"step_s": best.step_s, "memory_bytes": best.memory_bytes, "command": self.streamed.command(best)}
-            _print_line({"event": "best", **found, **self.streamed.facts(best), **figures})
+            _print_line({"event": "best", **progress, **self.streamed.facts(best), **figures})
         if now - self.last >= EVERY_S:
             self.last = now
             if best is None:

@@ -73,8 +73,11 @@ def predict_choices(choices: FormChoices) -> tuple[SettledRun, FactDict]:
     if next(PREDICTIONS) % FORGET_EVERY == 0:
         forget_costs()
     run = settle(build_question(PredictQuestion, dict(choices)))
-    report = run.prediction.noting(run.assumptions).report
-    return run, {**run_facts(run), **_origin(form_command("predict", choices)), **report.facts()}
+    return run, _step_facts(run, form_command("predict", choices))
+
+
+def _step_facts(run: SettledRun, command: str) -> FactDict:
+    return {**run_facts(run), **_origin(command), **run.prediction.noting(run.assumptions).report.facts()}
 
 
 def compare(first: FormChoices, second: FormChoices) -> AppAnswer:
@@ -82,10 +85,10 @@ def compare(first: FormChoices, second: FormChoices) -> AppAnswer:
     names = tuple(f"{subject(side)}, {layout_words(side['run'])}" for side in sides)
     if names[0] == names[1]:
         names = (f"{names[0]} (first)", f"{names[1]} (second)")
-    found = compare_facts(*sides).facts()
+    facts = compare_facts(*sides).facts()
     commands = "\n".join(side["command"] for side in sides)
-    view = compare_view(found, (names[0], names[1]))
-    return _answer(view, "compare", commands, found["step_s"])
+    view = compare_view(facts, (names[0], names[1]))
+    return _answer(view, "compare", commands, facts["step_s"])
 
 
 def plan(choices: FormChoices) -> AppAnswer:
@@ -198,9 +201,7 @@ def _predict_file(source: Source, choices: FactDict) -> AppAnswer:
     run = settle(ask_with_file(PredictQuestion, read_choices(PredictQuestion, given), filed))
     named = " ".join(f"{option_of(name)} {value}" for name, value in given.items() if filed or name != "model")
     line = f"stepcast predict {'--config' if filed else '--model'} {source.path} {named}"
-    report = run.prediction.noting(run.assumptions).report
-    facts = {**run_facts(run), **_origin(line), **report.facts()}
-    return _step_answer(run, facts, lambda: None)
+    return _step_answer(run, _step_facts(run, line), lambda: None)
 
 
 def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Send) -> AppAnswer:

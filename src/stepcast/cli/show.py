@@ -31,11 +31,9 @@ CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration"
 
 # A heading of calibrations, which ``profile`` and ``calibrate`` write.
 CALIBRATION_CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
-DESCRIBED = {
-    CLUSTER.name: load_lazily("hardware:load_cluster"),
-    FRAMEWORK.name: load_lazily("frameworks.catalog:load_profile"),
-    CALIBRATION.name: load_lazily("questions.settle:load_calibration"),
-}
+# Format -> the function that reads a description from the file with that name.
+DESCRIBED = {"cluster": "hardware:load_cluster", "framework": "frameworks.catalog:load_profile"}
+DESCRIBED |= {"calibration": "questions.settle:load_calibration"}
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -73,7 +71,7 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]
         if entry in (CLUSTER, CALIBRATION, FRAMEWORK):
             if not source.path.endswith(".toml"):
                 raise ValueError(f"{source.path}: is a {entry.title}; save it as NAME.toml to show it")
-            yield source.path, entry, DESCRIBED[entry.name](source.path)
+            yield source.path, entry, load_lazily(DESCRIBED[entry.name])(source.path)
         elif entry.joins:
             run_of = getattr(entry.load(), "run_of", None)
             runs.setdefault((entry.name, run_of(source.path) if run_of else ""), []).append(source)

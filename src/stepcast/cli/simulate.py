@@ -123,7 +123,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
     """Read ``3=1.2`` or ``tp=2x``, a name and a factor."""
-    found = []
+    factors = []
     for entry in entries:
         name, equals, factor = entry.partition("=")
         try:
@@ -135,8 +135,8 @@ def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
                 f"{option} {entry!r}: expected NAME=FACTOR with a factor above zero (and below a million), "
                 "such as 3=1.2"
             )
-        found.append((name, value))
-    return found
+        factors.append((name, value))
+    return factors
 
 
 def _count(name: str, option: str) -> int:
@@ -197,7 +197,7 @@ def run_network(args: argparse.Namespace) -> int:
     pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} per connection"
     routing = {"ecmp": f"ECMP by hash, {pairs}", "adaptive": f"adaptive routing, {pairs}"}
     routing["spray"] = "packets sprayed evenly over all paths"
-    found: FactDict = {
+    facts: FactDict = {
         **asked,
         **origin(args),
         "gpus": prediction.workload.layout.gpus,
@@ -209,7 +209,7 @@ def run_network(args: argparse.Namespace) -> int:
         "assumptions": list(prediction.report.assumptions),
         "warnings": list(prediction.report.warnings),
     }
-    show_view(args, network_view(found))
+    show_view(args, network_view(facts))
     return 0
 
 

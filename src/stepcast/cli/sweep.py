@@ -70,7 +70,7 @@ def _ask(args: argparse.Namespace) -> int:
     try:
         with Interruptible():
             where = (args.engine, workers, args.address)
-            found = sweep(spec, args.output, answers, digest, program(), *where, watching, args.limit, program)
+            summary = sweep(spec, args.output, answers, digest, program(), *where, watching, args.limit, program)
     except KeyboardInterrupt:
         show_status("")
         print_notes([f"{watching.answered:,} answers are saved; the same command resumes the sweep"])
@@ -78,9 +78,9 @@ def _ask(args: argparse.Namespace) -> int:
     finally:
         show_status("")
     _write_page(args, args.output)
-    counted = {name: value for name, value in asdict(found).items() if name != "best"}
-    print_view(args, counts_view({"folder": args.output, **counted, "points_per_s": found.rate}))
-    return 1 if found.errors else 0
+    counted = {name: value for name, value in asdict(summary).items() if name != "best"}
+    print_view(args, counts_view({"folder": args.output, **counted, "points_per_s": summary.rate}))
+    return 1 if summary.errors else 0
 
 
 def _write_page(args: argparse.Namespace, folder: str) -> None:

@@ -92,11 +92,11 @@ def digest(name: str, value: object) -> str:
 def program() -> str:
     """Return the digest of all code and data that an answer follows from."""
     root = Path(__file__).resolve().parents[1]
-    found = hashlib.blake2b(digest_size=16)
+    code_hash = hashlib.blake2b(digest_size=16)
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".toml", ".csv", ".json") and path.is_file():
-            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
+            code_hash.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return code_hash.hexdigest()
 
 
 def _hash(data: bytes) -> str:
@@ -180,18 +180,18 @@ def _plan(words: Words) -> FactDict:
     """Return the mean of the simulated runs; a run that does not fit is a row too, as in ``predict``."""
     question = build_question(PlanQuestion, words)
     plan = settle_plan(question.change({"allow_oom": question.step_s is None})).answer()
-    found, fits = plan.to_dict(), plan.fits
-    ideal_s = found["days"]["without_interruption"] * DAY
-    gpu_s = sum(phase["steps"] * phase["step_s"] * phase["gpus"] for phase in found["phases"])
-    memory = [phase["memory_bytes"]["total"] for phase in found["phases"] if phase["memory_bytes"]]
+    facts, fits = plan.to_dict(), plan.fits
+    ideal_s = facts["days"]["without_interruption"] * DAY
+    gpu_s = sum(phase["steps"] * phase["step_s"] * phase["gpus"] for phase in facts["phases"])
+    memory = [phase["memory_bytes"]["total"] for phase in facts["phases"] if phase["memory_bytes"]]
     return {
-        "step_s": ideal_s / found["steps"],
-        "tokens_per_s_per_gpu": found["tokens"] / gpu_s if found["tokens"] else None,
-        "mfu": found["mfu"],
+        "step_s": ideal_s / facts["steps"],
+        "tokens_per_s_per_gpu": facts["tokens"] / gpu_s if facts["tokens"] else None,
+        "mfu": facts["mfu"],
         "memory_bytes": max(memory, default=None),
         "fits": None if fits is None else int(fits),
-        "days": found["days"]["mean"],
-        **{name: found[name] for name in ("gpu_hours", "cost", "goodput")},
+        "days": facts["days"]["mean"],
+        **{name: facts[name] for name in ("gpu_hours", "cost", "goodput")},
     }
 
 
@@ -201,5 +201,5 @@ def _search(words: Words) -> FactDict:
     if row is None:
         return state or {"error": "nothing fits", "fits": 0}
     names = ("step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes")
-    found = {name: row[name] for name in (*names, "days", "gpu_hours", "cost")}
-    return {**found, "fits": 1, "found": row["command"], **state}
+    figures = {name: row[name] for name in (*names, "days", "gpu_hours", "cost")}
+    return {**figures, "fits": 1, "found": row["command"], **state}

@@ -27,13 +27,13 @@ def run(args: argparse.Namespace) -> int:
         with watch_progress(ProgressBar(entry.name, " rows")):
             named = {"nccl-tests": {"cluster": args.cluster}, "transformers": {"calibration": args.calibration}}
             options = {option: value for option, value in named.get(entry.name, {}).items() if value}
-            found = entry.measure(*map(str, found_at), **options)
-        board = build_scoreboard(found)
+            measurements = entry.measure(*map(str, found_at), **options)
+        board = build_scoreboard(measurements)
         if args.data and board.summary is None:
             counted = "; ".join(f"{reason} ({count} rows)" for reason, count in board.skipped.items())
             why = counted.replace("(1 rows)", "(1 row)") or "give a folder laid out like the set"
             raise ValueError(f"{found_at[0]}: no row of the set {entry.name} could be compared: {why}")
-        boards[entry.name], measured[entry.name] = board, found.columns
+        boards[entry.name], measured[entry.name] = board, measurements.columns
     show_status("")
     sets = {name: _board_facts(board) for name, board in boards.items()}
     units = {name: board.unit for name, board in boards.items()}
@@ -97,8 +97,8 @@ def _default_places(entry: MeasurementSet) -> tuple[Path, ...]:
     """Rows inside the package, or in ``shared/data`` outside the checkout."""
     package = Path(__file__).resolve().parents[1]
     outside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
-    found = (_folders_in(data, entry) for data in (package / "data", *outside))
-    return next(filter(None, found), ())
+    folders = (_folders_in(data, entry) for data in (package / "data", *outside))
+    return next(filter(None, folders), ())
 
 
 def _board_facts(board: Scoreboard) -> FactDict:

@@ -173,10 +173,9 @@ class Choice:
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the questions; a choice with its default is left to the verb that answers."""
 
-    file: str = ""
-    """The file that describes the run, if one does."""
+    file: str = ""  # that describes the run, if one does
+    # Choices that may have no effect: a file made them, or the framework makes them anyway.
     unchecked: frozenset[str] = frozenset()
-    """Choices that may have no effect: a file made them, or the framework makes them anyway."""
 
     @property
     def given(self) -> frozenset[str]:
@@ -220,7 +219,7 @@ def choices_of(kind: type[Question]) -> Mapping[str, Choice]:
 
 @cache
 def _read_texts() -> Mapping[tuple[str, str], FactDict]:
-    found: dict[tuple[str, str], FactDict] = {}
+    texts_of: dict[tuple[str, str], FactDict] = {}
     _, *tables = Source(DATA / "choices.txt").text(DESCRIPTION).split("\n[")
     for table in tables:
         question, _, rows = table.partition("]\n")
@@ -232,8 +231,8 @@ def _read_texts() -> Mapping[tuple[str, str], FactDict]:
             words = " ".join(line for line in lines if not ALSO.fullmatch(line))
             texts: FactDict = {"metavar": metavar, "help": words, "aliases": others.pop("", "")}
             texts |= {STATED: others.pop(STATED, ""), "flags": others}
-            found[question, name] = {key: text for key, text in texts.items() if text}
-    return found
+            texts_of[question, name] = {key: text for key, text in texts.items() if text}
+    return texts_of
 
 
 @cache
@@ -463,7 +462,7 @@ def read_targets(text: str) -> str:
     words = [word.strip().rpartition(".")[2] for word in text.replace("+", ",").split(",")]
     if any(word.lower() in ALL_LINEAR for word in words):
         return ""
-    found: set[str] = set()
+    chosen: set[str] = set()
     for word in words:
         plain = word.replace("_", " ")
         group = TARGET_GROUPS.get(word.lower(), names.get(word, plain if plain in TARGETS else ""))
@@ -471,8 +470,8 @@ def read_targets(text: str) -> str:
             hint = nearest(word, [*TARGETS, *names, *TARGET_GROUPS], 2, 0.6)
             known = f"; expected {', '.join(TARGETS)}, modules such as q_proj, attention, mlp, or all-linear"
             raise ValueSpellingError(f"lora target {word!r} is not known{hint or known}")
-        found |= {group} if group in TARGETS else {name.replace("_", " ") for name in group.split()}
-    return ",".join(name for name in TARGETS if name in found)
+        chosen |= {group} if group in TARGETS else {name.replace("_", " ") for name in group.split()}
+    return ",".join(name for name in TARGETS if name in chosen)
 
 
 def read_lora(text: str) -> str:

@@ -28,8 +28,7 @@ class EmittedConfig:
     tool: str
     text: str
     remaining: list[str]
-    lost: list[str]
-    """Settings that neither the tool nor an option has."""
+    lost: list[str]  # settings that neither the tool nor an option has
 
     def facts(self) -> FactDict:
         return pick(self, "tool text remaining lost")
@@ -122,8 +121,8 @@ def _ask(file: runs.RunFile, choices: Facts) -> SettledRun:
 
 def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, object]]:
     """Return the choices in which *run* differs, each with its value; None where no option sets it."""
-    own, found, overlaps = _state_layout(strategy), _state_layout(run.strategy), FEATURES["overlaps"].used
-    pairs: list[tuple[str, object]] = [(name, value) for name, value in own.items() if value != found[name]]
+    own, settled, overlaps = _state_layout(strategy), _state_layout(run.strategy), FEATURES["overlaps"].used
+    pairs: list[tuple[str, object]] = [(name, value) for name, value in own.items() if value != settled[name]]
     for wanted, known in ((strategy, run.strategy), (framework, run.framework)):
         for name in (field.name for field in fields(wanted) if field.name not in runs.SET_BY_OTHERS):
             if getattr(wanted, name) == getattr(known, name):

@@ -77,11 +77,11 @@ def answer_generation(question: GenerateQuestion) -> GenerationForecast:
         raise ValueError("--concurrency and --requests exclude each other: steady clients, or a batch to completion")
     check_rules("generate", question.given, structs.asdict(question))
     model, cluster = load_nouns(question.model, question.cluster, question.set)
-    one = GenerationLayout(tp=question.tp, pp=question.pp, dp=question.dp, ep=question.ep)
-    gpus = question.gpus or one.engine_gpus
-    if gpus % one.engine_gpus:
-        raise ValueError(f"--gpus {gpus} is not a multiple of the {one.engine_gpus} GPUs of one engine")
-    layout = GenerationLayout(one.tp, one.pp, one.dp, one.ep, gpus // one.engine_gpus)
+    ways = GenerationLayout(tp=question.tp, pp=question.pp, dp=question.dp, ep=question.ep)
+    gpus = question.gpus or ways.engine_gpus
+    if gpus % ways.engine_gpus:
+        raise ValueError(f"--gpus {gpus} is not a multiple of the {ways.engine_gpus} GPUs of one engine")
+    layout = GenerationLayout(ways.tp, ways.pp, ways.dp, ways.ep, gpus // ways.engine_gpus)
     prompt = read_lengths("prompt-length", question.prompt_length)
     response = read_lengths("response-length", question.response_length)
     clients = CLIENTS if question.requests is None and question.concurrency is None else question.concurrency
@@ -89,10 +89,10 @@ def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     formats = formats_of(question.weights, question.kv_cache)
     engine = load_engine(question.engine)
     speculation = Speculation(question.speculative_tokens, 0.85 if question.acceptance is None else question.acceptance)
-    found = forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
+    forecast = forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
     given = question.given | ({"concurrency"} if question.requests is not None else set())
     defaults = state_defaults(question, choices_of(GenerateQuestion).keys() - given)
-    return replace(found, assumptions=(*defaults, *found.assumptions))
+    return replace(forecast, assumptions=(*defaults, *forecast.assumptions))
 
 
 def read_lengths(option: str, text: str) -> Lengths:

@@ -67,17 +67,17 @@ def read_lengths(text: str) -> SampleLengths:
             ".parquet file"
         )
     points = np.cumsum(shares) / shares.sum()
-    drawn = values[np.searchsorted(points, (np.arange(SAMPLED) + 0.5) / SAMPLED)]
-    return SampleLengths(drawn.astype(np.float64), "a histogram of lengths")
+    tokens = values[np.searchsorted(points, (np.arange(SAMPLED) + 0.5) / SAMPLED)]
+    return SampleLengths(tokens.astype(np.float64), "a histogram of lengths")
 
 
 def _draw_lengths(mean: float, std: float, longest: float | None) -> SampleLengths:
     if not (mean >= 1 and std >= 0 and (longest is None or longest >= mean)):
         raise ValueSpellingError("lengths need a mean of at least 1, a std of 0 or more, and a max above the mean")
     variance = np.log1p((std / mean) ** 2)
-    drawn = np.random.default_rng(0).lognormal(np.log(mean) - variance / 2, np.sqrt(variance), SAMPLED)
-    drawn = np.clip(np.rint(drawn), 1, longest)
-    return SampleLengths(drawn, f"log-normal lengths with mean {mean:,.0f} and standard deviation {std:,.0f}")
+    tokens = np.random.default_rng(0).lognormal(np.log(mean) - variance / 2, np.sqrt(variance), SAMPLED)
+    tokens = np.clip(np.rint(tokens), 1, longest)
+    return SampleLengths(tokens, f"log-normal lengths with mean {mean:,.0f} and standard deviation {std:,.0f}")
 
 
 @lru_cache(maxsize=8)

@@ -98,8 +98,7 @@ class SettledPlan:
     """The training run that a question means; *assumptions* are the defaults that were used."""
 
     question: PlanQuestion
-    steps: list[SettledRun | None]
-    """The predicted step of each stage; None if its time was measured."""
+    steps: list[SettledRun | None]  # the predicted step of each stage; None if its time was measured
     phases: list[TrainingPhase]
     operation: Operation
     assumptions: tuple[str, ...]

@@ -73,22 +73,22 @@ def read_run_file(
     """Return what the file *config*, or *run*, which may also name a model, describes; None without both."""
     if run is not None and config is not None:
         raise ValueError(f"{run}: --config {config} describes a run already; leave one of them out")
-    found = None
+    file = None
     if config is not None:
-        found = _read_config(config, ignore_unknown)
+        file = _read_config(config, ignore_unknown)
     elif run is not None:
         describes_run = _is_run(run)
         if model is not None and not describes_run:
             raise ValueError(f"{run}: --model names the model already; leave one of them out")
         if not describes_run or (takes_workloads and is_workload(run)):
-            found = RunFile({"model": run}, run)
+            file = RunFile({"model": run}, run)
         else:
-            found = _read_config(run, ignore_unknown)
-    if ignore_unknown and (found is None or found.config is None):
+            file = _read_config(run, ignore_unknown)
+    if ignore_unknown and (file is None or file.config is None):
         raise ValueError(
             "--ignore-unknown has no effect: it is for keys of a configuration; use --config as well, or leave it out"
         )
-    return found
+    return file
 
 
 def ask_with_file(kind: type[readers.AnyQuestion], given: Facts, file: RunFile | None) -> readers.AnyQuestion:

@@ -394,8 +394,8 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
         if cluster.gpus is None:
             raise ValueError("number of GPUs missing: use --gpus, such as --gpus 64 or --gpus 8..64")
         gpus = (cluster.gpus,)
-        one = "; predict --gpu takes one of them" if question.gpu is not None else ""
-        assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus{one})")
+        hint = "; predict --gpu takes one of them" if question.gpu is not None else ""
+        assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus{hint})")
     global_batch, axes = _settle_global_batch(question, seq), question.axes
     if "base_weights" in axes and not question.lora:
         raise ValueError("--base-weights are frozen: train adapters on them, such as --lora 16")

@@ -93,8 +93,7 @@ def settle_price(question: AnyQuestion, cluster: Cluster, assumptions: list[str]
 class SettledRun:
     """The run that a question means; *assumptions* are the defaults that were used."""
 
-    question: PredictQuestion
-    """The question with its GPUs and its cluster settled, without choices of a file that have no effect."""
+    question: PredictQuestion  # with its GPUs and its cluster settled, without choices of a file that have no effect
     model: Model
     cluster: Cluster
     strategy: Strategy
@@ -102,10 +101,8 @@ class SettledRun:
     calibration: Calibration | None
     options: Options
     assumptions: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    """Features that the run uses and its software lacks, a sentence each."""
-    notes: tuple[str, ...] = ()
-    """Choices that have no effect and do no harm, a sentence each."""
+    missing: tuple[str, ...] = ()  # features that the run uses and its software lacks, a sentence each
+    notes: tuple[str, ...] = ()  # choices that have no effect and do no harm, a sentence each
 
     @cached_property
     def prediction(self) -> Prediction:

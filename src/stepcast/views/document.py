@@ -8,6 +8,7 @@ from dataclasses import field
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,8 +20,7 @@ from stepcast.views.text import visible
 from stepcast.views.view import Axis, Dot
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """Part of a page; *lead* says in a sentence what to see in it."""
 
     title: str
@@ -33,8 +33,7 @@ class Section:
         return "".join(each if each.isalnum() else "-" for each in self.title.lower()).strip("-")
 
 
-@dataclass(frozen=True, slots=True)
-class About:
+class About(NamedTuple):
     """The origin of a page: its command and version."""
 
     verb: str
@@ -159,8 +158,7 @@ def policy() -> str:
 BAR_HEIGHT = 20
 
 
-@dataclass(frozen=True, slots=True)
-class BarPiece:
+class BarPiece(NamedTuple):
     """A piece of a bar, in the units of its chart; *kind* decides its colour."""
 
     kind: str
@@ -169,8 +167,7 @@ class BarPiece:
     tip: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BarRow:
+class BarRow(NamedTuple):
     """A bar with its label before and its value after it."""
 
     label: Child
@@ -279,13 +276,13 @@ class ChartFrame:
         """Return *marks* within the axes."""
         lines, texts = [], []
         for tick in self._ticks(self.x_axis):
-            place, text = f"{self.x(tick):.2f}%", shorten(self.x_axis.show(tick))
+            place, words = f"{self.x(tick):.2f}%", shorten(self.x_axis.show(tick))
             lines.append(tag("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid"))
-            texts.append(tag("text", text, x=place, y="100%", dy=16, text_anchor="middle"))
+            texts.append(tag("text", words, x=place, y="100%", dy=16, text_anchor="middle"))
         for tick in self._ticks(self.y_axis):
-            place, text = f"{self.y(tick):.2f}%", shorten(self.y_axis.show(tick))
+            place, words = f"{self.y(tick):.2f}%", shorten(self.y_axis.show(tick))
             lines.append(tag("line", x1="0%", x2="100%", y1=place, y2=place, class_="grid"))
-            texts.append(tag("text", text, x="0%", y=place, dx=-8, dy=4, text_anchor="end"))
+            texts.append(tag("text", words, x="0%", y=place, dx=-8, dy=4, text_anchor="end"))
         size = {"width": "100%", "height": "100%", "overflow": "visible"}
         chart = tag("svg", lines, marks, texts, class_="plane", role="img", aria_label=label, **size)
         frame = tag("div", chart, class_="frame", id=key)

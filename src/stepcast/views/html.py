@@ -178,9 +178,9 @@ def _pairs(part: ui.PairTable) -> Markup | None:
             bars.append(page.BarRow(label, (piece,), text))
     longest = max(max(row.first, row.second) for row in shown)
     left_out = len(part.rows) - len(shown)
-    drawn = tag("div", page.draw_bars(bars, longest, format_seconds), class_="pairwise")
+    chart = tag("div", page.draw_bars(bars, longest, format_seconds), class_="pairwise")
     more = tag("p", f"{left_out} more are in the JSON.", class_="lead") if left_out else None
-    return join((page.legend(zip(("first", "second"), part.sides, strict=True)), drawn, more))
+    return join((page.legend(zip(("first", "second"), part.sides, strict=True)), chart, more))
 
 
 def _exposure(part: ui.ExposureBars) -> Markup | None:

@@ -305,18 +305,17 @@ def alternatives_view(facts: Facts) -> ui.View:
     )
 
 
-def _fit_words(row: Facts) -> str:
-    if row["memory_bytes"] is None:
-        return "-"
-    return f"{units.format_bytes(row['memory_bytes'])}{'' if row['fits'] else ', does not fit'}"
-
-
 def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
     """Return all figures of each alternative; columns that no row fills are left out."""
+
+    def fit_words(row: Facts) -> str:
+        size = row["memory_bytes"]
+        return "-" if size is None else f"{units.format_bytes(size)}{'' if row['fits'] else ', does not fit'}"
+
     columns = ui.columns(
         "alternative=name step=step_s time=days:days cost=cost:money energy=energy_mwh:mwh goodput "
         "tokens/s/GPU=tokens_per_s_per_gpu:,.0f MFU=mfu memory",
-        memory=("memory_bytes", _fit_words),
+        memory=("memory_bytes", fit_words),
     )
     for head, key in OPTIONAL.items():
         if all(row[key] is None for row in rows):

@@ -93,12 +93,12 @@ def merge_slices(slices: Slices, most: int, several: int) -> Slices:
     if len(slices) <= most:
         return slices
     lengths = slices.end_s - slices.start_s
-    kept = np.zeros(len(slices), bool)
-    kept[np.argpartition(-lengths, most // 2)[: most // 2]] = True
+    is_long = np.zeros(len(slices), bool)
+    is_long[np.argpartition(-lengths, most // 2)[: most // 2]] = True
     before = np.maximum.accumulate(slices.end_s)
     span_s = float(slices.end_s.max() - slices.start_s.min())
     first = np.ones(len(slices), bool)
-    first[1:] = kept[1:] | kept[:-1] | (slices.row[1:] != slices.row[:-1])
+    first[1:] = is_long[1:] | is_long[:-1] | (slices.row[1:] != slices.row[:-1])
     first[1:] |= slices.start_s[1:] - before[:-1] > span_s * GAP_SHARE
     index = np.flatnonzero(first)
     runs = np.diff(np.append(index, len(slices))) > 1
@@ -173,8 +173,8 @@ def timeline_section(timeline: Timeline, links: Sequence[tuple[str, str]] = (), 
     legend = [swatch(kind, words, data_kind=index) for index, (kind, words) in enumerate(KINDS.items())]
     kinds = tag("ul", legend, class_="legend", id="kinds")  # the program hides colours that no slice has
     files = join(tag("a", words, href=name) for words, name in links)
-    drawn = fill_template(asset("timeline.html"), links=files, legend=kinds, spans=f"{data['of']:,}", help=HELP)
-    return Section("Timeline", join((drawn, data_block("timeline-data", data))), lead, wide=True)
+    chart = fill_template(asset("timeline.html"), links=files, legend=kinds, spans=f"{data['of']:,}", help=HELP)
+    return Section("Timeline", join((chart, data_block("timeline-data", data))), lead, wide=True)
 
 
 # ---- as text: one row for each rank, one character for each slice of time -----------------------------------
@@ -204,11 +204,11 @@ def gantt(timeline: Timeline, width: int) -> str:
         lines.append(name.ljust(label) + " " + _line(timeline, rows, columns, span_s))
     if len(ranks) > LONGEST_ROW_LIST:
         lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more")
-    drawn = "".join(line[label:] for line in lines)
+    marks_used = "".join(line[label:] for line in lines)
     parts = [LEGEND]
-    if any(mark in drawn for mark in "fbw"):
+    if any(mark in marks_used for mark in "fbw"):
         parts.append(SHORT)
-    if SEVERAL_MARK in drawn:
+    if SEVERAL_MARK in marks_used:
         parts.append(SEVERAL_WORDS)
     return "\n".join([*lines, "", *wrap("; ".join(parts), width)])
 
@@ -258,12 +258,12 @@ def _with_short(row: list[str], phases: list[tuple[float, float, str]]) -> str:
             continue
         seen = mark in row[int(first) : max(ceil(last), int(first) + 1)]
         middles.setdefault(min(int((first + last) / 2), len(row) - 1), []).append((mark, seen))
-    drawn = list(row)
+    cells = list(row)
     for column, phases_here in middles.items():
         marks = {mark for mark, _ in phases_here}
         if not all(seen for _, seen in phases_here):
-            drawn[column] = marks.pop().lower() if len(marks) == 1 else SEVERAL_MARK
-    return "".join(drawn)
+            cells[column] = marks.pop().lower() if len(marks) == 1 else SEVERAL_MARK
+    return "".join(cells)
 
 
 def _busy_until(edges: FloatArray, begin: FloatArray, end: FloatArray) -> FloatArray:

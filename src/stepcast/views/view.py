@@ -80,12 +80,10 @@ class Headline(Struct, frozen=True):
     band: HeadlineInterval | None = None
 
     @classmethod
-    def of_seconds(
-        cls, seconds: float, words: str, about: Sequence[str], band: HeadlineInterval | None = None
-    ) -> "Headline":
+    def of_seconds(cls, seconds: float, words: str, about: Sequence[str]) -> "Headline":
         """Return the headline of a duration; *words* follow its unit."""
         number, unit = units.format_seconds(seconds).split(" ")
-        return cls(number, f"{unit} {words}", about, band)
+        return cls(number, f"{unit} {words}", about)
 
 
 class Figure(Struct, frozen=True):
