@@ -107,25 +107,33 @@ def overall_errors(errors: Sequence[tuple[int, float, float, float | None]]) -> 
 
 def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[FittedClass], in_step: bool) -> list[str]:
     texts = [warning for times in measured for warning in times.warnings]
-    several = [entry for entry in fitted if entry.points > 1]
-    unseen = [entry.kind for entry in several if "least_s" in entry.unidentified]
-    doubts = {
-        "{}: one size gives a factor, not how it changes with size, and leaves no point to check it on; add runs of "
-        "other sizes": [entry.kind for entry in fitted if entry.points == 1],
-        "slope not identified for {}, left at 0: it takes 8 sizes whose times span a factor of 10": [
-            entry.kind for entry in several if "slope" in entry.unidentified
-        ],
-        "least times are not identified: kernels of a step queue behind one another, and only an operator by itself "
-        "shows it (stepcast profile)": [""] * in_step,
-        "least time not identified for {}, left at 0: no operator is small enough": [] if in_step else unseen,
-        "{}: not corrected: points left out of the fit come no closer with it": [
-            entry.kind for entry in fitted if not entry.helps
-        ],
-    }
-    for text, kinds in doubts.items():
+
+    def doubt(entries: Iterable[FittedClass], text: str) -> None:
+        kinds = [entry.kind for entry in entries]
         if kinds:
             more = f" and {len(kinds) - 6} more" if len(kinds) > 6 else ""
             texts.append(text.format(", ".join(kinds[:6]) + more))
+
+    several = [entry for entry in fitted if entry.points > 1]
+    doubt(
+        (entry for entry in fitted if entry.points == 1),
+        "{}: one size gives a factor, not how it changes with size, and leaves no point to check it on; add runs of "
+        "other sizes",
+    )
+    doubt(
+        (entry for entry in several if "slope" in entry.unidentified),
+        "slope not identified for {}, left at 0: it takes 8 sizes whose times span a factor of 10",
+    )
+    if in_step:
+        texts.append(
+            "least times are not identified: kernels of a step queue behind one another, and only an "
+            "operator by itself shows it (stepcast profile)"
+        )
+    else:
+        unseen = (entry for entry in several if "least_s" in entry.unidentified)
+        doubt(unseen, "least time not identified for {}, left at 0: no operator is small enough")
+    useless = (entry for entry in fitted if not entry.helps)
+    doubt(useless, "{}: not corrected: points left out of the fit come no closer with it")
     reasons: Counter[str] = Counter()
     for times in measured:
         reasons.update(times.left_out)
