@@ -293,21 +293,20 @@ class _ReplicaBuilder(_Rebuilder):
                 if self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
                     yield self._gradients(piece, stage, tensor)
                 continue
-            numbers = {old: new for old in piece.meetings if (new := self._meeting(old, replica)) is not None}
+            numbers = {}
+            for old in piece.meetings:
+                meeting = self.old.meetings[old]
+                if meeting.group not in (Group.DP, Group.EXPERT_DP):
+                    numbers[old] = self.number(("copy", old, replica), meeting)
+                elif self.dp > 1:
+                    before = len(meeting.members)
+                    factor = ((self.dp - 1) / self.dp) / ((before - 1) / before)
+                    scaled = replace(meeting, transfer_s=meeting.transfer_s * factor)
+                    numbers[old] = self.number(("replicas", old), scaled)
             if numbers:
                 yield _attend(piece, numbers)
             else:
                 yield Local(TimePart.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)
-
-    def _meeting(self, old: int, replica: int) -> int | None:
-        meeting = self.old.meetings[old]
-        if meeting.group not in (Group.DP, Group.EXPERT_DP):
-            return self.number(("copy", old, replica), meeting)
-        if self.dp == 1:
-            return None
-        before = len(meeting.members)
-        factor = ((self.dp - 1) / self.dp) / ((before - 1) / before)
-        return self.number(("replicas", old), replace(meeting, transfer_s=meeting.transfer_s * factor))
 
     def _gradients(self, piece: Local, stage: int, tensor: int) -> Join:
         """Return the all-reduce that one replica did not need."""

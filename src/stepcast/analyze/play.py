@@ -290,7 +290,12 @@ class RankParts:
 
 def rank_parts(played: PlayedStep) -> tuple[RankParts, ...]:
     """Return the parts of every rank, in the order of the recording."""
-    last = _last_arrivals(played)
+    last: dict[int, tuple[int, float]] = {}  # the last member of each meeting and its arrival
+    for number, record in enumerate(played.recording.ranks):
+        for piece, start_s, _ in played.timed_pieces(number):
+            for meeting in piece.meetings if isinstance(piece, Join) else ():
+                if meeting not in last or start_s > last[meeting][1]:
+                    last[meeting] = record.rank, start_s
     ranks = []
     for number, record in enumerate(played.recording.ranks):
         parts = RankParts(record.rank, record.stage)
@@ -306,18 +311,6 @@ def rank_parts(played: PlayedStep) -> tuple[RankParts, ...]:
         parts.add(TimePart.BUBBLE, played.step_s - cursor_s)
         ranks.append(parts)
     return tuple(ranks)
-
-
-def _last_arrivals(played: PlayedStep) -> dict[int, tuple[int, float]]:
-    """Return the last member of each meeting and its arrival."""
-    last: dict[int, tuple[int, float]] = {}
-    for number, record in enumerate(played.recording.ranks):
-        for piece, start_s, _ in played.timed_pieces(number):
-            if isinstance(piece, Join):
-                for meeting in piece.meetings:
-                    if meeting not in last or start_s > last[meeting][1]:
-                        last[meeting] = record.rank, start_s
-    return last
 
 
 def mean_parts(ranks: tuple[RankParts, ...]) -> dict[str, float]:

@@ -109,7 +109,14 @@ def plan(
 ) -> OptimusPlan:
     """Return the plan with *stage_ends* as the log prints them, or with those that OptimusPrime would choose."""
     names = _module_names(model)
-    ends = [_position(name, names) for name in stage_ends] or default_cuts(model, layout.tp, layout.pp)
+    ends = []
+    for name in stage_ends:
+        match = LAYER_MODULE.fullmatch(name)
+        module = (int(match[1]), match[2]) if match else (-1, name)
+        if module not in names:
+            raise ValueError(f"{name!r} is no module of the model; expected one like model_layers_1_mlp_up_proj")
+        ends.append(names.index(module))
+    ends = ends or default_cuts(model, layout.tp, layout.pp)
     if len(ends) != layout.pp:
         raise ValueError(f"{len(ends)} stage ends are printed, but PP is {layout.pp}")
     # The last stage always runs to the end of the model.
@@ -147,11 +154,3 @@ def _module_names(model: Model) -> list[tuple[int, str]]:
     """Return layer and name of every timed module; layer -1 for the embedding and the output projection."""
     layers = [(layer, name) for layer in range(model.layers) for name in LAYER_MODULES]
     return [(-1, "embed_tokens"), *layers, (-1, "lm_head")]
-
-
-def _position(name: str, names: list[tuple[int, str]]) -> int:
-    match = LAYER_MODULE.fullmatch(name)
-    wanted = (int(match[1]), match[2]) if match else (-1, name)
-    if wanted not in names:
-        raise ValueError(f"{name!r} is no module of the model; expected one like model_layers_1_mlp_up_proj")
-    return names.index(wanted)
