@@ -8,7 +8,7 @@ import numpy as np
 from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait
-from stepcast.analyze.kineto.rank import RankLanes, RankTime, marked_steps, rank_time
+from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
 from stepcast.ir.facts import pick
 from stepcast.ir.timeline import SpanKind, Timeline
@@ -152,7 +152,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     )
 
 
-def _mean_groups(times: list[tuple[RankTime, dict[str, tuple[float, float]]]]) -> dict[str, dict[str, float]]:
+def _mean_groups(times: list[tuple[RankTime, GroupTimes]]) -> dict[str, dict[str, float]]:
     """Return total and exposed communication by group, per step, mean over the ranks that take part."""
     means = {}
     for name in sorted({name for _, groups in times for name in groups}):
@@ -213,7 +213,7 @@ def _advise(
     slowest: RankTime,
     step_s: float,
     classes_s: Mapping[str, float],
-    times: list[tuple[RankTime, dict[str, tuple[float, float]]]],
+    times: list[tuple[RankTime, GroupTimes]],
     stragglers: Sequence[TraceStraggler],
 ) -> list[TraceAdvice]:
     """Return what would make the step shorter, the most first; of the rank that sets the pace."""

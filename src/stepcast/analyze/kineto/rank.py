@@ -16,6 +16,10 @@ from stepcast.ir.grouping import group_by_key
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
+Window = tuple[float, float]
+GroupTimes = dict[str, tuple[float, float]]
+"""All and the exposed seconds of communication, by group."""
+
 STREAM = "stream "
 STEPS = "steps"
 LOADING = "enumerate(DataLoader)"  # how PyTorch marks the time in which a loop waits for its next batch
@@ -203,8 +207,8 @@ class RankLanes:
 
 def rank_time(
     lanes: RankLanes, rank: int, steps: Intervals | None, wait_s: float | None = None, transfer_s: float | None = None
-) -> tuple[RankTime, dict[str, tuple[float, float]]] | None:
-    """Return the times of a rank, and by group all and the exposed seconds of communication; None without any work."""
+) -> tuple[RankTime, GroupTimes] | None:
+    """Return the times of a rank and of its communication by group; None without any work."""
     timeline = lanes.timeline
     streams = lanes.streams(rank)
     working = streams or lanes.threads(rank)
@@ -257,21 +261,18 @@ def rank_time(
     return time, _group_times(lanes, rows, compute, window)
 
 
-def _busy_times(
-    timeline: Timeline, rows: IntArray, on_host: bool, window: tuple[float, float]
-) -> tuple[Intervals, Intervals, Intervals]:
+def _busy_times(timeline: Timeline, rows: IntArray, on_host: bool, window: Window) -> tuple[Intervals, ...]:
     """Return the times of computation, communication and copies within the window."""
     kind = timeline.kind_of[rows]
     kinds = (SpanKind.HOST if on_host else SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY)
-    compute, communication, copies = (_covered(timeline, rows[kind == number], window) for number in kinds)
-    return compute, communication, copies
+    return tuple(_covered(timeline, rows[kind == number], window) for number in kinds)
 
 
-def _covered(timeline: Timeline, rows: IntArray, window: tuple[float, float]) -> Intervals:
+def _covered(timeline: Timeline, rows: IntArray, window: Window) -> Intervals:
     return union_of(np.clip(timeline.start_s[rows], *window), np.clip(timeline.end_s[rows], *window))
 
 
-def _stream_time(lanes: RankLanes, lane: int, rank_compute: Intervals, window: tuple[float, float]) -> StreamTime:
+def _stream_time(lanes: RankLanes, lane: int, rank_compute: Intervals, window: Window) -> StreamTime:
     rows = lanes.rows[lane]
     compute, communication, copies = _busy_times(lanes.timeline, rows, False, window)
     return StreamTime(
@@ -285,9 +286,7 @@ def _stream_time(lanes: RankLanes, lane: int, rank_compute: Intervals, window: t
     )
 
 
-def _group_times(
-    lanes: RankLanes, rows: IntArray, compute: Intervals, window: tuple[float, float]
-) -> dict[str, tuple[float, float]]:
+def _group_times(lanes: RankLanes, rows: IntArray, compute: Intervals, window: Window) -> GroupTimes:
     """Return the communication by group, as far as the trace names groups."""
     group_of = lanes.group_of_work[lanes.timeline.work_of[rows]]
     groups = ((name, rows[group_of == number]) for number, name in enumerate(lanes.groups) if name)
