@@ -6,6 +6,7 @@ The files of a set are named as ASTRA-sim names them: PREFIX.RANK.et, and a list
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -121,16 +122,11 @@ def _process_groups(nodes: ChakraTrace) -> dict[str, ChakraProcessGroup]:
     """Return PyTorch's groups by name, from its metadata nodes: a list in JSON, quoted as a list of one."""
     groups: dict[str, ChakraProcessGroup] = {}
     for values in nodes.inputs:
-        start, end = values.find("[{"), values.rfind("}]")
-        if start < 0 or end < start:
-            continue
-        text = values[start : end + 2]
+        text = values[values.find("[{") : values.rfind("}]") + 2] if "[{" in values else ""
         for form in (text, text.replace('\\"', '"'), text.replace("'", '"')):
-            try:
+            with suppress(msgspec.DecodeError):
                 groups |= {str(group.pg_name): group for group in PROCESS_GROUPS.decode(form)}
                 break
-            except msgspec.DecodeError:
-                continue
     return groups
 
 

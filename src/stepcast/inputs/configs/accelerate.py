@@ -28,12 +28,18 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     precision, size = _deepspeed_precision(keys), "zero_optimization.reduce_bucket_size"
     bucket, width = keys.share(size), 4 if precision == "fp32" else 2  # elements of the training precision
     norm = keys.share("gradient_clipping")
+    states = "zero_optimization.offload_optimizer"
+    device, share = keys.word(f"{states}.device"), keys.share(f"{states}.ratio")
+    offloads = keys.flag("zero_optimization.cpu_offload") or device in ("cpu", "nvme")
+    keys.raw(f"{states}.pin_memory")
+    if device == "nvme":
+        keys.report("predicted in the host's memory, not on NVMe", f"{states}.device")
     options |= given_options(
         accumulation=None if batch else rounds or 1,
         gpus=gpus,
         precision=precision,
         sharding=f"zero-{stage}" if stage else "none",
-        offload=_deepspeed_offload(keys),
+        offload=("optimizer" if share in (None, 1.0) else f"optimizer={share:g}") if offloads else None,
         overlap=_overlap(stage, keys.flag("zero_optimization.overlap_comm")),
         bucket_mb="auto" if keys.is_unset(size) else bucket and round(bucket * width / 1e6, 3),
         clipping=keys.is_unset("gradient_clipping") if norm is None else norm > 0,
@@ -66,19 +72,6 @@ def _deepspeed_precision(keys: Keys) -> str:
     precision = "fp16" if open_keys == ["fp16.enabled"] else "bf16"
     keys.assume(f'{" and ".join(open_keys)} "auto": taken for {precision} (--precision)')
     return precision
-
-
-def _deepspeed_offload(keys: Keys) -> str | None:
-    table = "zero_optimization.offload_optimizer"
-    device = keys.word(f"{table}.device")
-    is_old_offload = keys.flag("zero_optimization.cpu_offload")
-    keys.raw(f"{table}.pin_memory")
-    share = keys.share(f"{table}.ratio")
-    if device == "nvme":
-        keys.report("predicted in the host's memory, not on NVMe", f"{table}.device")
-    if device not in ("cpu", "nvme") and not is_old_offload:
-        return None
-    return "optimizer" if share in (None, 1.0) else f"optimizer={share:g}"
 
 
 # accelerate: how many processes, FSDP or DeepSpeed. A strategy is written by its number or by its name.

@@ -52,7 +52,15 @@ class _NestedKeys(Keys):
     """Dotted keys, found also by Megatron's names."""
 
     def __init__(self, table: Mapping[str, object]) -> None:
-        super().__init__(_resolve_references(flat(table)), "nemo")
+        values = flat(table)
+        super().__init__(values, "nemo")
+        for name, value in values.items():  # products that refer to keys of the same table
+            if isinstance(value, str) and "${" in value and len(value) < 1000:
+                parent, text = name.rpartition(".")[0], value
+                for sibling in SIBLING.findall(value):
+                    text = text.replace(f"${{.{sibling}}}", str(values.get(f"{parent}.{sibling}", f"${{.{sibling}}}")))
+                if product := PRODUCT.fullmatch(text.strip()):
+                    self.values[name] = int(product[1]) * int(product[2])
         self._names_of_alias: dict[str, list[str]] = {}
         for name in self.values:
             for alias in _aliases(name):
@@ -87,16 +95,3 @@ def _aliases(name: str) -> list[str]:
     tail = name.removeprefix("model.")
     argument = [last.replace("_", "-")] if table in TABLES else []
     return [*argument, *([RENAMED[tail]] if tail in RENAMED else []), tail]
-
-
-def _resolve_references(values: Mapping[str, object]) -> dict[str, object]:
-    """Return *values* with the products that refer to keys of the same table worked out."""
-    resolved = dict(values)
-    for name, value in values.items():
-        if isinstance(value, str) and "${" in value and len(value) < 1000:
-            table, text = name.rpartition(".")[0], value
-            for sibling in SIBLING.findall(value):
-                text = text.replace(f"${{.{sibling}}}", str(values.get(f"{table}.{sibling}", f"${{.{sibling}}}")))
-            if product := PRODUCT.fullmatch(text.strip()):
-                resolved[name] = int(product[1]) * int(product[2])
-    return resolved

@@ -312,17 +312,15 @@ class InferredConfig:
     def learn_tensor(self, blocks: range | None, solutions: Sequence[ModelSolution]) -> int:
         reduces = [rank.forward_reduces for rank in self.ranks if rank.forward_reduces is not None]
         splits, hint = any(reduces), self.hints.get("tp")
-        fitting = list(dict.fromkeys(solution.tp for solution in solutions))
-        if reduces:
-            fitting = [tp for tp in fitting if (tp > 1) == splits]
+        fitting = [
+            tp for tp in dict.fromkeys(solution.tp for solution in solutions) if not reduces or (tp > 1) == splits
+        ]
         if len(fitting) == 1:
             tp, self.basis["tp"] = fitting[0], "solved: parameters of the stage"
-        elif hint is not None and hint in fitting:
-            tp, self.basis["tp"] = hint, "file name"
-        elif fitting:
+        elif fitting and hint not in fitting:
             tp, self.basis["tp"] = fitting[0], "assumed"
             self.warnings.append(f"tensor parallelism may be {_join_alternatives(fitting)}; taken as {tp}")
-        elif reduces and not splits:
+        elif reduces and not splits and not fitting:
             tp, self.basis["tp"] = 1, "read: no layer reduces its output over tp"
         elif hint is not None:
             tp, self.basis["tp"] = hint, "file name"
@@ -334,25 +332,21 @@ class InferredConfig:
 
     def learn_block(self, blocks: range | None, tp: int) -> int:
         """Return the ranks on one stage, a multiple of *tp*."""
-        fitting = _multiples(blocks, tp)
+        fitting, hint = _multiples(blocks, tp), self.hints.get("world", 0)
         if len(fitting) == 1:
-            self.learn("world", fitting[0] * self.pp, "read: rank numbers and stages")
-            self.basis["dp"] = "read: rank numbers and stages"
-            return fitting[0]
-        hint = self.hints.get("world", 0)
-        if hint and hint % (self.pp * tp) == 0 and (not fitting or hint // self.pp in fitting):
-            self.learn("world", hint, "file name")
-            self.basis["dp"] = "file name"
-            return hint // self.pp
-        highest = max(rank.rank for rank in self.ranks)
-        smallest = fitting[0] if fitting else -(-(highest + 1) // tp) * tp
-        # Of several, people choose a power of two.
-        powers = [tp << exponent for exponent in range(24) if tp << exponent in fitting]
-        block = powers[0] if powers else smallest
-        self.learn("world", block * self.pp, "assumed")
-        self.basis["dp"] = "assumed"
-        options = _join_alternatives(block // tp for block in fitting[:8]) if fitting else f"{smallest // tp} or more"
-        self.warnings.append(f"data parallelism may be {options}; taken as {block // tp}")
+            block, basis = fitting[0], "read: rank numbers and stages"
+        elif hint and hint % (self.pp * tp) == 0 and (not fitting or hint // self.pp in fitting):
+            block, basis = hint // self.pp, "file name"
+        else:
+            highest = max(rank.rank for rank in self.ranks)
+            smallest = fitting[0] if fitting else -(-(highest + 1) // tp) * tp
+            # Of several, people choose a power of two.
+            powers = (tp << exponent for exponent in range(24) if tp << exponent in fitting)
+            block, basis = next(powers, smallest), "assumed"
+            alternatives = _join_alternatives(size // tp for size in fitting[:8]) or f"{smallest // tp} or more"
+            self.warnings.append(f"data parallelism may be {alternatives}; taken as {block // tp}")
+        self.learn("world", block * self.pp, basis)
+        self.basis["dp"] = basis
         return block
 
     def learn_model(self, solutions: Sequence[ModelSolution]) -> None:
@@ -420,15 +414,14 @@ class InferredConfig:
                 sizes.append(size)
         # Where every rank hands in the same each time, any size would fit.
         is_even = len({rows for exchanges in sent.values() for rows in exchanges}) < 2
+        ep, self.basis["ep"] = 1, "assumed"
         if hint is not None and (hint in sizes or not sizes or is_even):
-            self.basis["ep"] = "file name"
-            return hint
-        if sizes and (dp == 1 or not is_even):
-            self.basis["ep"] = "solved: tokens that go out to experts and come back"
-            return sizes[0]
-        self.basis["ep"] = "assumed"
-        self.warnings.append(UNKNOWN_EP)
-        return 1
+            ep, self.basis["ep"] = hint, "file name"
+        elif sizes and (dp == 1 or not is_even):
+            ep, self.basis["ep"] = sizes[0], "solved: tokens that go out to experts and come back"
+        else:
+            self.warnings.append(UNKNOWN_EP)
+        return ep
 
 
 def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
