@@ -6,7 +6,10 @@
 # make fuzz    damaged files and random command lines; FUZZ="--minutes 60 --seed 7" runs longer
 # make mutants plant small bugs and count those that tests notice; MUTANTS="--count 40 --seed 7" draws others
 # make bench   the benchmarks
+# make lint, make types, make unit   the parts of 'make test': ruff; mypy; pytest
+# make clean   remove all environments, caches and output
 #
+# Extras, each tested in an environment of its own:
 # make test-web      the app and the pages in a browser (extras web and browser)
 # make test-torch    capture, record, run and profile (extra torch)
 # make test-mcp      the tools for agents, by the reference client (extra mcp)
@@ -83,7 +86,7 @@ test-torch: .venv-torch/.installed
 test-mcp: .venv-mcp/.installed
 	.venv-mcp/bin/python -m pytest tests/agents
 
-# The oldest packages that pyproject.toml allows, on the oldest Python.
+# The oldest packages that pyproject.toml allows; PYTHON=python3.11 takes the oldest Python as well.
 test-lowest: .venv-lowest/.installed
 	.venv-lowest/bin/python -m pytest -n auto tests/inputs tests/cost/test_rules.py tests/cli/test_predict.py tests/forecast
 
