@@ -1,8 +1,11 @@
 """Find the measurements of ``../shared/data``, which are not part of the repository, and skip tests without them.
 
-Each test names the folders that it reads: where only some are present, the others' tests are skipped.
+Each test names the folders that it reads: where only some are present, the others' tests are skipped. Tests that look
+at the code of the package share its syntax trees.
 """
 
+import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,3 +21,9 @@ def needs_data(*folders: str) -> pytest.MarkDecorator:
     if not DATA.is_dir():
         reason = "needs the measurements in ../shared/data, which is not part of the repository"
     return pytest.mark.skipif(bool(missing) or not DATA.is_dir(), reason=reason)
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of the syntax tree of a Python file; its module is the first."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

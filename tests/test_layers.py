@@ -6,11 +6,11 @@ Files are written in one place, ``outputs/files.py``, which leaves none half wri
 import ast
 import re
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.shared import nodes_of
 from tools.mutants import AREAS
 
 PACKAGE = Path(__file__).parents[1] / "src" / "stepcast"
@@ -108,11 +108,6 @@ each_package = pytest.mark.parametrize("package", PACKAGES)
 def files_of(package: str) -> list[tuple[Path, str]]:
     """Paths and names of the files of *package*, hundreds in all: a test for each would take longer to report than to run."""
     return [(path, path.relative_to(PACKAGE).as_posix()) for path in FILES if part_of(path) == package]
-
-
-@cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(path.read_text())))
 
 
 def modules_of(path: Path) -> set[str]:
@@ -279,7 +274,9 @@ def test_class_names_are_unique() -> None:
     """One name means one thing, also for classes that are private to a module."""
     places: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        module = nodes_of(path)[0]
+        assert isinstance(module, ast.Module)
+        for node in module.body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import nodes_of
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "stepcast"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,10 +44,9 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and text of the strings of a module that people may read: all with a space, docstrings apart."""
-    tree = ast.parse(path.read_text())
-    bodies = (node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED))
+    bodies = (node.body for node in nodes_of(path) if isinstance(node, DOCUMENTED))
     docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)) or id(node) in docstrings:
             continue
         if " " in node.value.strip() and not node.value.startswith(FORMER_SPELLINGS):
@@ -54,8 +55,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:
     """Yield name and docstring of every function and class of a module, and of the module itself."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, DOCUMENTED):
             yield getattr(node, "name", path.stem), ast.get_docstring(node) or ""
 
