@@ -78,7 +78,8 @@ def map_neighbours(function: Callable[[Unit | None, Unit, Unit | None], Unit], u
     """Return the results of *function* for each unit with those before and after it."""
     results: Units = []
     before = None
-    for (unit, count), after in zip(units, [*[unit for unit, _ in units[1:]], None], strict=True):
+    followers = [*[unit for unit, _ in units[1:]], None]
+    for (unit, count), after in zip(units, followers, strict=False):  # a stage may have no units
         if count > 1:
             results.append((function(before, unit, unit), 1))
             before = unit
