@@ -29,7 +29,7 @@ from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Fra
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layers.experts import exchange_routing
 from stepcast.ir.layout import Group
-from stepcast.ir.model import Model, describe_split
+from stepcast.ir.model import Model, describe_split, pieces_of_stages
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
 from stepcast.ir.step import StepReport, Throughput
@@ -330,16 +330,10 @@ def _stage_seconds(workload: Workload, price: ComputePrice, schedule: ScheduleKi
         blocks_s = [(_BLOCKS_S.of(block.layers, _spend, price), block.repeat) for block in stage.body]
         spent[key] = _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
     pieces = [id(stage) for stage in workload.stages]
-    stages = _find_pieces(schedule or default_schedule(layout.vpp), layout.pp, layout.vpp)
+    stages = pieces_of_stages(schedule or default_schedule(layout.vpp), layout.pp, layout.vpp)
     own = [tuple([pieces[piece] for piece in places]) for places in stages]
     sums = {keys: _add([spent[key] for key in keys]) for keys in dict.fromkeys(own)}
     return tuple([sums[keys] for keys in own])
-
-
-@lru_cache(maxsize=1024)
-def _find_pieces(schedule: ScheduleKind, stages: int, vpp: int) -> list[tuple[int, ...]]:
-    """Return the pieces of the model on each stage."""
-    return [SCHEDULES[schedule].pieces_of_stage(stage, stages, vpp) for stage in range(stages)]
 
 
 def _add(parts: Sequence[Spent]) -> Spent:

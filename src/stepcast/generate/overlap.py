@@ -1,6 +1,6 @@
 """Data-parallel communication and activation offload: the layers and micro-batches that they overlap with."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain, groupby
 
@@ -28,7 +28,7 @@ from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like
+from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like, pair_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,21 @@ def offload_activations(units: Units) -> Units:
     """
 
     def move(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
-        last = _move_activations(unit.layers[-1], unit.leaving, before.leaving if before else 0, after is None)
-        return replace(unit, layers=(*unit.layers[:-1], last))
+        last, own, earlier = unit.layers[-1], unit.leaving, before.leaving if before else 0
+
+        def make() -> Layer:
+            layer = last
+            if own:
+                ready = wait_for(layer.forward[-1:], ("activations out",))
+                sent = copy_op("activations out", HostWay.OUT, own)
+                layer = replace(layer, forward=(*layer.forward[:-1], *ready, sent))
+            fetched, following = (
+                (copy_op("activations in", HostWay.IN, size),) if size else () for size in (own, earlier)
+            )
+            return replace(layer, input_gradient=_prefetch(layer.input_gradient, fetched, following, after is None))
+
+        moved = LAYERS.get((last,), make, own, earlier, after is None)
+        return replace(unit, layers=(*unit.layers[:-1], moved))
 
     return map_neighbours(move, units)
 
@@ -88,18 +101,6 @@ def map_neighbours(function: Callable[[Unit | None, Unit, Unit | None], Unit], u
         results.append((function(before, unit, after), 1))
         before = unit
     return results
-
-
-@lru_cache(maxsize=1024)
-def _move_activations(layer: Layer, own: int, before: int, begins: bool) -> Layer:
-    """Return the last layer of a unit that keeps *own* bytes on the host, the unit before it *before*."""
-    if own:
-        ready = wait_for(layer.forward[-1:], ("activations out",))
-        sent = copy_op("activations out", HostWay.OUT, own)
-        layer = replace(layer, forward=(*layer.forward[:-1], *ready, sent))
-    fetched = (copy_op("activations in", HostWay.IN, own),) if own else ()
-    following = (copy_op("activations in", HostWay.IN, before),) if before else ()
-    return replace(layer, input_gradient=_prefetch(layer.input_gradient, fetched, following, begins))
 
 
 OpsRun = tuple[Ops, int]
@@ -249,7 +250,9 @@ class DataMaker:
             varied.append((FIRST, [(unit.layers, count) for unit, count in self.gather_units(units)]))
         for which, change, added in ((FIRST, _begin_forward, once.gathers), (LAST, _end_backward, once.reductions)):
             if any(ops for ops, _ in added):
-                varied.append((which, [(change(unit.layers, ops), count) for unit, ops, count in _pair(units, added)]))
+                varied.append(
+                    (which, [(change(unit.layers, ops), count) for unit, ops, count in pair_runs(units, added)])
+                )
         return tuple([(which, fold_like(body, changed)) for which, changed in varied])
 
     def _fill_buckets(self, units: Units, piece: StagePiece) -> list[tuple[tuple[Buckets, ...], int]]:
@@ -286,19 +289,6 @@ class DataMaker:
 
 def _unfold(runs: Iterable[OpsRun]) -> Ops:
     return tuple(chain.from_iterable([ops * count for ops, count in runs]))
-
-
-def _pair(units: Units, added: list[OpsRun]) -> Iterator[tuple[Unit, Ops, int]]:
-    """Yield units with the ops that are *added* to each, and how often both follow themselves."""
-    left = added[::-1]
-    for unit, missing in units:
-        while missing:
-            ops, count = left.pop()
-            times = min(count, missing)
-            yield unit, ops, times
-            missing -= times
-            if times < count:
-                left.append((ops, count - times))
 
 
 _intern: Callable[[Ops], Ops] = lru_cache(maxsize=4096)(lambda ops: ops)

@@ -19,6 +19,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import chain
+from typing import TypeVar
 
 from stepcast.ir.dataclass import ByIdentity, Size, dataclass, require, require_counts
 from stepcast.ir.layout import Group, Layout
@@ -87,6 +88,8 @@ class OpPart(StrEnum):
 
 
 SINGLE_GPU = Layout()
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 class Phase(StrEnum):
@@ -246,22 +249,31 @@ def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[
 
 def fold_like(body: tuple[Block, ...], runs: Iterable[Run]) -> tuple[Block, ...]:
     """Fold *runs*, which are the layers of *body* with some of them changed, within each of its blocks."""
-    blocks, left = list[Block](), list(runs)[::-1]
-    for block in body:
-        own, length = list[Run](), len(block.layers)
-        missing = length * block.repeat
+    parts: list[list[Run]] = [[] for _ in body]
+    places = [(own, len(block.layers) * block.repeat) for own, block in zip(parts, body, strict=True)]
+    for own, unit, count in pair_runs(places, [(unit, len(unit) * times) for unit, times in runs]):
+        own.append((unit, count // len(unit)))
+    for index, block in enumerate(body):
+        length = len(block.layers)
+        if len(parts[index][0][0]) < length:  # a pattern of several units
+            layers = tuple(chain.from_iterable([unit * times for unit, times in parts[index]]))
+            parts[index] = [(layers[start : start + length], 1) for start in range(0, len(layers), length)]
+    return tuple(chain.from_iterable(map(fold_runs, parts)))
+
+
+def pair_runs(
+    first: Iterable[tuple[First, int]], second: Iterable[tuple[Second, int]]
+) -> Iterator[tuple[First, Second, int]]:
+    """Yield the values of two lists of runs that are next to each other, and how often both follow themselves."""
+    others = iter(second)
+    left = 0
+    for value, missing in first:
         while missing:
-            unit, count = left.pop()
-            times = min(count, missing // len(unit))
-            own.append((unit, times))
-            missing -= times * len(unit)
-            if times < count:
-                left.append((unit, count - times))
-        if len(own[0][0]) < length:
-            layers = tuple(chain.from_iterable([unit * count for unit, count in own]))
-            own = [(layers[start : start + length], 1) for start in range(0, len(layers), length)]
-        blocks += fold_runs(own)
-    return tuple(blocks)
+            if not left:
+                other, left = next(others)
+            both = min(missing, left)
+            yield value, other, both
+            missing, left = missing - both, left - both
 
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.

@@ -247,14 +247,7 @@ class MemoryMoment(NamedTuple):
         return self.gradients + self.activations + self.temporary
 
 
-class _Piece(NamedTuple):
-    """The memory of one piece."""
-
-    states: PieceStates
-    activations: PieceActivations
-    layers: int
-    embedding: bool
-    head: bool
+_Piece = tuple[StagePiece, PieceStates, PieceActivations]
 
 
 class _Shared:
@@ -286,18 +279,10 @@ class _Shared:
         trains = strategy.training is TrainingKind.FULL
         self.word_gradient = rows * model.word_width * strategy.weights.bytes if trains else 0.0
         self.band = _bands()["one GPU" if layout.gpus == 1 else "several GPUs"]
-        self.loss: dict[tuple[int, int], float] = {}
 
     def make_piece(self, piece: StagePiece) -> _Piece:
         activations = count_activations(self.model, self.strategy, self.framework, self.view, piece)
-        return _Piece(self.states.piece(piece), activations, len(piece.layers), piece.embedding, piece.head)
-
-    def loss_bytes(self, count: int, before_input: int) -> float:
-        """Return the bytes of the loss of *count* micro-batches, *before_input* of them at most before backward."""
-        key = min(count, before_input), max(0, count - before_input)
-        if key not in self.loss:
-            self.loss[key] = loss_bytes(self.model, self.strategy, key[0], self.framework, key[1])
-        return self.loss[key]
+        return piece, self.states.piece(piece), activations
 
 
 class _Held:
@@ -307,16 +292,14 @@ class _Held:
         self.shared = shared
         strategy, framework, plan = shared.strategy, shared.framework, shared.plan
         overhead, optimizer = framework.overhead, framework.optimizer
-        owns = zip(*[piece.states for piece in pieces], strict=True)
-        every_states, trained, owned, first_gradients, weights, unreduced_bytes = owns
-        activations = zip(*[piece.activations for piece in pieces], strict=True)
-        self.saved, self.on_host, staged, again, transient, largest_layer = activations
+        parts, states, activations = zip(*pieces, strict=True)
+        every_states, trained, owned, first_gradients, weights, unreduced_bytes = zip(*states, strict=True)
+        self.saved, self.on_host, staged, again, transient, largest_layer = zip(*activations, strict=True)
         self.states: States = every_states[0]
         if len(pieces) > 1:
             self.states = States(*map(sum, zip(*every_states, strict=True)))
-        self.layers = [piece.layers for piece in pieces]
-        self.heads = [number for number, piece in enumerate(pieces) if piece.head]
-        owns_embedding = any(piece.embedding for piece in pieces)
+        self.layers = [len(piece.layers) for piece in parts]
+        self.heads = [number for number, piece in enumerate(parts) if piece.head]
         # Of the parameters whose states the rank keeps, those that it updates itself.
         updated = sum(owned) * (1 - strategy.offload.optimizer)
         self.staged: float = STAGED_LAYERS * max(staged)
@@ -334,7 +317,7 @@ class _Held:
         # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
         # tied weights three times. Flat buffers need one.
         twice = shared.model.tied and self.heads and not shared.flat
-        embedding = shared.word_gradient * (2 if twice else 1) if owns_embedding else 0.0
+        embedding = shared.word_gradient * (2 if twice else 1) if any(piece.embedding for piece in parts) else 0.0
         after_backward = (
             MemoryMoment(late, max(largest_layer), working + sharded),
             MemoryMoment(gradients, 0.0, embedding + shared.workspace),
@@ -358,7 +341,9 @@ class _Held:
         if self.heads:
             activations += max([counts[number] for number in self.heads]) * shared.head_activations
         for number in self.heads:
-            temporary = max(temporary, shared.loss_bytes(counts[number], before_input[number]) + self.at_loss)
+            begun, count = min(counts[number], before_input[number]), counts[number]
+            loss = loss_bytes(shared.model, shared.strategy, begun, shared.framework, count - begun)
+            temporary = max(temporary, loss + self.at_loss)
         moments = MemoryMoment(self.early, activations, temporary), self.after_backward, self.updating
         moment = max(moments, key=sum)
         stage_memory = StageMemory(
