@@ -77,17 +77,21 @@ class Curve:
     def seconds(self, size_bytes: Size) -> Size:
         """Return the time of one size, or of an array of sizes."""
         total = self.start_s + size_bytes * self.s_per_byte
+        if not (self.ramps or self.from_bytes):
+            return total
         if isinstance(size_bytes, (int, float)):
             for ramp in self.ramps:
                 total += ramp.s_per_byte * min(size_bytes, ramp.until_bytes)
-            return max(total, self.least_s) if size_bytes >= self.from_bytes else math.inf
+            if self.from_bytes:
+                total = max(total, self.least_s) if size_bytes >= self.from_bytes else math.inf
+            return total
         import numpy
 
         for ramp in self.ramps:
             total += ramp.s_per_byte * numpy.minimum(size_bytes, ramp.until_bytes)
-        if not self.from_bytes:
-            return total
-        return numpy.where(size_bytes >= self.from_bytes, numpy.maximum(total, self.least_s), math.inf)
+        if self.from_bytes:
+            total = numpy.where(size_bytes >= self.from_bytes, numpy.maximum(total, self.least_s), math.inf)
+        return total
 
     def for_share(self, share: float) -> "Curve":
         """Return the curve over the full size of a phase that handles *share* of it."""
