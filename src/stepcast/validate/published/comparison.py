@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.dtype import DType
 from stepcast.ir.grouping import group_by_key
 from stepcast.units import GIB, format_percent
@@ -35,8 +35,7 @@ from stepcast.validate.scoreboard import UNCLAIMED, Measurements, ScoredRow, col
 FILE = "training_runs.csv"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
+class MemoryRow(NamedTuple):
     """Peak memory of the fullest GPU, or of the one that logs it; *measured_bytes* is 0 for a run out of memory.
 
     *fitted*: the framework's overhead was learnt from such runs.
@@ -53,8 +52,7 @@ class MemoryRow:
         return self.measured_bytes == 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRows:
+class PublishedRows(NamedTuple):
     """Published runs with their predictions; *corrected* and *left_out* count rows that contradict their sources."""
 
     rows: Sequence[ScoredRow]
