@@ -117,8 +117,10 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
             pages.append(_write_page((verb, document["file"], *options), name, path))
     index = output / "index.html"
 
-    titles = (tag("a", tag("strong", page.title), href=f"./{page.file}") for page in pages)
-    rows = [tag("li", title, tag("code", page.command)) for title, page in zip(titles, pages, strict=True)]
+    rows = []
+    for page in pages:
+        title = tag("a", tag("strong", page.title), href=f"./{page.file}")
+        rows.append(tag("li", title, tag("code", page.command)))
     count = tag("h1", tag("span", str(len(pages)), class_="number"), " ", tag("span", "pages", class_="unit"))
     lead = "Each page is self-contained HTML and works offline. The command below its title reproduces it."
     head = join((tag("p", tag("strong", "stepcast demo"), class_="about"), count, tag("p", lead, class_="lead")))

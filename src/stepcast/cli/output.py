@@ -105,9 +105,8 @@ def check_files(args: argparse.Namespace) -> None:
     read = [path for name in READ for path in _paths(args, name) if path == "-" or os.path.exists(path)]
     if not (written or read):
         return
-    taken: dict[object, str] = {
-        place: "to read" for path in read if (place := file_identity(0 if path == "-" else path))
-    }
+    places = (file_identity(0 if path == "-" else path) for path in read)
+    taken: dict[object, str] = {place: "to read" for place in places if place}
     for stream in (1, 2):
         if taken.get(place := file_identity(stream)) == "to read":
             raise ValueError("standard output goes to a file that is read; use another one")

@@ -42,9 +42,8 @@ def generation_view(facts: Facts) -> ui.View:
 def rl_view(facts: Facts) -> ui.View:
     """Return the view of a step of RL post-training."""
     shares = {name if name != "all" else "": format_percent(share) for name, share in facts["idle_share"].items()}
-    phases = [
-        ui.Share(NAMES["rl_colours"][name], name, seconds) for name, seconds in facts["phases_s"].items() if seconds > 0
-    ]
+    times_s = {name: seconds for name, seconds in facts["phases_s"].items() if seconds > 0}
+    phases = [ui.Share(NAMES["rl_colours"][name], name, seconds) for name, seconds in times_s.items()]
     total = sum(share.amount for share in phases)
     overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
     trained = facts["training_layout"].items()

@@ -23,7 +23,7 @@ def network_view(facts: Facts) -> ui.View:
     of_links = [(_link_name(tier), tier["share_over_time"]) for tier in hottest[:MOST_LINKS]]
     darker = "A line for each link, the busiest first. Darker is more use; red is more than 94 %."
     on_page: Facts = {"lead": darker, "wide": True, "shown": ui.Shown.PAGE}
-    use = "use of the busiest link of each tier over time"
+    use, use_of_links = "use of the busiest link of each tier over time", "use of each link over time"
     return build_view(
         "network",
         facts,
@@ -34,9 +34,7 @@ def network_view(facts: Facts) -> ui.View:
         mood=ui.Mood.BAD if sharing_cost >= COSTLY else ui.Mood.NEUTRAL,
         used_tiers=tiers,
         tiers_over_time=ui.HeatMap("Tiers over time", of_tiers, step_s, use, lead=lead, wide=True),
-        links_over_time=ui.HeatMap(
-            "The busiest links over time", of_links, step_s, "use of each link over time", **on_page
-        ),
+        links_over_time=ui.HeatMap("The busiest links over time", of_links, step_s, use_of_links, **on_page),
         busiest_links=_busiest_links(hottest, step_s) if tiers else None,
         slowed=_slowed(facts["operations"]),
     )

@@ -170,9 +170,8 @@ def _trade_off(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> ui.Sca
     y = ui.Axis(0.0, max(speed for _, speed in points) * 1.08, format_count, "tokens/s/GPU")
     legend = [(kind, name) for name, kind in colours.items()]
     lead = f"The {len(rows):,} fastest that fit. Upper left is better; the line is the Pareto frontier."
-    return ui.Scatter(
-        title, x, y, [ui.Line(frontier, "front"), *dots], label, legend=legend, key="pareto", lead=lead, wide=True
-    )
+    line = ui.Line(frontier, "front")
+    return ui.Scatter(title, x, y, [line, *dots], label, legend=legend, key="pareto", lead=lead, wide=True)
 
 
 def _ranked(rows: Rows, words: Sequence[str]) -> ui.Table:
