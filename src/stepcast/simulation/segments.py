@@ -43,7 +43,7 @@ class TimedOp:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """The ops of a piece without names and costs. Equal shapes are one object (``intern_shape``).
+    """The ops of a piece without names and costs; one object for those that are issued in the same way.
 
     The nodes that an op waits for are numbered: node ``k`` below ``lanes`` is the time of lane or register ``k`` when
     the piece begins, then come the inputs, then the ops. The op before it in its lane is listed first.
@@ -142,36 +142,29 @@ MOST_SHAPES = 16384
 _SHAPES = Remembered[object, Shape]()
 
 
-def intern_shape(shape: Shape) -> Shape:
-    """Return the one object for all shapes equal to *shape*."""
-    arrays = (shape.lane, shape.before, shape.before_start, shape.outputs, shape.last)
-    key = (shape.lanes, shape.inputs, *[array.tobytes() for array in arrays])
-    known = _SHAPES.get(key)
-    if known is None:
-        needed = {*(shape.before - shape.first_op).tolist(), *shape.outputs.tolist(), *shape.last.tolist()}
-        if unneeded := set(shape.lane_ops[NO_LANE]) - needed:
-            raise ProgramError(f"op {min(unneeded)} has no lane and nothing waits for it")
-        if len(_SHAPES) >= MOST_SHAPES:
-            _SHAPES.clear()
-        known = _SHAPES[key] = shape
-    return known
-
-
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A shape with the names and costs of its ops."""
+    """Ops in the order of issue, with their shape."""
 
     shape: Shape
-    names: tuple[str, ...]
-    costs: tuple[Cost, ...]
-    optimizer_ops: frozenset[int] = frozenset()
+    ops: tuple[TimedOp, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple([op.name for op in self.ops])
+
+    @cached_property
+    def costs(self) -> tuple[Cost, ...]:
+        return tuple([op.cost for op in self.ops])
+
+    @cached_property
+    def optimizer_ops(self) -> frozenset[int]:
+        return frozenset(index for index, op in enumerate(self.ops) if op.is_optimizer)
 
     @cached_property
     def has_delays(self) -> bool:
         """Whether any op takes time but no lane."""
-        return any(
-            cost != 0 for cost, lane in zip(self.costs, self.shape.lane.tolist(), strict=True) if lane == NO_LANE
-        )
+        return any(op.cost != 0 and op.lane == NO_LANE for op in self.ops)
 
     @classmethod
     def of(
@@ -183,13 +176,13 @@ class Piece:
         key = (lanes, inputs, tuple(outputs), structure)
         shape = _SHAPES.get(key)
         if shape is None:
+            if len(_SHAPES) >= MOST_SHAPES:
+                _SHAPES.clear()
             shape = _SHAPES[key] = _shape_ops(name, ops, lanes, inputs, outputs)
-        costs = tuple([op.cost for op in ops])
-        for seconds in costs:
-            if isinstance(seconds, float | int) and not 0 <= seconds < np.inf:
+        for op in ops:
+            if isinstance(op.cost, float | int) and not 0 <= op.cost < np.inf:
                 raise ProgramError(f"segment {name}: a duration is negative or not finite")
-        optimizer_ops = frozenset(index for index, op in enumerate(ops) if op.is_optimizer)
-        return cls(shape, tuple([op.name for op in ops]), costs, optimizer_ops)
+        return cls(shape, tuple(ops))
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,19 +300,30 @@ class Segment(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _select_outputs(piece: Piece, outputs: tuple[int, ...]) -> Piece:
+def _select_outputs(piece: Piece, ports: tuple[int, ...]) -> Piece:
     shape = piece.shape
-    if outputs == tuple(range(len(shape.outputs))):
+    if ports == tuple(range(len(shape.outputs))):
         return piece
-    selected = replace(shape, outputs=shape.outputs[np.array(outputs, np.int64)])
-    return replace(piece, shape=intern_shape(selected))
+    outputs = [int(shape.outputs[port]) for port in ports]
+    return Piece.of("", piece.ops, lanes=shape.lanes, inputs=shape.inputs, outputs=outputs)
 
 
 @lru_cache(maxsize=4096)
 def _join_pieces(one: Piece, two: Piece, bind: tuple[tuple[int, int], ...]) -> Piece:
-    shape, ops = _join_shapes(one.shape, two.shape, dict(bind)), one.shape.ops
-    optimizer_ops = one.optimizer_ops.union(ops + op for op in two.optimizer_ops)
-    return Piece(shape, one.names + two.names, one.costs + two.costs, optimizer_ops)
+    """Return the ops of *two* after those of *one*; *bind* has inputs of *two* with outputs of *one*."""
+    lanes, count, bound = one.shape.lanes, len(one.ops), dict(bind)
+    if lanes != two.shape.lanes:
+        raise ProgramError(f"segments of {lanes} and {two.shape.lanes} lanes cannot be joined")
+    given = one.shape.outputs.tolist()
+    free = [port for port in range(two.shape.inputs) if port not in bound]
+    number = {port: one.shape.inputs + index for index, port in enumerate(free)}
+    ops = list(one.ops)
+    for op in two.ops:
+        after = [count + earlier for earlier in op.after] + [given[bound[port]] for port in op.inputs if port in bound]
+        inputs = [number[port] for port in op.inputs if port in number]
+        ops.append(replace(op, after=tuple(after), inputs=tuple(inputs)))
+    outputs = [*given, *(two.shape.outputs + count).tolist()]
+    return Piece.of("", ops, lanes=lanes, inputs=one.shape.inputs + len(free), outputs=outputs)
 
 
 def _shape_ops(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
@@ -348,35 +352,11 @@ def _shape_ops(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outpu
     if not all(0 <= output < len(ops) for output in outputs):
         raise ProgramError(f"segment {name}: an output is no op")
     last = [node - first_op if node >= first_op else -1 for node in now]
+    needed = {*[node - first_op for node in before], *outputs, *last}
+    if unneeded := {index for index, op in enumerate(ops) if op.lane == NO_LANE} - needed:
+        raise ProgramError(f"op {min(unneeded)} has no lane and nothing waits for it")
     parts = ([op.lane for op in ops], before, starts, outputs, last)
-    return intern_shape(Shape(lanes, inputs, *[np.array(part, np.int64) for part in parts]))
-
-
-def _join_shapes(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
-    """Return the ops of *two* after those of *one*; *bind* maps inputs of *two* to outputs of *one*."""
-    if one.lanes != two.lanes:
-        raise ProgramError(f"segments of {one.lanes} and {two.lanes} lanes cannot be joined")
-    free = [port for port in range(two.inputs) if port not in bind]
-    inputs = one.inputs + len(free)
-    first_op = one.lanes + inputs
-    entry = np.where(one.last < 0, np.arange(one.lanes), first_op + one.last)
-    ports = np.empty(two.inputs, np.int64)
-    ports[free] = one.lanes + one.inputs + np.arange(len(free))
-    for port, output in bind.items():
-        ports[port] = first_op + one.outputs[output]
-    # The nodes of *two* as nodes of the joined shape.
-    nodes = np.concatenate([entry, ports, first_op + one.ops + np.arange(two.ops)])
-    moved = np.where(one.before < one.first_op, one.before, one.before + len(free))
-    joined = Shape(
-        one.lanes,
-        inputs,
-        np.concatenate([one.lane, two.lane]),
-        np.concatenate([moved, nodes[two.before]]),
-        np.concatenate([one.before_start, one.before_start[-1] + two.before_start[1:]]),
-        np.concatenate([one.outputs, one.ops + two.outputs]),
-        np.where(two.last < 0, one.last, one.ops + two.last),
-    )
-    return intern_shape(joined)
+    return Shape(lanes, inputs, *[np.array(part, np.int64) for part in parts])
 
 
 # ---- Pieces and chains of them as max-plus matrices.
