@@ -1,7 +1,9 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+
+import numpy as np
 
 from stepcast.cost.compute import MOST_KNOWN, LoadPricer, Spent
 from stepcast.cost.pace import apply_pace
@@ -20,12 +22,14 @@ from stepcast.forecast.options import (
 )
 from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.work import COMPUTING, Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices
+from stepcast.simulation.lowering import OpList
 
 
 def simulate(
@@ -97,6 +101,7 @@ class PacedCompute:
 
 
 _MOVING: ByIdentity[dict[int, Spent]] = ByIdentity(512)
+_SECONDS: ByIdentity[FloatArray] = ByIdentity(1024)
 
 
 class WorkTable:
@@ -107,28 +112,32 @@ class WorkTable:
         terms = (pricer.once_per_node, pricer.ideal, pricer.place, pricer.alone, tuple(pricer.algorithms.items()))
         self.moving = _MOVING.get((pricer.cluster,), dict, without_chunks(pricer.layout), *terms)
 
-    def works_s(self, works: Sequence[Work], keys: Sequence[int]) -> list[float]:
-        """Return the seconds of *works* of these identities; 0 for communication that does not run."""
-        base, pace, moving = self.compute.base, self.compute.pace, self.moving
-        hot, cool = base.spent, base.cool.spent
-        try:
-            every = [hot[key] if key in hot else cool[key] if key in cool else moving[key] for key in keys]
-        except KeyError:
-            for key, work in dict(zip(keys, works, strict=True)).items():
-                if key not in hot and key not in cool and key not in moving:
-                    self._price(key, work)
-            return self.works_s(works, keys)
-        return [clocked_s * pace + other_s for clocked_s, other_s, _ in every]
+    def works_s(self, lists: Sequence[OpList]) -> FloatArray:
+        """Return the seconds of each work of *lists*; 0 for communication that does not run."""
+        made_of = (lists, self.compute.base, self.moving)
+        return _SECONDS.get(made_of, partial(self._price_lists, lists), self.compute.pace)
 
-    def _price(self, key: int, work: Work) -> None:
+    def _price_lists(self, lists: Sequence[OpList]) -> FloatArray:
+        hot, cool = self.compute.base.spent, self.compute.base.cool.spent
+        pace, moving = self.compute.pace, self.moving
+        works = {key: work for ops in lists for key, work in zip(ops.keys, ops.works, strict=True)}
+        spent = {key: hot[key] if key in hot else cool[key] if key in cool else moving.get(key, None) for key in works}
+        known = {key: own or self._spend(key, works[key]) for key, own in spent.items()}
+        seconds = {key: clocked_s * pace + other_s for key, (clocked_s, other_s, _) in known.items()}
+        return np.array([seconds[key] for ops in lists for key in ops.keys], np.float64)
+
+    def _spend(self, key: int, work: Work) -> Spent:
+        """Return the seconds of a *work* that was not asked for yet."""
+        base, moving = self.compute.base, self.moving
         if type(work) in COMPUTING:
-            self.compute.base(work)  # type: ignore[arg-type]
-            return
-        if len(self.moving) >= MOST_KNOWN:
-            self.moving.clear()
+            base(work)  # type: ignore[arg-type]
+            return base.spent.get(key) or base.cool.spent[key]
+        if len(moving) >= MOST_KNOWN:
+            moving.clear()
         group = group_of(work)
         runs = group is None or (group not in self.alone and work.size_bytes > 0)  # type: ignore[union-attr]
-        self.moving[key] = (0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
+        moving[key] = (0.0, self.pricer.price_other(work).seconds if runs else 0.0, work)  # type: ignore[arg-type]
+        return moving[key]
 
 
 def _describe_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:

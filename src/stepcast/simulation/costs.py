@@ -16,8 +16,8 @@ from stepcast.simulation.segments import Cost
 
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
-TableSeconds = Callable[[Sequence[Work], Sequence[int]], list[float]]
-"""(works, their identities) -> the seconds of each."""
+TableSeconds = Callable[[Sequence[OpList]], FloatArray]
+"""The seconds of each work of the lists of a plan."""
 _ISSUES: ByIdentity[FloatArray] = ByIdentity(2**15)
 NO_GROUPS: frozenset[Channel] = frozenset()
 
@@ -43,16 +43,15 @@ class Prices:
             return message
         return self.seconds(message) * self.slow_groups.get(Group.PP, 1.0)  # type: ignore[arg-type]
 
-    def works_s(self, lists: Sequence[OpList], alone: frozenset[Channel] = NO_GROUPS) -> list[float]:
+    def works_s(self, lists: Sequence[OpList], alone: frozenset[Channel] = NO_GROUPS) -> FloatArray:
         """Return the seconds of each work of *lists* by itself; 0 for communication of no bytes or of groups that are
         *alone*.
         """
-        works = [work for ops in lists for work in ops.works]
         if self.table:
-            return self.table(works, [key for ops in lists for key in ops.keys])
-        features = [op for ops in lists for op in ops.sequence.ops]
-        runs = [op.runs and op.group not in alone for op in features]
-        return [self.seconds(work) if running else 0.0 for work, running in zip(works, runs, strict=True)]
+            return self.table(lists)
+        every = [pair for ops in lists for pair in zip(ops.works, ops.sequence.ops, strict=True)]
+        seconds = [self.seconds(work) if op.runs and op.group not in alone else 0.0 for work, op in every]
+        return np.array(seconds, np.float64)
 
     def issues_s(self, lists: Sequence[OpList]) -> list[FloatArray]:
         """Return the seconds of the host for issuing each op."""

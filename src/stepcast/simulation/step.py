@@ -121,8 +121,8 @@ class Step:
     def price(self, prices: Prices) -> FloatArray:
         """Return the seconds of each op of the program under *prices*, in whole ticks."""
         plan = self.plan
-        seconds = prices.works_s(plan.op_lists, plan.alone)
-        works_s = np.array(seconds, np.float64)
+        works_s = prices.works_s(plan.op_lists, plan.alone)
+        seconds = works_s.tolist() if plan.contention else []
         parts = [np.array([0.0, prices.message_s(self.message) if plan.has_messages else 0.0])]
         if prices.slow_groups or plan.is_uneven:
             for (ops, factor), (start, stop) in zip(plan.lists, pairwise(plan.starts), strict=True):
