@@ -144,12 +144,8 @@ class OpList:
         return np.where(self.sequence.is_computing, 0.0, [issued.layer.process_s for issued in self.issued])
 
 
-class SlotOps(NamedTuple):
-    """The ops of the blocks of a slot in the order in which they run, their sequences and their repeats."""
-
-    lists: list[OpList]
-    sequences: tuple[OpSequence, ...]
-    repeats: tuple[int, ...]
+SlotOps = tuple[list[OpList], tuple[int, ...]]
+"""The ops of the blocks of a slot in the order in which they run, and their repeats."""
 
 
 _SLOT_OPS: ByIdentity[OpList] = ByIdentity(2**15)
@@ -160,7 +156,7 @@ def list_slot(blocks: Sequence[Block], action: SlotAction) -> SlotOps:
     """Return the ops of a slot of *blocks*; the same layers have one list."""
     ordered = blocks if action is SlotAction.FORWARD else blocks[::-1]
     lists = [_SLOT_OPS.of(block.layers, join_slot_ops, action) for block in ordered]
-    return SlotOps(lists, tuple([ops.sequence for ops in lists]), tuple([block.repeat for block in ordered]))
+    return lists, tuple([block.repeat for block in ordered])
 
 
 def join_slot_ops(layers: Sequence[Layer], action: SlotAction) -> OpList:

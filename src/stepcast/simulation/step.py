@@ -276,7 +276,7 @@ class _PlanBuilder:
         self.schedule, self.chunks, self.places, self.once, self.turns = schedule, chunks, places, once, turns
         self.prices, self.speeds, self.messages = prices, speeds, _find_messages(0.0 if is_free else MESSAGE, send)
         sequences = [ops.sequence for own in once for ops in own.lists]
-        slots = {sequence for chunk in chunks for slot in chunk.slots.values() for sequence in slot.sequences}
+        slots = {ops.sequence for chunk in chunks for lists, _ in chunk.slots.values() for ops in lists}
         groups = frozenset().union(*[sequence.groups for sequence in (*slots, *sequences)])
         named = frozenset().union(*[sequence.awaited for sequence in slots])
         terms = (send is Send.BLOCKING, prices.issue_s is not None, prices.takes is not None)
@@ -316,8 +316,8 @@ class _PlanBuilder:
         factor, lists = self.speeds[stage], self.lists
         own = [self._chunk(stage, slot) for slot in slots]
         if len(slots) == 1:
-            every, sequences, repeats = own[0].slots[own[0].find_slot(slots[0])]
-            chain = self.factory.make_chain(sequences, bool(repeats) and repeats[-1] > 1)
+            every, repeats = own[0].slots[own[0].find_slot(slots[0])]
+            chain = self.factory.make_chain(tuple([ops.sequence for ops in every]), bool(repeats) and repeats[-1] > 1)
         else:
             pairs = zip(own, slots, strict=True)
             ops = [lowering.join_slot_ops(unfold_blocks(chunk.blocks(slot)), slot.kind) for chunk, slot in pairs]
@@ -332,8 +332,9 @@ class _PlanBuilder:
     def _make_round(self, plan: "_RoundPlan") -> Round:
         segments = {}
         for stage, turn, place, others in plan.parts:
-            ops, priced = self.once[turn].lists[place], (self.once[turn].lists[place], self.once[turn].factor)
-            source = self.lists.setdefault(priced, len(self.lists)) if ops.size else -1
+            own = self.once[turn]
+            ops = own.lists[place]
+            source = self.lists.setdefault((ops, own.factor), len(self.lists)) if ops.size else -1
             chain = self.once_factory.make_once(ops.sequence, plan.name, others, plan.name == FINISH)
             segments[stage] = Segment("", chain, (source,))
         return Round(plan.template, segments)
