@@ -16,7 +16,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.matmul import matmul_seconds
 from stepcast.cost.memory_bound import stream_seconds
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, Matmul
 
 SHAPES = 1_000_000

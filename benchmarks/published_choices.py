@@ -115,8 +115,8 @@ def _made(
     seq: int,
     **said: Any,
 ) -> Choice:
-    from stepcast.ir.dtype import DType
     from stepcast.ir.strategy import Sharding
+    from stepcast.ir.types import DType
 
     machine, found = load_cluster(cluster), load_model(model)
     given = {

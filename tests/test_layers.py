@@ -215,7 +215,7 @@ RUNS_OR_SENDS = {"pickle", "marshal", "shelve", "subprocess", "ctypes", "urllib"
 
 # record starts the job that a user names, and capture runs the script of one; the ``__init__`` of our own classes is compiled from the names of their
 # fields, as the standard library does it. The engine calls object code that numba compiled from its own functions, and has it linked.
-NEEDED = {"cli/record.py": "subprocess", "ir/dataclass.py": "exec", "pytorch/capture/script.py": "runpy"}
+NEEDED = {"cli/record.py": "subprocess", "ir/types.py": "exec", "pytorch/capture/script.py": "runpy"}
 NEEDED |= {"simulation/kernels.py": "ctypes subprocess"}
 
 

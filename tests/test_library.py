@@ -10,8 +10,8 @@ from unittest.mock import ANY
 import pytest
 
 import stepcast
-from stepcast.ir.dtype import DType
 from stepcast.ir.strategy import Sharding, StrategyError
+from stepcast.ir.types import DType
 from tests.cli.test_main import EXAMPLES, run_json
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from stepcast.cost.matmul import matmul_seconds
 from stepcast.cost.memory_bound import softmax_key, stream_seconds
 from stepcast.cost.power import ALONE, Load
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 
 H200 = load_gpu("h200")
 QUEUED = Load(0.1, 1.0)  # tools/measure_kernels.py queues each case for about that long

@@ -19,7 +19,7 @@ from stepcast.cost.convolution import price_convolution
 from stepcast.cost.fits import ComputeFit, ConvolutionFit, DepthwiseFit, default_fit
 from stepcast.cost.power import ALONE
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Convolution, ConvolutionPass
 
 DATA = Path(__file__).parents[1] / "src" / "stepcast" / "data"

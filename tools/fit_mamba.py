@@ -21,8 +21,8 @@ from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.price import matrix_rates, vector_rates
 from stepcast.cost.scan import scan_s
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import DeltaRule, Scan, SelectiveScan
+from stepcast.ir.types import DType
 
 SOURCE = (
     "tools/fit_mamba.py on src/stepcast/data/h200/mamba.csv "

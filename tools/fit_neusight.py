@@ -21,7 +21,7 @@ from stepcast.cost.fits import ComputeFit, compute_fit
 from stepcast.cost.matmul import matmul_seconds
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.validate.neusight import INPUTS, MATRIX, FP32Rows, reported_s
 
 GPUS = {

@@ -20,10 +20,10 @@ from stepcast.forecast.predict import predict_many as predict_steps
 from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import DEFAULT, load_framework, load_profile, missing_features, profile_of
 from stepcast.hardware import Cluster, load_cluster
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import FactDict, Facts
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import AnyQuestion, UnknownChoiceError, build_question, read_choices, several_of
 from stepcast.questions.question import PredictQuestion

@@ -14,7 +14,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE
 from stepcast.hardware import load_gpu
 from stepcast.inputs.kineto import ops as kineto_ops
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Matmul
 from tests.shared import DATA, ROOT, needs_data
 

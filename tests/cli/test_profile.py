@@ -14,7 +14,7 @@ from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.pytorch.profile.cases import Operator
 
 

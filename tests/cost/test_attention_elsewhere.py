@@ -6,7 +6,7 @@ from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import SUSTAINED, Load, cool_load
 from stepcast.hardware import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention
 
 

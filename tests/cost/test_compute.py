@@ -18,7 +18,7 @@ from stepcast.cost.power import ALONE, SUSTAINED, Load
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware.catalog import data_names, load_fit, load_gpu
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 
 FIT = default_fit()

@@ -11,7 +11,6 @@ from stepcast.cost.memory import memory
 from stepcast.cost.memory.stages import default_in_flight
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, LossKernel, SelectiveRule
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
@@ -26,6 +25,7 @@ from stepcast.ir.strategy import (
     StrategyError,
     TrainingKind,
 )
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 
 LLAMA = load_model("llama-3.1-8b")

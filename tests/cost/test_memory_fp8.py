@@ -8,9 +8,9 @@ from statistics import mean
 from stepcast.cost.memory import memory
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import ScheduleKind, Sharding, Strategy, TrainingKind
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 from stepcast.units import GIB
 from tests.shared import DATA, needs_data

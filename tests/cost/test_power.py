@@ -11,7 +11,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.power import Load
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, Matmul
 from stepcast.validate.h200 import shipped_folder
 from stepcast.validate.transformers import Setting

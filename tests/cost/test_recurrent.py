@@ -13,10 +13,10 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.price import Bound, Price, PriceSource, matrix_rates, vector_rates
 from stepcast.cost.scan import chunk_steps, scan_kind, scan_s
 from stepcast.hardware import load_gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.layers.delta import rule_saved
 from stepcast.ir.layers.selective import scan_saved
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
+from stepcast.ir.types import DType
 from stepcast.ir.work import Recorded
 
 ROWS = Path(stepcast.__file__).parent / "data" / "h200" / "linear.csv"

@@ -12,7 +12,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.matmul import price_matmul
 from stepcast.cost.power import ALONE, Load, limit_power
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import CollectiveKind, GroupedMatmul, Matmul
 
 H200, FIT = load_gpu("h200"), default_fit()

@@ -16,9 +16,9 @@ from stepcast.cost.price import PriceSource, vector_rates
 from stepcast.cost.scan import scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import Scan
 from stepcast.ir.tables import convert_table
+from stepcast.ir.types import DType
 from tests.cost.mamba_rows import cases
 
 H200 = load_gpu("h200")

@@ -12,10 +12,10 @@ from stepcast.cost.power import Load
 from stepcast.cost.price import Price
 from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster, load_gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, Matmul
 from stepcast.models.catalog import load_model
 

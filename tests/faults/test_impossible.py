@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, calibration
-from stepcast.ir.facts import LONGEST_S, find_doubts
+from stepcast.ir.types import LONGEST_S, find_doubts
 from stepcast.units import LIMITS, UNITS, Dimension, parse_quantity
 from tests.cli.test_main import EXAMPLES, run
 

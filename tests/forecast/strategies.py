@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_cluster
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Offloaded
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
@@ -23,6 +22,7 @@ from stepcast.ir.strategy import (
     Strategy,
     TrainingKind,
 )
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 
 # A few layers of small and large ones: what differs between them is the size of the layers.

@@ -7,11 +7,11 @@ import pytest
 from stepcast.forecast.predict import predict, predict_many
 from stepcast.frameworks.catalog import load_profile
 from stepcast.hardware import load_cluster
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels, Modules, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import split_phases_s, unseen_share
 

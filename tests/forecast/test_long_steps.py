@@ -7,10 +7,10 @@ import pytest
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import PreparedStep
 from stepcast.hardware import load_cluster
-from stepcast.ir.dataclass import replace
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import Overlap, ScheduleKind, Sharding, Strategy
+from stepcast.ir.types import replace
 from stepcast.models.catalog import load_model
 from stepcast.simulation import steady
 from stepcast.simulation.steady import PERIODS

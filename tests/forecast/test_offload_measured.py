@@ -15,10 +15,10 @@ import pytest
 from stepcast.cost.host import UPDATE_SHARE
 from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Offloaded
 from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Offload
+from stepcast.ir.types import DType
 from stepcast.units import GB
 from stepcast.validate.h200 import row_framework, row_model, row_strategy
 from stepcast.validate.scoreboard import Record

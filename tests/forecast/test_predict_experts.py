@@ -8,11 +8,11 @@ import pytest
 from stepcast.forecast.predict import issue_s_of, predict
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_cluster
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, RecomputeModule, ScheduleKind, Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import GroupedMatmul
 from stepcast.models.catalog import load_model
 from stepcast.units import US

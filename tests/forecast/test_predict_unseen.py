@@ -11,8 +11,8 @@ from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import PriceSource
 from stepcast.hardware import load_gpu
 from stepcast.hardware.catalog import CatalogError, data_names
-from stepcast.ir.dtype import DType
 from stepcast.ir.step import StepReport
+from stepcast.ir.types import DType
 from stepcast.ir.work import Matmul
 
 SIZES = (2048, 4096, 8192, 16384)

@@ -10,10 +10,10 @@ import pytest
 import stepcast
 from stepcast.frameworks.catalog import Defaults, load_framework, load_profile, missing_features, settle
 from stepcast.hardware.catalog import data_names
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import default_schedule
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 
 LLAMA = load_model("llama-3.1-8b")

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from stepcast.frameworks.catalog import Settled, load_profile, settle
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 
 M = RecomputeModule

@@ -12,10 +12,10 @@ from stepcast.generate.data import fill_buckets
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.architecture import NOTHING, Shard
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.strategy import NO_OVERLAP, Sharding, Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise
 from stepcast.ir.workload import LAST, Stage
 from stepcast.models.catalog import load_model

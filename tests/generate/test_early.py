@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from stepcast.generate.workload import generate
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.strategy import NO_OVERLAP, Overlap, Sharding, Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind
 from stepcast.ir.workload import FIRST, Op, Phase, Workload
 from stepcast.models.catalog import load_model

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from stepcast.generate.workload import block_layers, generate
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Strategy, layer_view
+from stepcast.ir.types import DType
 from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.models.catalog import load_model

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from stepcast.generate.workload import generate
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import ContextKind, Overlap, Sharding, Strategy, TrainingKind
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Collective, Elementwise, Matmul
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.models.catalog import load_model

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.generate.workload import generate
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.legality import is_legal
@@ -23,6 +22,7 @@ from stepcast.ir.strategy import (
     StrategyError,
     TrainingKind,
 )
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Collective, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import FIRST, LAST, Layer, Op, Role, Stage, Workload
 from stepcast.models.catalog import load_model

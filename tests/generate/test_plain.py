@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from stepcast.generate.workload import generate
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op, Phase
 from stepcast.models.catalog import load_model

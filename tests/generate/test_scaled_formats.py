@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from stepcast.generate.workload import generate
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, Matmul
 from stepcast.ir.workload import Op, Phase, Workload
 from stepcast.models.catalog import load_model

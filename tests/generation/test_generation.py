@@ -14,7 +14,7 @@ from stepcast.generation.placement import GenerationFormats, GenerationLayout, g
 from stepcast.generation.steps import step_times
 from stepcast.hardware import load_cluster, load_gpu
 from stepcast.hardware.catalog import data_names
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 from tests.cli.test_main import run, run_json
 

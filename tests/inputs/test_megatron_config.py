@@ -10,7 +10,7 @@ from stepcast.inputs.megatron.config import RankEvidence, file_name_hints, infer
 from stepcast.inputs.megatron.reader import read_run
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from tests.shared import DATA, ROOT, needs_data
 
 TRACES = DATA / "megatron-traces"

@@ -6,8 +6,8 @@ from hypothesis import given
 from stepcast.inputs.nccl_tests import looks_like, read
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import recognise
-from stepcast.ir.dtype import DType
 from stepcast.ir.measured import CollectiveSweep, SweepRow
+from stepcast.ir.types import DType
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
 from tests.inputs.fuzz import FUZZ, check_reader, mutations

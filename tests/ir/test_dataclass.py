@@ -1,4 +1,4 @@
-"""Classes of ``ir.dataclass`` behave as those of the standard library."""
+"""Classes of ``ir.types`` behave as those of the standard library."""
 
 import copy
 import dataclasses
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.layout import Layout
+from stepcast.ir.types import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import pytest
 
 from stepcast.generate.workload import generate
 from stepcast.inputs.huggingface.reader import read_config
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import Elementwise
 from stepcast.models.catalog import load_model
 

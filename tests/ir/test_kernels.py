@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from stepcast.ir.dtype import DType
 from stepcast.ir.layers import kernels
 from stepcast.ir.layers.kernels import list_kernels
 from stepcast.ir.layers.lists import list_names
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import ElementwiseKind, Matmul
 from stepcast.models.catalog import catalogue_model
 

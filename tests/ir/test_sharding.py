@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from stepcast.cost.memory import memory
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.strategy import NO_OVERLAP, USUAL_OVERLAP, ScheduleKind, Sharding, Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise
 from stepcast.ir.workload import Workload
 from stepcast.models.catalog import load_model

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal, nearest_divisor
@@ -22,6 +21,7 @@ from stepcast.ir.strategy import (
     StrategyError,
     TrainingKind,
 )
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 
 LLAMA = load_model("llama-3.1-8b")  # 32 layers, 32 heads, 8 kv heads, ffn 14336

@@ -12,9 +12,9 @@ from stepcast.inputs.chakra import reader as chakra
 from stepcast.inputs.chakra.nodes import NodeType, decode
 from stepcast.inputs.chakra.record import encode_workload
 from stepcast.inputs.source import Source
-from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.recurrent import RecurrentCells, Scan
+from stepcast.ir.types import DType
 from stepcast.ir.work import (
     Attention,
     Collective,

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="needs the extra torch: pip install '
 
 import stepcast  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402
-from stepcast.ir.dtype import DType  # noqa: E402
+from stepcast.ir.types import DType  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.pytorch.capture.compiled import find_near_side, pad_product  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402

@@ -16,7 +16,7 @@ from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.pytorch.profile.backend import TorchBackend
 from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes, sustained_cases

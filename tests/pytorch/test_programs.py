@@ -11,8 +11,8 @@ from stepcast.cli.main import main  # noqa: E402
 from stepcast.forecast.captured import predict_captured  # noqa: E402
 from stepcast.hardware import load_cluster  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402
-from stepcast.ir.dtype import DType  # noqa: E402
 from stepcast.ir.recurrent import RecurrentCells  # noqa: E402
+from stepcast.ir.types import DType  # noqa: E402
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.pytorch.capture.build import HostedEvent, name_ops  # noqa: E402

@@ -8,9 +8,9 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.inputs.configs.megatron import parse_layout
-from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import NormKind, PositionKind
 from stepcast.ir.strategy import RecomputeModule, Sharding
+from stepcast.ir.types import DType
 from stepcast.validate.megatron_memory import COMMAND, measure_peak_memory, read_case
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write

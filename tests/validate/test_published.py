@@ -7,10 +7,10 @@ from statistics import mean, median
 import pytest
 
 from stepcast.cost.pace import misses_boundaries
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution, Kernels
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, TrainingKind
+from stepcast.ir.types import DType
 from stepcast.ir.work import Matmul
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import (

@@ -7,9 +7,9 @@ import pytest
 from stepcast.forecast.predict import predict
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.strategy import RecomputeKind
+from stepcast.ir.types import DType
 from stepcast.validate.h200 import shipped_folder
 from stepcast.validate.scoreboard import Measurements, split_phases_s
 from stepcast.validate.transformers import COMMAND, Setting, measure_transformers

@@ -16,9 +16,9 @@ from stepcast.analyze.recording import (
     Recording,
     TimePart,
 )
-from stepcast.ir.grouping import Key, group_by_key
 from stepcast.ir.layout import Group, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
+from stepcast.ir.types import Key, group_by_key
 from stepcast.ir.work import bus_factor
 from stepcast.simulation.schedule import ChunkPlace, Schedule, Slot, SlotAction
 from stepcast.simulation.schedules import kind_named, make_schedule

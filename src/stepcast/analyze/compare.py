@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from stepcast.analyze.result import AnalysisResult
-from stepcast.ir.facts import Facts, find_doubts
-from stepcast.ir.grouping import sum_by_key
+from stepcast.ir.types import Facts, find_doubts, sum_by_key
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from stepcast.analyze.compare import differing_facts, identity_of
 from stepcast.analyze.result import AnalysisResult
-from stepcast.ir.facts import FactDict, Facts, find_doubts
+from stepcast.ir.types import FactDict, Facts, find_doubts
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 
 PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"

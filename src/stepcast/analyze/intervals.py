@@ -3,7 +3,7 @@
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass, require
+from stepcast.ir.types import dataclass, require
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,9 @@ import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, median_of_known, percentile_of
-from stepcast.ir.facts import FactDict
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, StepLog
 from stepcast.ir.timeline import SpanKind, Timeline
+from stepcast.ir.types import FactDict, group_by_key
 from stepcast.units import format_seconds
 
 WARM_UP_STEPS = 2  # at the start of a log: they compile and connect

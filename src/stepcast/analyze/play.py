@@ -16,10 +16,9 @@ import numpy as np
 
 from stepcast.analyze.recording import COMMUNICATION, Join, Local, Piece, RankRecord, Recording, TimePart
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
+from stepcast.ir.types import dataclass, group_by_key
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.program import Program, ProgramBuilder, Times
 from stepcast.simulation.segments import NO_LANE, Segment, TimedOp

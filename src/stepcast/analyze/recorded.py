@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from stepcast.analyze.result import AnalysisResult, median_of_known
-from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import CollectiveLog
 from stepcast.ir.step import PART_OF_GROUP, PARTS
 from stepcast.ir.timeline import SpanKind, Timeline
+from stepcast.ir.types import FactDict, Facts, group_by_key
 from stepcast.ir.work import Attention, Collective, Elementwise, GroupedMatmul, Matmul, Recorded, Work
 
 

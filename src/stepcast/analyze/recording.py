@@ -11,8 +11,8 @@ from dataclasses import field, replace
 from enum import StrEnum
 from itertools import islice
 
-from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.layout import Layout
+from stepcast.ir.types import dataclass, require
 
 
 class TimePart(StrEnum):

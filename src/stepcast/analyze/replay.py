@@ -27,10 +27,9 @@ from stepcast.hardware import Cluster, group_path, load_gpu
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.hardware.path import resolve
 from stepcast.ir.arrays import IntArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import pick
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import FAMILIES, Group, Layout
+from stepcast.ir.types import dataclass, pick
 from stepcast.ir.work import Collective, CollectiveKind, bus_factor
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.units import Dimension, parse_quantity

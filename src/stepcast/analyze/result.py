@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray
-from stepcast.ir.facts import Fact, FactDict
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import Fact, FactDict
 from stepcast.views.answer import Answer
 
 SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median of the others is a straggler

@@ -16,10 +16,8 @@ import numpy as np
 
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import pick
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import WorkerSteps
+from stepcast.ir.types import dataclass, group_by_key, pick
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 COMPUTES = (FORWARD, BACKWARD)

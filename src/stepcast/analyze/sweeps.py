@@ -21,8 +21,8 @@ from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Fabric, FabricKind, Link
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.facts import pick
 from stepcast.ir.measured import CollectiveSweep
+from stepcast.ir.types import pick
 from stepcast.ir.work import bus_factor
 from stepcast.units import GB, US, format_percent
 

@@ -12,8 +12,8 @@ from statistics import median
 import msgspec
 
 from stepcast.analyze.result import SLOW_FACTOR, find_slow
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
+from stepcast.ir.types import FactDict, Facts
 from stepcast.units import format_change, format_seconds
 from stepcast.views.view import NAMES
 

@@ -12,8 +12,8 @@ from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, Load
 from stepcast.hardware import Gpu, load_gpu
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import OperatorTimes
+from stepcast.ir.types import group_by_key
 from stepcast.ir.work import Compute
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.corrections import FittedClass, fit_class

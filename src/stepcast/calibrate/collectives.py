@@ -12,7 +12,7 @@ import numpy as np
 from stepcast.analyze.sweeps import MeasuredSweep, change_field
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.units import US
 
 NEAR = 0.05  # an error beyond this counts by its size alone

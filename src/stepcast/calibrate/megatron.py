@@ -17,13 +17,11 @@ from stepcast.cost.compute import compute_price, step_load, work_class
 from stepcast.cost.fits import default_fit
 from stepcast.generate.workload import generate
 from stepcast.hardware import Gpu, load_cluster
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Norm, NormKind, Position, PositionKind
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import DType, dataclass, group_by_key
 from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul, bus_factor
 from stepcast.ir.workload import Layer, Phase, Workload
 from stepcast.models.catalog import load_model

@@ -15,8 +15,8 @@ from stepcast.cli.output import print_json, print_notes, print_warnings, show_vi
 from stepcast.inputs.recorded import STEPS, read_logs, read_steps
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
-from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import find_doubts
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.question import check_rules
 from stepcast.views.terminal import render_text

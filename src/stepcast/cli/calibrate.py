@@ -16,8 +16,7 @@ from stepcast.inputs.kineto.ops import read_operators
 from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import folder_files, format_named, read_as_one, read_sources, recognise
-from stepcast.ir.facts import FactDict, pick
-from stepcast.ir.grouping import group_by_key
+from stepcast.ir.types import FactDict, group_by_key, pick
 from stepcast.models.catalog import load_model
 from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
 from stepcast.optimus.step import machine_of

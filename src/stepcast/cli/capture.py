@@ -18,7 +18,7 @@ from stepcast.generate.aicb import record_times
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
-from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.types import FactDict, pick
 from stepcast.ir.workload import Workload
 from stepcast.outputs.plain import write_captured
 from stepcast.pytorch.load import load_torch

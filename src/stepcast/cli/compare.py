@@ -22,10 +22,9 @@ from stepcast.cli.output import open_source, print_view, show_view, terminal_wid
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.inputs.step_logs import StepLines
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import LINE, RESULT
 from stepcast.ir.measured import LoggedScore, LoggedTimer
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.outputs.gate import add_runs, open_history, read_runs, write_junit, write_markdown
 from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.views.compare import compare_view, gate_view

@@ -18,9 +18,8 @@ from stepcast.cost.price import Price
 from stepcast.hardware import Cluster, Gpu, Place, load_cluster, load_gpu
 from stepcast.hardware.path import job_path
 from stepcast.ir import work as ops
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.layout import Group, Layout
+from stepcast.ir.types import DType, FactDict, find_doubts, pick
 from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import GIB, TFLOPS

@@ -14,7 +14,7 @@ from stepcast.cli.show import facts_of
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
-from stepcast.ir.facts import FactDict
+from stepcast.ir.types import FactDict
 from stepcast.version import __version__
 from stepcast.views.declared import phrase
 from stepcast.views.document import About, Page, Section, render

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.main import VERBS, build_parser, main
 from stepcast.cli.output import WRITTEN
 from stepcast.ir.children import Child
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts
 from stepcast.version import __version__
 from stepcast.views.declared import phrase
 

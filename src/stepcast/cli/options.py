@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import new_file, print_notes, print_warnings
 from stepcast.inputs.source import DATA, Source, read_words
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION, ELEMENTS, LAYERS, RUNS, SEQUENCES, STEPS
+from stepcast.ir.types import FactDict
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
 from stepcast.questions.choices import option_of as option_of
@@ -80,7 +80,7 @@ MATRIX_KINDS = ("matmul", "bmm", "grouped", "attention")
 # Values that rows name instead of listing them.
 LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
     "collectives": lambda: [*map(str, import_module("stepcast.ir.work").CollectiveKind), "send-receive"],
-    "dtypes": lambda: [*map(str, import_module("stepcast.ir.dtype").DType)],
+    "dtypes": lambda: [*map(str, import_module("stepcast.ir.types").DType)],
     "formats": lambda: [entry.name for entry in import_module("stepcast.inputs.table").FORMATS],
     "operators": lambda: [*MATRIX_KINDS, *map(str, import_module("stepcast.ir.work").ElementwiseKind)],
     "schedules": lambda: SCHEDULES,

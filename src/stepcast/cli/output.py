@@ -18,9 +18,8 @@ import msgspec
 from stepcast.cli.streams import show_status, unpainted, waiting_notes
 from stepcast.cli.streams import terminal_width as terminal_width
 from stepcast.inputs.source import Source, read_most
-from stepcast.ir.facts import ChangeFacts, FactDict, pick
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.limits import PIPE
+from stepcast.ir.types import ChangeFacts, FactDict, group_by_key, pick
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
 from stepcast.questions.choices import refuse_options

@@ -9,9 +9,9 @@ from stepcast.cli.output import print_notes, show_alternatives, show_emitted, sh
 from stepcast.forecast.predict import compute_pricer, manner_of
 from stepcast.forecast.simulate import simulate
 from stepcast.generate.workload import generate
-from stepcast.ir.facts import ChangeFacts
 from stepcast.ir.framework import Execution
 from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
+from stepcast.ir.types import ChangeFacts
 from stepcast.ir.work import Work
 from stepcast.questions.choices import refuse_options, several_of
 from stepcast.questions.runs import answer_facts, save_run

@@ -16,8 +16,8 @@ from stepcast.cost.calibration import LOOKS, Calibration
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.inputs.source import Source
-from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.types import FactDict, pick
 from stepcast.pytorch.load import load_torch_with_gpu
 from stepcast.pytorch.profile import measure as measuring
 from stepcast.pytorch.profile.backend import TorchBackend, all_reduce_points, bus_bytes_per_s

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS, read_steps
 from stepcast.inputs.source import Source
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
+from stepcast.ir.types import FactDict
 from stepcast.units import format_seconds
 from stepcast.views.declared import build_view
 from stepcast.views.terminal import render_text

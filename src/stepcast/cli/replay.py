@@ -12,8 +12,8 @@ from stepcast.analyze.replay import Replay, ReplayResult, replay, surroundings
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.output import print_notes, show_view, write_trace
 from stepcast.hardware import load_cluster
-from stepcast.ir.facts import find_doubts
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import find_doubts
 from stepcast.questions.choices import option_of
 from stepcast.questions.measured import ReplayQuestion
 from stepcast.questions.question import check_rules

@@ -15,10 +15,9 @@ from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.ir.captured import Captured
-from stepcast.ir.dataclass import replace
-from stepcast.ir.facts import FactDict
 from stepcast.ir.schedules import PiecePlacement
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
+from stepcast.ir.types import FactDict, replace
 from stepcast.ir.work import Collective
 from stepcast.ir.workload import Block, Workload
 from stepcast.pytorch.load import load_torch

@@ -12,7 +12,7 @@ import msgspec
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.output import moving_text, origin, show_alternatives, show_emitted, show_view, write_file
 from stepcast.cli.streams import show_status
-from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.types import FactDict, pick
 from stepcast.outputs.plain import check_parquet, table_bytes
 from stepcast.questions.choices import several_of
 from stepcast.questions.emitting import emit_config

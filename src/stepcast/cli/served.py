@@ -20,9 +20,9 @@ from stepcast.inputs.huggingface.reader import read as read_model
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.children import Child
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import FactDict
 from stepcast.questions.alternatives import answer_alternatives
 from stepcast.questions.changes import find_neighbours, find_remedies
 from stepcast.questions.choices import build_question, option_of, read_choices, several_of

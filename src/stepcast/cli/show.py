@@ -19,7 +19,7 @@ from stepcast.hardware.catalog import CatalogError, data_names
 from stepcast.hardware.facts import looks_like_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import FORMATS, Format, format_named, read_sources, recognise
-from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.types import FactDict, pick
 from stepcast.outputs.table import TARGETS, target_named
 from stepcast.views.documents import document_view, documents_view
 from stepcast.views.terminal import render_text

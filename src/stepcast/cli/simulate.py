@@ -18,10 +18,10 @@ from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Place, load_cluster
 from stepcast.inputs.source import Source, prefix_errors
 from stepcast.inputs.table import read
-from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.layout import Group
 from stepcast.ir.limits import SCHEDULE_FILE
 from stepcast.ir.step import PARTS
+from stepcast.ir.types import FactDict, find_doubts, pick
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.questions.choices import check_multiple, refuse_options

@@ -12,8 +12,8 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import load_profile
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import Source
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT, SEARCHES, UNASKED
+from stepcast.ir.types import FactDict
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Question, UnknownChoiceError, build_question, resolve_name
 from stepcast.questions.plan import PlanQuestion, settle_plan

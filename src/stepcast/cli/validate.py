@@ -10,8 +10,8 @@ import numpy as np
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import ProgressBar, show_view, write_file
 from stepcast.cli.streams import show_status
-from stepcast.ir.facts import FactDict, PointFacts, pick
 from stepcast.ir.progress import watch_progress
+from stepcast.ir.types import FactDict, PointFacts, pick
 from stepcast.outputs.plain import csv_bytes
 from stepcast.validate.scoreboard import MEASUREMENT_SETS, MeasuredColumns, MeasurementSet, Scoreboard, build_scoreboard
 from stepcast.views.compare import MOST_DOTS, validate_view

@@ -18,8 +18,8 @@ from stepcast.cost.fits import AttentionFit, ComputeFit
 from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import Number, Price, Rates, matrix_rates, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.tables import constants
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, attention_bytes
 
 MEASURED = constants("attention")

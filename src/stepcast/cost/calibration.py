@@ -20,7 +20,7 @@ from stepcast.cost.price import Number, Price, PriceSource
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Compute
 
 PIVOT_S = 1e-3  # the slope turns around this time, where only the factor counts

@@ -14,8 +14,8 @@ from stepcast.cost.matmul import fastest_s
 from stepcast.cost.power import Load, launch_s, limit_power
 from stepcast.cost.price import Price, matrix_rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.tables import constants
+from stepcast.ir.types import DType
 from stepcast.ir.work import Convolution, ConvolutionPass
 
 LOAD_BYTES = 16  # of the widest load; channels are padded to it

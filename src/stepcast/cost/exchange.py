@@ -19,9 +19,9 @@ import numpy as np
 from stepcast.cost.collectives.route import Route
 from stepcast.cost.price import Number
 from stepcast.hardware.catalog import convert_units, load_fit
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.tables import Amount, convert_table
+from stepcast.ir.types import dataclass
 from stepcast.units import GB
 
 Phase = Literal["dispatch", "combine"]

@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
+from stepcast.ir.types import FactDict, Facts
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 
 Efficiency = Annotated[float, Meta(gt=0, le=1)]  # at most 1, so that no price beats the hardware

@@ -23,8 +23,8 @@ from stepcast.cost.price import Number, cached_fraction
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dtype import DType
 from stepcast.ir.tables import Amount, Positive, constants, convert_table
+from stepcast.ir.types import DType
 
 WIDEST = 2**20  # above any inner width
 REREAD_ROWS = 64.0  # of an expert that a pass over its weights serves, where TensorRT-LLM's kernels read them again

@@ -23,9 +23,8 @@ from stepcast.cost.power import ALONE, Load, launch_s, limit_power
 from stepcast.cost.price import SIMT, Number, Price, Rates, matrix_rates, matrix_unit, price_kernel, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dtype import DType
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.tables import constants
+from stepcast.ir.types import DType, group_by_key
 from stepcast.ir.work import Compute, GroupedMatmul, Matmul
 
 LARGE = 8192.0  # rows, columns and depth of a product that fills any GPU

@@ -14,8 +14,8 @@ from stepcast.cost.fits import ComputeFit, StreamFit
 from stepcast.cost.power import ALONE, Load, launch_s
 from stepcast.cost.price import Number, Price, Rates, price_kernel, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.tables import constants
+from stepcast.ir.types import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind
 
 BLOCKS_PER_SM = 16  # resident thread blocks of 128 threads, one row each (2,048 threads per multiprocessor)

@@ -15,10 +15,10 @@ from functools import lru_cache
 from math import erfc, sqrt
 
 from stepcast.cost.price import Price
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel
 from stepcast.ir.layout import Layout
 from stepcast.ir.tables import constants
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
 
 MEASURED = constants("pace")

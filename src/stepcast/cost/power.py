@@ -14,8 +14,7 @@ from stepcast.cost.fits import ComputeFit, PowerFit
 from stepcast.cost.price import Number, Rates
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType, dataclass, replace
 
 LEAST_SLOWDOWN = 1.02  # the difference between two measurements of the same
 

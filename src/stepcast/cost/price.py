@@ -12,8 +12,7 @@ from typing import NamedTuple
 from stepcast.cost.fits import ComputeFit
 from stepcast.hardware.cluster import ORDINARY, Gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType, dataclass
 
 
 class PriceSource(StrEnum):

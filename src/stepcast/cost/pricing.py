@@ -12,10 +12,10 @@ from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, Gpu, Place, group_path
 from stepcast.hardware.path import GroupPath, neighbour_path
-from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.tables import constants
+from stepcast.ir.types import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.work import (
     COMPUTING,
     Collective,

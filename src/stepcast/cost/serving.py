@@ -32,9 +32,8 @@ from stepcast.cost.price import Number, cached_fraction, matrix_rates
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.tables import Amount, Positive, Share, constants, convert_table
+from stepcast.ir.types import DType, FactDict, Facts
 
 Fit = TypeVar("Fit")
 

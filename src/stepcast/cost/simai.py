@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.dataclass import dataclass, require, require_counts
 from stepcast.ir.layout import Group
+from stepcast.ir.types import dataclass, require, require_counts
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Layer, Op, Phase, Workload
 from stepcast.units import GIB, MIB, NS, format_bytes

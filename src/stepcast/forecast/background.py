@@ -14,8 +14,8 @@ from stepcast.forecast.fluid import share_step
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_on
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, FlowSpread, Pattern, Repeating
+from stepcast.ir.types import dataclass
 
 WITHIN = ("NVLink", "PCIe", "sockets")  # tiers of a node, which no other job has
 ANY_TIME = 1e9  # seconds: a price that holds nothing back

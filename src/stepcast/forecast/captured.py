@@ -19,11 +19,11 @@ from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.captured import Captured, LayerPart, ShardUnit
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind
 from stepcast.ir.step import StepReport, Throughput
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Stage, Workload, fold_units, unfold_blocks
 from stepcast.simulation.messages import Send

@@ -14,9 +14,9 @@ from stepcast.hardware import Cluster, Place
 from stepcast.hardware.cluster import NetworkKind
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Repeating
 from stepcast.ir.layout import Group, Layout
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
 from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, waits_of

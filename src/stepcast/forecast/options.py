@@ -7,10 +7,10 @@ from enum import StrEnum
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.cost.host import HOST_PACES
 from stepcast.hardware import Cluster, Place
-from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.flows import Repeating
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
+from stepcast.ir.types import dataclass, replace
 from stepcast.ir.work import CollectiveKind
 from stepcast.ir.workload import Workload, with_layout
 from stepcast.simulation.chunks import Body

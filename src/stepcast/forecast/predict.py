@@ -23,8 +23,6 @@ from stepcast.forecast.simulate import PacedCompute, prepare
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster, Gpu
-from stepcast.ir.dataclass import ByIdentity, replace
-from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Execution, Framework, Kernels, Modules, SsmKernels
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layers.experts import exchange_routing
@@ -34,6 +32,7 @@ from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind, default_schedule
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Objective, Strategy
+from stepcast.ir.types import ByIdentity, FactDict, replace
 from stepcast.ir.work import (
     COMPUTING,
     Collective,

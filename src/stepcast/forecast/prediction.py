@@ -14,10 +14,9 @@ from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import cached_property, dataclass
-from stepcast.ir.facts import FactDict, Facts, OperatorFacts, RooflineFacts, find_doubts
 from stepcast.ir.layout import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Band, Exposure, StageReport, StepReport
+from stepcast.ir.types import FactDict, Facts, OperatorFacts, RooflineFacts, cached_property, dataclass, find_doubts
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul, Recorded, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import stage_times

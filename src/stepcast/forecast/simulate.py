@@ -23,9 +23,9 @@ from stepcast.forecast.options import (
 from stepcast.forecast.prediction import Prediction, PreparedStep
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
+from stepcast.ir.types import ByIdentity, dataclass
 from stepcast.ir.work import COMPUTING, Compute, Direction, Transfer, Work, group_of
 from stepcast.ir.workload import Workload
 from stepcast.simulation.costs import Prices

@@ -19,9 +19,6 @@ from msgspec import Meta
 from stepcast.hardware.catalog import CatalogError, Description, Entry, data_names, flat, read_chained
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import DATA, read_words
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Dispatcher, Framework, Modules, Optimizer, OptimizerKind, Overhead
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
@@ -44,6 +41,7 @@ from stepcast.ir.strategy import (
     recompute_word,
 )
 from stepcast.ir.tables import Count, TableError, convert_table
+from stepcast.ir.types import DType, FactDict, Facts, dataclass
 from stepcast.units import Dimension, nearest, parse_quantity
 
 # Fields of the software that a user or a preset may set; all others are choices.

@@ -17,10 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Group
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy, StrategyError
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Transfer, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase, Role, Stage, Workload, with_ops
 from stepcast.units import NS

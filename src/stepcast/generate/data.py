@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from stepcast.generate.update import fetch_weights, own_parameters, update_ops
 from stepcast.ir.architecture import NOTHING, Shard, WeightPart
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.layers.ends import STEP_KERNELS, count_visits
 from stepcast.ir.layers.kernels import C, K, Ops, collective, make_layer, stream_op
@@ -25,6 +23,7 @@ from stepcast.ir.layout import Group
 from stepcast.ir.model import Matrices, Model, StagePiece, held_shard, trained_matrices, trained_shard
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.strategy import TrainingKind
+from stepcast.ir.types import DType, dataclass, replace
 from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op, Role
 

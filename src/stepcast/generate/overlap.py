@@ -17,8 +17,6 @@ from stepcast.generate.data import (
 )
 from stepcast.generate.update import copy_op, own_parameters, send_gradients
 from stepcast.ir.architecture import Shard
-from stepcast.ir.dataclass import ByIdentity, dataclass, replace
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layers.kernels import K, Ops
 from stepcast.ir.layers.operators import wait_for
@@ -27,6 +25,7 @@ from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Model, StagePiece, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, states_view
 from stepcast.ir.strategy import RecomputeKind, Strategy
+from stepcast.ir.types import ByIdentity, DType, dataclass, replace
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import FIRST, LAST, Block, Layer, Op, Phase, VariedBodies, fold_like, pair_runs
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from stepcast.ir.dataclass import replace
 from stepcast.ir.layers.kernels import Ops
 from stepcast.ir.layers.operators import rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.strategy import RecomputeModule
+from stepcast.ir.types import replace
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 

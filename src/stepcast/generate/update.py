@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stepcast.ir.architecture import Shard, WeightPart
-from stepcast.ir.dataclass import replace
-from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import ADAM, ITERATIONS, Modules, Offloaded, Optimizer, OptimizerKind
 from stepcast.ir.layers.kernels import K, Ops, collective
 from stepcast.ir.layers.kinds import block_weights, count_adapted
@@ -19,6 +17,7 @@ from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
 from stepcast.ir.model import Matrices
 from stepcast.ir.sharding import Partition, gathered_bytes
+from stepcast.ir.types import FP32_BYTES, DType, replace
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, HostCopy, HostUpdate, Matmul
 from stepcast.ir.workload import Op
 

@@ -6,7 +6,6 @@ from itertools import chain, pairwise
 from stepcast.generate.overlap import Unit, Units, find_data_maker, map_neighbours, offload_activations
 from stepcast.generate.recompute import alternate_matmuls, prepend_backward, recompute_block, recompute_modules
 from stepcast.ir.architecture import NOTHING, Shard
-from stepcast.ir.dataclass import ByIdentity, replace
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kernels import C, collective
@@ -20,6 +19,7 @@ from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, Strategy, layer_view
+from stepcast.ir.types import ByIdentity, replace
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Phase, Role, Stage, Workload, fold_runs
 

@@ -16,10 +16,8 @@ from stepcast.generation.placement import (
 from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, step_times
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.model import Model
+from stepcast.ir.types import DType, FactDict, dataclass, pick, require
 from stepcast.views.answer import Answer
 
 # ---- A batch of requests generated to completion, from event to event -------------------------------------

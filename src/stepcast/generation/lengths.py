@@ -12,8 +12,8 @@ import numpy as np
 
 from stepcast.inputs.source import Source
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.limits import LENGTHS
+from stepcast.ir.types import dataclass, require
 
 SEED = 20
 SHAPES = ("lognormal", "exponential", "uniform", "normal")

@@ -12,11 +12,10 @@ from msgspec import Struct
 from stepcast.hardware.catalog import data_names
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import DATA
-from stepcast.ir.dataclass import Size, dataclass, require
-from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import LayerParts, Mixer
 from stepcast.ir.tables import Amount, Count, Positive, Share, TableError, convert_table
+from stepcast.ir.types import DType, Size, dataclass, require
 from stepcast.units import GIB
 
 ENGINES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "tensorrt_llm": "trtllm"}  # other names of engines

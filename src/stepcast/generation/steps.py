@@ -22,10 +22,9 @@ from stepcast.hardware import Cluster
 from stepcast.hardware.path import job_path
 from stepcast.ir.architecture import UNQUANTISED, WeightPart
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
+from stepcast.ir.types import DType, dataclass
 from stepcast.ir.work import CollectiveKind
 
 FP8_TOKEN_BYTES = 1.0 + 4.0 / 128.0  # an element, with a scale for each 128

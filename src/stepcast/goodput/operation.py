@@ -8,10 +8,9 @@ from pathlib import Path
 from stepcast.goodput.process import Shortage
 from stepcast.hardware.catalog import CatalogError, Description, data_names, flat
 from stepcast.inputs.source import DATA, FormatError, Source
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.tables import Share, convert_table
+from stepcast.ir.types import FactDict, dataclass, require
 from stepcast.units import DAY, GB, MINUTE, nearest, parse_duration_s
 
 

@@ -18,8 +18,7 @@ from stepcast.goodput.process import (
     simulate_runs,
     young_s,
 )
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import FactDict, Facts, pick
+from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
 from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR, format_percent
 from stepcast.views.answer import Answer
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import Quantity, dataclass, require
 from stepcast.ir.limits import INTERRUPTIONS
+from stepcast.ir.types import Quantity, dataclass, require
 
 
 class Shortage(StrEnum):

@@ -15,10 +15,10 @@ import msgspec
 
 from stepcast.inputs.source import FormatError, prefix_errors, read_toml
 from stepcast.inputs.topologies import expand_hostlist
-from stepcast.ir.dataclass import require
 from stepcast.ir.flows import FlowSpread, OtherJob, Others, Pattern
 from stepcast.ir.limits import BACKGROUND, LISTED
 from stepcast.ir.tables import convert_table
+from stepcast.ir.types import require
 from stepcast.units import Dimension, parse_quantity
 
 

@@ -18,10 +18,9 @@ from typing import NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from stepcast.hardware.cluster import Cluster, Gpu
 from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.tables import TableError, convert_table, parse_tables
+from stepcast.ir.types import FactDict, Facts, dataclass
 from stepcast.units import GB, NS, US, Dimension, nearest, parse_quantity
 
 

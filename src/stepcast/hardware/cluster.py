@@ -7,9 +7,8 @@ from enum import StrEnum
 from itertools import pairwise
 from math import prod
 
-from stepcast.ir.dataclass import assign, dataclass
-from stepcast.ir.dtype import DType
 from stepcast.ir.tables import Amount, Count, Portion, Positive, Ratio, Share, Whole
+from stepcast.ir.types import DType, assign, dataclass
 from stepcast.units import US
 
 # Where a format has no matrix units of its own, the work runs in the first of these the GPU has. bf16 on

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from stepcast.hardware.catalog import data_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Gpu, NetworkRouting, Topology
 from stepcast.inputs.source import FormatError, parse_toml
-from stepcast.ir.facts import FactDict, pick
+from stepcast.ir.types import FactDict, pick
 
 CLUSTER_TABLES = {"base", "node", "gpu", "network", "communication"}
 

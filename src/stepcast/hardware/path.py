@@ -16,8 +16,8 @@ from operator import mul
 from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
-from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Copies, Layout
+from stepcast.ir.types import ByIdentity, dataclass
 
 # The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks
 # follow each other in a domain and from one domain to the next; a placement says where they move on.

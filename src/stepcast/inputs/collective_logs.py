@@ -13,9 +13,9 @@ import msgspec
 from stepcast.inputs.kineto.columns import dtype_named
 from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.dtype import DType
 from stepcast.ir.limits import GPUS, GROUP_RANKS, RESULT
 from stepcast.ir.measured import CollectiveLog, LoggedCollective
+from stepcast.ir.types import DType
 from stepcast.units import GB, MS, NS, US
 
 MOST_BYTES = 2**63  # of a tensor

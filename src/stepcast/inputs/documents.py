@@ -4,11 +4,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.measured import CollectiveSweep, OperatorTimes, RunLog
 from stepcast.ir.model import Model
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.types import DType, FactDict, pick
 from stepcast.ir.work import Collective, Recorded, Transfer
 from stepcast.ir.workload import Phase, Workload
 

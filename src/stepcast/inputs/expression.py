@@ -5,8 +5,8 @@ import operator
 from collections.abc import Callable, Sequence
 
 from stepcast.inputs.source import FormatError
-from stepcast.ir.facts import Facts
 from stepcast.ir.limits import EXPRESSION
+from stepcast.ir.types import Facts
 
 # No power and no shift: a few characters of them would be numbers of any size.
 _BINARY: dict[type[ast.AST], Callable[..., object]] = {

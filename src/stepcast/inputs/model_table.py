@@ -5,9 +5,9 @@ from dataclasses import fields, is_dataclass
 from typing import get_args
 
 from stepcast.inputs.source import prefix_errors
-from stepcast.ir.dataclass import require
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Hybrid, Latent, Norm, NormKind, Position, PositionKind, QkNorm
+from stepcast.ir.types import require
 from stepcast.units import nearest
 
 NORMS = {"rms": Norm(), "layer": Norm(NormKind.LAYER), "layer+bias": Norm(NormKind.LAYER, bias=True)}

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
-from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
 from stepcast.units import MS
 

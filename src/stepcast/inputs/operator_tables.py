@@ -10,7 +10,7 @@ import numpy as np
 
 from stepcast.inputs.source import DATA, Source, open_table, prefix_errors, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 

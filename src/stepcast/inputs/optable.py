@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from stepcast.inputs.simai import parse_collective
 from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
-from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Group
+from stepcast.ir.types import DType
 from stepcast.ir.work import Collective, Direction, Recorded, Transfer
 from stepcast.ir.workload import LAYER_BLOCK, Block, Layer, Op, Stage, Workload
 from stepcast.units import MS

@@ -20,10 +20,10 @@ import numpy as np
 from stepcast.inputs.source import FormatError, Source, read_words
 from stepcast.inputs.table import read_as_one, recognise
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import LENGTHS, OPTIMUS
 from stepcast.ir.measured import BatchTime, LayerTimes, RunLog
+from stepcast.ir.types import dataclass
 from stepcast.units import MIB, MS
 
 # Every print that carries a value, found by pattern and held as columns.

@@ -8,9 +8,9 @@ import msgspec
 
 from stepcast.inputs.collective_logs import read_run_flight_recorder, read_run_inspector
 from stepcast.inputs.source import Source, prefix_errors
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
 from stepcast.ir.measured import CollectiveLog
+from stepcast.ir.types import FactDict
 
 # Folders next to the traces.
 STEPS, FLIGHT, INSPECTOR = "steps", "flight-recorder", "inspector"

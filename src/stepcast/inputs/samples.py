@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from stepcast.inputs.source import FormatError, Source, prefix_errors
-from stepcast.ir.facts import Facts
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.types import Facts
 
 SAMPLED = 20_000  # samples that are read of a file
 TOKENISED = 2_000  # samples that a tokenizer reads of a file

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepcast.inputs.source import FormatError, Source, parse_amount, parse_count, read_words, shorten
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload, vary_blocks
 from stepcast.units import NS

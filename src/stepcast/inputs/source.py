@@ -18,8 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import COLUMNS, DESCRIPTION, KEY_PARTS, LINE, PIPE, UNPACKED, UNPACKED_TIMES, Limit
+from stepcast.ir.types import FactDict
 
 
 class FormatError(ValueError):

@@ -16,9 +16,9 @@ import msgspec
 from stepcast.inputs.chakra.protobuf import bytes_in, fields
 from stepcast.inputs.kineto.columns import kind_of_kernel
 from stepcast.inputs.source import FormatError, Source, open_columns, prefix_errors
-from stepcast.ir.facts import Facts
 from stepcast.ir.limits import GPUS, NSYS_DEVICES, NSYS_ROWS, PIPE, RESULT, TRACE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
+from stepcast.ir.types import Facts
 from stepcast.units import MIB, NS
 
 ROCPROF = ("Kind", "Agent_Id", "Queue_Id", "Kernel_Name", "Start_Timestamp", "End_Timestamp")

@@ -13,8 +13,8 @@ from itertools import pairwise
 import msgspec
 
 from stepcast.inputs.source import DATA, FormatError, Source, read_toml
-from stepcast.ir.facts import FactDict
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer, StepLog
+from stepcast.ir.types import FactDict
 from stepcast.units import GIB, MIB, MS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from stepcast.inputs.source import DATA, FormatError, Source, read_toml
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from stepcast.ir import model_parts as parts
-from stepcast.ir.dataclass import Natural, Quantity, Size, dataclass, require
 from stepcast.ir.limits import LAYERS, WIDTH
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.recurrent import Delta, Selective
+from stepcast.ir.types import Natural, Quantity, Size, dataclass, require
 
 MOST_LAYERS = LAYERS.most
 MOST_WIDTH = WIDTH.most

@@ -1,8 +1,7 @@
 """A captured program: the work of one step, and the memory it takes."""
 
-from stepcast.ir.dataclass import Natural, Size, dataclass, require
-from stepcast.ir.dtype import DType
 from stepcast.ir.recurrent import RecurrentCells
+from stepcast.ir.types import DType, Natural, Size, dataclass, require
 from stepcast.ir.work import Attention, Convolution, GroupedMatmul, Matmul
 from stepcast.ir.workload import Stage, Workload
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass, require
+from stepcast.ir.types import dataclass, require
 
 
 @dataclass(frozen=True, eq=False)

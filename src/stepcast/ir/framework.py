@@ -16,9 +16,8 @@ Optimizers differ in the states that each stores for a weight, and in the bytes 
 from enum import StrEnum
 from typing import NamedTuple
 
-from stepcast.ir.dataclass import Natural, dataclass, require
-from stepcast.ir.dtype import DType
 from stepcast.ir.strategy import Sharding, Strategy
+from stepcast.ir.types import DType, Natural, dataclass, require
 from stepcast.units import GIB
 
 

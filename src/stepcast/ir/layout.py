@@ -15,8 +15,8 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
-from stepcast.ir.dataclass import Natural, Size, dataclass
 from stepcast.ir.limits import CHUNKS, CONTEXT, GPUS
+from stepcast.ir.types import Natural, Size, dataclass
 
 
 class Group(StrEnum):

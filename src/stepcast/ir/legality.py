@@ -8,7 +8,6 @@ of Megatron-FSDP and torch.distributed.pipelining run them.
 from collections.abc import Iterator
 from itertools import takewhile
 
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
 from stepcast.ir.layers.kinds import count_adapted
 from stepcast.ir.model import Model, pieces
@@ -16,6 +15,7 @@ from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.schedules import SCHEDULES, describe_misfit
 from stepcast.ir.strategy import BaseWeights, ContextKind, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.ir.strategy import RecomputeModule as M
+from stepcast.ir.types import DType
 
 
 def find_problems(model: Model, strategy: Strategy, framework: Framework | None = None) -> Iterator[str]:

@@ -6,7 +6,7 @@ none. Each is far beyond what real runs have; docs/limits.md lists them.
 
 from functools import partial
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.units import MIB
 
 

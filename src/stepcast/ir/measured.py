@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.arrays import FloatArray, Int32Array
-from stepcast.ir.dataclass import Natural, Quantity, Size, dataclass, require
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout
+from stepcast.ir.types import DType, Facts, Natural, Quantity, Size, dataclass, require
 from stepcast.ir.work import CollectiveKind, Compute
 
 
@@ -95,7 +93,7 @@ class SweepRow:
     in_place_s: float | None
 
     def __post_init__(self) -> None:
-        # Written out, not with the helpers of ir.dataclass: long logs have one of these per line.
+        # Written out, not with the helpers of ir.types: long logs have one of these per line.
         if type(self.size_bytes) is not int or self.size_bytes < 0:
             raise ValueError(f"size_bytes must be a whole number, zero or more, not {self.size_bytes!r}")
         for time_s in (self.out_of_place_s, self.in_place_s):

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from stepcast.ir.dataclass import Natural, Size, dataclass, require, require_counts
+from stepcast.ir.types import Natural, Size, dataclass, require, require_counts
 
 
 class Activation(StrEnum):

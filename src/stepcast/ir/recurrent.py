@@ -5,8 +5,7 @@ Their sizes in a model, and their kernels as works: shapes and floating-point op
 
 from typing import TYPE_CHECKING
 
-from stepcast.ir.dataclass import Size, dataclass, require
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType, Size, dataclass, require
 
 FLOAT = 4.0  # bytes
 

@@ -8,14 +8,13 @@ while its half of the layer runs backward.
 from functools import lru_cache
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layers.kinds import KINDS, LayerKind, kinds_of
 from stepcast.ir.layers.sizes import MASK_BYTES, SavedTensor, Sizes
 from stepcast.ir.layers.weights import adapted_linears, norm_readers
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.strategy import BaseWeights, RecomputeModule, Strategy
+from stepcast.ir.types import FP32_BYTES, dataclass
 
 
 @dataclass(frozen=True, slots=True)

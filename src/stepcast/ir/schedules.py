@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 
 
 class ScheduleKind(StrEnum):

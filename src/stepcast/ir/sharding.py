@@ -8,12 +8,11 @@ from enum import StrEnum
 from functools import lru_cache
 
 from stepcast.ir.architecture import Shard
-from stepcast.ir.dataclass import ByIdentity, dataclass, replace
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Offloaded
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.schedules import find_schedule
 from stepcast.ir.strategy import NO_RECOMPUTE, ScheduleKind, Sharding, Strategy
+from stepcast.ir.types import ByIdentity, DType, dataclass, replace
 
 
 class Gathered(StrEnum):

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, field
 
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import FactDict, Facts, pick
+from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
 
 LEVEL = 0.9
 """The share of the runs that a band was fitted to inside it; also of the range of a single cost estimate."""

@@ -7,12 +7,10 @@ from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 
-from stepcast.ir.dataclass import Natural, Remembered, Size, assign, dataclass, replace, require
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind
+from stepcast.ir.types import DType, FactDict, Natural, Remembered, Size, assign, dataclass, replace, require
 from stepcast.units import nearest
 
 

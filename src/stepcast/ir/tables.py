@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from stepcast.ir.facts import FactDict
+from stepcast.ir.types import FactDict
 
 Built = TypeVar("Built")
 

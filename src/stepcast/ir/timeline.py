@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.arrays import FloatArray, Int32Array
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import Facts
 from stepcast.ir.layout import Layout
+from stepcast.ir.types import Facts, dataclass, require
 from stepcast.ir.work import Work
 
 Value = TypeVar("Value")

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, get_args
 
-from stepcast.ir.dataclass import Natural, Quantity, Size, dataclass, require_counts
-from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Channel, Group, HostWay
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
+from stepcast.ir.types import DType, Natural, Quantity, Size, dataclass, require_counts
 
 
 @dataclass(frozen=True, slots=True)

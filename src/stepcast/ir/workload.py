@@ -21,9 +21,9 @@ from functools import lru_cache
 from itertools import chain
 from typing import TypeVar
 
-from stepcast.ir.dataclass import ByIdentity, Size, dataclass, require, require_counts
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.model_parts import Routing
+from stepcast.ir.types import ByIdentity, Size, dataclass, require, require_counts
 from stepcast.ir.work import GATHERS, Collective, Recorded, Work
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from stepcast.inputs.model_table import PART_WORDS, model_of, part_of, part_words
 from stepcast.inputs.source import FormatError, Source, prefix_errors, read_toml
-from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, FeedForward, Latent, PositionKind, Window
 from stepcast.ir.tables import parse_tables
+from stepcast.ir.types import FactDict, Facts, group_by_key
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
 INDEX = "index"

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.result import AnalysisResult
-from stepcast.ir.facts import pick
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
+from stepcast.ir.types import pick
 from stepcast.optimus.plan import OptimusPlan, batch_s
 from stepcast.optimus.step import Constants, Machine, PredictedStep, predict_step
 from stepcast.units import format_percent

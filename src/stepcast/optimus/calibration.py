@@ -18,10 +18,9 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.optimus_log import read_step_lengths
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import Facts
 from stepcast.ir.measured import RunLog
 from stepcast.ir.model import Model
+from stepcast.ir.types import Facts, dataclass, require
 from stepcast.models.catalog import load_model, model_names
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
 from stepcast.optimus.step import Constants, Machine, efficiency_of, step_s

@@ -13,8 +13,8 @@ from stepcast.cost.memory import StageMemory
 from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dataclass import replace
 from stepcast.ir.model_parts import PositionKind
+from stepcast.ir.types import replace
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.units import MIB
 

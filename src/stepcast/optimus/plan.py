@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from stepcast.ir.dataclass import Size, dataclass, require
 from stepcast.ir.layout import Layout
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.ir.model import Model
+from stepcast.ir.types import Size, dataclass, require
 
 LAYER_MODULE = re.compile(r"model_layers_([0-9]{1,6})_(?:self_attn|mlp)_([a-z_]{1,20})")
 # Leaf modules of one layer in the order of running; the log times each of them.

@@ -22,8 +22,8 @@ from stepcast.analyze.intervals import union_of
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.route import route_of
 from stepcast.hardware import Cluster, resolve
-from stepcast.ir.dataclass import dataclass, require
 from stepcast.ir.tables import constants
+from stepcast.ir.types import dataclass, require
 from stepcast.ir.work import CollectiveKind
 from stepcast.optimus.plan import OptimusPlan, StagePlan
 from stepcast.simulation.engine import simulate, task_times

@@ -12,13 +12,11 @@ from stepcast.inputs.configs.keys import known_keys, option_keys
 from stepcast.inputs.configs.megatron import LATENT, MODULES, POSITIONS
 from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
 from stepcast.inputs.model_table import part_words
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import Facts
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.model_parts import Activation, QkNorm
 from stepcast.ir.strategy import RecomputeKind, Sharding, Strategy
+from stepcast.ir.types import DType, Facts, dataclass
 from stepcast.outputs.plain import toml_rows
 
 Value = str | int | float | bool | None

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 import msgspec
 
 from stepcast.inputs.source import prefix_errors
-from stepcast.ir.facts import Facts
+from stepcast.ir.types import Facts
 from stepcast.units import format_seconds
 
 APPLICATION, VERSION = 0x53744761, 1  # "StGa"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import SpanKind, Timeline
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, Transfer, Work
 
 CATEGORIES = {kind: kind.name.lower() for kind in SpanKind}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from types import ModuleType
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 
 NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep", "OperatorTimes": "table of operator times"}
 # The command that makes one kind of document from another.

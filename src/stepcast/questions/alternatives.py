@@ -7,8 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from stepcast.hardware import Cluster
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts, pick
+from stepcast.ir.types import FactDict, Facts, dataclass, pick
 from stepcast.questions.choices import AnyQuestion, Question, choices_of, defaults_of, several_of, spell_choices
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion

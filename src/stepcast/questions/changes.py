@@ -11,10 +11,10 @@ from contextlib import suppress
 from itertools import combinations, product
 
 from stepcast.cost.memory import Verdict, memory, verdict_of
-from stepcast.ir.facts import ChangeFacts, FactDict
 from stepcast.ir.framework import Modules
 from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import BaseWeights
+from stepcast.ir.types import ChangeFacts, FactDict
 from stepcast.questions.choices import alias_flags, alias_names, option_of
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import FULL_TUNING_FRAMEWORK, PEFT_RANK, TUNING_FRAMEWORK, SettledRun, settle

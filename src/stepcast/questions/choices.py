@@ -18,9 +18,8 @@ from typing import Self, TypeVar
 import msgspec
 
 from stepcast.inputs.source import DATA, Source, prefix_errors, read_words
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import DESCRIPTION, GPUS
+from stepcast.ir.types import FactDict, Facts, dataclass, replace
 from stepcast.units import format_short_count, nearest, parse_count
 
 

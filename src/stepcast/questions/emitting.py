@@ -5,11 +5,10 @@ from dataclasses import fields, replace
 from stepcast.frameworks.catalog import FEATURES, load_profile, missing_features
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.reader import read_text
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import FactDict, Facts, dataclass, pick
 from stepcast.outputs.configs import WRITERS, EmittedRun
 from stepcast.questions import runs
 from stepcast.questions.choices import Question, read_choices, spell_option

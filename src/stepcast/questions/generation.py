@@ -11,8 +11,8 @@ from stepcast.generation.placement import GenerationFormats, GenerationLayout, l
 from stepcast.generation.steps import Speculation
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
-from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
+from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Choice, Question, choices_of, count, gpu_count, read_word, share, state_defaults
 from stepcast.questions.question import WHAT, check_rules

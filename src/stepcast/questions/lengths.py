@@ -17,7 +17,7 @@ import numpy as np
 
 from stepcast.inputs.samples import CHARACTERS_PER_TOKEN, SAMPLED, read_sample_lengths
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.questions.choices import ValueSpellingError
 from stepcast.units import format_percent
 

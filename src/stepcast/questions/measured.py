@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from stepcast.ir.dataclass import replace
+from stepcast.ir.types import replace
 from stepcast.questions.choices import Choice, Question
 from stepcast.questions.question import CHOICES
 

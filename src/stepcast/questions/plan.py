@@ -13,9 +13,8 @@ from stepcast.goodput.operation import Operation, Pause, Saving, Stragglers, idl
 from stepcast.goodput.plan import Plan, TrainingPhase, expected_s, plan, plan_alternatives, steps_within
 from stepcast.goodput.process import Shortage
 from stepcast.inputs.source import DATA, prefix_errors, read_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, find_doubts, pick
 from stepcast.ir.limits import RUNS, STEPS
+from stepcast.ir.types import FactDict, dataclass, find_doubts, pick
 from stepcast.questions import choices as readers
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, ValueSpellingError, amount, count, number_reader, positive

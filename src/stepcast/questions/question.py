@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from stepcast.inputs.source import DATA, read_toml
 from stepcast.ir import schedules, strategy
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
+from stepcast.ir.types import DType, FactDict, Facts, dataclass
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, amount, choices_of, count, defaults_of, gpu_count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_count

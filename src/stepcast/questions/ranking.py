@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
-from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.step import StepReport
+from stepcast.ir.types import FactDict, pick
 from stepcast.questions.changes import explain_choices
 from stepcast.questions.choices import build_question, option_of
 from stepcast.questions.question import PredictQuestion

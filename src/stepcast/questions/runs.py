@@ -14,11 +14,10 @@ from stepcast.frameworks.catalog import DECISIONS, Profile
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.inputs.model_table import SIZES
 from stepcast.inputs.source import Source, prefix_errors, read_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.framework import FORMATS, OPTIMIZERS, Framework, Optimizer
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
+from stepcast.ir.types import FactDict, Facts, dataclass, pick
 from stepcast.models.catalog import load_model, model_words
 from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion

@@ -18,9 +18,6 @@ from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import distinct_rows
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.framework import Dispatcher, Framework, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import LAYERS, SEQUENCES
@@ -28,6 +25,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy, offload_of, offload_word
+from stepcast.ir.types import DType, FactDict, dataclass, pick
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, check_known, choices_of, plain_word, refuse_several

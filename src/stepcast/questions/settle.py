@@ -17,9 +17,6 @@ from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.hardware.catalog import clusters_of, data_names
 from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, Facts, pick
 from stepcast.ir.flows import OtherJob, Pattern
 from stepcast.ir.framework import Execution, Framework, Modules, OptimizerKind, parse_optimizer
 from stepcast.ir.layers.kinds import count_adapted
@@ -30,6 +27,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind, recompute_word
+from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import AnyQuestion, build_question, option_of

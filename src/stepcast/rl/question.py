@@ -17,9 +17,9 @@ from stepcast.generation.lengths import DEFAULT_CV
 from stepcast.generation.placement import EngineProfile, GenerationLayout, load_engine
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_config
-from stepcast.ir.facts import FactDict, pick
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
+from stepcast.ir.types import FactDict, pick
 from stepcast.questions.choices import (
     Choice,
     Question,

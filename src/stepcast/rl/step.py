@@ -22,12 +22,11 @@ from stepcast.generation.lengths import Lengths
 from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import data_names, load_data
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.tables import Amount, Count, Positive, convert_table
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 from stepcast.units import MS, format_seconds

@@ -13,8 +13,8 @@ from stepcast.forecast.predict import predict_many, stage_memory
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import dataclass
 from stepcast.searching import result
 from stepcast.searching.bounds import BoundedCandidates, CandidateBounds
 from stepcast.searching.crew import WorkerPool

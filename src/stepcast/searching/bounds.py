@@ -25,8 +25,6 @@ from stepcast.cost.pace import slowest
 from stepcast.cost.power import cool_load
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.limits import PRICED
 from stepcast.ir.model import StagePiece, pieces_of_stage, trained_shard
@@ -34,6 +32,7 @@ from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import NO_OVERLAP, RecomputeKind
+from stepcast.ir.types import FP32_BYTES, dataclass, replace
 from stepcast.searching import space as candidates
 from stepcast.searching.layers import (
     PartTime,

@@ -21,11 +21,11 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import Link
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import SCHEDULES, PiecePlacement
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import dataclass
 from stepcast.searching import result
 from stepcast.searching.best import usable_memory_bytes
 from stepcast.searching.layers import PartTime, part_costs, part_layers

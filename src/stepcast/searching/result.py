@@ -10,11 +10,10 @@ from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.framework import Framework
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.searching.bounds import CandidateBounds
 from stepcast.units import format_seconds
 from stepcast.views.answer import Answer

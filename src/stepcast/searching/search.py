@@ -9,10 +9,10 @@ import numpy as np
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster, Place
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import dataclass
 from stepcast.searching.best import MORE_BYTES, search_parts, usable_memory_bytes
 from stepcast.searching.result import OBJECTIVES, ScoredPrediction, SearchResult, SearchWatch, SimulatedCandidate
 from stepcast.searching.space import SearchAxes, SpacePart, build_space, useful_recomputes

@@ -10,8 +10,6 @@ from typing import Any, TypedDict, TypeVar, cast
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray, distinct_rows
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layout import Layout
@@ -29,6 +27,7 @@ from stepcast.ir.strategy import (
     Strategy,
     StrategyError,
 )
+from stepcast.ir.types import DType, dataclass
 from stepcast.searching.crew import map_parallel
 
 StrategyFields = Mapping[str, Any]

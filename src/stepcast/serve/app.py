@@ -18,8 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, dataclass
 from stepcast.serve.fields import FORMS, FieldError, FormChoices, read_form, shell
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.views.document import Page, asset, body_of, plain_json, policy, render

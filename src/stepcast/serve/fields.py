@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 
 from stepcast.hardware.catalog import data_names, load_data
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.models.catalog import model_names
 from stepcast.questions.choices import option_of
 from stepcast.questions.question import CHOICES, PRECISIONS

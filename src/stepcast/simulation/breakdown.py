@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.limits import OPS_TOLD
+from stepcast.ir.types import dataclass
 from stepcast.simulation.engine import Run, piece_maps
 from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.step import Step

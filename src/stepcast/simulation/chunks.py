@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
-from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
+from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.ir.workload import FIRST, LAST, Block, Stage, Workload, count_layers, unfold_blocks
 from stepcast.simulation.lanes import PHASES_OF
 from stepcast.simulation.lowering import SlotOps, list_slot

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import ByIdentity, dataclass
 from stepcast.ir.layout import Channel, Group
+from stepcast.ir.types import ByIdentity, dataclass
 from stepcast.ir.work import Work
 from stepcast.simulation.lowering import ContentionSlot, OpList, Seconds
 from stepcast.simulation.segments import Cost

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import cached_property, dataclass
+from stepcast.ir.types import cached_property, dataclass
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
 from stepcast.simulation.program import TICK_S, Program, Times
 from stepcast.simulation.segments import fold_chain, fold_piece, widen

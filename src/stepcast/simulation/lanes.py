@@ -1,7 +1,7 @@
 """The lanes of every rank, and the registers through which the pieces of a slot pass times on."""
 
-from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.layout import Channel, Group
+from stepcast.ir.types import cached_property, dataclass
 from stepcast.ir.workload import Phase
 from stepcast.simulation.schedule import SlotAction
 

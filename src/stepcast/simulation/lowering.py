@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass
 from stepcast.ir.layout import Channel, Group
+from stepcast.ir.types import ByIdentity, cached_property, dataclass
 from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
 from stepcast.ir.workload import Block, Layer, Op, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes

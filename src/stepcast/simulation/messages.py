@@ -4,7 +4,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction
 from stepcast.simulation.segments import NO_LANE, Cost, ProgramError, Segment, TimedOp
 

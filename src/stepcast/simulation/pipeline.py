@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, IntArray, distinct, distinct_rows
-from stepcast.ir.dataclass import cached_property, dataclass
+from stepcast.ir.types import cached_property, dataclass
 from stepcast.simulation import messages as wiring
 from stepcast.simulation.program import CallTable, Program
 from stepcast.simulation.schedule import ChunkPlace, Schedule, SlotAction

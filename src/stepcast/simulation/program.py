@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import cached_property, dataclass
 from stepcast.ir.limits import TASKS
+from stepcast.ir.types import cached_property, dataclass
 from stepcast.simulation.kernels import find_kernel, find_levels
 from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import IntArray
-from stepcast.ir.dataclass import cached_property, dataclass, require_counts
 from stepcast.ir.schedules import PiecePlacement
+from stepcast.ir.types import cached_property, dataclass, require_counts
 
 
 class ScheduleError(ValueError):

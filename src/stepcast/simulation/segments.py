@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import Remembered, cached_property, dataclass, replace
+from stepcast.ir.types import Remembered, cached_property, dataclass, replace
 
 Cost: TypeAlias = Hashable
 """Seconds as a plain number, or a key that a price list knows."""

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass, replace
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
+from stepcast.ir.types import dataclass, replace
 from stepcast.simulation.engine import Repetition, Run, simulate_repeated
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import group_size, interleaved, kind_named, make_schedule

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.layout import Channel, Group, HostWay
+from stepcast.ir.types import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.work import Collective, Work, group_of
 from stepcast.ir.workload import Layer, Op, Stage, Workload, unfold_blocks
 from stepcast.simulation import lowering

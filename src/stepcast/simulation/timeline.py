@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, Int32Array, IntArray, distinct
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
+from stepcast.ir.types import dataclass
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Program, Times
 from stepcast.simulation.segments import NO_LANE

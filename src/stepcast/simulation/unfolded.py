@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import JITTERED
+from stepcast.ir.types import dataclass
 from stepcast.simulation.kernels import compile_functions
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Program, Times

@@ -22,8 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from stepcast.ir.children import Child
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.outputs.files import write_file
 from stepcast.sweep.spec import Words
 

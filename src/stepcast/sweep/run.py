@@ -9,9 +9,8 @@ from itertools import islice
 import msgspec
 
 from stepcast.inputs.source import Source, read_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import RESULT
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.sweep.engines import Answer, ChunkPace, EngineSetting, PointChunk, WorkSite, load_engine
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store

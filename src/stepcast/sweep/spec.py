@@ -11,9 +11,8 @@ from random import Random
 
 from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError, parse_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import POINTS
+from stepcast.ir.types import FactDict, dataclass
 
 Words = FactDict
 """One point: options of the command line and their values."""

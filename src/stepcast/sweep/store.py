@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from stepcast.ir.facts import FactDict
+from stepcast.ir.types import FactDict
 from stepcast.outputs.files import hold
 from stepcast.sweep.engines import AnsweredChunk
 from stepcast.sweep.spec import Words

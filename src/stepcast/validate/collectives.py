@@ -21,10 +21,8 @@ from stepcast.hardware.path import job_path
 from stepcast.inputs.source import FormatError, parse_count
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.arrays import BoolArray
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.facts import FactDict
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.measured import CollectiveSweep
+from stepcast.ir.types import FactDict, dataclass, group_by_key, require
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
 from stepcast.validate import scoreboard

@@ -28,11 +28,11 @@ from stepcast.inputs.model_table import model_of
 from stepcast.inputs.op_times import read_works
 from stepcast.inputs.source import Source, csv_records
 from stepcast.ir.arrays import BoolArray
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution, Framework, Kernels, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.ir.types import DType
 from stepcast.ir.work import Compute
 from stepcast.validate import scoreboard
 from stepcast.validate.scoreboard import Family, load_folds, price_kernels

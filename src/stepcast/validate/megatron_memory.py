@@ -10,9 +10,8 @@ from stepcast.cost.memory import memory
 from stepcast.cost.memory.stages import EXPERT_STREAMS, engine_workspace_bytes
 from stepcast.inputs.configs import megatron
 from stepcast.inputs.configs.keys import Keys
-from stepcast.ir.dataclass import require
-from stepcast.ir.facts import FactDict
 from stepcast.ir.model_parts import Hybrid
+from stepcast.ir.types import FactDict, require
 from stepcast.models.catalog import load_model
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import ask_with_file, run_of_config, write_command

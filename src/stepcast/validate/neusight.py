@@ -25,8 +25,7 @@ from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, read_operator_table
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import BoolArray, FloatArray
-from stepcast.ir.dataclass import dataclass, require
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType, dataclass, require
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate import scoreboard
 from stepcast.validate.scoreboard import GpuFold, load_folds, price_kernels

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from stepcast.generation.placement import GenerationLayout
 from stepcast.inputs.configs.rl import read_rl_values
-from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.grouping import group_by_key
+from stepcast.ir.types import FactDict, Facts, group_by_key
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, load_profile, sync_seconds

@@ -30,11 +30,10 @@ from stepcast.hardware import Cluster, Gpu, load_cluster
 from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.source import FormatError, Source, csv_records, read_toml
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 from stepcast.ir.step import LEVEL
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.ir.work import Compute
 
 Item = TypeVar("Item")

@@ -19,9 +19,8 @@ from stepcast.generation.forecast import SteadyServing, split_serving, steady_se
 from stepcast.generation.placement import GenerationFormats, GenerationLayout, GenerationMemory
 from stepcast.generation.steps import NO_SPECULATION, Speculation, step_times
 from stepcast.hardware import Cluster
-from stepcast.ir.dtype import DType
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.model import Model
+from stepcast.ir.types import DType, group_by_key
 from stepcast.models.catalog import load_model
 from stepcast.validate import scoreboard
 

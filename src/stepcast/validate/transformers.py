@@ -25,8 +25,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.inputs.source import read_toml
 from stepcast.ir.children import block_interrupts, follow_parent
-from stepcast.ir.facts import FactDict
-from stepcast.ir.grouping import group_by_key
+from stepcast.ir.types import FactDict, group_by_key
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import build_question, spell_choices, spell_option
 from stepcast.questions.question import PredictQuestion

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepcast.ir.facts import FactDict
+from stepcast.ir.types import FactDict
 
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcast.ir.facts import FactDict, Facts, PointFacts
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import FactDict, Facts, PointFacts
 from stepcast.units import format_bytes, format_change, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Mapping, Sequence
 
-from stepcast.ir.facts import Fact, Facts
+from stepcast.ir.types import Fact, Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from stepcast.ir.facts import Fact, FactDict, Facts
+from stepcast.ir.types import Fact, FactDict, Facts
 from stepcast.views import view as ui
 from stepcast.views.view import DATA, NAMES, Figure, Mood, Shown, View, find_value, say
 

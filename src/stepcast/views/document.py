@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import Facts
+from stepcast.ir.types import Facts, dataclass
 from stepcast.views.declared import asked_pairs
 from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag, text
 from stepcast.views.text import visible

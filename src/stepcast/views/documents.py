@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts
 from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds, format_short_count
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view, read_texts

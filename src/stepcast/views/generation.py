@@ -2,7 +2,7 @@
 
 import re
 
-from stepcast.ir.facts import Facts
+from stepcast.ir.types import Facts
 from stepcast.units import format_bytes, format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view

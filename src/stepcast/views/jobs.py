@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepcast.ir.facts import Fact, Facts
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import Fact, Facts
 from stepcast.units import format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_figures, build_view

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import FactDict, Facts
 from stepcast.units import format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_figures, build_view, plain_pairs

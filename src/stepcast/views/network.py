@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts
 from stepcast.units import format_bytes, format_percent
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view

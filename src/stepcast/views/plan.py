@@ -5,7 +5,7 @@ from itertools import accumulate
 from math import sqrt
 
 from stepcast import units
-from stepcast.ir.facts import Facts
+from stepcast.ir.types import Facts
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
 from stepcast.views.step import memory_words

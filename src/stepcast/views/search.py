@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from stepcast import units
-from stepcast.ir.facts import Facts
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import Facts
 from stepcast.views import view as ui
 from stepcast.views.declared import LAYOUT, asked_pairs, build_pairs, build_view
 from stepcast.views.step import PART_NAMES, step_band

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stepcast.ir.facts import ChangeFacts, Facts, RooflineFacts, read_interval
+from stepcast.ir.types import ChangeFacts, Facts, RooflineFacts, read_interval
 from stepcast.units import GIB, TFLOPS, format_bytes, format_change, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import LAYOUT, build_view, config_notes, phrase, plain_pairs

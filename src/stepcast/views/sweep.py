@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from stepcast.ir.facts import Fact, Facts
+from stepcast.ir.types import Fact, Facts
 from stepcast.units import GIB, format_bytes, format_count, format_money, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view

@@ -9,10 +9,9 @@ from math import ceil
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.step import PART_OF_GROUP
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.views.document import Section, asset, data_block, swatch
 from stepcast.views.markup import fill_template, join, tag
 from stepcast.views.text import fit, visible, wrap

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepcast.ir.facts import FactDict, Facts
-from stepcast.ir.grouping import sum_by_key
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import FactDict, Facts, sum_by_key
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_figures, build_pairs, build_view

@@ -10,8 +10,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace as replace
 
 from stepcast import units
-from stepcast.ir.facts import Fact, Facts
 from stepcast.ir.tables import parse_tables
+from stepcast.ir.types import Fact, Facts
 
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline

@@ -10,8 +10,8 @@ from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.matching import CollectiveRow, MatchedCollectives, RankWait
 from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked_steps, rank_time
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
-from stepcast.ir.facts import pick
 from stepcast.ir.timeline import SpanKind, Timeline
+from stepcast.ir.types import pick
 from stepcast.units import format_percent, format_seconds
 from stepcast.views.declared import phrase, phrases
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.types import group_by_key
 from stepcast.ir.work import Collective, Transfer
 
 Window = tuple[float, float]

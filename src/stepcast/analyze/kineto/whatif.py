@@ -26,8 +26,8 @@ from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_steps, r
 from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, Transfer
 from stepcast.units import format_percent, format_seconds
 

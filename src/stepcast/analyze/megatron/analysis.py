@@ -28,10 +28,9 @@ from stepcast.analyze.megatron.record import (
 from stepcast.analyze.play import RankParts
 from stepcast.analyze.recording import BlockKind, Join, Local, Meeting, RankRecord, Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, list_ranks
-from stepcast.ir.facts import FactDict, pick
-from stepcast.ir.grouping import group_by_key, sum_by_key
 from stepcast.ir.layout import Group, Layout, members
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.types import FactDict, group_by_key, pick, sum_by_key
 from stepcast.ir.work import bus_factor
 from stepcast.views.declared import phrase, phrases
 

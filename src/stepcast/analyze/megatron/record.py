@@ -28,10 +28,9 @@ from stepcast.analyze.recording import (
     TimePart,
 )
 from stepcast.analyze.result import list_ranks
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import MODEL, Group, Layout, members, neighbour
 from stepcast.ir.timeline import NONE, Span, SpanKind, Timeline
+from stepcast.ir.types import dataclass, group_by_key
 from stepcast.ir.work import Collective, CollectiveKind
 
 OPERATIONS_LANE = "ops"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from stepcast.cost.collectives.route import Protocol, Route
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, US
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stepcast.cost.collectives import algorithms as curves
 from stepcast.cost.collectives.algorithms import PASSES, ROUNDS, ZERO, Curve, pair_protocols, protocols
 from stepcast.cost.collectives.route import Protocol, Route
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import CollectiveKind, bus_factor
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from functools import lru_cache
 from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
 from stepcast.hardware.cluster import Cluster, FabricKind
 from stepcast.hardware.path import GroupPath, Place
-from stepcast.ir.dataclass import Quantity, Size, assign, dataclass, replace
-from stepcast.ir.facts import pick
 from stepcast.ir.tables import Amount, convert_table
+from stepcast.ir.types import Quantity, Size, assign, dataclass, pick, replace
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
 

@@ -3,13 +3,13 @@
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
 from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard
 from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind
+from stepcast.ir.types import FP32_BYTES, DType
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8

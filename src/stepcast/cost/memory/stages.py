@@ -24,8 +24,6 @@ from stepcast.cost.memory.piece import PieceActivations, count_activations, loss
 from stepcast.cost.memory.states import PieceStates, States, find_state_bytes, keeps_weights, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
 from stepcast.ir.model import Model, StagePiece, piece_kinds, pieces_of_stages
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
@@ -33,6 +31,7 @@ from stepcast.ir.sharding import Reduced
 from stepcast.ir.step import Band
 from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind, layer_view
 from stepcast.ir.tables import constants
+from stepcast.ir.types import FP32_BYTES, dataclass, replace
 from stepcast.units import MIB
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.architecture import Shard, WeightPart
-from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Framework, Kernels, Modules, Offloaded, OptimizerKind
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model, StagePiece, held_shard, trained_matrices, trained_shard
 from stepcast.ir.sharding import Gathered, Reduced, ShardingPlan, gathered_bytes, plan_of, states_view
 from stepcast.ir.strategy import BaseWeights, Objective, Strategy, TrainingKind
+from stepcast.ir.types import FP32_BYTES, DType
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)

@@ -17,8 +17,8 @@ import numpy as np
 from stepcast.hardware.cluster import PAIRED, Cluster, FabricKind, NetworkKind, NetworkRouting, Topology
 from stepcast.hardware.path import torus_cell
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import Links
+from stepcast.ir.types import dataclass
 
 LinkNamer = Callable[..., str]
 RAILS = (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY)

@@ -15,7 +15,7 @@ import numpy as np
 from stepcast.inputs.chakra.protobuf import Value, WireError, bytes_in, fields, read_attribute, read_varint, text
 from stepcast.inputs.source import FormatError
 from stepcast.ir.arrays import BoolArray, Int32Array, IntArray, UIntArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import CollectiveKind
 
 NONE = -1

@@ -20,9 +20,9 @@ from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
 from stepcast.inputs.kineto.columns import ProcessGroup, group_named
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import BoolArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import GROUPS, TRACE
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import GATHERS, Collective, Direction, Recorded, Transfer, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import US

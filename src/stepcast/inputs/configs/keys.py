@@ -16,8 +16,7 @@ from pathlib import Path
 
 from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError, read_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, dataclass
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
 # A variable that the file does not set, or a value that a tool works out by itself.

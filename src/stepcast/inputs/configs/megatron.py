@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options, known_keys
 from stepcast.inputs.source import FormatError, read_words
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.limits import LAYERS
+from stepcast.ir.types import FactDict, Facts
 
 WORDS = read_words("configs")
 MODULES, ACTIVATIONS = WORDS["megatron_modules"], WORDS["activations"]

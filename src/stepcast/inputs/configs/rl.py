@@ -13,8 +13,8 @@ from stepcast.inputs.configs.keys import Keys, flat, is_on, known_keys, option_k
 from stepcast.inputs.configs.reader import parse_json, parse_yaml
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.types import dataclass
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")

@@ -18,10 +18,10 @@ from stepcast.inputs.configs.peers import as_hugging_face
 from stepcast.inputs.model_table import build_model
 from stepcast.inputs.source import FormatError, Source, read_toml, read_words
 from stepcast.ir.architecture import MOST_LAYERS
-from stepcast.ir.facts import FactDict
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, PositionKind
+from stepcast.ir.types import FactDict
 
 ACTIVATIONS = {word: Activation(ours) for word, ours in read_words("configs")["activations"].items()}
 

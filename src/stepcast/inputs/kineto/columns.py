@@ -15,10 +15,9 @@ import numpy as np
 from stepcast.inputs.kineto.stream import TraceEvent
 from stepcast.inputs.source import read_words
 from stepcast.ir.arrays import Int32Array
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
+from stepcast.ir.types import DType, dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 from stepcast.units import US
 

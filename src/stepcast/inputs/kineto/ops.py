@@ -16,8 +16,8 @@ import msgspec
 from stepcast.inputs.kineto.columns import WORDS, EventRole, decode_args, dtype_named, role_of, role_of_kernel
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import FormatError, Source
-from stepcast.ir.dtype import DType
 from stepcast.ir.measured import OperatorTime, OperatorTimes
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.units import US
 

@@ -12,10 +12,8 @@ from itertools import product
 from typing import NamedTuple
 
 from stepcast.inputs.source import FormatError
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import Group, Layout, members
+from stepcast.ir.types import DType, dataclass, group_by_key
 
 # Sizes in the names of traces, fields of a word and a number in any order: Echo writes files such as
 # ``wd8_tp2_pp4_numl40_bs2_..._rank7_....txt`` and ``wd8_tp1_pp2_exp4_expNum8_l8_bs1_...``, and folders such as

@@ -15,11 +15,9 @@ from dataclasses import replace
 from stepcast.inputs.kineto.columns import WORDS, collective_named, dtype_named
 from stepcast.inputs.megatron.config import RankEvidence, infer
 from stepcast.inputs.source import FormatError, Source, parse_amount
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.grouping import group_by_key
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
+from stepcast.ir.types import DType, dataclass, group_by_key
 from stepcast.ir.work import GATHERS, Collective, CollectiveKind, Direction, Transfer
 from stepcast.units import MS
 

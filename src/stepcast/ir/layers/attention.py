@@ -21,7 +21,6 @@ from dataclasses import replace
 from itertools import chain
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import (
@@ -42,6 +41,7 @@ from stepcast.ir.layers.weights import norm_readers
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
+from stepcast.ir.types import FP32_BYTES
 from stepcast.ir.work import Attention
 from stepcast.ir.workload import Layer, Op, Role
 

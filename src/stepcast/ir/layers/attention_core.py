@@ -15,14 +15,13 @@ models/*/modeling_*.py.
 """
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import AttentionKernel, Framework, Kernels, SelectiveRule
 from stepcast.ir.layers.kernels import FP32, C, Ops, collective, list_kernels, make_layer
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Activation, LayerParts, NormKind, PositionKind
 from stepcast.ir.strategy import ContextKind, RecomputeModule, Strategy
+from stepcast.ir.types import DType, dataclass, replace
 from stepcast.ir.work import Attention, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Layer, Op, Role
 

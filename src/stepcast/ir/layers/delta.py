@@ -11,13 +11,13 @@ and computes states again.
 from functools import partial
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, make_layer, stream_op
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Delta, DeltaRule, delta_rule_of
+from stepcast.ir.types import FP32_BYTES
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Role
 

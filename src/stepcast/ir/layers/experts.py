@@ -9,7 +9,6 @@ what arrives into that order, an all-gather brings all tokens to all ranks.
 from dataclasses import replace
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import (
@@ -32,6 +31,7 @@ from stepcast.ir.model_parts import Experts, LayerParts, Routing
 from stepcast.ir.strategy import RecomputeModule as M
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.tables import constants
+from stepcast.ir.types import FP32_BYTES, DType
 from stepcast.ir.work import CollectiveKind
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 

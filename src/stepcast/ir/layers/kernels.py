@@ -19,13 +19,12 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dataclass import replace
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layers.lists import FORMATS, Amount, Conditions, Find, evaluate, read_amount, read_lines
 from stepcast.ir.layers.sizes import MASK_BYTES, Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.types import DType, replace
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, Matmul, elementwise
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 

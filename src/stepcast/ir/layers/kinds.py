@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from stepcast.ir.architecture import Architecture, Shard, Weight, WeightPart
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layers import attention, delta, experts, mamba, mlp, selective
 from stepcast.ir.layers.sizes import SavedTensor, Sizes
 from stepcast.ir.layers.weights import adapted_linears, list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
+from stepcast.ir.types import dataclass
 from stepcast.ir.workload import Layer
 
 

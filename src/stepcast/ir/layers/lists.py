@@ -9,7 +9,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 
 FOLDER = Path(__file__).parents[2] / "data"
 FORMATS = {str(dtype): dtype for dtype in DType}

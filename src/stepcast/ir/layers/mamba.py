@@ -19,8 +19,6 @@ the GPU (tests/cost/test_memory_mamba.py). Megatron-LM's selective recomputation
 from functools import partial
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, K, list_phases, make_layer, stream_op
@@ -28,6 +26,7 @@ from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.model_parts import Hybrid, LayerParts
 from stepcast.ir.recurrent import Scan, scan_of
+from stepcast.ir.types import FP32_BYTES, dataclass
 from stepcast.ir.workload import Layer, Op, Role
 
 

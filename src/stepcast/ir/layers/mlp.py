@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, Ops, list_phases
@@ -10,6 +9,7 @@ from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import SavedTensor, Sizes
 from stepcast.ir.model_parts import Activation, LayerParts
 from stepcast.ir.strategy import RecomputeModule as M
+from stepcast.ir.types import DType
 from stepcast.ir.work import ElementwiseKind
 from stepcast.ir.workload import Layer, Role
 

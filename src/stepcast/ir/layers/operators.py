@@ -8,8 +8,6 @@ gathers the input of the first matmul again for its weight gradient.
 
 from collections.abc import Iterable
 
-from stepcast.ir.dataclass import dataclass, replace
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.layers.kernels import (
     FP32,
@@ -31,6 +29,7 @@ from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.strategy import BaseWeights, TrainingKind
 from stepcast.ir.tables import constants
+from stepcast.ir.types import DType, dataclass, replace
 from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, OpPart, Role
 

@@ -7,13 +7,13 @@ and the states at every 2,048th token.
 """
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import K, make_layer, stream_op
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.model_parts import LayerParts
 from stepcast.ir.recurrent import Selective, SelectiveScan
+from stepcast.ir.types import FP32_BYTES
 from stepcast.ir.workload import Layer, Op, Role
 
 # Tokens between those whose states the selective scan saves (csrc/selective_scan/selective_scan.cpp).

@@ -3,12 +3,11 @@
 from typing import NamedTuple, TypeVar
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.dataclass import cached_property, dataclass
-from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.sharding import ShardingPlan, plan_of
 from stepcast.ir.strategy import BaseWeights, RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.types import DType, cached_property, dataclass
 
 MASK_BYTES = 1.0  # of one element in dropout's mask
 Part = TypeVar("Part")

@@ -7,8 +7,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture, Split, Weight, WeightPart
-from stepcast.ir.dataclass import replace
 from stepcast.ir.layers.lists import Amount, Conditions, evaluate, read_amount, read_lines
+from stepcast.ir.types import replace
 
 FILE = "weights.txt"
 INPUTS_SPLIT = {"columns": False, "rows": True}

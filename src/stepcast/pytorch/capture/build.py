@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.pytorch.capture.calls import count_calls

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, HostCopy, Matmul
 from stepcast.pytorch.capture.kernels import FIT, LOOKUPS, MEASURED, POINTWISE, Works, bytes_of, pass_over, works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, round_up

@@ -13,10 +13,10 @@ from itertools import pairwise
 import torch
 
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.dtype import DType
 from stepcast.ir.layout import HostWay
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.tables import constants
+from stepcast.ir.types import DType
 from stepcast.ir.work import (
     Attention,
     Compute,

@@ -22,7 +22,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import read_words
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.pytorch.capture.emulation import GPU
 from stepcast.pytorch.capture.tracer import DTYPES, CaptureError, TracedUnit
 

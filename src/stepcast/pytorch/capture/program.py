@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from stepcast.inputs.source import Source
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.limits import CONFIG
+from stepcast.ir.types import dataclass
 from stepcast.pytorch.capture.emulation import META, EmulatedGpu, move_to_meta, with_known_values
 from stepcast.pytorch.capture.tracer import CaptureError
 from stepcast.pytorch.load import load_transformers

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from stepcast.ir.captured import Tie
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Elementwise, ElementwiseKind
 from stepcast.pytorch.capture.kernels import works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.pytorch.capture import emulation
 from stepcast.pytorch.capture.emulation import META, VALUES, may_be_known
 from stepcast.pytorch.capture.host import begin_copy, call, is_on_host, take_host_work

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepcast.cost.calibration import LOOKS, STEP, Calibration, calibration
 from stepcast.hardware import load_gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.pytorch.profile.cases import Operator
 from stepcast.pytorch.profile.measure import CollectiveRow
 from stepcast.pytorch.run.launch import call_on_ranks

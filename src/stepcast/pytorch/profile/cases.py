@@ -13,8 +13,7 @@ from stepcast.cost.fits import ComputeFit
 from stepcast.cost.power import ALONE
 from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType, dataclass
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise

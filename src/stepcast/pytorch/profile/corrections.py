@@ -11,7 +11,7 @@ from stepcast.cost.fits import ATTENTION, ComputeFit
 from stepcast.cost.power import ALONE, energy_seen
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.measure import MeasuredPoints

@@ -13,7 +13,7 @@ from stepcast.cost.serving import LINEAR_FORMATS, fit_for, quantize_s
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Matmul
 from stepcast.pytorch.profile.cases import SIZES, Case
 from stepcast.units import MS

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from stepcast.cost.calibration import LOOKS, CalibrationError, Correction
 from stepcast.inputs.source import parse_toml
-from stepcast.ir.dataclass import dataclass
+from stepcast.ir.types import dataclass
 from stepcast.pytorch.profile.cases import Case, Operator
 
 CollectiveRow = Mapping[str, str | int | float]  # kind, ranks, size_bytes, seconds

@@ -6,8 +6,8 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.layout import Group, Layout
+from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, CollectiveKind, GroupedMatmul, HostCopy, HostUpdate, Matmul, Transfer
 from stepcast.ir.workload import Layer, Op, Phase, Stage
 from stepcast.pytorch.run.operators import Call, Operators

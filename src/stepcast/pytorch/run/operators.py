@@ -12,7 +12,7 @@ from itertools import cycle, pairwise
 from types import ModuleType
 from typing import Any
 
-from stepcast.ir.dtype import DType
+from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 
 K = ElementwiseKind

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.arrays import FloatArray, IntArray, UIntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Links, join_flows
+from stepcast.ir.types import dataclass
 from stepcast.simulation.fluid import run
 from stepcast.simulation.fluid.filling import SAME, Net
 from stepcast.simulation.program import Program, Times

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.facts import FactDict
 from stepcast.ir.flows import Links
 from stepcast.ir.layout import Channel, Group
+from stepcast.ir.types import FactDict, dataclass
 from stepcast.simulation.breakdown import StageTime, round_bubble_s
 from stepcast.simulation.fluid.engine import FluidRun, Pairs
 from stepcast.simulation.lanes import COMPUTE

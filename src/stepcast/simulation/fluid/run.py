@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
-from stepcast.ir.dataclass import dataclass
 from stepcast.ir.flows import FlowSet, Links
+from stepcast.ir.types import dataclass
 from stepcast.simulation.fluid import kernel as codes
 from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK, Column, Live, Net, Scratch
 from stepcast.simulation.fluid.kernel import FluidWork, Log, State

@@ -13,8 +13,7 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.dtype import DType
-from stepcast.ir.grouping import group_by_key
+from stepcast.ir.types import DType, group_by_key
 from stepcast.units import GIB, format_percent
 from stepcast.validate import scoreboard
 from stepcast.validate.published.setup import (

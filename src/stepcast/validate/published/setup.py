@@ -18,15 +18,13 @@ from typing import get_args, get_type_hints
 from stepcast.frameworks.catalog import Profile, load_profile, settle
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import parse_toml
-from stepcast.ir.dataclass import dataclass
-from stepcast.ir.dtype import DType
-from stepcast.ir.facts import FactDict, Facts
 from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import PARAMETER_FORMATS, Recompute, RecomputeKind, RecomputeModule, Sharding, Strategy
 from stepcast.ir.tables import TableError, convert_table
+from stepcast.ir.types import DType, FactDict, Facts, dataclass
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.questions.settle import adapter_fields

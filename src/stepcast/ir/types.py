@@ -1,19 +1,23 @@
-"""The decorator ``dataclass`` of the standard library, whose classes are structs of msgspec.
+"""Types that all packages share: values, number formats of tensors, and the facts of answers.
 
-The standard decorator compiles five or more functions for every class when it is imported, which was a quarter of the
-time of ``stepcast predict``; the methods of structs are compiled already. Classes behave the same: ``fields``,
-``replace``, ``asdict``, ``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order``, ``unsafe_hash``
-and fields without ``init`` are not supported; what is derived from fields is a ``cached_property``.
+The decorator ``dataclass`` is that of the standard library, but its classes are structs of msgspec. The standard one
+compiles five or more functions for every class when it is imported, which was a quarter of the time of ``stepcast
+predict``; the methods of structs are compiled already. Classes behave the same: ``fields``, ``replace``, ``asdict``,
+``pickle``, inheritance and ``inspect.signature`` work. ``InitVar``, ``order``, ``unsafe_hash`` and fields without
+``init`` are not supported; what is derived from fields is a ``cached_property``. Fields of the types Size, Natural and
+Quantity are checked when a value is made, before what the class itself checks.
 
-Fields of the types Size, Natural and Quantity are checked when a value is made, before what the class itself checks.
-
-At the end are the checks that classes call when a value is built, and caches whose keys are objects rather than their
-values, which take longer to compare.
+Caches by identity have objects as keys rather than their values, which take longer to compare. Facts are one dictionary
+for each answer, in the words of the JSON contract; text, pages and JSON are made of them.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar
+
+from stepcast.units import format_percent
 
 Size = Annotated[int, 1]  # at least 1
 Natural = Annotated[int, 0]  # at least 0
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
         """Set a field of a frozen instance that is being made."""
 else:
     import dataclasses
-    from operator import attrgetter
 
     from msgspec import Struct, structs
     from msgspec import field as struct_field
@@ -207,3 +210,165 @@ class Remembered(dict[Key, Value]):
 
     def cache_clear(self) -> None:
         self.clear()
+
+
+# ---- number formats of tensors -------------------------------------------------------------------------
+
+
+class DType(StrEnum):
+    FP64 = "fp64"
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    FP4 = "fp4"
+    NVFP4 = "nvfp4"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    BOOL = "bool"
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of one stored element; block scales of mxfp8 and nvfp4 are not counted."""
+        return ELEMENT_BYTES[self]
+
+    @property
+    def scaled(self) -> bool:
+        """True if numbers are stored relative to a scale: a cast must first find the largest magnitude."""
+        return self in SCALED
+
+
+SCALED = frozenset({DType.FP8, DType.MXFP8, DType.FP4, DType.NVFP4})
+# The digits of a name are the bits of an element in memory, where TF32, a way to multiply, is fp32.
+BITS = {dtype: int("".join(filter(str.isdigit, dtype))) for dtype in DType if dtype is not DType.BOOL}
+ELEMENT_BYTES: dict[DType, float] = {dtype: bits // 8 or bits / 8 for dtype, bits in BITS.items()} | {DType.BOOL: 1}
+FP32_BYTES = ELEMENT_BYTES[DType.FP32]
+
+
+# ---- facts of answers ----------------------------------------------------------------------------------
+
+
+def group_by_key(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def sum_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """Return the sum of the numbers of each key."""
+    sums: dict[Key, float] = {}
+    for key, number in pairs:
+        sums[key] = sums.get(key, 0.0) + number
+    return sums
+
+
+Fact = Any
+"""The value of one fact: a number, a text, or facts inside facts, as JSON has them."""
+Facts = Mapping[str, Fact]
+"""The facts of an answer or of one of its rows, by the names of the JSON contract."""
+FactDict = dict[str, Fact]
+"""Facts that are being collected."""
+
+
+def pick(source: object, spec: str) -> FactDict:
+    """Return attributes of *source* as facts, such as ``gpus time_s=seconds gpu=cluster.gpu.name``."""
+    pairs = (word.partition("=") for word in spec.split())
+    return {name: attrgetter(path or name)(source) for name, _, path in pairs}
+
+
+class OperatorFacts(TypedDict):
+    """All runs of one operator in a step, on an average GPU."""
+
+    name: str
+    kind: str
+    dtype: str
+    count: float
+    flops: float
+    bytes: float
+    seconds: float
+    bound: str
+
+
+class RooflineFacts(TypedDict):
+    gpu: str
+    dtype: str
+    peak_flops: float
+    bytes_per_s: float
+    operators: list[OperatorFacts]
+
+
+class ChangeFacts(TypedDict):
+    """The same step with one choice made otherwise."""
+
+    change: str
+    step_s: float
+    memory_bytes: float | None
+    fits: bool
+    command: str
+
+
+class PointFacts(TypedDict):
+    """A measurement and its prediction, in seconds or bytes."""
+
+    name: str
+    measured: float
+    predicted: float
+
+
+class IntervalFacts(NamedTuple):
+    """The interval that holds the true value, *level* of the time where that is known."""
+
+    low_s: float
+    high_s: float
+    level: float | None
+
+    @property
+    def words(self) -> str:
+        """Return the name of the band, such as ``90 % interval``."""
+        return "interval" if self.level is None else f"{format_percent(self.level, 0)} interval"
+
+
+def read_interval(facts: Facts) -> IntervalFacts:
+    """Return the band of a step, wherever its facts come from: the one place that reads it."""
+    band = facts.get("uncertainty") or facts
+    return IntervalFacts(float(band["low_s"]), float(band["high_s"]), band.get("level"))
+
+
+# Answers that cannot be true: numbers carry their units in their names, so that one place can look at all.
+
+LONGEST_S = 1e9  # thirty years; no cluster is used as long
+SHARES = ("mfu", "efficiency")
+REMEDY = "look for a nonsense value in the input"
+
+
+def find_doubts(facts: Mapping[str, object]) -> list[str]:
+    """Return warnings of values in an answer that cannot be true; raise a ValueError for a value that is no number."""
+    doubts, timed = [], False
+    for name, seconds, value in _numbers(facts, "", False):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} comes out as {value}, which is no answer; {REMEDY}")
+        if name in SHARES and value > 1:
+            doubts.append(f"{name} is {value:.3g}, and no GPU does more than its peak: {REMEDY}")
+        if seconds and value > LONGEST_S and not timed:  # its parts are as long
+            timed = True
+            doubts.append(f"{name} is {value:.3g} s, longer than thirty years: {REMEDY}")
+    return list(dict.fromkeys(doubts))
+
+
+def _numbers(value: object, name: str, seconds: bool) -> Iterator[tuple[str, bool, float]]:
+    """Yield every number within *value*, its name, and True if it is in seconds, as all within ``breakdown_s``."""
+    if isinstance(value, float):
+        yield name, seconds, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            timed = str(key).endswith("_s") and not str(key).endswith("per_s")
+            yield from _numbers(item, str(key), seconds or timed)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from _numbers(item, name, seconds)
