@@ -23,7 +23,14 @@ from stepcast.simulation.step import Step, build_step
 MODEL = load_model("llama-3.2-1b")
 CLUSTER = load_cluster("dgx-h100")
 # All that a forecast leaves behind for the next one to find.
-REMEMBERED = (workload._STAGES, workload._find_unit_maker, workload.block_layers, workload.end_layers, overlap.LAYERS)
+REMEMBERED = (
+    workload._MADE,
+    workload._STAGES,
+    workload._find_unit_maker,
+    workload.block_layers,
+    workload.end_layers,
+    overlap.LAYERS,
+)
 
 
 def strategies() -> list[Strategy]:

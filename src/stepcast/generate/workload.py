@@ -79,6 +79,10 @@ _STAGES: ByIdentity[Stage] = ByIdentity(8192)
 """One object for all pieces of all strategies that run the same: what follows from it is worked out once."""
 
 
+_MADE: ByIdentity[tuple[tuple[Stage, ...], int | None]] = ByIdentity(2048)
+"""The stages of a strategy, and the bytes that they send to one another."""
+
+
 class StageMaker:
     """Makes the stages of a strategy."""
 
@@ -265,12 +269,17 @@ def _subtract(shard: Shard, other: Shard) -> Shard:
 def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:
     """Return the work of *model* in one step under *strategy*: one stage per pipeline piece, in model order."""
     check(model, strategy, framework=framework)
-    maker = StageMaker(model, strategy, framework)
+
+    def make() -> tuple[tuple[Stage, ...], int | None]:
+        maker = StageMaker(model, strategy, framework)
+        return maker.stages(), maker.sizes.boundary_bytes if strategy.layout.pp > 1 else None
+
+    stages, boundary_bytes = _MADE.get((model, strategy, framework), make)
     return Workload(
-        stages=maker.stages(),
+        stages=stages,
         layout=strategy.layout,
         micro_batches=strategy.micro_batches,
-        boundary_bytes=maker.sizes.boundary_bytes if strategy.layout.pp > 1 else None,
+        boundary_bytes=boundary_bytes,
         name=model.name,
         source="generated",
         notes=(

@@ -97,7 +97,7 @@ def states_view(strategy: Strategy, framework: Framework) -> Strategy:
     return _VIEWS.of(strategy, _make_view, framework.late_gathers)
 
 
-_VIEWS: ByIdentity[Strategy] = ByIdentity(256)
+_VIEWS: ByIdentity[Strategy] = ByIdentity(2048)
 
 
 def _make_view(strategy: Strategy, late_gathers: bool) -> Strategy:
