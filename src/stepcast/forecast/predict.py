@@ -134,7 +134,7 @@ def predict_many(
     left = iter(strategies)
     while block := list(islice(left, TOGETHER)):
         try:
-            with _pause_collection():
+            with _pause_collection(keeps=True):
                 predictions = _predict_all(model, cluster, block, framework, options, calibration)
         except Exception:  # one of them fails, after those before it
             yield from (predict(model, cluster, strategy, framework, options, calibration) for strategy in block)
@@ -143,9 +143,9 @@ def predict_many(
 
 
 @contextmanager
-def _pause_collection() -> Iterator[None]:
+def _pause_collection(keeps: bool = False) -> Iterator[None]:
     """Python's search for garbage in circles takes a fifth of the time of many predictions, which leave hardly any. So
-    that it does not search all of it afterwards either, it is moved to the oldest generation.
+    that it does not search all that a block *keeps* afterwards either, it is moved to the oldest generation.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -153,7 +153,7 @@ def _pause_collection() -> Iterator[None]:
         yield
     finally:
         if collects:
-            if not gc.get_freeze_count():  # others may have frozen their objects for good
+            if keeps and not gc.get_freeze_count():  # others may have frozen their objects for good
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
