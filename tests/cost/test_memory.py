@@ -12,9 +12,9 @@ from stepcast.cost.memory.stages import default_in_flight
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import Framework, Kernels, LossKernel, SelectiveRule
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
-from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
     Recompute,

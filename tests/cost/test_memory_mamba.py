@@ -7,11 +7,11 @@ import pytest
 from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.layers.mamba import fused_scan_saved, saved_scan, scan_transient
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
 from tests.cost.mamba_rows import Case, cases

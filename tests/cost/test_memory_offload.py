@@ -12,8 +12,8 @@ from stepcast.cost.memory import StageMemory, memory
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware import load_gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.layout import Layout
-from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Offload, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
 

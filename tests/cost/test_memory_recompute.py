@@ -11,9 +11,9 @@ from stepcast.generate.recompute import recompute_modules
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Strategy
 from stepcast.models.catalog import load_model
 

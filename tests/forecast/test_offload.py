@@ -12,8 +12,8 @@ from stepcast.frameworks.catalog import load_framework
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Optimizer, OptimizerKind
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.layout import HostWay, Layout
-from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Offload, ScheduleKind, Sharding, Strategy, StrategyError
 from stepcast.ir.types import DType
 from stepcast.ir.work import HostCopy

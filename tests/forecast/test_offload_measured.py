@@ -16,7 +16,7 @@ from stepcast.cost.host import UPDATE_SHARE
 from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Offloaded
-from stepcast.ir.saved import count_saved
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.strategy import Offload
 from stepcast.ir.types import DType
 from stepcast.units import GB

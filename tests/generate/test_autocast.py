@@ -11,10 +11,10 @@ from stepcast.frameworks.catalog import load_framework
 from stepcast.generate.workload import block_layers, generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Execution, Framework, Kernels
+from stepcast.ir.layers.kinds import saved_halves
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import FeedForward
-from stepcast.ir.saved import saved_halves
 from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.ir.types import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul, Work

@@ -10,11 +10,11 @@ from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.chakra.record import decode_workload, encode_workload
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
-from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Strategy, StrategyError
 from stepcast.ir.work import Collective, CollectiveKind, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload

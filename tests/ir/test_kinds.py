@@ -8,13 +8,12 @@ import pytest
 from stepcast.generate.workload import block_layers
 from stepcast.ir.architecture import WeightPart
 from stepcast.ir.framework import MEGATRON_CORE
-from stepcast.ir.layers.kinds import KINDS, adapter_shard, block_weights, mixing_flops
+from stepcast.ir.layers.kinds import KINDS, adapter_shard, block_weights, count_saved, mixing_flops, saved_halves
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.recurrent import DeltaRule, Scan, SelectiveScan
-from stepcast.ir.saved import count_saved, saved_halves
 from stepcast.ir.strategy import Strategy, TrainingKind, layer_view
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, OpPart

@@ -4,8 +4,8 @@ import pytest
 
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.layout import Layout
-from stepcast.ir.saved import count_saved
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Attention
 from stepcast.models.catalog import load_model

@@ -181,7 +181,7 @@ def test_an_objective_that_is_not_known_is_told() -> None:
 def test_two_workers_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if the space were large enough for several processes.
     monkeypatch.setattr("stepcast.searching.best.FEWEST_FOR_SEVERAL", 1)
-    monkeypatch.setattr("stepcast.searching.crew.FEWEST_EACH", 1)
+    monkeypatch.setattr("stepcast.ir.children.FEWEST_EACH", 1)
     assert searched(dense(), workers=2) == dense_searched()
 
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from stepcast.ir.architecture import Weight, WeightPart
 from stepcast.ir.layers.kinds import adapter_shard, mixing_flops
-from stepcast.ir.layers.weights import list_weights
+from stepcast.ir.layers.lists import list_weights
 from stepcast.ir.model import Model
 
 

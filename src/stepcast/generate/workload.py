@@ -9,14 +9,13 @@ from stepcast.ir.architecture import NOTHING, Shard
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework
 from stepcast.ir.layers.ends import SWITCH_KERNELS, embedding_layers, head_layers, next_token_layers
 from stepcast.ir.layers.kernels import C, collective
-from stepcast.ir.layers.kinds import KINDS, count_adapted, kinds_of
+from stepcast.ir.layers.kinds import KINDS, count_adapted, count_saved, kinds_of
 from stepcast.ir.layers.operators import rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard, piece_kinds, trained_shard
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, Strategy, layer_view
 from stepcast.ir.types import ByIdentity, replace

@@ -35,17 +35,15 @@ class Architecture:
     """The shape of a model: *ffn* is the inner width of the dense MLP (0 where every layer has experts), *kv_heads* the
     key/value heads of grouped-query attention, *max_seq* the longest sequence the model is meant for.
 
-    *parallel_block* runs attention and MLP side by side on the same input; *shared_norm* says that
-    they then share one norm. *post_norms* adds a norm after each of them, and without *pre_norms* these are
-    the only ones (OLMo 2). *embedding_width* is the width
-    of the word embedding where a projection leads from it to the hidden width (OPT-350M); 0 = hidden.
-    *next_token_layers* are DeepSeek-V3's multi-token-prediction modules: they are not part of
-    ``parameters``. *vocab_multiple* pads the vocabulary to a multiple of itself times the tensor-parallel
-    size, as Megatron does with 128; 0 keeps it as it is. *joined*: queries, keys and values come from one
-    matrix in the model's own code, and so do gate and up. *wide_norms*: norms multiply by their weight in
-    fp32. *attention_gate*: a sigmoid of as wide a projection as the queries' multiplies what attention
-    returns (Qwen3-Next). *dropout*: of its branches in training, where its code decides that;
-    *drops_attention*: of the attention's probabilities, too.
+    *parallel_block* runs attention and MLP side by side on the same input; *shared_norm* says that they then share one
+    norm. *post_norms* adds a norm after each of them, and without *pre_norms* these are the only ones (OLMo 2).
+    *embedding_width* is the width of the word embedding where a projection leads from it to the hidden width
+    (OPT-350M); 0 = hidden. *next_token_layers* are DeepSeek-V3's multi-token-prediction modules: they are not part of
+    ``parameters``. *vocab_multiple* pads the vocabulary to a multiple of itself times the tensor-parallel size, as
+    Megatron does with 128; 0 keeps it as it is. *joined*: queries, keys and values come from one matrix in the model's
+    own code, and so do gate and up. *wide_norms*: norms multiply by their weight in fp32. *attention_gate*: a sigmoid
+    of as wide a projection as the queries' multiplies what attention returns (Qwen3-Next). *dropout*: of its branches
+    in training, where its code decides that; *drops_attention*: of the attention's probabilities, too.
     """
 
     name: str

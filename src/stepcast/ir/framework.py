@@ -231,20 +231,19 @@ class Peak(StrEnum):
 class Overhead:
     """The memory a process takes on a GPU beyond the tensors of its model.
 
-    *context_bytes*: the driver's context with the kernels it loaded. *communicator_bytes*: buffers of one
-    group of the communication library. *buffer_bytes*: flat buffers the framework allocates for any model;
-    *bucket_buffers*: those of the size of a bucket of gradients.
-    *fragmentation*: of activations and temporaries, the share that the allocator reserves on top because
-    freed blocks do not fit the next request. *displaced*: the same share of optimizer moments and of the
-    temporaries of their update, which take the blocks of freed activations. *expandable_segments*: the
-    allocator grows segments in place (PyTorch's expandable_segments:True). *step_bytes*: per parameter whose
-    states a rank keeps, what the optimizer copies for its step in large pieces, for which no freed activation
-    is large enough. *gradient_bytes*: per parameter a rank holds, more copies of its gradient. *exchanged_tensors*:
-    of each layer and micro-batch in flight, the tensors of tensor-parallel collectives whose memory an eager host that
-    runs ahead cannot use again yet (PyTorch's record_stream); short of memory, the allocator waits for them.
-    *whole_master*: each rank keeps the fp32 weights of all its parameters and updates a part of them. *bucket_copies*:
-    gradients that ranks sum complete exist a second time, in buckets (PyTorch's DDP without gradient_as_bucket_view).
-    *fitted*: some of these figures were learnt from peaks of published runs, which are then no test of them.
+    *context_bytes*: the driver's context with the kernels it loaded. *communicator_bytes*: buffers of one group of the
+    communication library. *buffer_bytes*: flat buffers the framework allocates for any model; *bucket_buffers*: those
+    of the size of a bucket of gradients. *fragmentation*: of activations and temporaries, the share that the allocator
+    reserves on top because freed blocks do not fit the next request. *displaced*: the same share of optimizer moments
+    and of the temporaries of their update, which take the blocks of freed activations. *expandable_segments*: the
+    allocator grows segments in place (PyTorch's expandable_segments:True). *step_bytes*: per parameter whose states a
+    rank keeps, what the optimizer copies for its step in large pieces, for which no freed activation is large enough.
+    *gradient_bytes*: per parameter a rank holds, more copies of its gradient. *exchanged_tensors*: of each layer and
+    micro-batch in flight, the tensors of tensor-parallel collectives whose memory an eager host that runs ahead cannot
+    use again yet (PyTorch's record_stream); short of memory, the allocator waits for them. *whole_master*: each rank
+    keeps the fp32 weights of all its parameters and updates a part of them. *bucket_copies*: gradients that ranks sum
+    complete exist a second time, in buckets (PyTorch's DDP without gradient_as_bucket_view). *fitted*: some of these
+    figures were learnt from peaks of published runs, which are then no test of them.
     """
 
     context_bytes: float = 0.8e9
@@ -300,8 +299,7 @@ class Framework:
     # The logits outlive a loss that is not compiled, or are freed with it.
     keeps_logits: bool = False
     loss: LossKernel = LossKernel.IN_PLACE
-    # Fused kernels save the input of an activation in fp8 (Megatron-Core's
-    # activation_func_fp8_input_store).
+    # Fused kernels save the input of an activation in fp8 (Megatron-Core's activation_func_fp8_input_store).
     fp8_activations: bool = False
     # Fused attention multiplies in fp8 where linear layers do (Transformer Engine's fp8_dpa,
     # Megatron-Core's fp8_dot_product_attention).

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby, pairwise
 from stepcast.ir.architecture import NOTHING, Architecture, Shard, Weight, WeightPart, count_elements, shard_weights
 from stepcast.ir.layers.ends import next_token_weights
 from stepcast.ir.layers.kinds import adapter_shard, block_weights
-from stepcast.ir.layers.weights import list_weights
+from stepcast.ir.layers.lists import list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind

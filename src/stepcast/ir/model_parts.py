@@ -249,12 +249,11 @@ class Latent:
 class Hybrid:
     """Layers of unlike kinds.
 
-    *pattern* has one letter per layer. Where a layer is one thing (Nemotron-H; Megatron-LM's letters):
-    ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` experts. Where it is a mixer and a feed-forward (Bamba,
-    Granite 4): ``m`` Mamba-2 and ``a`` attention before an MLP, ``x`` and ``y`` before experts; ``S`` is
-    Mamba of the first version alone, ``s`` and ``t`` the same before an MLP and before experts (Jamba),
-    ``d`` and ``e`` a gated delta net before them (Qwen3-Next).
-    The sizes are those of Mamba-2 blocks, where there are any: their inner width is mamba_heads x
+    *pattern* has one letter per layer. Where a layer is one thing (Nemotron-H; Megatron-LM's letters): ``M`` Mamba-2,
+    ``*`` attention, ``-`` MLP, ``E`` experts. Where it is a mixer and a feed-forward (Bamba, Granite 4): ``m`` Mamba-2
+    and ``a`` attention before an MLP, ``x`` and ``y`` before experts; ``S`` is Mamba of the first version alone, ``s``
+    and ``t`` the same before an MLP and before experts (Jamba), ``d`` and ``e`` a gated delta net before them
+    (Qwen3-Next). The sizes are those of Mamba-2 blocks, where there are any: their inner width is mamba_heads x
     mamba_head_dim; *chunk* is the scan's, Megatron-LM's unless given.
     """
 

@@ -18,6 +18,7 @@ from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import distinct_rows
+from stepcast.ir.children import usable_workers
 from stepcast.ir.framework import Dispatcher, Framework, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import LAYERS, SEQUENCES
@@ -34,7 +35,6 @@ from stepcast.questions.runs import choice_of_field, predict_words, strategy_fac
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
 from stepcast.searching import space as spaces
 from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_parts, usable_memory_bytes
-from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import join_gpu_kinds, search_mixed
 from stepcast.searching.result import SearchResult, SearchWatch, SimulatedCandidate
 from stepcast.searching.search import Refinement, refine_best

@@ -13,11 +13,11 @@ from stepcast.forecast.predict import predict_many, stage_memory
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.children import WorkerPool
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.types import dataclass
 from stepcast.searching import result
 from stepcast.searching.bounds import BoundedCandidates, CandidateBounds
-from stepcast.searching.crew import WorkerPool
 from stepcast.searching.space import SpacePart
 from stepcast.units import GIB
 
@@ -426,30 +426,24 @@ class _SearchRun:
             self._simulate(pool, numbers[indices].tolist())
 
     def _explore_memory(self) -> tuple[result.MissedCandidate | None, result.SimulatedCandidate | None]:
-        """Return the fastest candidate that does not fit, by its bound, and the best that more memory would allow.
+        """Return the candidate that lacks memory with the lowest bound, if that is below the bound of the best, and the
+        best candidate that fits with MORE_BYTES, of the first few by their bounds.
 
         Both use as many GPUs as the best candidate.
         """
-        near = np.arange(self.space.fitting, len(self.space.row))
-        near = near[self.space.gpus[near] == self.best[0].gpus]
-        self.space.bound(near, rough=True)
-        return self._missed(near), self._roomier(near)
-
-    def _missed(self, near: IntArray) -> result.MissedCandidate | None:
-        """Return the candidate with the lowest bound that lacks memory, if that is below the bound of the best."""
-        bound_s, space = self.best[0].bound_s, self.space
+        space, bound_s = self.space, self.best[0].bound_s
+        near = np.arange(space.fitting, len(space.row))
+        near = near[space.gpus[near] == self.best[0].gpus]
+        space.bound(near, rough=True)
+        missed, best = None, None
         indices = self._queue(near, space.time_s[near]).next(1, bound_s)
-        if not len(indices) or space.time_s[number := int(near[indices[0]])] >= bound_s:
-            return None
-        part, row = space.place(number)
-        time_s, memory_bytes = space.time_s[number], space.memory_bytes[number]
-        return result.MissedCandidate(part.space.strategy(row), float(time_s), float(memory_bytes))
+        if len(indices) and space.time_s[number := int(near[indices[0]])] < bound_s:
+            part, row = space.place(number)
+            time_s, memory_bytes = space.time_s[number], space.memory_bytes[number]
+            missed = result.MissedCandidate(part.space.strategy(row), float(time_s), float(memory_bytes))
 
-    def _roomier(self, near: IntArray) -> result.SimulatedCandidate | None:
-        """Return the best candidate that fits with MORE_BYTES, of the first few by their bounds."""
-        numbers = near[self.space.memory_bytes[near] <= self.capacity + MORE_BYTES]
-        queue = self._queue(numbers, self.space.time_s[numbers])
-        best: result.SimulatedCandidate | None = None
+        numbers = near[space.memory_bytes[near] <= self.capacity + MORE_BYTES]
+        queue = self._queue(numbers, space.time_s[numbers])
         for _ in range(MOST_ROOMIER):
             worst = best.step_s if best and self.objective_name == "step" else np.inf
             indices = queue.next(1, worst)
@@ -461,7 +455,7 @@ class _SearchRun:
             if trial.step_s is not None:
                 candidate = self._candidate(number, trial)
                 best = candidate if best is None or candidate.rank < best.rank else best
-        return best
+        return missed, best
 
     # ---- progress ------------------------------------------------------------------------------------
 

@@ -26,9 +26,9 @@ from stepcast.cost.power import cool_load
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.framework import Framework, Kernels
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.limits import PRICED
 from stepcast.ir.model import StagePiece, pieces_of_stage, trained_shard
-from stepcast.ir.saved import count_saved
 from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import NO_OVERLAP, RecomputeKind
@@ -155,8 +155,8 @@ class TimeBounds:
         content, copies = self._first_stages(rows)
         several = (self.space.micro_batches > 1).astype(np.int64)
         columns.derived |= {"heat": heat, "several": several, "content": content, "copies": copies}
-        self.cool = candidates.LazyColumn(columns, rows, names, self._cool_cost)
-        self.hot = candidates.LazyColumn(columns, rows, (*names, "heat"), self._cost)
+        self.cool = candidates.LazyColumn(columns, rows, names, lambda row: self._cost(row, COOL))
+        self.hot = candidates.LazyColumn(columns, rows, (*names, "heat"), self._hot_cost)
         if len(self.hot.first) > PRICED.most:
             raise ValueError(f"{PRICED.message}: fix some choices, or ask for fewer numbers of GPUs")
         self.exchanged = candidates.LazyColumn(
@@ -226,24 +226,20 @@ class TimeBounds:
         cool = np.array(copied)[which] | (np.array(alone)[which] & (replicas == 1))
         return np.where(cool, COOL, heat)
 
-    def _cool_cost(self, row: int) -> FloatArray:
-        """Return parts x times on a cool GPU, which is no slower than one under load."""
-        strategy = self.space.strategy(row)
-        parts = part_layers(self.model, self.framework, strategy)
-        load = cool_load(self.cluster.gpu, default_fit())
-        return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
-
-    def _cost(self, row: int) -> FloatArray:
+    def _hot_cost(self, row: int) -> FloatArray:
         heat = int(self.columns.derived["heat"][row])
-        if heat == COOL:
-            known = self.cool.get(row)
-            return self._cool_cost(row) if known is None else known
-        strategy = self.space.strategy(row)
+        known = self.cool.get(row) if heat == COOL else None
+        return self._cost(row, heat) if known is None else known
+
+    def _cost(self, row: int, heat: int) -> FloatArray:
+        """Return parts x times on a GPU with that *heat*; a cool one is no slower than one under load."""
+        strategy, load = self.space.strategy(row), cool_load(self.cluster.gpu, default_fit())
         parts = part_layers(self.model, self.framework, strategy)
-        loads = part_loads(self.cluster, parts)
-        # A mixture of kinds is no cooler than its coolest.
-        mixtures = loads[: len(self.kinds)] if heat == ALONE else self._counts(row)[-1:] @ loads
-        load = least_load(self.cluster, mixtures)
+        if heat != COOL:
+            loads = part_loads(self.cluster, parts)
+            # A mixture of kinds is no cooler than its coolest.
+            mixtures = loads[: len(self.kinds)] if heat == ALONE else self._counts(row)[-1:] @ loads
+            load = least_load(self.cluster, mixtures)
         return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
 
     # ---- pipelines -----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Search from the library; refinements of the best candidates, and what would make the best one faster."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -121,13 +121,13 @@ class Refinement:
         )
 
 
-def neighbour_splits(model: Model, strategy: Strategy) -> Iterator[tuple[int, ...]]:
-    """Yield splits with one layer moved.
+def neighbour_splits(model: Model, strategy: Strategy) -> Iterable[tuple[int, ...]]:
+    """Return splits with one layer moved.
 
     From either end of the model, or the inner piece with most layers, to the inner piece with fewest and to the ends.
     """
     if strategy.layout.pp == 1:
-        return
+        return ()
     sizes = [len(piece.layers) for piece in pieces(model, strategy)]
     inner, first, last = range(1, len(sizes) - 1), 0, len(sizes) - 1
     moves = [(last, first), (first, last)]
@@ -135,15 +135,11 @@ def neighbour_splits(model: Model, strategy: Strategy) -> Iterator[tuple[int, ..
         fewest = min(inner, key=lambda piece: (sizes[piece], piece))
         most = max(inner, key=lambda piece: (sizes[piece], -piece))
         moves += [(first, fewest), (most, first), (last, fewest), (most, last)]
-    seen: set[tuple[int, ...]] = set()
-    for source, target in moves:
-        if sizes[source] > (1 if source in inner else 0):
-            split = list(sizes)
-            split[source] -= 1
-            split[target] += 1
-            if tuple(split) not in seen:
-                seen.add(tuple(split))
-                yield tuple(split)
+    return dict.fromkeys(
+        tuple(size + (piece == target) - (piece == source) for piece, size in enumerate(sizes))
+        for source, target in moves
+        if sizes[source] > (1 if source in inner else 0)
+    )
 
 
 @dataclass(frozen=True, slots=True)

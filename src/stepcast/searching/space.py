@@ -10,10 +10,11 @@ from typing import Any, TypedDict, TypeVar, cast
 import numpy as np
 
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray, distinct_rows
+from stepcast.ir.children import map_parallel
 from stepcast.ir.framework import Framework
 from stepcast.ir.layers.attention_core import recomputes_in_vain
 from stepcast.ir.layout import Layout
-from stepcast.ir.legality import check, find_problems
+from stepcast.ir.legality import find_problems, is_legal
 from stepcast.ir.limits import CANDIDATES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
@@ -28,7 +29,6 @@ from stepcast.ir.strategy import (
     StrategyError,
 )
 from stepcast.ir.types import DType, dataclass
-from stepcast.searching.crew import map_parallel
 
 StrategyFields = Mapping[str, Any]
 """Fields of a Strategy by name."""
@@ -375,22 +375,20 @@ def find_legal(columns: SpaceColumns, framework: Framework) -> BoolArray:
 
     def is_pipeline_legal(row: int) -> bool:
         try:
-            strategy = pipeline_strategy(space, row)
-            return not any(find_problems(space.model, strategy))
+            return not any(find_problems(space.model, pipeline_strategy(space, row)))
         except ValueError:
             return False
 
     def is_layout_legal(row: int) -> bool:
         try:
-            check(space.model, space.strategy(row), framework=framework)
+            return is_legal(space.model, space.strategy(row), framework)
         except StrategyError:
             return False
-        return True
 
     legal: BoolArray = space.micro_batches > 0
-    for names, is_legal in (((*PIECES, "micro_batches"), is_pipeline_legal), (LEGALITY, is_layout_legal)):
+    for names, holds in (((*PIECES, "micro_batches"), is_pipeline_legal), (LEGALITY, is_layout_legal)):
         if len(rows := np.flatnonzero(legal)):
-            legal[rows] = columns.spread(rows, names, is_legal)
+            legal[rows] = columns.spread(rows, names, holds)
     return legal
 
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.layers.ends import LOSS_TOKENS, loss_chunks
+from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard
-from stepcast.ir.saved import count_saved
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind
 from stepcast.ir.types import FP32_BYTES, DType

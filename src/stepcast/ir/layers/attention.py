@@ -13,8 +13,7 @@ flash attention its inputs and its result) and from what is fused:
   came from stays alive, because the values are a view of it (checked against measured peaks, ``h200`` set).
 - fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
 
-For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, dropouts where
-there are any.
+For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, dropouts where there are any.
 """
 
 from dataclasses import replace
@@ -35,9 +34,9 @@ from stepcast.ir.layers.kernels import (
     make_layer,
     stream_op,
 )
+from stepcast.ir.layers.lists import norm_readers
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
-from stepcast.ir.layers.weights import norm_readers
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M

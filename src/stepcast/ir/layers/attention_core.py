@@ -118,11 +118,9 @@ def _local_core(sizes: Sizes, block: LayerParts, heads: int, kv_heads: int) -> "
     seq = sizes.strategy.seq
     if masks_window(block.window, sizes.strategy, sizes.framework):
         return _Core(sizes, seq, seq, False, heads, kv_heads, masked=True)
-    document = min(sizes.strategy.document or sizes.strategy.seq, sizes.strategy.seq)
-    keys = window_keys(document, block)
-    return _Core(
-        sizes, document, keys or document, keys is None, heads, kv_heads, documents=max(1, round(seq / document))
-    )
+    document = min(sizes.strategy.document or seq, seq)
+    keys, documents = window_keys(document, block), max(1, round(seq / document))
+    return _Core(sizes, document, keys or document, keys is None, heads, kv_heads, documents=documents)
 
 
 def _ring(sizes: Sizes, block: LayerParts) -> Layer:

@@ -1,11 +1,10 @@
 """Gated delta nets: norm, in-projection, convolution, delta rule in chunks, gated norm, out-projection.
 
-Tensor ranks share heads, the projections are split like those of an MLP, and context-parallel ranks exchange
-positions for heads (Megatron-LM, core/ssm/gated_delta_net.py; the same layers in transformers'
-models/qwen3_next). The rule is flash-linear-attention's, which takes as many heads of queries and keys as of
-values: where a model has fewer, they are repeated before it and their gradients added up after it. It saves
-queries and keys as they are normed, values, decays summed along a chunk and the solved system of each chunk,
-and computes states again.
+Tensor ranks share heads, the projections are split like those of an MLP, and context-parallel ranks exchange positions
+for heads (Megatron-LM, core/ssm/gated_delta_net.py; the same layers in transformers' models/qwen3_next). The rule is
+flash-linear-attention's, which takes as many heads of queries and keys as of values: where a model has fewer, they are
+repeated before it and their gradients added up after it. It saves queries and keys as they are normed, values, decays
+summed along a chunk and the solved system of each chunk, and computes states again.
 """
 
 from functools import partial
@@ -70,13 +69,17 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
     delta, model = present(sizes.model.delta), sizes.model
     into = Linear("in", sizes.tokens, model.hidden, delta.projected // sizes.tp, sizes.dtype)
     out = Linear("out", sizes.tokens, delta.values // sizes.tp, model.hidden, sizes.dtype)
+    # An RMS norm of each head, times the activated gate.
+    rows, width = sizes.tokens * (delta.value_heads // sizes.tp), delta.value_dim
+    gate, gate_gradient = build.gate_ops(sizes, rows, width)
+    norm, norm_gradient = build.norm_ops(sizes, "head norm", rows, width, heads=True)
     return build.surround_with_norms(
         sizes,
         Role.DELTA_NORM,
         Role.DELTA_POST_NORM,
         build.column_layer(sizes, Role.DELTA_IN, (into,)),
         _rule_layer(sizes, delta),
-        _gate_norm_layer(sizes, delta),
+        make_layer(Role.DELTA_GATE_NORM, norm + gate, gate_gradient + norm_gradient),
         build.row_layer(sizes, Role.DELTA_OUT, out),
         waits=build.column_waits(sizes, Role.DELTA_IN),
     )
@@ -119,11 +122,3 @@ def _repeat_keys(sizes: Sizes, delta: Delta, name: str, backward: bool) -> Ops:
     many = 2 * max(1, delta.value_heads // ways) * delta.key_dim
     read, write = (float(rows * width * element) for width in ((many, few) if backward else (few, many)))
     return (Op(name, Elementwise(K.ADD if backward else K.COPY, rows, many, read, write, dtype=sizes.stored)),)
-
-
-def _gate_norm_layer(sizes: Sizes, delta: Delta) -> Layer:
-    """Return an RMS norm of each head, times the activated gate."""
-    rows, width = sizes.tokens * (delta.value_heads // sizes.tp), delta.value_dim
-    gate, gate_gradient = build.gate_ops(sizes, rows, width)
-    norm, norm_gradient = build.norm_ops(sizes, "head norm", rows, width, heads=True)
-    return make_layer(Role.DELTA_GATE_NORM, norm + gate, gate_gradient + norm_gradient)

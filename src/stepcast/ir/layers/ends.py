@@ -13,9 +13,9 @@ from stepcast.ir.framework import Kernels, LossKernel
 from stepcast.ir.layers import operators as build
 from stepcast.ir.layers.kernels import FP32, C, K, collective, list_kernels, list_phases, make_layer, stream_op
 from stepcast.ir.layers.kinds import block_weights, count_adapted
+from stepcast.ir.layers.lists import list_weights
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import Sizes
-from stepcast.ir.layers.weights import list_weights
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import Objective, TrainingKind

@@ -49,12 +49,8 @@ def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:
     Megatron-LM weights inside the activation; a plain loop saves each result before and after its weight.
     """
     experts, model, element = present(sizes.model.experts), sizes.model, sizes.stored.bytes
-    rows, width, ways, freed = (
-        _saved_rows(sizes),
-        model.expert_width,
-        sizes.strategy.layout.expert_tp_size,
-        (M.EXPERTS,),
-    )
+    rows, width, ways = _saved_rows(sizes), model.expert_width, sizes.strategy.layout.expert_tp_size
+    freed = (M.EXPERTS,)
     if sizes.alternates_matmuls:
         routed = experts.top_k / sizes.strategy.outer_ways * sizes.strategy.busiest_share
         widths = routed * (experts.ffn + model.hidden) + experts.shared_ffn / sizes.tp

@@ -137,10 +137,9 @@ def transient_bytes(sizes: Sizes, block: LayerParts) -> float:
 
 
 def scan_transient(scan: Scan, element: float) -> float:
-    """Return the gradient of the projection; the convolution's result and its gradient; that of the scan's
-    result. On top, whichever is more: states and their gradients, in fp32 and rounded, while they run
-    backward, or both rounded while gradients of chunk products (before and after their sum over heads), B and
-    C are made.
+    """Return the gradient of the projection; the convolution's result and its gradient; that of the scan's result. On
+    top, whichever is more: states and their gradients, in fp32 and rounded, while they run backward, or both rounded
+    while gradients of chunk products (before and after their sum over heads), B and C are made.
     """
     convolved = 2 * (scan.inputs + 2 * scan.shared)
     running = scan.states * 2 * (FP32_BYTES + element) + scan.squares * FP32_BYTES
@@ -165,7 +164,8 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
         Role.MAMBA_NORM,
         Role.MAMBA_POST_NORM,
         build.column_layer(sizes, Role.MAMBA_IN, (projected,)),
-        *((_eager_core(mamba), _eager_norm(mamba)) if eager else (_core(mamba), _group_norm(mamba))),
+        _eager_core(mamba) if eager else _core(mamba),
+        _group_norm(mamba, eager),
         build.row_layer(sizes, Role.MAMBA_OUT, output),
         waits=build.column_waits(sizes, Role.MAMBA_IN),
     )
@@ -190,14 +190,17 @@ def _core(mamba: MambaSizes) -> Layer:
     )
 
 
-def _group_norm(mamba: MambaSizes) -> Layer:
-    """Return an RMS norm of each group's heads by themselves."""
-    rows, columns, dtype = mamba.sizes.tokens * mamba.groups, mamba.inner // mamba.groups, mamba.sizes.stored
-    return make_layer(
-        Role.MAMBA_GROUP_NORM,
-        (stream_op("group norm", K.GROUP_NORM, rows, columns, 1, 1, dtype),),
-        (stream_op("group norm gradient", K.GROUP_NORM, rows, columns, 2, 1, dtype, True),),
-    )
+def _group_norm(mamba: MambaSizes, eager: bool) -> Layer:
+    """Return an RMS norm of each group's heads by themselves; *eager*: the gate and the norm, an operation a kernel."""
+    sizes, rows, columns = mamba.sizes, mamba.sizes.tokens * mamba.groups, mamba.inner // mamba.groups
+    if eager:
+        gate = stream_op("gate", K.SILU, rows, columns, 2, 2, FP32, kernels=3)
+        gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
+        norm, norm_gradient = build.eager_norm(sizes, "group norm", rows, columns, FP32)
+        return make_layer(Role.MAMBA_GROUP_NORM, (gate, *norm), (*norm_gradient, gate_gradient))
+    forward = stream_op("group norm", K.GROUP_NORM, rows, columns, 1, 1, sizes.stored)
+    gradient = stream_op("group norm gradient", K.GROUP_NORM, rows, columns, 2, 1, sizes.stored, True)
+    return make_layer(Role.MAMBA_GROUP_NORM, (forward,), (gradient,))
 
 
 def _eager_core(mamba: MambaSizes) -> Layer:
@@ -220,12 +223,3 @@ def _eager_core(mamba: MambaSizes) -> Layer:
         between=scan.batch * (chunks + 1) ** 2 * heads * width,
     )
     return make_layer(Role.MAMBA_SCAN, *phases)
-
-
-def _eager_norm(mamba: MambaSizes) -> Layer:
-    """Return the gate and an RMS norm, an operation a kernel."""
-    sizes, rows, columns = mamba.sizes, mamba.sizes.tokens * mamba.groups, mamba.inner // mamba.groups
-    gate = stream_op("gate", K.SILU, rows, columns, 2, 2, FP32, kernels=3)
-    gate_gradient = stream_op("gate gradient", K.SILU, rows, columns, 4, 3, FP32, True, kernels=4)
-    norm, norm_gradient = build.eager_norm(sizes, "group norm", rows, columns, FP32)
-    return make_layer(Role.MAMBA_GROUP_NORM, (gate, *norm), (*norm_gradient, gate_gradient))

@@ -103,9 +103,8 @@ class Linear:
 
     def input_gradient(self, sizes: Sizes) -> Ops:
         matmul = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs, self.skew))
-        casts: Ops = ()
-        if self.quantises_gradient:
-            casts = self._quantise(sizes, "gradient", self.gathered_gradient, self.outputs)
+        ranks = self.gathered_gradient
+        casts = self._quantise(sizes, "gradient", ranks, self.outputs) if self.quantises_gradient else ()
         return (*casts, *self._dequantise(sizes, " again"), matmul, *self._adapters(sizes, "input gradient"))
 
     def weight_gradient(self, sizes: Sizes) -> Ops:
@@ -113,14 +112,10 @@ class Linear:
         if sizes.strategy.training is TrainingKind.LORA:
             return self._adapters(sizes, "weight gradient")
         # A grouped kernel keeps its rows as m: it is they that are divided among the experts.
-        work = (
-            self.product(self.rows, self.outputs, self.inputs)
-            if self.groups
-            else Matmul(self.inputs, self.outputs, self.rows, 1, self.dtype)
-        )
+        shape = (self.rows, self.outputs, self.inputs) if self.groups else (self.inputs, self.outputs, self.rows)
         return (
             *self._transpose_gathered(sizes),
-            Op(f"{self.name} weight gradient", work),
+            Op(f"{self.name} weight gradient", self.product(*shape)),
             *self._bias_gradient(sizes),
             *self._cast_weights(sizes, "weight gradient cast", sizes.stored, sizes.strategy.weights),
             *self._accumulate(sizes),
@@ -130,10 +125,8 @@ class Linear:
         """Quantise the share of *ranks*; weights are quantised once a step."""
         if self.dtype not in QUANTISED:
             return ()
-        rows = self.rows // ranks
-        frozen = sizes.strategy.training is TrainingKind.LORA
-        passes = (QUANTISED_ROWS if frozen else QUANTISED)[self.dtype]
-        return (moved_op(f"{self.name} quantise {operand}", K.CAST, rows, width, *passes, sizes.stored),)
+        passes = (QUANTISED_ROWS if sizes.strategy.training is TrainingKind.LORA else QUANTISED)[self.dtype]
+        return (moved_op(f"{self.name} quantise {operand}", K.CAST, self.rows // ranks, width, *passes, sizes.stored),)
 
     def _transpose_gathered(self, sizes: Sizes) -> Ops:
         """Transpose gathered fp8 operands, of which the weight gradient takes the columns: those of one scale
@@ -218,9 +211,7 @@ class Linear:
                 works = product(rows, inputs, rank), product(rows, rank, outputs)
             case _:
                 works = product(inputs, rank, rows), product(rank, outputs, rows)
-        first, second = (
-            Op(f"{self.name} lora {way} {phase}", work) for way, work in zip(("down", "up"), works, strict=True)
-        )
+        first, second = Op(f"{self.name} lora down {phase}", works[0]), Op(f"{self.name} lora up {phase}", works[1])
         if sizes.framework.kernels is Kernels.COMPILED or sizes.framework.op_fuser:
             return first, second
         return self._surround_adapters(sizes, phase, first, second)
@@ -447,10 +438,8 @@ def norm_layer(
     gradients: the norm's and the residual's. Models without norms before their halves branch there, too.
     """
     rows, width = sizes.outer_tokens, sizes.model.hidden
-    forward: Ops = ()
-    gradient: Ops = ()
-    if sizes.model.pre_norms or not branches:
-        forward, gradient = norm_ops(sizes, "norm", rows, width)
+    has_norm = sizes.model.pre_norms or not branches
+    forward, gradient = norm_ops(sizes, "norm", rows, width) if has_norm else ((), ())
     if sizes.casts_activations:
         # The input of each product is cast by itself, and each gradient back before they are added up.
         copies = products if sizes.separate_projections else 1

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.searching.crew import WorkerPool, map_parallel
+from stepcast.ir.children import WorkerPool, map_parallel
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux: worker processes are forked")
 
