@@ -7,7 +7,7 @@ shapes, tp and layers from the exact parameter count of a stage. A file name suc
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -72,35 +72,25 @@ class RankEvidence:
         return self.forward_reduces // 2 if self.forward_reduces else None
 
 
-def check_same_run(ranks: Sequence[RankEvidence]) -> None:
-    """Check that ranks share the tensors between stages, the batch and each stage's parameters."""
+def _contradictions(ranks: Sequence[RankEvidence]) -> Iterator[tuple[str, str]]:
+    """Yield where ranks differ in the tensors between stages, the batch or a stage's parameters, and in which file."""
     for name, title in (("transfer", "tensors between stages"), ("tokens", "batches"), ("hidden", "hidden sizes")):
         values = [(rank, value) for rank in ranks if (value := getattr(rank, name)) is not None]
         for rank, value in values[1:]:
             first, expected = values[0]
             if value != expected:
-                raise FormatError(
-                    f"rank {rank.rank} has {title} of {value}, but rank {first.rank} of {expected}; expected "
-                    "ranks of one run",
-                    rank.path,
-                )
+                yield f"rank {rank.rank} has {title} of {value}, but rank {first.rank} of {expected}", rank.path
     first_on: dict[int, RankEvidence] = {}
     for rank in ranks:
-        first_rank = first_on.setdefault(rank.stage, rank)
-        if None not in (rank.gradients, first_rank.gradients) and rank.gradients != first_rank.gradients:
-            raise FormatError(
-                f"rank {rank.rank} has {rank.gradients} gradients, but rank {first_rank.rank} of the same stage "
-                f"{first_rank.gradients}; expected ranks of one run",
-                rank.path,
-            )
+        first = first_on.setdefault(rank.stage, rank)
+        if None not in (rank.gradients, first.gradients) and rank.gradients != first.gradients:
+            other = f"rank {first.rank} of the same stage {first.gradients}"
+            yield f"rank {rank.rank} has {rank.gradients} gradients, but {other}", rank.path
     last = min((rank for rank in ranks if rank.is_last), key=lambda rank: rank.stage, default=None)
     for rank in ranks:
         if last is not None and rank.stage > last.stage:
-            raise FormatError(
-                f"rank {rank.rank} is on stage {rank.stage}, but stage {last.stage} of rank {last.rank} is the "
-                "last one; expected ranks of one run",
-                rank.path,
-            )
+            other = f"stage {last.stage} of rank {last.rank} is the last one"
+            yield f"rank {rank.rank} is on stage {rank.stage}, but {other}", rank.path
 
 
 # Which transformer has exactly this many parameters on a pipeline stage.
@@ -158,25 +148,12 @@ def _is_usual_ffn(ffn: int, hidden: int, tp: int, style: LayerStyle, *, layers_k
     """Accept numbers people choose: 4 h, or a multiple of 64 (of 256 where the layers are unknown too)."""
     if ffn % tp:
         return False
-    if ffn == 4 * hidden and not style.gated:
-        return True
-    if not layers_known and not style.gated:
-        return False
+    if not style.gated and (ffn == 4 * hidden or not layers_known):
+        return ffn == 4 * hidden
     return ffn % (64 if layers_known else 256) == 0 and 2 * hidden <= ffn <= 8 * hidden
 
 
 TENSOR_SIZES = (1, 2, 4, 8, 16, 32, 64)
-UNKNOWN_EP = (
-    "how many ranks share experts (ep) follows neither from the file names nor from the tokens they "
-    "exchange: taken as 1, so that their exchanges keep the time of waiting; name the files with a "
-    "field such as _exp8_"
-)
-
-
-def _returns_tokens(group: Sequence[tuple[int, ...]]) -> bool:
-    """Return whether exchanges come in equal pairs: out to the experts, and back."""
-    totals = [sum(rows) for rows in zip(*group, strict=False)]
-    return len({len(rows) for rows in group}) == 1 and totals[::2] == totals[1::2]
 
 
 def _multiples(blocks: range | None, tp: int) -> range:
@@ -299,9 +276,8 @@ class InferredConfig:
                 continue
             per_layer = totals[0] // layers
             ffn = _ffn_size(per_layer, hidden, kv_width, tp, style)
-            if ffn is None or not _is_usual_ffn(ffn, hidden, tp, style, layers_known=known is not None):
-                continue
-            if any(total % per_layer for total in totals):
+            is_usual = ffn is not None and _is_usual_ffn(ffn, hidden, tp, style, layers_known=known is not None)
+            if ffn is None or not is_usual or any(total % per_layer for total in totals):
                 continue
             layers_on = tuple((rank.stage, total // per_layer) for rank, total in zip(stages, totals, strict=True))
             if all(rank.stage_layers in (None, on) for rank, (_, on) in zip(stages, layers_on, strict=True)):
@@ -310,14 +286,13 @@ class InferredConfig:
     def learn_tensor(self, blocks: range | None, solutions: Sequence[ModelSolution]) -> int:
         reduces = [rank.forward_reduces for rank in self.ranks if rank.forward_reduces is not None]
         splits, hint = any(reduces), self.hints.get("tp")
-        fitting = [
-            tp for tp in dict.fromkeys(solution.tp for solution in solutions) if not reduces or (tp > 1) == splits
-        ]
+        solved = dict.fromkeys(solution.tp for solution in solutions)
+        fitting = [tp for tp in solved if not reduces or (tp > 1) == splits]
         if len(fitting) == 1:
             tp, self.basis["tp"] = fitting[0], "solved: parameters of the stage"
         elif fitting and hint not in fitting:
             tp, self.basis["tp"] = fitting[0], "assumed"
-            self.warnings.append(f"tensor parallelism may be {_join_alternatives(fitting)}; taken as {tp}")
+            self.warnings.append(f"tensor parallelism may be {' or '.join(map(str, fitting))}; taken as {tp}")
         elif reduces and not splits and not fitting:
             tp, self.basis["tp"] = 1, "read: no layer reduces its output over tp"
         elif hint is not None:
@@ -341,7 +316,7 @@ class InferredConfig:
             # Of several, people choose a power of two.
             powers = (tp << exponent for exponent in range(24) if tp << exponent in fitting)
             block, basis = next(powers, smallest), "assumed"
-            alternatives = _join_alternatives(size // tp for size in fitting[:8]) or f"{smallest // tp} or more"
+            alternatives = " or ".join(str(size // tp) for size in fitting[:8]) or f"{smallest // tp} or more"
             self.warnings.append(f"data parallelism may be {alternatives}; taken as {block // tp}")
         self.learn("world", block * self.pp, basis)
         self.basis["dp"] = basis
@@ -349,8 +324,15 @@ class InferredConfig:
 
     def learn_model(self, solutions: Sequence[ModelSolution]) -> None:
         gradients = {rank.stage: rank.gradients for rank in self.ranks if rank.gradients is not None}
-        chosen = self._choose_solution(solutions)
-        if chosen is not None:
+        by_layers: dict[int, ModelSolution] = {}
+        for solution in solutions:
+            by_layers.setdefault(sum(on for _, on in solution.layers_on) * self.pp // len(solution.layers_on), solution)
+        hint = self.hints.get("layers")
+        if len(by_layers) > 1 and hint not in by_layers:
+            alternatives = " or ".join(map(str, by_layers))
+            self.warnings.append(f"the parameters fit {alternatives} layers; taken as {next(iter(by_layers))}")
+        if solutions:
+            chosen = by_layers.get(hint or 0, solutions[0])
             self.learn("parameters", gradients, "read: elements of the gradient all-reduce, per rank of a stage")
             layers_on = dict(chosen.layers_on)
             has_all = len(layers_on) == self.pp
@@ -377,27 +359,13 @@ class InferredConfig:
         reduces = next((rank.forward_reduces for rank in self.ranks if rank.forward_reduces), None)
         if reduces:
             self.learn("layers", reduces // 2 * self.pp, "read: two tp all-reduces per layer of a stage's forward")
-        elif "layers" in self.hints:
-            self.learn("layers", self.hints["layers"], "file name")
-
-    def _choose_solution(self, solutions: Sequence[ModelSolution]) -> ModelSolution | None:
-        by_layers: dict[int, ModelSolution] = {}
-        for solution in solutions:
-            layers = sum(on for _, on in solution.layers_on) * self.pp // len(solution.layers_on)
-            by_layers.setdefault(layers, solution)
-        if self.hints.get("layers") in by_layers:
-            return by_layers[self.hints["layers"]]
-        if len(by_layers) > 1:
-            self.warnings.append(
-                f"the parameters fit {_join_alternatives(by_layers)} layers; taken as {next(iter(by_layers))}"
-            )
-        return solutions[0] if solutions else None
+        elif hint is not None:
+            self.learn("layers", hint, "file name")
 
     def learn_experts(self, tp: int, dp: int) -> int:
         """Return how many ranks share experts, by the tokens that they exchange; 1 where it cannot be inferred."""
         hint = self.hints.get("ep")
-        if hint and tp * dp % hint:  # no stage of this run can form such groups
-            hint = None
+        hint = None if hint and tp * dp % hint else hint  # no stage of this run could form such groups
         if all(rank.exchanges is None for rank in self.ranks):
             self.basis["ep"] = "file name" if hint else "read: no rank communicates between experts"
             return hint or 1
@@ -408,7 +376,10 @@ class InferredConfig:
             layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
             groups = group_by_key((members(rank, Group.EP, layout), rows) for rank, rows in sent.items())
             complete = [group for group in groups.values() if len(group) == size]
-            if complete and all(map(_returns_tokens, complete)):
+            totals = [[sum(rows) for rows in zip(*group, strict=False)] for group in complete]
+            # Exchanges come in equal pairs: out to the experts, and back.
+            is_returned = all(total[::2] == total[1::2] for total in totals)
+            if complete and is_returned and all(len(set(map(len, group))) == 1 for group in complete):
                 sizes.append(size)
         # Where every rank hands in the same each time, any size would fit.
         is_even = len({rows for exchanges in sent.values() for rows in exchanges}) < 2
@@ -418,13 +389,18 @@ class InferredConfig:
         elif sizes and (dp == 1 or not is_even):
             ep, self.basis["ep"] = sizes[0], "solved: tokens that go out to experts and come back"
         else:
-            self.warnings.append(UNKNOWN_EP)
+            self.warnings.append(
+                "how many ranks share experts (ep) follows neither from the file names nor from the tokens they "
+                "exchange: taken as 1, so that their exchanges keep the time of waiting; name the files with a "
+                "field such as _exp8_"
+            )
         return ep
 
 
 def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
     """Return the run that *ranks* belong to; FormatError where they cannot be of one run."""
-    check_same_run(ranks)
+    for contradiction, path in _contradictions(ranks):
+        raise FormatError(f"{contradiction}; expected ranks of one run", path)
     config = InferredConfig(ranks)
     config.learn_sizes()
     config.learn_pipeline()
@@ -452,7 +428,3 @@ def infer(ranks: Sequence[RankEvidence]) -> InferredConfig:
         )
     config.facts["basis"] = config.basis
     return config
-
-
-def _join_alternatives(values: Iterable[int]) -> str:
-    return " or ".join(str(value) for value in values)
