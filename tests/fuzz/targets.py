@@ -154,8 +154,8 @@ def _others() -> Iterator[Target]:
     from stepcast.inputs.chakra.reader import read_groups
     from stepcast.inputs.kineto.ops import read_operators
     from stepcast.inputs.optimus_log import read_gpustat
-    from stepcast.inputs.samples import read_sample_lengths
     from stepcast.inputs.source import csv_records
+    from stepcast.inputs.token_counts import read_sample_lengths
     from stepcast.optimus.calibration import calibrated_of
     from stepcast.pytorch.profile.measure import read_document
     from stepcast.simulation.schedule_file import parse_schedule
@@ -217,8 +217,8 @@ def _operated() -> Iterator[Target]:
     from stepcast.cli.compare import GateOptions, gate_files, read_printed
     from stepcast.generation.lengths import parse_lengths
     from stepcast.goodput.operation import load_failures
-    from stepcast.inputs.expert_load import read_expert_load
     from stepcast.inputs.operator_tables import read_operator_table
+    from stepcast.inputs.token_counts import read_expert_load
 
     night = str(EXAMPLES / "gate" / "night-1.log")
     logs = (watched.TIMERS.read_bytes()[:6000], *(log.encode() for log in (watched.NEMO, spans.SCORES, job_logs.TITAN)))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from stepcast.inputs.configs import accelerate, megatron, torchtitan, tuning
+from stepcast.inputs.configs import megatron, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.huggingface.reader import read_config
 
@@ -30,7 +30,7 @@ def describe(script: Any, model: Any = None) -> dict[str, Any]:
     elif hasattr(script, "args") and hasattr(script.args, "per_device_train_batch_size"):
         return _describe_trainer(script)
     elif hasattr(script, "gradient_accumulation_steps") and hasattr(script, "state"):
-        choices = _options(accelerate.read_accelerate(_accelerate_table(script)))
+        choices = _options(tuning.read_accelerate(_accelerate_table(script)))
     elif hasattr(script, "tensor_model_parallel_size") and hasattr(script, "micro_batch_size"):
         flags = {f"--{name}": value for name, value in vars(script).items() if isinstance(value, str | int | float)}
         choices = {**_options(megatron.read_test(flags)), "gpus": getattr(script, "world_size", None)}

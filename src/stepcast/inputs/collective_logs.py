@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stepcast.inputs.kineto.columns import dtype_named
+from stepcast.inputs.kineto.reader import dtype_named
 from stepcast.inputs.plain_pickle import load_plain_pickle
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.limits import GPUS, GROUP_RANKS, RESULT

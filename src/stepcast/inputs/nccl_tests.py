@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from stepcast.inputs.kineto.columns import collective_named, dtype_named
+from stepcast.inputs.kineto.reader import collective_named, dtype_named
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind

@@ -84,15 +84,10 @@ def read(source: Source) -> RunLog:
         is_complete = (scan.sign[places] == np.array(signature)).all(axis=1)
         starts, places = starts[is_complete], places[is_complete]
         report_of[places] = scan.header_of[starts][:, None]
-        is_attributed[places] = True
-        is_attributed[starts] = True
-    complete = {
-        "reports": len(headers),
-        "layer records": len(scan.sign) - len(headers),
-        "batch lines": len(scan.batches),
-    }
-    damaged = {name: begun - complete[name] for name, begun in scan.begun.items()}
-    warnings = [f"{count} damaged {name} left out" for name, count in damaged.items() if count > 0]
+        is_attributed[places] = is_attributed[starts] = True
+    complete = (len(headers), len(scan.sign) - len(headers), len(scan.batches))
+    counts = zip(scan.begun.items(), complete, strict=True)
+    warnings = [f"{begun - read} damaged {name} left out" for (name, begun), read in counts if begun > read]
     ambiguous, orphans = _attribute_glued(scan, signatures, report_of, np.flatnonzero(~is_attributed))
     if orphans:
         warnings.append(f"{orphans} layer records belong to no report and are left out")
@@ -326,7 +321,6 @@ def _read_settings(scan: _LogScan, warnings: list[str]) -> tuple[Layout, dict[st
 LENGTHS_FILE = "seqlen_per_step.json"
 # ``20251224_105911_TP1_DP1_PP8_MBS1_GBS32_log.txt`` comes with ``20251224_105911_gpustat_TP1_..._GBS32.log``.
 LOG_END, GPUSTAT_END, GPUSTAT = "_log.txt", ".log", "gpustat_"
-STAMP_WORDS = 2
 # A ``gpustat`` call prints a line per GPU: ``[0] NVIDIA A40 | 48'C,   0 % |  8745 / 46068 MB |``. Its MB are
 # MiB: it divides NVML's bytes by 1024 x 1024 (gpustat/core.py).
 GPUSTAT_LINE = re.compile(
@@ -370,7 +364,7 @@ def find_gpustat(path: str) -> str | None:
     """Return the gpustat log that belongs to the training log at *path*, if there is one."""
     folder, name = os.path.split(path)
     words = name.removesuffix(LOG_END).split("_")
-    stamp, rest = words[:STAMP_WORDS], words[STAMP_WORDS:]
+    stamp, rest = words[:2], words[2:]
     file = os.path.join(folder, "_".join([*stamp, GPUSTAT + "_".join(rest)]) + GPUSTAT_END)
     return file if name.endswith(LOG_END) and os.path.exists(file) else None
 

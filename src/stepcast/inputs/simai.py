@@ -151,10 +151,8 @@ def read(source: Source) -> Workload:
                 notes.append(("depends", tokens[1]))
             if columns == 13:
                 if tokens[12] not in POLICIES:
-                    raise FormatError(
-                        f"unknown layer policy {shorten(tokens[12])}; expected one of {', '.join(POLICIES)}",
-                        line=number,
-                    )
+                    expected = f"expected one of {', '.join(POLICIES)}"
+                    raise FormatError(f"unknown layer policy {shorten(tokens[12])}; {expected}", line=number)
                 notes.append(("policy", tokens[12]))
             process_s = parse_amount(tokens[11], "process time", number) * NS
             role = Role.OPTIMIZER if tokens[0] in LINES["optimizer"] else None

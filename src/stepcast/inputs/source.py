@@ -48,9 +48,8 @@ def prefix_errors(
     try:
         yield
     except kinds as error:
-        raise (
-            FormatError(f"{words}: {error}", path) if path is not None else ValueError(f"{words}: {error}")
-        ) from None
+        text = f"{words}: {error}"
+        raise (ValueError(text) if path is None else FormatError(text, path)) from None
 
 
 DATA = Path(__file__).parents[1] / "data"

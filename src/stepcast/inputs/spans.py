@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stepcast.inputs.chakra.protobuf import bytes_in, fields
-from stepcast.inputs.kineto.columns import kind_of_kernel
+from stepcast.inputs.kineto.reader import kind_of_kernel
 from stepcast.inputs.source import FormatError, Source, open_columns, prefix_errors
 from stepcast.ir.limits import GPUS, NSYS_DEVICES, NSYS_ROWS, PIPE, RESULT, TRACE
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
@@ -157,10 +157,9 @@ def _open(source: Source) -> sqlite3.Connection:
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
-    is_plain = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA) or (
-        action == sqlite3.SQLITE_FUNCTION and second in ("count", "COUNT")
-    )
-    return sqlite3.SQLITE_OK if is_plain else sqlite3.SQLITE_DENY
+    counts = action == sqlite3.SQLITE_FUNCTION and second in ("count", "COUNT")
+    reads = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA)
+    return sqlite3.SQLITE_OK if counts or reads else sqlite3.SQLITE_DENY
 
 
 class _ExportReader:

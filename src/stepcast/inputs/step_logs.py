@@ -19,8 +19,6 @@ from stepcast.units import GIB, MIB, MS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LINE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
-
-
 Values = dict[str, float]
 UNITS = {"": 1.0, "%": 0.01, "ms": MS, "GiB": GIB}
 NAMED_NUMBERS = r"([^|]*):([^|:]*)"  # name: value | name: value
@@ -190,12 +188,9 @@ def read(source: Source, variant: str) -> StepLog:
         raise FormatError(f"holds no step of {program}", source.path)
     facts: dict[str, object] = {name: sorted(values)[len(values) // 2] for name, values in lines.facts.items()}
     if scores:
-        slow = sorted(
-            (score for score in scores.values() if 0 < score.score < SLOW_SCORE), key=lambda score: score.score
-        )
-        facts["stragglers"] = [
-            {"rank": slow_rank.rank, "node": slow_rank.node, "factor": 1 / slow_rank.score} for slow_rank in slow
-        ]
+        by_score = sorted(scores.values(), key=lambda score: score.score)
+        slow = [score for score in by_score if 0 < score.score < SLOW_SCORE]
+        facts["stragglers"] = [{"rank": score.rank, "node": score.node, "factor": 1 / score.score} for score in slow]
     if program == "Megatron-LM":
         facts |= {"iterations": lines.total, "memory_bytes_by_rank": {k: v for k, v in lines.peaks.items() if v}}
     peaks = [step.memory_bytes for step in steps if step.memory_bytes is not None] + [*lines.peaks.values()]

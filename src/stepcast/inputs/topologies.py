@@ -135,10 +135,8 @@ class _NcclDump:
             return find_fabric(links, gpus)
         counts = [switched[gpu] for gpu in range(len(self.gpus))]
         fewest, most = min(counts), max(counts)
-        if fewest == most:
-            return "nvswitch", float(most), ()
         worst = f"GPU {counts.index(fewest)} has {fewest} NVLinks to the switch, others {most}"
-        return "nvswitch", float(most), (f"{worst}: taken as all having {most}",)
+        return "nvswitch", float(most), (f"{worst}: taken as all having {most}",) if fewest < most else ()
 
 
 def _parse_number(text: str) -> float:
@@ -447,6 +445,7 @@ def read_simai(source: Source) -> Wiring:
             out.setdefault(gpu, []).append(rate)
     nics = sum(map(len, out.values())) / (count // gpus)
     rates = Counter(rate for gpu_rates in out.values() for rate in gpu_rates)
+    several = ("links of one kind have several rates; the usual one counts",)
     return Wiring(
         "SimAI",
         gpu=SIMAI_GPUS.get(head[5].lower()),
@@ -456,9 +455,7 @@ def read_simai(source: Source) -> Wiring:
         nics=round(nics) or None,
         nic_bytes_per_s=rates.most_common(1)[0][0] if rates else None,
         nodes=count // gpus,
-        warnings=()
-        if len(up) < 2 and len(rates) < 2
-        else ("links of one kind have several rates; the usual one counts",),
+        warnings=several if len(up) > 1 or len(rates) > 1 else (),
     )
 
 
@@ -467,10 +464,8 @@ def read_simai(source: Source) -> Wiring:
 
 def read_calculon(source: Source) -> Wiring:
     with prefix_errors("is no system of Calculon", source.path, (msgspec.DecodeError, KeyError, TypeError, ValueError)):
-        networks = [
-            (int(network["size"]), float(network["bandwidth"]) * GB)
-            for network in msgspec.json.decode(source.data(CONFIG))["networks"]
-        ]
+        system = msgspec.json.decode(source.data(CONFIG))
+        networks = [(int(network["size"]), float(network["bandwidth"]) * GB) for network in system["networks"]]
     if not networks or not all(0 < size < inf and 0 < rate < inf for size, rate in networks):
         raise FormatError("needs networks with a size and a bandwidth above zero", source.path)
     unused = "its rates of matrix products, memory and collectives are not used: ours are measured"

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from stepcast.inputs.samples import CHARACTERS_PER_TOKEN, SAMPLED, read_sample_lengths
+from stepcast.inputs.token_counts import CHARACTERS_PER_TOKEN, SAMPLED, read_sample_lengths
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.types import dataclass
 from stepcast.questions.choices import ValueSpellingError

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, ChakraTrace, NodeType, decode, order_nodes
 from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
-from stepcast.inputs.kineto.columns import ProcessGroup, group_named
+from stepcast.inputs.kineto.reader import ProcessGroup, group_named
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.layout import Group, Layout
@@ -221,11 +221,7 @@ def read_workload(
     if not known.stated and bool(nodes.matching(lambda content: content.type in COMM_TYPES)[runs].any()):
         count = "one rank is" if known.layout.gpus == 1 else f"{known.layout.gpus} ranks are"
         warnings.append(f"the trace does not say which ranks communicate; {count} assumed, and --gpus N states others")
-    notes = [("chakra.nodes", str(len(nodes)))]
-    if nodes.version:
-        notes.append(("chakra.version", nodes.version))
-    if isinstance(schema := nodes.metadata.get("schema"), str):
-        notes.append(("chakra.schema", schema))
+    facts = {"nodes": str(len(nodes)), "version": nodes.version or None, "schema": nodes.metadata.get("schema")}
     # A trace holds all of its rank's step: with other stages it shares no slots, only messages.
     is_pipelined = known.layout.pp > 1
     return Workload(
@@ -234,7 +230,7 @@ def read_workload(
         boundary_bytes=0 if is_pipelined else None,
         name=re.split(r"[\\/]", path)[-1].rsplit(".", 1)[0],
         source="chakra",
-        notes=tuple(notes),
+        notes=tuple((f"chakra.{name}", fact) for name, fact in facts.items() if isinstance(fact, str)),
         warnings=tuple(warnings),
         shares=True,
     )
@@ -361,7 +357,6 @@ VERSION = re.compile(r"v?\d{1,4}(?:\.\d{1,6}){0,3}(?:[-+.][\w.+-]{1,40})?")
 ATTRIBUTE_NAME = re.compile(rb"\x0a[\x01-\x60][A-Za-z_][ -~]*")
 # Wire types of Node's fields 1 to 10; dependencies may be packed.
 NODE_WIRES = {1: {0}, 2: {2}, 3: {0}, 4: {0, 2}, 5: {0, 2}, 6: {0}, 7: {0}, 8: {2}, 9: {2}, 10: {2}}
-LAST_NODE_TYPE = 7
 VERSION_TAG, ATTRIBUTE_TAG = 0x0A, 0x12
 
 
@@ -427,7 +422,7 @@ def _is_node(message: bytes) -> bool:
             name = text(content)
         elif number == 10 and isinstance(content, bytes):
             read_attribute(content)
-    return isinstance(kind, int) and 0 < kind <= LAST_NODE_TYPE and name is not None and (name + "_").isprintable()
+    return isinstance(kind, int) and 0 < kind <= NodeType.COMM_COLL and name is not None and (name + "_").isprintable()
 
 
 def read_run(sources: Sequence[Source]) -> Workload:

@@ -15,7 +15,6 @@ from stepcast.ir.types import FactDict, Facts
 WORDS = read_words("configs")
 MODULES, ACTIVATIONS = WORDS["megatron_modules"], WORDS["activations"]
 SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
-DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather"}
 CONTEXTS = ("p2p", "a2a", "allgather")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
 # Size of latent attention -> Megatron's argument and its default.
@@ -289,9 +288,7 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
 
 
 def _training_options(keys: Keys, pp: int, has_experts: bool) -> dict[str, OptionValue | None]:
-    """Return the options that do not concern the layout: formats of gradients and of the last layers, kernels, loss and
-    optimizer.
-    """
+    """Return the options that do not concern the layout."""
     dropouts = [share for share in _dropouts(keys) if share is not None]
     narrow = keys.flag("grad-reduce-in-bf16")
     wide = keys.flag("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32")
@@ -505,7 +502,7 @@ def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
         return None
     if kind == "flex":
         return "hybridep" if backend == "hybridep" else "deepep"
-    return DISPATCHERS.get(kind)
+    return kind if kind in ("alltoall", "allgather") else None
 
 
 def _deferred_gradients(keys: Keys, pp: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.configs import accelerate, megatron, nemo, peers, torchtitan, tuning
+from stepcast.inputs.configs import megatron, nemo, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, parse_toml, read_words
@@ -30,8 +30,8 @@ MOST_UNFOLDED = 200_000
 LONGEST_NUMBER = 300  # digits; Python writes the largest float with 309
 TOOLS: tuple[tuple[Callable[[Table], bool], Callable[[Table], RunConfig]], ...] = (
     (torchtitan.looks_like, torchtitan.read),
-    (lambda table: "distributed_type" in table or "fsdp_config" in table, accelerate.read_accelerate),
-    (lambda table: any(name in table for name in accelerate.DEEPSPEED_ONLY), accelerate.read_deepspeed),
+    (lambda table: "distributed_type" in table or "fsdp_config" in table, tuning.read_accelerate),
+    (lambda table: any(name in table for name in tuning.DEEPSPEED_ONLY), tuning.read_deepspeed),
     (lambda table: table.keys() >= peers.CALCULON_RUN, peers.read_calculon),
     (lambda table: table.keys() >= peers.SIMUMAX_RUN, peers.read_simumax),
 )

@@ -7,7 +7,7 @@ nobody believes they had an effect.
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, flat, is_on, known_keys, option_keys
 from stepcast.inputs.configs.reader import parse_json, parse_yaml
@@ -193,11 +193,5 @@ def _finish_trl(keys: _RlKeys, choices: dict[str, object]) -> None:
         choices["prompts"] = max(responses // max(group, 1), 1)
 
 
-Finish = Callable[[_RlKeys, dict[str, object]], None]
 # The choices of each tool that follow from several keys.
-TOOLS: Mapping[str, Finish] = {
-    "nemo-rl": _finish_nemo,
-    "verl": _finish_verl,
-    "openrlhf": _finish_openrlhf,
-    "trl": _finish_trl,
-}
+TOOLS = {"nemo-rl": _finish_nemo, "verl": _finish_verl, "openrlhf": _finish_openrlhf, "trl": _finish_trl}

@@ -139,10 +139,9 @@ class ConfigTable:
 
 def shortest_period(pattern: Sequence[bool]) -> tuple[bool, ...]:
     """Return the shortest beginning of *pattern* that, repeated, gives all of it."""
-    for length in range(1, min(len(pattern), 64)):
-        if all(pattern[i] == pattern[i % length] for i in range(len(pattern))):
-            return tuple(pattern[:length])
-    return tuple(pattern)
+    lengths = range(1, min(len(pattern), 64))
+    repeats = (length for length in lengths if all(pattern[i] == pattern[i % length] for i in range(len(pattern))))
+    return tuple(pattern[: next(repeats, len(pattern))])
 
 
 ROWS = Path(__file__).parents[2] / "data" / "configs" / "huggingface.toml"

@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from stepcast.inputs.kineto.columns import WORDS, EventRole, decode_args, dtype_named, role_of, role_of_kernel
+from stepcast.inputs.kineto.reader import WORDS, EventRole, decode_args, dtype_named, role_of, role_of_kernel
 from stepcast.inputs.kineto.stream import EventStream, TraceEvent
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import OperatorTime, OperatorTimes

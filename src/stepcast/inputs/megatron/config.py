@@ -22,9 +22,6 @@ from stepcast.ir.types import DType, dataclass, group_by_key
 FIELD = re.compile(r"(?:^|(?<=[_\-.]))([A-Za-z]{1,8})([0-9]{1,7})(?=[_\-.]|$)", re.ASCII)
 NAMED_SIZES = {"wd": "world", "tp": "tp", "pp": "pp", "dp": "dp", "exp": "ep", "ep": "ep"}
 NAMED_SIZES |= dict.fromkeys(("numl", "nl", "l"), "layers") | dict.fromkeys(("bs", "mbs"), "micro_batch")
-# A name that gives fewer of these is not one of a run: l8.txt may be anything.
-DEGREES = ("world", "tp", "pp")
-FEWEST_DEGREES = 2
 
 
 def file_name_hints(path: str) -> dict[str, int]:
@@ -35,7 +32,7 @@ def file_name_hints(path: str) -> dict[str, int]:
         for word, text in FIELD.findall(name):
             if word.lower() in NAMED_SIZES and int(text):
                 sizes.setdefault(NAMED_SIZES[word.lower()], int(text))
-        if sum(size in sizes for size in DEGREES) >= FEWEST_DEGREES:
+        if len(sizes.keys() & {"world", "tp", "pp"}) > 1:  # others are not of a run: l8.txt may be anything
             hints = {**sizes, **hints}
     dp = hints.pop("dp", 0)
     if dp and "tp" in hints and "pp" in hints:

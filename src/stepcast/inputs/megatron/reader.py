@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from stepcast.inputs.kineto.columns import WORDS, collective_named, dtype_named
+from stepcast.inputs.kineto.reader import WORDS, collective_named, dtype_named
 from stepcast.inputs.megatron.config import RankEvidence, infer
 from stepcast.inputs.source import FormatError, Source, parse_amount
 from stepcast.ir.layout import Group
@@ -20,8 +20,6 @@ from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.types import DType, dataclass, group_by_key
 from stepcast.ir.work import GATHERS, Collective, CollectiveKind, Direction, Transfer
 from stepcast.units import MS
-
-# The words of a Megatron-LM rank trace: operations, groups, collectives, shapes and numbers.
 
 # No trace lasts 30,000 years; what is beyond is a damaged number.
 LARGEST_MS = 1e15
@@ -106,7 +104,6 @@ def read_message(
     return None if group is None or not isinstance(kind, CollectiveKind) else Collective(kind, input_bytes, group)
 
 
-OPERATIONS_LANE = "ops"
 SUB_OPERATIONS = ",sub_operations=["
 
 LINE = re.compile(r"rank:([0-9]{1,7}):([A-Za-z_][A-Za-z0-9_]*)\((.*)", re.ASCII)
@@ -131,10 +128,6 @@ class TraceRow:
 
     def detail(self, word: str) -> str | None:
         return next((text for key, text in self.details if key == word), None)
-
-    def add_detail(self, word: str, text: str) -> "TraceRow":
-        """Return the same row with one more detail."""
-        return replace(self, details=(*self.details, (word, text)))
 
     def is_collective(self, kind: CollectiveKind, group: Group) -> bool:
         return isinstance(self.message, Collective) and (self.message.kind, self.message.group) == (kind, group)
@@ -210,7 +203,7 @@ class TraceLines:
         if self._stage_of_rank.setdefault(rank, stage) != stage:
             raise FormatError(f"rank {rank} is on stage {stage}, but on stage {self._stage_of_rank[rank]} before")
         known_group, operation = GROUPS.get(fields.get("group_kind", "None")), len(self.lines)
-        lane = known_group.value if name == BUCKET and known_group is not None else OPERATIONS_LANE
+        lane = known_group.value if name == BUCKET and known_group is not None else "ops"
         kind = KINDS.get(name, SpanKind.OTHER)
         row = read_row(rank, stage, name, fields, lane=lane, kind=kind, is_operation=True)
         self.lines.append(TraceLine(row, *times, micro_batch, operation))
@@ -321,7 +314,7 @@ def _place_untimed(lines: Sequence[TraceLine]) -> Iterator[str]:
                 before_ms = max(before_ms, line.end_ms)
             else:
                 line.end_ms = (before_ms or starts_ms.get(rank, first_start_ms)) + line.duration_ms
-                line.row = line.row.add_detail("untimed", "yes")
+                line.row = replace(line.row, details=(*line.row.details, ("untimed", "yes")))
     yield f"{len(lines) - len(timed)} lines have no timestamp; placed after the line before them"
 
 
@@ -333,7 +326,7 @@ def _mark_fused(lines: Sequence[TraceLine]) -> None:
         ways = {TRANSFERS[line.row.name][0] for line in (before, now) if line.row.name in TRANSFERS}
         times = {(line.row.rank, line.duration_ms, line.end_ms) for line in (before, now)}
         if len(ways) == 2 and len(times) == 1:
-            now.row = now.row.add_detail("fused_with", name)
+            now.row = replace(now.row, details=(*now.row.details, ("fused_with", name)))
 
 
 def _doubt_clocks(lines: Sequence[TraceLine]) -> Iterator[str]:

@@ -1,11 +1,16 @@
-"""Files of training samples: how many tokens each has, counted or estimated from its text."""
+"""Counts of tokens in files: of training samples, counted or estimated from their text, and of experts."""
 
 import json
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import islice
 
+import msgspec
+
 from stepcast.inputs.source import FormatError, Source, prefix_errors
-from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.limits import CONFIG, DESCRIPTION
 from stepcast.ir.types import Facts
 
 SAMPLED = 20_000  # samples that are read of a file
@@ -69,8 +74,6 @@ def _read_parquet(path: str) -> Iterator[Facts]:
 def _tokenise(texts: list[str], tokenizer: str, path: str) -> list[list[int]]:
     """Return the token ids of *texts* by a tokenizer of transformers: a folder, or a name that it finds."""
     try:
-        from importlib import import_module
-
         auto = import_module("transformers").AutoTokenizer
     except ImportError:
         raise FormatError("counting tokens needs the package transformers; or leave the tokenizer out", path) from None
@@ -89,3 +92,41 @@ def _find_text(value: object, depth: int = 0) -> Iterator[str]:
     elif depth < 10:
         for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from _find_text(part, depth + 1)
+
+
+EXPECTED = "expected tokens per expert: one number per line, a JSON list, or an object with tokens_per_expert"
+
+
+def read_expert_load(path: str | os.PathLike[str]) -> list[float]:
+    """Return the tokens of each expert, or of each expert-parallel rank, in their order.
+
+    The file holds one number per line, a JSON list, or a JSON object with ``tokens_per_expert``; the JSON of ``stepcast
+    analyze`` of Megatron traces has ``expert_imbalance``, whose most uneven group is taken.
+    """
+    path = os.fspath(path)
+    data = Source(path).data(CONFIG)
+    try:
+        values = msgspec.json.decode(data) if data.lstrip()[:1] in (b"[", b"{") else data.decode().split()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{EXPECTED} ({error})", path) from None
+    if isinstance(values, dict):
+        groups = values.get("expert_imbalance")
+        if isinstance(groups, list) and groups and isinstance(groups[0], dict):
+            values = groups[0].get("tokens")
+            values = list(values.values()) if isinstance(values, dict) else values
+        else:
+            values = values.get("tokens_per_expert")
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) < 2:
+        raise FormatError(EXPECTED, path)
+    numbers = []
+    for value in values:
+        try:
+            number = float(value) if not isinstance(value, bool) else math.nan
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number >= 0):
+            raise FormatError(f"{EXPECTED}, not {str(value)[:40]!r}", path)
+        numbers.append(number)
+    if sum(numbers) == 0:
+        raise FormatError("all experts have 0 tokens", path)
+    return numbers
