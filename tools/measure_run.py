@@ -61,14 +61,14 @@ def kernels(name: str, file: str) -> None:
     import torch
 
     from stepcast.analyze.recorded import kind_of
+    from stepcast.cli.capture import _plan_run, _predict_workload
     from stepcast.cli.main import build_parser
-    from stepcast.cli.run import _plan, _predict
     from stepcast.pytorch.run.execute import Executor, OpClock
     from stepcast.pytorch.run.operators import Operators
 
     arguments = build_parser().parse_args(["run", *RUNS[name].split()])
-    prediction, _ = _predict(arguments)
-    plan, rank = _plan(prediction, 1), arguments.rank
+    prediction, _ = _predict_workload(arguments)
+    plan, rank = _plan_run(prediction, 1), arguments.rank
     operators = Operators(torch, "cuda", plan.weight_sizes(plan.stage_of_rank(rank)))
     executor = Executor(plan, rank, operators, None, OpClock(torch, "cuda"))
     executor.prepare()

@@ -16,9 +16,8 @@ from typing import TypedDict
 import stepcast
 from stepcast.questions.choices import Choice, Question, choices_of
 from stepcast.questions.generation import GenerateQuestion
-from stepcast.questions.measured import AnalyzeQuestion, ReplayQuestion
 from stepcast.questions.plan import PlanQuestion
-from stepcast.questions.question import PredictQuestion
+from stepcast.questions.question import AnalyzeQuestion, PredictQuestion, ReplayQuestion
 from stepcast.questions.search import SearchQuestion
 from stepcast.rl.question import RlQuestion
 

@@ -155,8 +155,7 @@ def search(
         return run(*values, axes=axes, objective=objective, top=top, **limits)
     if most_bytes is not None:
         raise TypeError("search() takes most_bytes only with a Framework; use max_memory instead")
-    from stepcast.questions.ranking import search_facts
-    from stepcast.questions.search import SearchQuestion, settle_search
+    from stepcast.questions.search import SearchQuestion, search_facts, settle_search
 
     if twice := sorted(set(axes or ()) & set(choices)):
         raise TypeError(f"search() got both axes and a keyword for {twice[0]!r}")
@@ -282,7 +281,7 @@ def predict_rl(
 def analyze(*files: Path, **choices: "Unpack[keywords.AnalyzeChoices]") -> "AnalysisResult":
     """Return where the time of a measured run went; ``.facts()`` is the JSON of ``stepcast analyze``."""
     from stepcast.cli.analyze import analyze_files
-    from stepcast.questions.measured import AnalyzeQuestion
+    from stepcast.questions.question import AnalyzeQuestion
 
     trace = choices.pop("trace", None)
     with _in_python_words("analyze"):
@@ -295,7 +294,7 @@ def replay(
 ) -> "ReplayResult | KinetoReplay":
     """Return a measured run under changed conditions; ``.facts()`` is the JSON of ``stepcast replay``."""
     from stepcast.cli.replay import replay_files
-    from stepcast.questions.measured import ReplayQuestion
+    from stepcast.questions.question import ReplayQuestion
 
     trace = choices.pop("trace", None)
     with _in_python_words("replay"):

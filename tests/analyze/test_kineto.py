@@ -14,8 +14,8 @@ from stepcast.analyze.kineto.matching import MatchedCollectives
 from stepcast.cli.main import main
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
+from stepcast.views.measured import kineto_view
 from stepcast.views.terminal import render_text
-from stepcast.views.traces import kineto_view
 from tests.analyze.kineto_traces import (
     LAYERS,
     MATMUL_US,

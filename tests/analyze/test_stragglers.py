@@ -11,7 +11,7 @@ from stepcast.analyze.stragglers import StragglerJob, analyze_stragglers
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.stragglers import read
 from stepcast.inputs.table import recognise
-from stepcast.views.jobs import stragglers_view
+from stepcast.views.measured import stragglers_view
 from stepcast.views.terminal import render_text
 from tests.shared import DATA, needs_data
 

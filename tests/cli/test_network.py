@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.views.network import network_view
+from stepcast.views.step import network_view
 from stepcast.views.terminal import SHADES, render_text, shade, shade_line
 from tests.cli.test_main import run, run_json
 from tests.shared import ROOT

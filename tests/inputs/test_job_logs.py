@@ -15,7 +15,7 @@ from stepcast.inputs.collective_logs import looks_like_flight_recorder
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, read_as_one, recognise
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, LoggedStep, StepLog
-from stepcast.views.jobs import collective_log_view
+from stepcast.views.measured import collective_log_view
 from stepcast.views.terminal import render_text
 
 MEGATRON = """ [2025-03-01 10:00:00] iteration        1/     100 | consumed samples:          128 | elapsed time per iteration (ms): 9000.0 | throughput per GPU (TFLOP/s/GPU): 80.0 | learning rate: 1.0E-05 | global batch size:   128 | lm loss: 1.1E+01 | loss scale: 1.0 |

@@ -24,8 +24,8 @@ from stepcast.optimus.step import (
     stage_work,
     step_s,
 )
+from stepcast.views.measured import optimus_view
 from stepcast.views.terminal import render_text
-from stepcast.views.traces import optimus_view
 from tests.shared import ROOT
 
 MODEL = load_model("llama-3.2-1b")

@@ -12,9 +12,8 @@ from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import read_question
 from stepcast.keywords import AnalyzeChoices, PlanChoices, PredictChoices, ReplayChoices, SearchChoices
 from stepcast.questions.choices import NOUNS, Question, build_question, choices_of, spell_choices
-from stepcast.questions.measured import AnalyzeQuestion, ReplayQuestion
 from stepcast.questions.plan import PlanQuestion
-from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion, rules_of
+from stepcast.questions.question import CHOICES, DEFAULTS, AnalyzeQuestion, PredictQuestion, ReplayQuestion, rules_of
 from stepcast.questions.search import SearchQuestion
 from stepcast.questions.settle import settle
 from tools.write_keywords import STUB, write_stub

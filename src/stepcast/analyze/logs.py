@@ -42,7 +42,7 @@ class SlowStep(msgspec.Struct, frozen=True):
 class StepLogResult(AnalysisResult, frozen=True, kw_only=True):
     """The steps of a log without its warm-up."""
 
-    view = "jobs.step_log_view"
+    view = "measured.step_log_view"
     program: str
     steps: int
     step_s: float | None
@@ -160,7 +160,7 @@ class LateRank(msgspec.Struct, frozen=True):
 class CollectiveLogResult(AnalysisResult, frozen=True, kw_only=True):
     """Collectives by kind and size, and calls on which ranks disagree."""
 
-    view = "jobs.collective_log_view"
+    view = "measured.collective_log_view"
     program: str
     ranks: list[int]
     calls: int
@@ -269,7 +269,7 @@ class MarkedRanges(msgspec.Struct, frozen=True):
 class StreamsResult(AnalysisResult, frozen=True, kw_only=True):
     """The kernels on the streams of GPUs."""
 
-    view = "jobs.streams_view"
+    view = "measured.streams_view"
     devices: list[DeviceTime]
     elapsed_s: float
     step_s: float | None

@@ -45,7 +45,7 @@ class SlowWorker(msgspec.Struct, frozen=True):
 class StragglerResult(AnalysisResult, frozen=True, kw_only=True):
     """The slowdown of a job, in total and with the recorded times of one stage, replica or kind alone."""
 
-    view = "jobs.stragglers_view"
+    view = "measured.stragglers_view"
     step_s: float
     undelayed_s: float  # without the gaps that the host leaves between operations
     ideal_s: float  # with every operation at its typical time

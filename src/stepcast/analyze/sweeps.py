@@ -79,7 +79,7 @@ class SweepFinding(msgspec.Struct, frozen=True):
 
 
 class SweepResult(AnalysisResult, frozen=True, kw_only=True):
-    view = "traces.link_sweep_view"
+    view = "measured.link_sweep_view"
     kind: str
     file: str
     collective: str

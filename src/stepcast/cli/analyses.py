@@ -18,7 +18,7 @@ from stepcast.ir.timeline import Timeline
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
 from stepcast.optimus.step import machine_of
-from stepcast.questions.measured import AnalyzeQuestion
+from stepcast.questions.question import AnalyzeQuestion
 
 
 def measured_timeline(timeline: Timeline) -> Timeline:

@@ -17,8 +17,7 @@ from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_as_one, recognise
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.types import find_doubts
-from stepcast.questions.measured import AnalyzeQuestion
-from stepcast.questions.question import check_rules
+from stepcast.questions.question import AnalyzeQuestion, check_rules
 from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
 from stepcast.views.view import View

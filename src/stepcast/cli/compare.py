@@ -26,10 +26,10 @@ from stepcast.ir.limits import LINE, RESULT
 from stepcast.ir.measured import LoggedScore, LoggedTimer
 from stepcast.ir.types import FactDict, dataclass
 from stepcast.outputs.gate import add_runs, open_history, read_runs, write_junit, write_markdown
-from stepcast.questions.measured import AnalyzeQuestion
+from stepcast.questions.question import AnalyzeQuestion
 from stepcast.views.compare import compare_view, gate_view
 from stepcast.views.declared import phrase
-from stepcast.views.jobs import watch_view
+from stepcast.views.measured import watch_view
 
 NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement of another run
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
     from stepcast.ir.timeline import Timeline
     from stepcast.questions.choices import Question
-    from stepcast.questions.emitting import EmittedConfig
+    from stepcast.questions.runs import EmittedConfig
     from stepcast.questions.search import Watching
 
 # Characters within strings of JSON; outside of them there are none.

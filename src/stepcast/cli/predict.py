@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     values = settled.model, settled.cluster, settled.strategy, settled.framework
     emitted = None
     if args.emit:
-        from stepcast.questions.emitting import emit_config
+        from stepcast.questions.runs import emit_config
 
         emitted = emit_config(args.emit, settled.question, *values, prediction.step_s)
 

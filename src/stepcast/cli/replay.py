@@ -15,8 +15,7 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.types import find_doubts
 from stepcast.questions.choices import option_of
-from stepcast.questions.measured import ReplayQuestion
-from stepcast.questions.question import check_rules
+from stepcast.questions.question import ReplayQuestion, check_rules
 from stepcast.views.view import View
 
 

@@ -15,10 +15,8 @@ from stepcast.cli.streams import show_status
 from stepcast.ir.types import FactDict, pick
 from stepcast.outputs.plain import check_parquet, table_bytes
 from stepcast.questions.choices import several_of
-from stepcast.questions.emitting import emit_config
-from stepcast.questions.ranking import search_facts
-from stepcast.questions.runs import strategy_facts
-from stepcast.questions.search import SettledSearch, settle_search
+from stepcast.questions.runs import emit_config, strategy_facts
+from stepcast.questions.search import SettledSearch, search_facts, settle_search
 from stepcast.searching.result import SearchCounts, SearchResult, SimulatedCandidate
 from stepcast.units import format_seconds
 from stepcast.views.search import search_view, strategy_words

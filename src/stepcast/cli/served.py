@@ -26,12 +26,10 @@ from stepcast.ir.types import FactDict
 from stepcast.questions.alternatives import answer_alternatives
 from stepcast.questions.changes import find_neighbours, find_remedies
 from stepcast.questions.choices import build_question, option_of, read_choices, several_of
-from stepcast.questions.measured import AnalyzeQuestion
 from stepcast.questions.plan import PlanQuestion, settle_plan
-from stepcast.questions.question import PredictQuestion
-from stepcast.questions.ranking import search_facts
+from stepcast.questions.question import AnalyzeQuestion, PredictQuestion
 from stepcast.questions.runs import ask_with_file, run_facts, run_of_config
-from stepcast.questions.search import SearchQuestion, settle_search
+from stepcast.questions.search import SearchQuestion, search_facts, settle_search
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.searching.result import SearchCounts, SimulatedCandidate
 from stepcast.serve.app import MISTAKES, AppAnswer, Pause, Report

@@ -34,7 +34,7 @@ from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_file import parse_schedule
 from stepcast.simulation.step import Conditions
 from stepcast.units import US, format_percent
-from stepcast.views.network import network_view
+from stepcast.views.step import network_view
 from stepcast.views.text import table
 
 MOST_TIMES = 1e6  # a slower part than that has stopped

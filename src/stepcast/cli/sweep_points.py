@@ -18,9 +18,8 @@ from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Question, UnknownChoiceError, build_question, resolve_name
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.ranking import best_row
 from stepcast.questions.runs import training_facts
-from stepcast.questions.search import SearchQuestion, settle_search
+from stepcast.questions.search import SearchQuestion, best_row, settle_search
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.sweep.engines import Answers
 from stepcast.sweep.spec import Spec, Words

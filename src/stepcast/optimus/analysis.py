@@ -43,7 +43,7 @@ class StagePart(msgspec.Struct, frozen=True):
 class OptimusAnalysis(AnalysisResult, frozen=True, kw_only=True):
     """*breakdown_s* is that of the busiest stage and sums to the measured step, with what the model misses."""
 
-    view = "traces.optimus_view"
+    view = "measured.optimus_view"
     kind: str
     source: str
     step_s: float

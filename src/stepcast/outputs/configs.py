@@ -1,7 +1,7 @@
 """Configurations of other tools for a run: Megatron-LM, NeMo and Megatron-Bridge, torchtitan, DeepSpeed, accelerate.
 
 ``data/configs/TOOL.toml`` has the keys: ``[options]``, by which ``inputs/configs`` reads them too, and ``[written]``,
-the keys that state a value of a choice. What follows from several choices is written here. ``questions/emitting.py``
+the keys that state a value of a choice. What follows from several choices is written here. ``questions/runs.py``
 reads every file back and names what the tool has no key for.
 """
 

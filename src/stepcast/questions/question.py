@@ -1,5 +1,5 @@
-"""The question of ``stepcast predict``, every choice of a training step; and rules for choices that have no effect, as
-``data/rules.toml`` states them.
+"""The question of ``stepcast predict``, every choice of a training step; those of ``analyze`` and ``replay`` about
+measured runs; and rules for choices that have no effect, as ``data/rules.toml`` states them.
 
 A choice that differs from its default and cannot change the answer is
 
@@ -8,7 +8,6 @@ A choice that differs from its default and cannot change the answer is
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,7 @@ from stepcast.ir import schedules, strategy
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
-from stepcast.ir.types import DType, FactDict, Facts, dataclass
+from stepcast.ir.types import DType, FactDict, Facts, dataclass, replace
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, amount, choices_of, count, defaults_of, gpu_count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_count
@@ -280,3 +279,36 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
 
 CHOICES = choices_of(PredictQuestion)
 DEFAULTS = defaults_of(PredictQuestion)
+
+INPUT = "input"
+
+
+class AnalyzeQuestion(Question, frozen=True, kw_only=True):
+    """A question about measured files."""
+
+    # fmt: off
+    format: Annotated[str | None, Choice(group=INPUT)] = None
+    cluster: Annotated[str | None, Choice(group=INPUT)] = None
+    set: Annotated[tuple[str, ...], Choice(group=INPUT)] = ()
+    calibration: Annotated[str | None, Choice(group=INPUT)] = None
+    # fmt: on
+
+
+class ReplayQuestion(Question, frozen=True, kw_only=True):
+    """A question about measured files under changed conditions."""
+
+    # fmt: off
+    what_if: Annotated[tuple[str, ...], Choice(group=INPUT)] = ()
+    scale_to: Annotated[str | None, Choice(group=INPUT)] = None
+    gpu: Annotated[str | None, Choice(group=INPUT)] = None
+    cluster: Annotated[str | None, Choice(group=INPUT)] = None
+    set: Annotated[tuple[str, ...], Choice(group=INPUT)] = ()
+    engine: Annotated[str, replace(CHOICES["engine"], group=INPUT)] = "fast"
+    # fmt: on
+
+    @property
+    def changes(self) -> list[str]:
+        """The changes of ``--what-if`` and ``--scale-to``."""
+        if self.scale_to is not None and not self.scale_to.replace(" ", "").startswith("dp="):
+            raise ValueError(f"--scale-to scales the number of replicas; write dp=64, not {self.scale_to!r}")
+        return [*self.what_if, *([self.scale_to] if self.scale_to is not None else [])]

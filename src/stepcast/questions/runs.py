@@ -1,4 +1,8 @@
-"""Runs in files and as command lines: configurations of other tools, and runs that ``predict --save`` wrote."""
+"""Runs in files and as command lines: configurations of other tools, and runs that ``predict --save`` wrote.
+
+``--emit TOOL[=FILE]`` writes a run as a configuration of another tool, which is read back to see that it asks for the
+same.
+"""
 
 import json
 import math
@@ -10,19 +14,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import DECISIONS, Profile
+from stepcast.frameworks.catalog import DECISIONS, FEATURES, Profile, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
+from stepcast.hardware import Cluster
 from stepcast.inputs.model_table import SIZES
 from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.framework import FORMATS, OPTIMIZERS, Framework, Optimizer
-from stepcast.ir.model import Model
+from stepcast.ir.model import Model, pieces
 from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
 from stepcast.ir.types import FactDict, Facts, dataclass, pick
 from stepcast.models.catalog import load_model, model_words
 from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
-from stepcast.questions.settle import SettledRun
-from stepcast.units import DAY, HOUR
+from stepcast.questions.settle import SettledRun, settle
+from stepcast.units import DAY, HOUR, format_seconds
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
@@ -302,3 +307,126 @@ def training_facts(asked: readers.Question, strategy: Strategy, step_s: float) -
     cost, currency = (None, None) if gpu_hour is None else (hours * gpu_hour, getattr(asked, "currency", None))
     length = {"tokens": tokens, "steps": steps, "days": steps * step_s / DAY, "gpu_hours": hours}
     return {**length, "cost": cost, "currency": currency}
+
+
+BATCH = ("micro_batch", "global_batch", "seq")
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedConfig:
+    """A configuration, and the options of ``predict`` for what its tool has no key for."""
+
+    tool: str
+    text: str
+    remaining: list[str]
+    lost: list[str]  # settings that neither the tool nor an option has
+
+    def facts(self) -> FactDict:
+        return pick(self, "tool text remaining lost")
+
+    @property
+    def notes(self) -> list[str]:
+        """Return sentences about what the configuration alone does not say."""
+        notes = []
+        if self.remaining:
+            notes.append(f"{self.tool} has no key for all of it: predict --config needs {' '.join(self.remaining)} too")
+        if self.lost:
+            notes.append(f"{self.tool} does not say {', '.join(self.lost)}, so that its prediction differs")
+        return notes
+
+
+def emit_config(
+    text: str,
+    question: readers.Question,
+    model: Model,
+    cluster: Cluster,
+    strategy: Strategy,
+    framework: Framework,
+    step_s: float,
+) -> EmittedConfig:
+    """Return the configuration of a run for ``TOOL`` or ``TOOL=FILE``; *question* names its model and its cluster."""
+    from stepcast.inputs.configs.reader import read_text
+    from stepcast.outputs.configs import WRITERS, EmittedRun
+
+    tool, asked = text.partition("=")[0], {name: getattr(question, name) for name in ("model", "cluster", "set")}
+    if tool not in WRITERS:
+        raise ValueError(f"--emit {tool!r} is not known; expected one of {', '.join(WRITERS)}")
+    ending, write = WRITERS[tool]
+    title = f"{model.name} on {strategy.layout.gpus:,} {cluster.gpu.name}: {format_seconds(step_s)} per step "
+    title += f"(stepcast {__version__})"
+    choices = _state_choices(model, strategy, framework)
+    emitted = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title, choices))
+    file = run_of_config(read_text(emitted, f"emitted{ending}"), f"emitted{ending}")
+    written_for = str(file.choices["framework"])
+    if not framework.name.startswith(written_for.partition("-")[0]):
+        raise ValueError(
+            f"--emit {tool} is a configuration of {written_for}, and the step was predicted for {framework.name}: "
+            f"use --framework {written_for}"
+        )
+    if missing := missing_features(load_profile(written_for), strategy, framework):
+        raise ValueError(f"--emit {tool}: {missing[0]}")
+    needed: FactDict = {name: value for name, value in asked.items() if value and name != "model"}
+    remaining: FactDict = {"framework": framework.name} if written_for != framework.name else {}
+    for name, degree in (("gpus", strategy.layout.gpus), *((name, getattr(strategy, name)) for name in BATCH)):
+        if name not in file.choices and not (name == "global_batch" and "accumulation" in file.choices):
+            remaining[name] = degree
+    if "model" not in file.choices:
+        remaining["model"] = asked["model"]
+    run = _ask(file, {**needed, **remaining})
+    if replace(run.model, name=model.name, max_seq=model.max_seq, source=model.source) != model:
+        remaining["model"] = asked["model"]
+    lost: list[str] = []
+    for _ in range(3):  # again with what was found; an option may set another choice
+        run = _ask(file, {**needed, **remaining})
+        lost = []
+        for name, value in _differences(run, strategy, framework):
+            if name in remaining or value is None:
+                lost.append(name.replace("_", " "))
+            else:
+                remaining[name] = value
+    words = [word for name, value in remaining.items() for word in readers.spell_option(name, value)]
+    return EmittedConfig(tool, emitted, words, lost)
+
+
+def _state_choices(model: Model, strategy: Strategy, framework: Framework) -> FactDict:
+    """Return the choices of a run by option, as :class:`EmittedRun` has them."""
+    layout, unused = strategy.layout, {"ep", "dispatcher"} if model.experts is None else set()
+    unused |= {"cp_comm"} if layout.cp == 1 else set()
+    unused |= {"schedule"} if layout.pp == 1 else set()
+    choices = {**_state_layout(strategy), "clipping": framework.optimizer.clips}
+    for owner in (strategy, framework):
+        for name in (field.name for field in fields(owner) if field.name in SETTERS):
+            value, choice = getattr(owner, name), SETTERS[name]
+            choices[choice] = value if isinstance(value, int | float) or value is None else CHOICES[choice].write(value)
+    used = {name: value for name, value in choices.items() if name not in unused and (value or value is False)}
+    return {name.replace("_", "-"): value for name, value in used.items()}
+
+
+def _state_layout(strategy: Strategy) -> FactDict:
+    """Return the degrees of parallelism, the batch and the format of a run."""
+    degrees = pick(strategy.layout, "gpus tp cp ep pp vpp expert_tp shard")
+    return {**degrees, **pick(strategy, "micro_batch global_batch seq"), "precision": str(strategy.precision)}
+
+
+def _ask(file: RunFile, choices: Facts) -> SettledRun:
+    given = readers.read_choices(PredictQuestion, {name: value for name, value in choices.items() if value != ()})
+    return settle(ask_with_file(PredictQuestion, given, file))
+
+
+def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, object]]:
+    """Return the choices in which *run* differs, each with its value; None where no option sets it."""
+    own, settled, overlaps = _state_layout(strategy), _state_layout(run.strategy), FEATURES["overlaps"].used
+    pairs: list[tuple[str, object]] = [(name, value) for name, value in own.items() if value != settled[name]]
+    for wanted, known in ((strategy, run.strategy), (framework, run.framework)):
+        for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
+            if getattr(wanted, name) == getattr(known, name):
+                continue
+            if name == "overlap" and overlaps(strategy, framework) == overlaps(run.strategy, run.framework):
+                continue  # in this layout
+            if name == "stage_layers" and pieces(run.model, strategy) == pieces(run.model, run.strategy):
+                continue
+            try:
+                pairs.append(choice_of_field(name, getattr(wanted, name)))
+            except NoOptionError:
+                pairs.append((name, None))
+    return pairs

@@ -15,7 +15,7 @@ class Answer:
     """An answer to a question; *describe* returns its JSON where that needs the question too."""
 
     __slots__ = ()
-    view: ClassVar[str] = ""  # the function below views/ that shows it, "traces.kineto_view"
+    view: ClassVar[str] = ""  # the function below views/ that shows it, "measured.kineto_view"
     title: ClassVar[str] = "analysis"
     describe: Callable[[Any], FactDict] | None = None
 

@@ -6,7 +6,7 @@ from stepcast.ir.types import FactDict, Facts
 from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds, format_short_count
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view, read_texts
-from stepcast.views.jobs import collective_log_view, step_log_view, stragglers_view
+from stepcast.views.measured import collective_log_view, step_log_view, stragglers_view
 from stepcast.views.view import NAMES
 
 Parts = list[ui.Part | None]

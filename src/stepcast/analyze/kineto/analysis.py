@@ -72,7 +72,7 @@ class PathPart(msgspec.Struct, frozen=True):
 class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
     """A profiler trace; times are per step, mean over ranks."""
 
-    view = "traces.kineto_view"
+    view = "measured.kineto_view"
     kind: str
     source: str
     gpus: int | None  # of the whole job, if its traces say

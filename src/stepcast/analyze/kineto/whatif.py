@@ -49,7 +49,7 @@ KNOWN = (
 class KinetoReplay(AnalysisResult, frozen=True, kw_only=True):
     """A trace as measured, replayed, and changed; seconds per step of the slowest rank."""
 
-    view, title = "traces.kineto_replay_view", "replay"
+    view, title = "measured.kineto_replay_view", "replay"
     kind: str
     source: str
     changes: list[str]
