@@ -26,7 +26,7 @@ from stepcast.ir.strategy import Strategy
 from stepcast.ir.types import FactDict, Facts
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import AnyQuestion, UnknownChoiceError, build_question, read_choices, several_of
-from stepcast.questions.question import PredictQuestion
+from stepcast.questions.question import AnalyzeQuestion, PredictQuestion, ReplayQuestion
 from stepcast.questions.runs import RunFile, answer_facts, ask_with_file, read_run_file, run_facts
 from stepcast.questions.settle import load_calibration, settle
 from stepcast.units import DEFAULT_CURRENCY
@@ -159,12 +159,10 @@ def search(
 
     if twice := sorted(set(axes or ()) & set(choices)):
         raise TypeError(f"search() got both axes and a keyword for {twice[0]!r}")
-    given = {"model": model, "cluster": cluster, "gpus": gpus, "global_batch": global_batch, "seq": seq}
+    given: FactDict = {"model": model, "cluster": cluster, "gpus": gpus, "global_batch": global_batch, "seq": seq}
+    given |= {"framework": framework, "top": top, **(axes or {}), **choices}
     with _in_python_words("search"):
-        question = build_question(
-            SearchQuestion, {**given, "framework": framework, "top": top, **(axes or {}), **choices}
-        )
-        settled = settle_search(question)
+        settled = settle_search(build_question(SearchQuestion, given))
         return replace(settled.answer(watching=lambda: nullcontext(watch)), describe=partial(search_facts, settled))
 
 
@@ -281,7 +279,6 @@ def predict_rl(
 def analyze(*files: Path, **choices: "Unpack[keywords.AnalyzeChoices]") -> "AnalysisResult":
     """Return where the time of a measured run went; ``.facts()`` is the JSON of ``stepcast analyze``."""
     from stepcast.cli.analyze import analyze_files
-    from stepcast.questions.question import AnalyzeQuestion
 
     trace = choices.pop("trace", None)
     with _in_python_words("analyze"):
@@ -294,7 +291,6 @@ def replay(
 ) -> "ReplayResult | KinetoReplay":
     """Return a measured run under changed conditions; ``.facts()`` is the JSON of ``stepcast replay``."""
     from stepcast.cli.replay import replay_files
-    from stepcast.questions.question import ReplayQuestion
 
     trace = choices.pop("trace", None)
     with _in_python_words("replay"):
@@ -389,9 +385,8 @@ def rows(*answers: Any) -> list[FactDict]:
         elif hasattr(answer, "goodput") and hasattr(answer, "facts"):
             facts = answer.facts()
             days = {f"days_{name}": value for name, value in facts["days"].items()}
-            table.append(
-                {**days, **{name: value for name, value in facts.items() if not isinstance(value, Mapping | list)}}
-            )
+            single = {name: value for name, value in facts.items() if not isinstance(value, Mapping | list)}
+            table.append({**days, **single})
         elif isinstance(answer, Iterable) and not isinstance(answer, str | Mapping):
             table += rows(*answer)
         else:

@@ -50,6 +50,23 @@ from stepcast.views.text import visible
 SETTINGS = "batch seq dtype autocast checkpoint attention experts optimizer no_fused_optimizer compiled tf32"
 PROGRAM_OPTIONS = frozenset(SETTINGS.split())
 PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", "zero_gradients", "calibration")
+# Options of predict that apply to a captured program; the file has its computation and its software.
+ACTING = frozenset((
+    *("captured", "cluster", "gpu", "set", "place", "gpus", "nodes", "dp", "tp", "cp", "ep", "pp"),
+    *("global_batch", "schedule", "sharding", "bucket_mb", "zero_gradients", "calibration", "engine"),
+    *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
+    *("critical_path", "json"),
+))  # fmt: skip
+SPREADING = frozenset(("cluster", "gpu", "set", "gpus", "nodes", "global_batch", "calibration"))
+SEARCHED = SPREADING | {"captured", "top", "html", "json"}
+# Schedules with one model chunk per stage.
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2")
+SPLITS = {
+    "cp": "context parallelism needs attention that was written for it",
+    "ep": "expert parallelism needs experts that were written for it",
+}
+# Kinds of op that take less of the rank's time are too short to compare.
+LEAST_SHARE = 0.005
 
 
 def run_capture(args: argparse.Namespace) -> int:
@@ -101,23 +118,6 @@ def run_capture(args: argparse.Namespace) -> int:
     if not args.predict:
         print_warnings(captured.warnings)
     return 0
-
-
-# Options of predict that apply to a captured program; the file has its computation and its software.
-ACTING = frozenset((
-    *("captured", "cluster", "gpu", "set", "place", "gpus", "nodes", "dp", "tp", "cp", "ep", "pp"),
-    *("global_batch", "schedule", "sharding", "bucket_mb", "zero_gradients", "calibration", "engine"),
-    *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
-    *("critical_path", "json"),
-))  # fmt: skip
-SPREADING = frozenset(("cluster", "gpu", "set", "gpus", "nodes", "global_batch", "calibration"))
-SEARCHED = SPREADING | {"captured", "top", "html", "json"}
-# Schedules with one model chunk per stage.
-SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2")
-SPLITS = {
-    "cp": "context parallelism needs attention that was written for it",
-    "ep": "expert parallelism needs experts that were written for it",
-}
 
 
 class BatchError(ValueError):
@@ -275,16 +275,11 @@ def build_workload(captured: Captured, args: argparse.Namespace) -> Workload:
     return record_times(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]
 
 
-# Kinds of op that take less of the rank's time are too short to compare.
-LEAST_SHARE = 0.005
-
-
 def run_run(args: argparse.Namespace) -> int:
     torch = load_torch("run")
     prediction, asked = _predict_workload(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    plan = _plan_run(prediction, args.steps)
-    records = _execute(plan, args.rank, device, torch)
+    records = _execute(_plan_run(prediction, args.steps), args.rank, device, torch)
     if records is None:  # another rank prints
         return 0
     step = medians(records, args.steps)

@@ -32,6 +32,11 @@ from stepcast.views.declared import phrase
 from stepcast.views.measured import watch_view
 
 NOT_THE_SAME = 1  # exit status if a prediction is compared with a measurement of another run
+SLOWER = 1  # exit status of a regression
+BASELINE = "stepcast baseline"
+# The commit under test, as GitHub and GitLab name it.
+COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA")
+POLL_S = 0.2
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -51,8 +56,7 @@ def run_compare(args: argparse.Namespace) -> int:
     if names[0] == names[1]:
         names = (f"{names[0]} (first)", f"{names[1]} (second)")
     show_view(args, compare_view(facts, names, timeline if args.html else None))
-    judged = len(set(facts["kinds"])) > 1
-    return NOT_THE_SAME if judged and not facts["same_run"] else 0
+    return NOT_THE_SAME if len(set(facts["kinds"])) > 1 and not facts["same_run"] else 0
 
 
 def read_facts(path: str) -> FactDict:
@@ -96,12 +100,6 @@ def _play(path: str) -> PlayedStep:
     if entry.name != "megatron":
         raise ValueError(f"{path}: is {entry.name}; --trace needs two Megatron runs")
     return measured(record_megatron(document))
-
-
-SLOWER = 1  # exit status of a regression
-BASELINE = "stepcast baseline"
-# The commit under test, as GitHub and GitLab name it.
-COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +186,6 @@ def _decode(run: "bytes | str", path: str) -> GateRun:
     if STEP not in decoded.measures:
         raise ValueError(f"{path}: holds a run without a step")
     return decoded
-
-
-POLL_S = 0.2
 
 
 def run_watch(args: argparse.Namespace) -> int:

@@ -6,8 +6,7 @@ from stepcast.cli.main import VERBS, build_parser
 
 
 def run(args: argparse.Namespace) -> int:
-    parser = build_parser()
-    chooser = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    chooser = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     words = {}
     for verb, sub in chooser.choices.items():
         words[verb] = [option for action in sub._actions for option in action.option_strings if option[:2] == "--"]

@@ -116,11 +116,8 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
             path = output / f"{name.split('.')[0]}.html"
             pages.append(_write_page((verb, document["file"], *options), name, path))
     index = output / "index.html"
-
-    rows = []
-    for page in pages:
-        title = tag("a", tag("strong", page.title), href=f"./{page.file}")
-        rows.append(tag("li", title, tag("code", page.command)))
+    links = ((tag("a", tag("strong", page.title), href=f"./{page.file}"), page.command) for page in pages)
+    rows = [tag("li", link, tag("code", command)) for link, command in links]
     count = tag("h1", tag("span", str(len(pages)), class_="number"), " ", tag("span", "pages", class_="unit"))
     lead = "Each page is self-contained HTML and works offline. The command below its title reproduces it."
     head = join((tag("p", tag("strong", "stepcast demo"), class_="about"), count, tag("p", lead, class_="lead")))

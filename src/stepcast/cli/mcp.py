@@ -199,11 +199,9 @@ class ToolError(ValueError):
 @cache
 def _actions(tool: str) -> Mapping[str, argparse.Action]:
     """Return the options of a verb by their names in a schema."""
-    verb = next(verb for verb in VERBS if verb.name == tool)
-    parser = build_parser([verb])
+    parser = build_parser([verb for verb in VERBS if verb.name == tool])
     groups = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    actions = groups.choices[tool]._actions
-    return {action.dest: action for action in actions if action.dest not in LEFT_OUT}
+    return {action.dest: action for action in groups.choices[tool]._actions if action.dest not in LEFT_OUT}
 
 
 def describe_tools() -> list[FactDict]:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # Characters within strings of JSON; outside of them there are none.
 UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
+SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
+# Output of one answer, which several have none of.
+SINGLE = ("output", "trace", "save", "to_workload", "gantt", "critical_path", "jitter", "explain_memory", "emit")
 
 
 def print_json(value: object) -> None:
@@ -208,9 +211,6 @@ def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> N
     print_notes(emitted.notes)
 
 
-SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
-
-
 def origin(args: argparse.Namespace) -> FactDict:
     """Return the facts of an answer about the command that asked for it."""
     return {"command": args.command, "version": __version__}
@@ -220,10 +220,6 @@ def show_view(args: argparse.Namespace, view: View, verbose: bool = True, below:
     """Write the page of an answer if ``--html`` asks for it, then print the answer, with texts *below* it."""
     write_view(args, view)
     print_view(args, view, verbose, below)
-
-
-# Output of one answer, which several have none of.
-SINGLE = ("output", "trace", "save", "to_workload", "gantt", "critical_path", "jitter", "explain_memory", "emit")
 
 
 def show_alternatives(args: argparse.Namespace, question: "Question", watching: "Watching" = nullcontext) -> int:

@@ -14,7 +14,7 @@ from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
 from stepcast.ir.types import ChangeFacts
 from stepcast.ir.work import Work
 from stepcast.questions.choices import refuse_options, several_of
-from stepcast.questions.runs import answer_facts, save_run
+from stepcast.questions.runs import answer_facts, emit_config, save_run
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.units import format_change, format_seconds
 
@@ -42,11 +42,7 @@ def run(args: argparse.Namespace) -> int:
     prediction = settled.prediction.noting(settled.assumptions, warnings)
     fits = prediction.fits
     values = settled.model, settled.cluster, settled.strategy, settled.framework
-    emitted = None
-    if args.emit:
-        from stepcast.questions.runs import emit_config
-
-        emitted = emit_config(args.emit, settled.question, *values, prediction.step_s)
+    emitted = emit_config(args.emit, settled.question, *values, prediction.step_s) if args.emit else None
 
     def changes() -> list[ChangeFacts]:
         from stepcast.questions.changes import find_neighbours

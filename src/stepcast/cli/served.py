@@ -47,13 +47,10 @@ from stepcast.views.view import View
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-
 EVERY_S = 0.1
 UPLOAD_S = 60.0
 FORGET_EVERY = 100  # predictions
 FORGOTTEN = ("stepcast.generate.", "stepcast.cost.", "stepcast.forecast.", "stepcast.simulation.", "stepcast.ir.")
-
-
 PREDICTIONS = count(1)
 
 

@@ -13,15 +13,15 @@ from stepcast.cli.documents import apply_edits, load_lazily, open_sources, read_
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import print_json, print_warnings, show_view, terminal_width
 from stepcast.cli.streams import heading
-from stepcast.frameworks.catalog import looks_like_framework
-from stepcast.hardware import Cluster, load_cluster
+from stepcast.frameworks.catalog import load_profile, looks_like_framework, profile_facts
+from stepcast.hardware import Cluster, load_cluster, load_gpu
 from stepcast.hardware.catalog import CatalogError, data_names
-from stepcast.hardware.facts import looks_like_cluster
+from stepcast.hardware.facts import all_clusters, all_gpus, looks_like_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import FORMATS, Format, format_named, read_sources, recognise
 from stepcast.ir.types import FactDict, pick
 from stepcast.outputs.table import TARGETS, target_named
-from stepcast.views.documents import document_view, documents_view
+from stepcast.views.documents import document_view, documents_view, list_view
 from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
 
@@ -122,7 +122,7 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     "Captured": load_lazily("cli.capture:captured_facts"),
     "Wiring": methodcaller("facts"),
     "Cluster": load_lazily("hardware.facts:cluster_facts"),
-    "Profile": load_lazily("frameworks.catalog:profile_facts"),
+    "Profile": profile_facts,
     "Calibration": lambda calibration: {
         "kind": "calibration",
         "gpu": calibration.gpu,
@@ -133,8 +133,6 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
 
 
 def run_list(args: argparse.Namespace) -> int:
-    from stepcast.views.documents import list_view
-
     show_view(args, list_view(args.what, LISTED[args.what]()))
     return 0
 
@@ -151,16 +149,8 @@ def _formats() -> list[FactDict]:
 
 def _gpus() -> list[FactDict]:
     from stepcast.cost.serving import cost_evidence
-    from stepcast.hardware import load_gpu
-    from stepcast.hardware.facts import all_gpus
 
     return [{**facts, "costs": cost_evidence(load_gpu(facts["gpu"]))} for facts in all_gpus()]
-
-
-def _frameworks() -> list[FactDict]:
-    from stepcast.frameworks.catalog import load_profile, profile_facts
-
-    return [{"framework": name, **profile_facts(load_profile(name))} for name in data_names("frameworks")]
 
 
 def _failures() -> list[FactDict]:
@@ -189,9 +179,11 @@ def _models() -> list[FactDict]:
 LISTED: dict[str, Callable[[], list[FactDict]]] = {
     "formats": _formats,
     "gpus": _gpus,
-    "clusters": load_lazily("hardware.facts:all_clusters"),
+    "clusters": all_clusters,
     "models": _models,
-    "frameworks": _frameworks,
+    "frameworks": lambda: [
+        {"framework": name, **profile_facts(load_profile(name))} for name in data_names("frameworks")
+    ],
     "failures": _failures,
     "prices": load_lazily("questions.settle:list_prices"),
 }

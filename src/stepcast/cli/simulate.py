@@ -38,6 +38,9 @@ from stepcast.views.step import network_view
 from stepcast.views.text import table
 
 MOST_TIMES = 1e6  # a slower part than that has stopped
+SIMAI_PARTS = ("dp", "dp_ep", "tp", "ep", "pp", "bubble", "compute", "total")
+# Options that a workload file leaves open.
+WITH_WORKLOAD = {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
 
 
 def run_simulate(args: argparse.Namespace) -> int:
@@ -145,9 +148,6 @@ def _count(name: str, option: str) -> int:
     return int(name)
 
 
-SIMAI_PARTS = ("dp", "dp_ep", "tp", "ep", "pp", "bubble", "compute", "total")
-
-
 def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     """Print the step by the cost model of SimAI-analytical."""
     ratios: dict[str, float] = {}
@@ -176,10 +176,6 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
     print(table(("SimAI's part", "us", "share"), rows, output.terminal_width()))
     output.print_warnings(warnings)
     return 0
-
-
-# Options that a workload file leaves open.
-WITH_WORKLOAD = {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
 
 
 def run_network(args: argparse.Namespace) -> int:

@@ -53,9 +53,7 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        shown = text
-        if self.paints or not (text.isascii() and text.isprintable()):
-            shown = self._make_safe(text)
+        shown = self._make_safe(text) if self.paints or not (text.isascii() and text.isprintable()) else text
         self._stream.write(shown)
         return len(text)
 

@@ -16,6 +16,8 @@ from stepcast.outputs.plain import csv_bytes
 from stepcast.validate.scoreboard import MEASUREMENT_SETS, MeasuredColumns, MeasurementSet, Scoreboard, build_scoreboard
 from stepcast.views.compare import MOST_DOTS, validate_view
 
+ENDS = ("low_s", "high_s")
+
 
 def run(args: argparse.Namespace) -> int:
     boards: dict[str, Scoreboard] = {}
@@ -134,6 +136,3 @@ def _write_csv(path: str, measured: Mapping[str, MeasuredColumns], units: Mappin
     tagged = dict.fromkeys(tag for columns in measured.values() for tag in columns.tags)
     names = ("set", "name", *tagged, *heads, "error", *banded)
     write_file(path, csv_bytes(names, [[row.get(name, "") for name in names] for row in rows]))
-
-
-ENDS = ("low_s", "high_s")

@@ -29,6 +29,9 @@ DEFAULT_FAILURES = "llama-3"
 RUN = "training run"
 OPERATION = "operation"
 RESULT = "result"
+SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
+SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
+MOST_DOUBLINGS = 16
 
 
 def _read_date(text: str) -> datetime.date:
@@ -113,9 +116,6 @@ class SettledPlan:
         carbon = _grams_per_kwh(asked.carbon) if asked.carbon is not None else None
         given = price, asked.pue, asked.runs, asked.seed, asked.currency, electricity, carbon
         return replace(plan(self.phases, self.operation, *given), describe=partial(plan_facts, self))
-
-
-SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
 
 
 def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
@@ -212,10 +212,6 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
     phases = [_build_phase(stage, step, operation) for stage, step in zip(stages, steps, strict=True)]
     warnings = _check_memory(steps, question.allow_oom)
     return SettledPlan(question, steps, phases, operation, tuple(assumptions), tuple(warnings))
-
-
-SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
-MOST_DOUBLINGS = 16
 
 
 def _available_s(question: PlanQuestion) -> float:

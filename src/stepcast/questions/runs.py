@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 TABLE = "predict"
 CONFIGS = (".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 MOST_OPTIONS = 1_000
+BATCH = ("micro_batch", "global_batch", "seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +308,6 @@ def training_facts(asked: readers.Question, strategy: Strategy, step_s: float) -
     cost, currency = (None, None) if gpu_hour is None else (hours * gpu_hour, getattr(asked, "currency", None))
     length = {"tokens": tokens, "steps": steps, "days": steps * step_s / DAY, "gpu_hours": hours}
     return {**length, "cost": cost, "currency": currency}
-
-
-BATCH = ("micro_batch", "global_batch", "seq")
 
 
 @dataclass(frozen=True, slots=True)

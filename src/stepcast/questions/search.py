@@ -57,6 +57,9 @@ Words = tuple[str, ...] | None
 # Headings of the help.
 SPACE = "restrict the search (default: all values; several are separated by commas)"
 AIM = "objective and limits"
+MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
+# If nothing fits, these multiples of the GPUs are tried.
+MORE_GPUS = (2, 4, 8, 16)
 
 
 def read_gpu_counts(text: str) -> tuple[int, ...]:
@@ -445,9 +448,9 @@ def _supported_values(name: str, values: AxisValues, profile: Profile, assumptio
 
 def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
     """Return the sequences of a step."""
-    if question.global_batch is not None and question.tokens_per_batch is not None:
-        raise ValueError("--global-batch and --tokens-per-batch state the same; leave one of them out")
     if question.global_batch is not None:
+        if question.tokens_per_batch is not None:
+            raise ValueError("--global-batch and --tokens-per-batch state the same; leave one of them out")
         return question.global_batch
     if question.tokens_per_batch is None:
         raise ValueError("batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as 4M")
@@ -459,11 +462,6 @@ def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
             f"sequence; the nearest is {near}"
         )
     return sequences
-
-
-MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
-# If nothing fits, these multiples of the GPUs are tried.
-MORE_GPUS = (2, 4, 8, 16)
 
 
 def search_facts(asked: SettledSearch, result: SearchResult, watching: Watching = nullcontext) -> FactDict:

@@ -302,5 +302,4 @@ def _read_predict(query: Mapping[str, str]) -> FormChoices:
 
 
 def _mistake(error: BaseException) -> Response:
-    text = str(error) or type(error).__name__
-    return JSONResponse({"error": message(text)}, 400)
+    return JSONResponse({"error": message(str(error) or type(error).__name__)}, 400)

@@ -56,8 +56,7 @@ def _single_view(
     """Return the view of one cost: every value is a figure; a page has the question and the time as its headline."""
     figures, words = _figures({**about, **values}, {*about, "time"}), _words(about)
     headline = ui.Headline.of_seconds(facts["time_s"], "", words)
-    title = f"{format_seconds(facts['time_s'])}: {', '.join(words)}"
-    return ui.View(title, headline, figures, parts, facts)
+    return ui.View(f"{format_seconds(facts['time_s'])}: {', '.join(words)}", headline, figures, parts, facts)
 
 
 def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str, ui.Source]) -> ui.View:

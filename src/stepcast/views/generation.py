@@ -11,8 +11,7 @@ from stepcast.views.view import NAMES
 
 def layout_words(layout: Facts) -> str:
     """Return a layout without its ones: ``tp 4, replicas 2``."""
-    names = ("tp", "pp", "dp", "ep", "replicas")
-    words = (f"{name} {layout[name]}" for name in names if layout.get(name, 1) > 1)
+    words = (f"{name} {layout[name]}" for name in ("tp", "pp", "dp", "ep", "replicas") if layout.get(name, 1) > 1)
     return ", ".join(words) or "one GPU"
 
 

@@ -168,8 +168,7 @@ def _pairs(part: ui.PairTable) -> Markup | None:
     """Return two bars for each row, one above the other, on one scale."""
     if not part.rows:
         return None
-    shown = part.rows[: part.most_bars]
-    bars = []
+    shown, bars = part.rows[: part.most_bars], []
     for row in shown:
         value = (_minus(row.difference), tag("small", _minus(row.note)) if row.note != "-" else None)
         sides = zip(("first", "second"), part.sides, (row.first, row.second), (row.name, ""), (value, ""), strict=True)

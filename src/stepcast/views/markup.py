@@ -44,9 +44,7 @@ def _part(child: Child) -> str:
         return ""
     if isinstance(child, Markup):
         return child
-    if isinstance(child, str | int | float):
-        return text(child)
-    return join(child)
+    return text(child) if isinstance(child, str | int | float) else join(child)
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:

@@ -26,6 +26,18 @@ TIME_BREAKDOWN = "Time breakdown (mean over ranks)"
 # Parts of measured runs by the colours of pages.
 KINDS = NAMES["measured_colours"]
 STAGE_KINDS = {"compute": "compute", "optimizer": "optimizer", "hidden": "waiting within the stage", "bubble": "bubble"}
+HEADS = NAMES["rank_parts"]
+MOST_RANKS = 16
+MOST_LOGGED = 10
+NAME_WIDTH = 60
+SLOW_WORDS = {"compute": "computes", "host": "computes or is idle for its CPU"}
+# Parts that are work rather than overhead.
+OPTIMUS_WORK = ("compute", "unhooked", "accumulation", "optimizer")
+# In the order in which a reader asks.
+OPTIMUS_PARTS = NAMES["optimus_parts"]
+FILE_TITLES = NAMES["job_files"]
+STREAM_PARTS = {"compute": "computation", "exposed": "exposed communication", "copy": "copies", "idle": "GPU idle"}
+STREAM_COLOURS = {"compute": "compute", "exposed": "exposed", "copy": "copy", "idle": "bubble"}
 
 
 def shares_of(breakdown_s: Mapping[str, float], names: Mapping[str, str] = PART_NAMES) -> list[ui.Share]:
@@ -228,13 +240,6 @@ def replayed_figures(facts: Facts) -> list[ui.Figure]:
     return build_figures("replayed", facts, off=format_change(facts["error"], 2))
 
 
-HEADS = NAMES["rank_parts"]
-MOST_RANKS = 16
-MOST_LOGGED = 10
-NAME_WIDTH = 60
-SLOW_WORDS = {"compute": "computes", "host": "computes or is idle for its CPU"}
-
-
 def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a KinetoAnalysis, with the logs of a recorded run where there are any."""
     ranks = facts["ranks"]
@@ -323,12 +328,6 @@ def _recorded_parts(recorded: Facts | None) -> list[ui.Part]:
         own = {log["program"]: "kind", **columns}
         parts.append(ui.table_of(f"Log of {log['program']}", log["collectives"][:MOST_LOGGED], own, wide=True))
     return parts
-
-
-# Parts that are work rather than overhead.
-OPTIMUS_WORK = ("compute", "unhooked", "accumulation", "optimizer")
-# In the order in which a reader asks.
-OPTIMUS_PARTS = NAMES["optimus_parts"]
 
 
 def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
@@ -431,9 +430,6 @@ def _bandwidth(rows: Sequence[Facts]) -> ui.Scatter | None:
     return ui.Scatter("Bandwidth by size", x, y, [*lines, *dots], "Bus bandwidth by size", **on_page)
 
 
-FILE_TITLES = NAMES["job_files"]
-
-
 def _job_view(section: str, facts: Facts, timeline: Timeline | None = None, **more: Fact) -> ui.View:
     """Return the view of a file that a job left, headed by its step, its duration or how many calls it holds."""
     file, step_s, calls = FILE_TITLES.get(facts.get("format", ""), "log"), facts.get("step_s"), facts.get("calls")
@@ -478,10 +474,6 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.Vi
         "different": ui.Remarks("Mismatched calls", different),
     }
     return _job_view("collective log", facts, timeline, **more)
-
-
-STREAM_PARTS = {"compute": "computation", "exposed": "exposed communication", "copy": "copies", "idle": "GPU idle"}
-STREAM_COLOURS = {"compute": "compute", "exposed": "exposed", "copy": "copy", "idle": "bubble"}
 
 
 def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:

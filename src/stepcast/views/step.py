@@ -1,4 +1,4 @@
-"""Views of a simulated step: how long, where the time goes, whether it fits, what to change, and the use of its links."""
+"""Views of a simulated step: how long, where the time goes, whether it fits, what to change, and use of its links."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +22,18 @@ MEMORY_KINDS = NAMES["memory_colours"]
 GROUP_NAMES = NAMES["groups"]
 # What usually makes a part smaller.
 REMEDIES = NAMES["remedies"]
+OPERATOR_KINDS = {
+    "matmul": ("compute", "matrix product"),
+    "groupedmatmul": ("ep", "expert products"),
+    "attention": ("dp", "attention"),
+    "scan": ("pp", "scan"),
+    "elementwise": ("tp", "memory-bound"),
+}
+MOST_OPERATORS = 12
+MOST_DOTS = 80
+MOST_LINKS = 10
+# Sharing links costs so much of a step that it is worth a look.
+COSTLY = 0.01
 
 
 def step_view(
@@ -275,16 +287,6 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
 
 # ---- operators against what the GPU could do -----------------------------------------------------------
 
-OPERATOR_KINDS = {
-    "matmul": ("compute", "matrix product"),
-    "groupedmatmul": ("ep", "expert products"),
-    "attention": ("dp", "attention"),
-    "scan": ("pp", "scan"),
-    "elementwise": ("tp", "memory-bound"),
-}
-MOST_OPERATORS = 12
-MOST_DOTS = 80
-
 
 def _roofline(facts: RooflineFacts) -> ui.Columns:
     """Return a dot for each operator, as large as the time it takes, below the roof of its GPU."""
@@ -321,17 +323,13 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     return ui.Columns("Operators", [chart], [table], lead=lead, wide=True, shown=ui.Shown.PAGE)
 
 
-MOST_LINKS = 10
-# Sharing links costs so much of a step that it is worth a look.
-COSTLY = 0.01
-
-
 def network_view(facts: Facts) -> ui.View:
     """Return the view of a step whose communication shares links."""
     step_s, hottest = facts["step_s"], facts["hottest"]
     tiers = [tier for tier in facts["tiers"] if tier["bytes"] > 0]
     sharing_cost = step_s / facts["alone_step_s"] - 1 if facts["alone_step_s"] else 0.0
     busiest = hottest[0] if hottest else {}
+    full = busiest["full_s"] / step_s if busiest and step_s else 0.0
     lead = "Use of the busiest link of each tier, from the start of the step to its end."
     of_tiers = [(tier["tier"], tier["busiest_over_time"]) for tier in tiers]
     of_links = [(_link_name(tier), tier["share_over_time"]) for tier in hottest[:MOST_LINKS]]
@@ -344,7 +342,7 @@ def network_view(facts: Facts) -> ui.View:
         costs=f"sharing links costs {format_percent(sharing_cost)}",
         unused=not tiers,
         busiest={**busiest, "equal": busiest.get("alike") if busiest.get("alike", 1) > 1 else None},
-        at_capacity=_at_capacity(busiest, step_s) if busiest else None,
+        at_capacity=(format_percent(full) if full else "0 %") if busiest else None,
         mood=ui.Mood.BAD if sharing_cost >= COSTLY else ui.Mood.NEUTRAL,
         used_tiers=tiers,
         tiers_over_time=ui.HeatMap("Tiers over time", of_tiers, step_s, use, lead=lead, wide=True),
@@ -352,11 +350,6 @@ def network_view(facts: Facts) -> ui.View:
         busiest_links=_busiest_links(hottest, step_s) if tiers else None,
         slowed=_slowed_groups(facts["operations"]),
     )
-
-
-def _at_capacity(link: Facts, step_s: float) -> str:
-    share = link["full_s"] / step_s if step_s else 0.0
-    return format_percent(share) if share else "0 %"
 
 
 def _link_name(link: Facts) -> str:

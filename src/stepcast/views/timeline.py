@@ -32,6 +32,7 @@ SEVERAL = "several short operations"
 KINDS = NAMES["timeline_colours"]
 FIRST = ("compute", "stream")
 PHASES = {"F": "compute", "B": "backward", "I": "backward", "W": "weight"}
+HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to search, Enter to fold a rank."
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,6 @@ def _compress(columns: tuple[IntArray, ...]) -> str:
     return base64.b64encode(zlib.compress(b"".join(column.T.tobytes() for column in bytes_of), 6)).decode()
 
 
-HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to search, Enter to fold a rank."
-
-
 def timeline_section(timeline: Timeline, links: Sequence[tuple[str, str]] = (), what: str = "") -> Section:
     """Return the section that shows every span on a canvas; *what* says whose they are."""
     data = pack_timeline(timeline)
@@ -196,8 +194,7 @@ def gantt(timeline: Timeline, width: int) -> str:
     label = max(map(len, names), default=0)
     columns = max(10, width - label - 1)
     span_s = timeline.span_s or 1.0
-    rank_of = timeline.rank_of
-    lines = []
+    rank_of, lines = timeline.rank_of, []
     for rank, name in list(zip(ranks, names, strict=True))[:LONGEST_ROW_LIST]:
         rows = np.flatnonzero(rank_of == rank)
         lines.append(name.ljust(label) + " " + _line(timeline, rows, columns, span_s))
