@@ -23,7 +23,6 @@ from stepcast.ir.recurrent import Delta, Selective
 from stepcast.ir.types import Natural, Quantity, Size, dataclass, require
 
 MOST_LAYERS = LAYERS.most
-MOST_WIDTH = WIDTH.most
 
 RMS_NORM = parts.Norm()
 NO_BIASES = parts.Biases()
@@ -93,17 +92,10 @@ class Architecture:
         require(self.layers <= MOST_LAYERS, f"layers must be at most {MOST_LAYERS:,}, not {self.layers:,}")
         for name in ("hidden", "heads", "head_dim", "ffn", "vocab", "max_seq", "embedding_width"):
             value = getattr(self, name)
-            require(value <= MOST_WIDTH, f"{name} must be at most {MOST_WIDTH:,}, not {value:,}")
+            require(value <= WIDTH.most, f"{name} must be at most {WIDTH.most:,}, not {value:,}")
         require(self.heads % self.kv_heads == 0, f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         require(self.pre_norms or self.post_norms, "a model has norms before its halves, after them or both")
         require(self.parallel_block or not self.shared_norm, "only a parallel block can share its norm")
-        self._check_parts()
-
-    def __hash__(self) -> int:
-        """Hash what most often differs: hashes are asked for far more often than values are made."""
-        return hash((self.name, self.layers, self.hidden, self.ffn, self.vocab))
-
-    def _check_parts(self) -> None:
         if self.latent is not None:
             wide = self.latent.nope_dim + self.latent.rope_dim
             require(self.head_dim == wide, f"head_dim must be nope_dim + rope_dim = {wide}, not {self.head_dim}")
@@ -123,6 +115,10 @@ class Architecture:
         require(FeedForward.EXPERTS not in kinds or self.experts is not None, "the hybrid pattern needs experts")
         if self.experts is not None:
             require(FeedForward.EXPERTS in kinds, f"none of the {self.layers} layers has experts")
+
+    def __hash__(self) -> int:
+        """Hash what most often differs: hashes are asked for far more often than values are made."""
+        return hash((self.name, self.layers, self.hidden, self.ffn, self.vocab))
 
     @property
     def blocks(self) -> tuple[LayerParts, ...]:

@@ -122,9 +122,8 @@ class Captured:
     @property
     def ops(self) -> int:
         """Kernels of a step."""
-        return sum(
-            count * len(layer.all_ops) for layer, count in self.stage.counted_layers(self.workload.micro_batches)
-        )
+        layers = self.stage.counted_layers(self.workload.micro_batches)
+        return sum(count * len(layer.all_ops) for layer, count in layers)
 
     def flops(self, attention: bool = True) -> float:
         """Return the FLOPs of matrix products, recurrent cells and, with *attention*, fused attention, both ways."""

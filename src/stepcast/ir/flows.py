@@ -77,13 +77,8 @@ class FlowSet:
     ) -> "FlowSet":
         """Return flows of weight 1, each its own group, unless given otherwise."""
         flows = len(first) - 1
-        return cls(
-            first,
-            link,
-            bytes_on,
-            np.ones(flows) if weight is None else weight,
-            np.arange(flows) if group is None else group,
-        )
+        weight = np.ones(flows) if weight is None else weight
+        return cls(first, link, bytes_on, weight, np.arange(flows) if group is None else group)
 
     def __len__(self) -> int:
         return len(self.weight)

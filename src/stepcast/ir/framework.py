@@ -80,10 +80,8 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         known = [FORMATS[name] for name in OPTIMIZERS[self.kind].formats or ("fp32",)]
-        require(
-            self.moment_dtype in known,
-            f"{self.kind} keeps no moments in {self.moment_dtype}; expected {', '.join(map(str, known))}",
-        )
+        expected = ", ".join(map(str, known))
+        require(self.moment_dtype in known, f"{self.kind} keeps no moments in {self.moment_dtype}; expected {expected}")
 
     @property
     def moments(self) -> int:

@@ -93,10 +93,9 @@ def _mamba(model: Model, strategy: Strategy) -> Iterator[str]:
     heads, groups = heads // tp, groups // tp
     yield _misfit("cp", cp, heads, f"the {heads} Mamba heads of a tensor rank")
     if groups % cp and cp % groups:
-        nearest = nearest_divisor(groups, cp)
         yield (
             f"cp {cp} neither divides nor is a multiple of the {groups} Mamba groups of a tensor rank: "
-            f"the nearest legal cp is {nearest}"
+            f"the nearest legal cp is {nearest_divisor(groups, cp)}"
         )
 
 
@@ -128,8 +127,7 @@ def _sequence(model: Model, strategy: Strategy) -> Iterator[str]:
         yield "sequence parallelism needs tp > 1: switch it off, or use tp 2 or more"
     elif seq // layout.cp % layout.tp:
         step = layout.tp * layout.cp
-        nearest = _multiple(seq, step)
-        yield f"sequence parallelism needs seq {seq} to be a multiple of tp x cp = {step}: use {nearest}"
+        yield f"sequence parallelism needs seq {seq} to be a multiple of tp x cp = {step}: use {_multiple(seq, step)}"
 
 
 def _context(model: Model, strategy: Strategy) -> Iterator[str]:
@@ -138,10 +136,9 @@ def _context(model: Model, strategy: Strategy) -> Iterator[str]:
         heads = max(1, model.kv_heads // tp)
         yield _misfit("cp", cp, heads, f"the {heads} kv heads of a tensor rank, which a2a exchanges")
     elif cp > 1 and seq % (2 * cp):
-        nearest = _multiple(seq, 2 * cp)
         yield (
             f"cp {cp} needs seq {seq} to be a multiple of 2 x cp = {2 * cp}, so that each rank holds "
-            f"one slice from either end: use {nearest}"
+            f"one slice from either end: use {_multiple(seq, 2 * cp)}"
         )
 
 
@@ -239,12 +236,11 @@ def _pipeline(model: Model, strategy: Strategy) -> Iterator[str]:
     pp, vpp, facts = layout.pp, layout.vpp, SCHEDULES[schedule]
     if pp == 1:
         return
-    if vpp < facts.fewest_chunks and facts.most_chunks is None:
-        fewest = facts.fewest_chunks
+    fewest, alternative = facts.fewest_chunks, " or schedule interleaved" if vpp > 1 else ""
+    if vpp < fewest and facts.most_chunks is None:
         yield f"schedule {schedule} needs vpp of {fewest} or more: use vpp {fewest} or schedule 1f1b"
-    if not facts.fewest_chunks <= vpp <= (facts.most_chunks or vpp):
-        chunks, alternative = facts.fewest_chunks, " or schedule interleaved" if vpp > 1 else ""
-        yield f"schedule {schedule} runs {chunks} chunk(s) a stage, not vpp {vpp}: use vpp {chunks}{alternative}"
+    if not fewest <= vpp <= (facts.most_chunks or vpp):
+        yield f"schedule {schedule} runs {fewest} chunk(s) a stage, not vpp {vpp}: use vpp {fewest}{alternative}"
     if facts.whole_rounds and batches % pp:
         yield (
             f"schedule {schedule} needs the {batches} micro-batches to be a multiple of pp {pp}: "

@@ -298,12 +298,8 @@ class RunLog:
         medians = {}
         for stage in np.unique(stages).tolist():
             mine = stages == stage
-            medians[stage] = Median(
-                seconds=float(np.median(sums_s[mine])),
-                first=int(steps[mine].min()),
-                last=int(steps[mine].max()),
-                count=int(mine.sum()),
-            )
+            first, last = int(steps[mine].min()), int(steps[mine].max())
+            medians[stage] = Median(float(np.median(sums_s[mine])), first, last, int(mine.sum()))
         return medians
 
 

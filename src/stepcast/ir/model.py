@@ -32,12 +32,8 @@ class Model(Architecture):
         """Weights that take part in the forward of one token: of the routed experts, top_k."""
         if self.experts is None:
             return self.parameters
-        routed = sum(
-            weight.elements
-            for block in self.blocks
-            for weight in self.block_weights(block)
-            if weight.part is WeightPart.EXPERTS
-        )
+        weights = [weight for block in self.blocks for weight in self.block_weights(block)]
+        routed = sum(weight.elements for weight in weights if weight.part is WeightPart.EXPERTS)
         return self.parameters - routed // self.experts.count * (self.experts.count - self.experts.top_k)
 
     @property
@@ -131,15 +127,10 @@ def piece_kinds(model: Model, strategy: Strategy) -> tuple[tuple[StagePiece, ...
 
 @lru_cache(maxsize=4096)
 def _find_first(model: Model, every: tuple[StagePiece, ...], trained_layers: int) -> tuple[int, ...]:
-    keys = [
-        (
-            piece.embedding,
-            piece.head,
-            count_frozen(model, trained_layers, piece.layers),
-            *model.blocks[piece.layers.start : piece.layers.stop],
-        )
-        for piece in every
-    ]
+    keys = []
+    for piece in every:
+        layers, frozen = piece.layers, count_frozen(model, trained_layers, piece.layers)
+        keys.append((piece.embedding, piece.head, frozen, *model.blocks[layers.start : layers.stop]))
     return tuple(map(keys.index, keys))
 
 
@@ -204,10 +195,8 @@ def spread_layers(layers: int, count: int, mtp_layers: int = 0, two_way: bool = 
 def _pieces(
     layers: int, count: int, stage_layers: tuple[int, ...], mtp_layers: int, two_way: bool
 ) -> tuple[StagePiece, ...]:
-    sizes = stage_layers
-    if not sizes:
-        even = layers % count == 0
-        sizes = (layers // count,) * count if even else spread_layers(layers, count, mtp_layers, two_way)
+    even = () if layers % count else (layers // count,) * count
+    sizes = stage_layers or even or spread_layers(layers, count, mtp_layers, two_way)
     if sum(sizes) != layers:
         raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
     ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
@@ -251,11 +240,8 @@ def trained_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
         return held_shard(model, strategy, _trained_piece(model, strategy, piece))
     layout, adapters = strategy.layout, (strategy.lora_targets, strategy.lora_separate)
     spread = (strategy.lora_rank, layout.tp, layout.ep, layout.expert_tp_size, *adapters)
-    shards = (
-        adapter_shard(model, block.mixer, block.feed_forward, *spread)
-        for block in model.blocks[piece.layers.start : piece.layers.stop]
-    )
-    return sum(shards, start=NOTHING)
+    blocks = model.blocks[piece.layers.start : piece.layers.stop]
+    return sum((adapter_shard(model, block.mixer, block.feed_forward, *spread) for block in blocks), start=NOTHING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,10 +208,8 @@ class Experts:
         require(self.top_k <= self.count, f"top_k {self.top_k} exceeds the {self.count} experts")
         require(self.count % self.groups == 0, f"{self.count} experts do not fill {self.groups} groups equally")
         require(self.top_groups <= self.groups, f"top_groups {self.top_groups} exceeds {self.groups} groups")
-        require(
-            self.top_k <= self.count // self.groups * self.top_groups,
-            f"{self.top_groups} groups of {self.count // self.groups} experts hold no {self.top_k}",
-        )
+        groups, size = self.top_groups, self.count // self.groups
+        require(self.top_k <= groups * size, f"{groups} groups of {size} experts hold no {self.top_k}")
         require(any(self.pattern), "the expert pattern names no layer")
         require(not (self.shared_gate and not self.shared_ffn), "a shared gate needs a shared expert")
 
@@ -271,10 +269,8 @@ class Hybrid:
         require(len(self.pattern) > 0, "the hybrid pattern must not be empty")
         least = int(Mixer.MAMBA in self.mixers)
         require_counts(self, least, "mamba_heads", "mamba_head_dim", "state", "groups", "conv", "chunk")
-        require(
-            not least or self.mamba_heads % self.groups == 0,
-            f"mamba_heads {self.mamba_heads} is not a multiple of groups {self.groups}",
-        )
+        divides = not least or self.mamba_heads % self.groups == 0
+        require(divides, f"mamba_heads {self.mamba_heads} is not a multiple of groups {self.groups}")
 
     @property
     def mixers(self) -> set[Mixer]:

@@ -28,10 +28,8 @@ class Delta:
     chunk: Size = 64
 
     def __post_init__(self) -> None:
-        require(
-            self.value_heads % self.key_heads == 0,
-            f"value_heads {self.value_heads} is not a multiple of key_heads {self.key_heads}",
-        )
+        values, keys = self.value_heads, self.key_heads
+        require(values % keys == 0, f"value_heads {values} is not a multiple of key_heads {keys}")
 
     @property
     def keys(self) -> int:
@@ -336,14 +334,6 @@ def scan_of(
 
     Groups that so many cannot split are repeated.
     """
-    return Scan(
-        batch=batch,
-        seq=seq,
-        heads=max(1, hybrid.mamba_heads // ways),
-        head_dim=hybrid.mamba_head_dim,
-        state=hybrid.state,
-        groups=max(1, hybrid.groups // ways),
-        chunk=hybrid.chunk,
-        backward=backward,
-        dtype=dtype,
-    )
+    heads, groups = max(1, hybrid.mamba_heads // ways), max(1, hybrid.groups // ways)
+    sizes = (heads, hybrid.mamba_head_dim, hybrid.state, groups, hybrid.chunk)
+    return Scan(batch, seq, *sizes, backward, dtype)

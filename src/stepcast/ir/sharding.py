@@ -129,9 +129,8 @@ def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
     (Megatron-Core's --reuse-grad-buf-for-mxfp8-param-ag).
     """
     stored = strategy.weights.bytes
-    narrow = stored
-    if strategy.fp8_parameters and strategy.precision is DType.FP8:
-        narrow = strategy.precision.bytes
+    is_fp8 = strategy.fp8_parameters and strategy.precision is DType.FP8
+    narrow = strategy.precision.bytes if is_fp8 else stored
     return int(narrow * shard.quantised + stored * shard.unquantised)
 
 

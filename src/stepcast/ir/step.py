@@ -105,10 +105,8 @@ class StepReport:
 
     def __post_init__(self) -> None:
         total_s = sum(self.breakdown_s.values())
-        require(
-            abs(total_s - self.step_s) <= SUM_TOLERANCE * max(self.step_s, 1e-12),
-            f"the parts sum to {total_s} s, not to the step of {self.step_s} s",
-        )
+        is_sum = abs(total_s - self.step_s) <= SUM_TOLERANCE * max(self.step_s, 1e-12)
+        require(is_sum, f"the parts sum to {total_s} s, not to the step of {self.step_s} s")
 
     @property
     def bubble_share(self) -> float:

@@ -65,12 +65,9 @@ class Recompute:
 
     def whole_layers(self, layers: int) -> int:
         """Return how many of a piece's *layers* are completely recomputed."""
-        match self.kind:
-            case RecomputeKind.FULL:
-                return layers
-            case RecomputeKind.BLOCK:
-                return min(self.layers, layers)
-        return 0
+        if self.kind is RecomputeKind.BLOCK:
+            return min(self.layers, layers)
+        return layers if self.kind is RecomputeKind.FULL else 0
 
 
 @dataclass(frozen=True, slots=True)

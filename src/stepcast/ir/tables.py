@@ -114,14 +114,13 @@ def parse_tables(text: str) -> FactDict:
 
 
 @cache
-def _read_constants() -> FactDict:
+def _read_constants() -> dict[str, FactDict]:
     return parse_tables((Path(__file__).parents[1] / "data" / "fits" / "constants.toml").read_text(encoding="utf-8"))
 
 
 def constants(topic: str) -> FactDict:
     """Return single measured constants of a *topic*: ``data/fits/constants.toml`` has the source of each."""
-    known: FactDict = _read_constants()[topic]
-    return known
+    return _read_constants()[topic]
 
 
 def _parse_other(text: str) -> object:

@@ -91,10 +91,8 @@ class Timeline:
         require(all(len(getattr(self, column)) == rows for column in columns), "all columns need the same length")
         if rows:
             require(bool(np.isfinite(self.start_s).all()), "start times must be finite")
-            require(
-                bool(np.isfinite(self.duration_s).all() and (self.duration_s >= 0).all()),
-                "durations must be finite, zero or more",
-            )
+            valid = bool(np.isfinite(self.duration_s).all() and (self.duration_s >= 0).all())
+            require(valid, "durations must be finite, zero or more")
 
     def __len__(self) -> int:
         return len(self.start_s)

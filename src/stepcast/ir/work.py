@@ -395,14 +395,7 @@ def usual_kernel(kind: ElementwiseKind, rows: int, columns: int, dtype: DType, b
 
 def cast(rows: int, columns: int, dtype: DType, to: DType, backward: bool = False) -> Elementwise:
     """Return a cast from *dtype* to *to*; a format with scales reads twice, once for the largest magnitude."""
-    reads = 2 if to.scaled else 1
+    reads, counted_as = (2, to) if to.scaled else (1, dtype)
     elements = rows * columns
-    return Elementwise(
-        K.CAST,
-        rows,
-        columns,
-        read_bytes=reads * dtype.bytes * elements,
-        write_bytes=to.bytes * elements,
-        backward=backward,
-        dtype=to if to.scaled else dtype,
-    )
+    read_bytes, write_bytes = reads * dtype.bytes * elements, to.bytes * elements
+    return Elementwise(K.CAST, rows, columns, read_bytes, write_bytes, backward, counted_as)

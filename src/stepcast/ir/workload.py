@@ -383,11 +383,8 @@ class Workload:
     shares: bool = False
 
     def __post_init__(self) -> None:
-        expected = self.layout.pp * self.layout.vpp
-        require(
-            len(self.stages) in (1, expected),
-            f"a workload needs one stage or pp x vpp = {expected}, not {len(self.stages)}",
-        )
+        stages, expected = len(self.stages), self.layout.pp * self.layout.vpp
+        require(stages in (1, expected), f"a workload needs one stage or pp x vpp = {expected}, not {stages}")
 
     def __repr__(self) -> str:
         name, layout = self.name or "unnamed", self.layout
@@ -490,18 +487,11 @@ def repeat_layers(workload: Workload, count: int) -> Workload:
 def scale_backward(workload: Workload, factor: float) -> Workload:
     """Set backward compute times to *factor* x forward, halved between input and weight gradient."""
     require(0 <= factor <= 1e6, f"a backward factor is zero or more, and below a million, not {factor}")
-    return _with_layers(workload, lambda layer: _scale_layer(layer, factor), ends=False)
 
+    def scale_layer(layer: Layer) -> Layer:
+        forward_s = sum(op.work.duration_s for op in layer.forward if isinstance(op.work, Recorded))
+        half, gradients = Op("", Recorded(forward_s * factor / 2)), (layer.input_gradient, layer.weight_gradient)
+        inputs, weights = ((half, *(op for op in ops if not isinstance(op.work, Recorded))) for ops in gradients)
+        return replace(layer, input_gradient=inputs, weight_gradient=weights)
 
-def _scale_layer(layer: Layer, factor: float) -> Layer:
-    forward_s = sum(op.work.duration_s for op in layer.forward if isinstance(op.work, Recorded))
-    half = (Op("", Recorded(forward_s * factor / 2)),)
-
-    def without_times(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(op for op in ops if not isinstance(op.work, Recorded))
-
-    return replace(
-        layer,
-        input_gradient=half + without_times(layer.input_gradient),
-        weight_gradient=half + without_times(layer.weight_gradient),
-    )
+    return _with_layers(workload, scale_layer, ends=False)

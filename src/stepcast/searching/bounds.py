@@ -120,10 +120,8 @@ class _MemoryBounds:
         on_stage = counts[list(own)].sum(axis=0)
         if self.model.tied and on_stage[-1] and on_stage[-2]:
             on_stage[-1] = 0.0  # the head shares the weights of the embedding
-        in_flight = sum(
-            counts[piece, : len(self.kinds)] * flight
-            for piece, flight in zip(own, default_in_flight(strategy)[0], strict=True)
-        )
+        flights = zip(own, default_in_flight(strategy)[0], strict=True)
+        in_flight = sum(counts[piece, : len(self.kinds)] * flight for piece, flight in flights)
         return np.concatenate([on_stage, in_flight])
 
     def _activations(self, row: int) -> FloatArray:
@@ -159,9 +157,8 @@ class TimeBounds:
         self.hot = candidates.LazyColumn(columns, rows, (*names, "heat"), self._hot_cost)
         if len(self.hot.first) > PRICED.most:
             raise ValueError(f"{PRICED.message}: fix some choices, or ask for fewer numbers of GPUs")
-        self.exchanged = candidates.LazyColumn(
-            columns, rows, (*candidates.STATES, "copies", "content"), self._exchanged
-        )
+        exchanges = (*candidates.STATES, "copies", "content")
+        self.exchanged = candidates.LazyColumn(columns, rows, exchanges, self._exchanged)
         self.paired = candidates.LazyColumn(columns, rows, PAIRING, self._is_paired)
 
     @property
@@ -176,8 +173,7 @@ class TimeBounds:
         costs, batches = (self.cool if rough else self.hot).at(rows), self.space.micro_batches[rows] * 1.0
         exchanged, paired = self.exchanged.at(rows), self.paired.at(rows) > 0
         step_s, computing_s = np.zeros(len(rows)), np.zeros(len(rows))
-        pipelines: list[tuple[int, IntArray]] = self.columns.several(rows, candidates.PIECES)
-        for first, here in pipelines:
+        for first, here in self.columns.several(rows, candidates.PIECES):
             counts, uneven = self._counts(first), self._uneven(first, rows[here])
             kernels_s = costs[here, :, PartTime.KERNELS] @ counts.sum(axis=0)
             computing_s[here] = uneven * batches[here] * kernels_s / self.space.columns["pp"][first]
@@ -215,11 +211,8 @@ class TimeBounds:
             heat = np.where(pieces > 2, ALONE, COOL)
         # Gathered weights and split gradients may be copied there, which cools the GPU.
         sharding = space.axes.sharding
-        copied = [
-            (each.splits_gradients and self.framework.kernels is Kernels.COMPILED)
-            or (each.splits_parameters and bool(self.model.experts))
-            for each in sharding
-        ]
+        compiled, routed = self.framework.kernels is Kernels.COMPILED, bool(self.model.experts)
+        copied = [(each.splits_gradients and compiled) or (each.splits_parameters and routed) for each in sharding]
         alone = [each.splits_parameters for each in sharding]
         which = space.columns["sharding"][rows]
         replicas = space.dp[rows] * space.columns["cp"][rows]

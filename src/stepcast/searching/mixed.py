@@ -137,14 +137,8 @@ class _MixedSearch:
 
     def _counts(self, left: int, complete: bool) -> result.SearchCounts:
         """Count each legal candidate twice, with either kind first."""
-        return result.SearchCounts(
-            self.considered + self.legal,
-            self.considered - self.legal,
-            self.too_large,
-            left,
-            len(self.simulated),
-            complete,
-        )
+        twice, illegal = self.considered + self.legal, self.considered - self.legal
+        return result.SearchCounts(twice, illegal, self.too_large, left, len(self.simulated), complete)
 
     def _candidates(self) -> Iterator[_MixedCandidate]:
         """Yield every legal candidate whose stages have one kind each, with either kind first."""

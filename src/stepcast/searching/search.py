@@ -111,14 +111,9 @@ class Refinement:
             return candidate
         options = replace(candidate.options, place=place)
         prediction = predict(self.model, self.cluster, strategy, candidate.framework, options)
-        return replace(
-            candidate,
-            strategy=strategy,
-            options=options,
-            step_s=prediction.step_s,
-            memory_bytes=largest,
-            score=OBJECTIVES[self.objective].score(ScoredPrediction(prediction, largest, candidate.gpus)),
-        )
+        score = OBJECTIVES[self.objective].score(ScoredPrediction(prediction, largest, candidate.gpus))
+        chosen = replace(candidate, strategy=strategy, options=options)
+        return replace(chosen, step_s=prediction.step_s, memory_bytes=largest, score=score)
 
 
 def neighbour_splits(model: Model, strategy: Strategy) -> Iterable[tuple[int, ...]]:

@@ -38,8 +38,7 @@ def rule_saved(rule: DeltaRule, element: float) -> float:
     """Return the bytes flash-linear-attention saves, its result included: queries and keys as they are normed,
     the solved systems, decays summed along a chunk, and the roots of both norms.
     """
-    narrow = 2 * rule.keys + rule.inputs + rule.rows * rule.chunk
-    return narrow * element + 3 * rule.rows * FP32_BYTES
+    return (2 * rule.keys + rule.inputs + rule.rows * rule.chunk) * element + 3 * rule.rows * FP32_BYTES
 
 
 def list_saved(sizes: Sizes, block: LayerParts) -> list[SavedTensor]:

@@ -44,8 +44,7 @@ def next_token_weights(model: Architecture) -> tuple[Weight, ...]:
 
 def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Look rows up where this rank holds them and sum them over tp; positions and norm where there are any."""
-    model, dtype = sizes.model, sizes.stream
-    width = model.word_width
+    model, dtype, width = sizes.model, sizes.stream, sizes.model.word_width
     forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)]
     if sizes.eager_modules:
         # A training loop that reads the loss of each micro-batch waits for it; masks and angles follow.
@@ -81,9 +80,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
 
 def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Return final norm, logits and cross entropy over a vocabulary that tensor ranks share."""
-    model = sizes.model
-    width = model.word_width
-    layers = []
+    model, width, layers = sizes.model, sizes.model.word_width, []
     if model.final_norm:
         layers.append(build.norm_layer(sizes, Role.FINAL_NORM, build.column_waits(sizes, Role.HEAD), branches=False))
     if model.projects_words:

@@ -190,19 +190,6 @@ def _permute_passes(sizes: Sizes) -> float:
     return MEASURED["permute_passes"] if sizes.fused_by_hand else 1.0
 
 
-def _reorder(sizes: Sizes, name: str) -> Ops:
-    """Return the kernels that bring tokens into the order of their experts, or back."""
-    return list_kernels(
-        name,
-        sizes,
-        _routed_rows(sizes),
-        sizes.model.expert_width,
-        sizes.stored,
-        passes=_permute_passes(sizes),
-        compiled=sizes.framework.kernels is Kernels.COMPILED and not sizes.eager_modules,
-    )
-
-
 def _sorts_first(sizes: Sizes) -> bool:
     """Return True if tokens are copied into the order of their experts before they are sent."""
     return sizes.strategy.layout.ep == 1 or sizes.framework.dispatcher is Dispatcher.ALL_TO_ALL
@@ -222,8 +209,10 @@ def _send(sizes: Sizes, experts: Experts, name: str, order: str, sort: str, back
     """Bring tokens into an order, send them to the ranks of their experts and sort them there; or results *back*."""
     # Transformers' code weighs results where it brings them back into the order of tokens.
     reorders = _sorts_first(sizes) and not (sizes.eager_modules and order.startswith("unpermute"))
+    shape = (_routed_rows(sizes), sizes.model.expert_width, sizes.stored)
+    compiled = sizes.framework.kernels is Kernels.COMPILED and not sizes.eager_modules
     steps = (
-        _reorder(sizes, order) if reorders else (),
+        list_kernels(order, sizes, *shape, passes=_permute_passes(sizes), compiled=compiled) if reorders else (),
         _exchange(sizes, name, gathers=not back),
         _split_experts(sizes, name, gathers=not back),
         _sort(sizes, experts, sort),

@@ -107,11 +107,10 @@ class KernelLine(NamedTuple):
 
 @cache
 def _read_list(name: str) -> list[KernelLine]:
-    entries = (
-        (KernelLine(text[2:]) if text.startswith("> ") else _read_line(text), conditions)
+    return [
+        (KernelLine(text[2:]) if text.startswith("> ") else _read_line(text))._replace(conditions=conditions)
         for text, conditions in read_lines(FILE, name)
-    )
-    return [entry._replace(conditions=conditions) for entry, conditions in entries]
+    ]
 
 
 def _read_line(text: str) -> KernelLine:

@@ -104,10 +104,8 @@ def adapter_shard(
             continue
         ways = (expert_tp if linear.experts else tp) if linear.split else 1
         shared = not separate and linear.pair in pairs
-        inputs, outputs = (
-            (linear.inputs // ways, linear.outputs) if linear.by_rows else (linear.inputs, linear.outputs // ways)
-        )
-        width = outputs + (0 if shared else inputs)
+        inputs = 0 if shared else linear.inputs // (ways if linear.by_rows else 1)
+        width = inputs + linear.outputs // (1 if linear.by_rows else ways)
         pairs.add(linear.pair)
         if linear.experts:
             experts += rank * -(-linear.experts // ep) * width
@@ -177,9 +175,8 @@ def saved_halves(sizes: Sizes, block: LayerParts) -> list[tuple[list[SavedTensor
         # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
         own_norm = kind is KINDS[FeedForward.EXPERTS] or (kind is KINDS[Mixer.ATTENTION] and model.latent is not None)
         normed = kind is KINDS.get(block.mixer) or not (model.shared_norm and block.mixer is Mixer.ATTENTION)
-        norms = _saved_norms(sizes, kind, own_norm, normed)
-        tensors = [*norms, *kind.saved(sizes, block), *_saved_by_adapters(sizes, kind)]
-        halves.append((tensors, _transient(sizes, kind, block)))
+        tensors = [*_saved_norms(sizes, kind, own_norm, normed), *kind.saved(sizes, block)]
+        halves.append(([*tensors, *_saved_by_adapters(sizes, kind)], _transient(sizes, kind, block)))
     return halves
 
 

@@ -191,8 +191,7 @@ class Linear:
         base = sizes.strategy.base_weights
         if base is BaseWeights.TRAINED or not self.adapted:
             return ()
-        moved = (self.outputs, self.inputs, base.bytes, sizes.element)
-        name = f"{self.name} dequantise{again}"
+        name, moved = f"{self.name} dequantise{again}", (self.outputs, self.inputs, base.bytes, sizes.element)
         kernels = MEASURED["dequantise_again_kernels" if again else "dequantise_kernels"]
         return (moved_op(name, K.DEQUANTISE, *moved, sizes.stored, kernels=kernels),)
 
@@ -220,7 +219,6 @@ class Linear:
         """Return both products with the operations around them, a kernel each."""
         strategy, stored = sizes.strategy, sizes.stored
         casts, dora = sizes.casts_adapter_inputs, strategy.dora
-        wide = FP32 if casts else stored
         # Tensor ranks hold a share of each row inside a layer, and a share of the rows outside.
         ways = sizes.tp if strategy.sequence_parallel else 1
         result_rows, rows = (
@@ -229,7 +227,7 @@ class Linear:
         values: dict[str, Value] = {
             "result_rows": result_rows,
             "outputs": self.outputs,
-            "wide": wide,
+            "wide": FP32 if casts else stored,
             "quantised": strategy.base_weights is not BaseWeights.TRAINED,
             "mixed": K.STRIDED if casts else K.MUL,
             "product": K.CAST if casts else K.MUL,
