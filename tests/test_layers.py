@@ -84,7 +84,7 @@ MAY_OPEN_FILES = (
     "ir/layers/lists.py",
     "ir/tables.py",
     "frameworks/catalog.py",
-    "generation/placement.py",
+    "generation/engine.py",
     "generation/lengths.py",
     "goodput/catalog.py",
     "simulation/kernels.py",

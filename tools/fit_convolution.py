@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from minimise import Vector, minimise
 
-from stepcast.cost.convolution import price_convolution
 from stepcast.cost.fits import ComputeFit, ConvolutionFit, DepthwiseFit, default_fit
 from stepcast.cost.power import ALONE
+from stepcast.cost.scan_and_convolution import price_convolution
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.types import DType
 from stepcast.ir.work import Convolution, ConvolutionPass

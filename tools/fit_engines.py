@@ -16,9 +16,8 @@ import numpy as np
 from msgspec import structs
 
 from stepcast.cost import serving as costs
-from stepcast.generation import placement as engines
-from stepcast.generation.placement import load_engine
-from stepcast.validate import serving
+from stepcast.generation.engine import load_engine
+from stepcast.validate import generation as serving
 
 FREE = {
     "step_s": (1e-3, 1e-6, 1e-2), "sequence_s": (1e-5, 1e-7, 1e-4), "request_s": (0.05, 0.005, 0.5),
@@ -85,7 +84,7 @@ def pick(groups: list, chosen: np.ndarray) -> list:
 def logs(name: str, values: dict[str, float], groups: list) -> dict[str, np.ndarray]:
     """Return log(predicted / measured) by mode and quantity."""
     profile = structs.replace(load_engine(name), **values)
-    engines.load_engine = lambda _: profile  # which predict_group asks for
+    serving.load_engine = lambda _: profile  # which predict_group asks for
     result: dict[str, list] = {}
     for rows in groups:
         try:

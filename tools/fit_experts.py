@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 from minimise import minimise
 
-from stepcast.cost.expert_loads import RankLoad
-from stepcast.cost.fused_experts import FusedExpertsFit
+from stepcast.cost.experts import FusedExpertsFit, RankLoad
 from stepcast.inputs.operator_tables import read_operator_table
 from stepcast.units import MS
 from stepcast.validate.operators import ExpertColumns, expert_columns, expert_cost_s, gpu_of

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stepcast.cost.fits import ScanFit, default_fit
 from stepcast.cost.price import vector_rates
-from stepcast.cost.scan import chunk_steps
+from stepcast.cost.scan_and_convolution import chunk_steps
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 

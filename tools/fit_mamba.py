@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from stepcast.cost.fits import ScanFit, StreamFit, default_fit
 from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.price import matrix_rates, vector_rates
-from stepcast.cost.scan import scan_s
+from stepcast.cost.scan_and_convolution import scan_s
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.recurrent import DeltaRule, Scan, SelectiveScan
 from stepcast.ir.types import DType

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 import stepcast
-from stepcast.cost.expert_loads import (
-    balanced_load,
-    busiest_share,
-    fill_smallest,
-    power_law_draws,
-    power_law_load,
-    skew_of,
-)
+from stepcast.cost.experts import balanced_load, busiest_share, fill_smallest, power_law_draws, power_law_load, skew_of
 
 
 def test_equal_loads_have_no_busiest_rank() -> None:

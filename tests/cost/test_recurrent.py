@@ -11,7 +11,7 @@ import stepcast
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.price import Bound, Price, PriceSource, matrix_rates, vector_rates
-from stepcast.cost.scan import chunk_steps, scan_kind, scan_s
+from stepcast.cost.scan_and_convolution import chunk_steps, scan_kind, scan_s
 from stepcast.hardware import load_gpu
 from stepcast.ir.layers.delta import rule_saved
 from stepcast.ir.layers.selective import scan_saved

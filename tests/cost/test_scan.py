@@ -13,7 +13,7 @@ from stepcast.cost.fits import FitError, ScanFit, compute_fit, default_fit
 from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import PriceSource, vector_rates
-from stepcast.cost.scan import scan_s
+from stepcast.cost.scan_and_convolution import scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.recurrent import Scan

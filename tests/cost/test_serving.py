@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.cost.expert_loads import RankLoad
-from stepcast.cost.fused_experts import fused_experts_s
+from stepcast.cost.experts import RankLoad, fused_experts_s
 from stepcast.cost.power import Load
 from stepcast.cost.price import Number
 from stepcast.cost.serving import (

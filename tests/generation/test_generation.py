@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import stepcast
+from stepcast.generation.engine import GenerationFormats, GenerationLayout, generation_memory, load_engine, step_times
 from stepcast.generation.forecast import generate_batch, split_serving, steady_serving
 from stepcast.generation.lengths import Lengths, parse_lengths
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, generation_memory, load_engine
-from stepcast.generation.steps import step_times
 from stepcast.hardware import load_cluster, load_gpu
 from stepcast.hardware.catalog import data_names
 from stepcast.ir.types import DType

@@ -1,7 +1,7 @@
 """Rows of the serving set: what their sources mean by sizes and clients."""
 
-from stepcast.generation.placement import GenerationLayout
-from stepcast.validate.serving import concurrency_of, engine_of, plan_of
+from stepcast.generation.engine import GenerationLayout
+from stepcast.validate.generation import concurrency_of, engine_of, plan_of
 
 ROW = {
     "silicon_data_source": "db-dump; silicon_concurrency=64",

@@ -15,8 +15,7 @@ from stepcast.cli.output import print_json, print_warnings, show_view, terminal_
 from stepcast.cli.streams import heading
 from stepcast.frameworks.catalog import load_profile, looks_like_framework, profile_facts
 from stepcast.hardware import Cluster, load_cluster, load_gpu
-from stepcast.hardware.catalog import CatalogError, data_names
-from stepcast.hardware.facts import all_clusters, all_gpus, looks_like_cluster
+from stepcast.hardware.catalog import CatalogError, all_clusters, data_names, gpu_facts, looks_like_cluster
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import FORMATS, Format, format_named, read_sources, recognise
 from stepcast.ir.types import FactDict, pick
@@ -121,7 +120,7 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     "WorkerSteps": _analyze_log("worker steps", "analyze.stragglers:analyze_stragglers"),
     "Captured": load_lazily("cli.capture:captured_facts"),
     "Wiring": methodcaller("facts"),
-    "Cluster": load_lazily("hardware.facts:cluster_facts"),
+    "Cluster": load_lazily("hardware.catalog:cluster_facts"),
     "Profile": profile_facts,
     "Calibration": lambda calibration: {
         "kind": "calibration",
@@ -150,7 +149,8 @@ def _formats() -> list[FactDict]:
 def _gpus() -> list[FactDict]:
     from stepcast.cost.serving import cost_evidence
 
-    return [{**facts, "costs": cost_evidence(load_gpu(facts["gpu"]))} for facts in all_gpus()]
+    gpus = {name: load_gpu(name) for name in data_names("gpus")}
+    return [{"gpu": name, **gpu_facts(gpu), "costs": cost_evidence(gpu)} for name, gpu in gpus.items()]
 
 
 def _failures() -> list[FactDict]:

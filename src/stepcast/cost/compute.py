@@ -14,14 +14,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.cost.attention import price_attention
-from stepcast.cost.convolution import price_convolution
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.matmul import price_matmul, products_of
 from stepcast.cost.memory_bound import price_stream, stream_key
 from stepcast.cost.pace import CLOCKED
 from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.cost.scan import price_cells, price_scan, scan_kind
+from stepcast.cost.scan_and_convolution import price_cells, price_convolution, price_scan, scan_kind
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded, Work

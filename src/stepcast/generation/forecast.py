@@ -5,15 +5,18 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from stepcast.generation.lengths import Lengths
-from stepcast.generation.placement import (
+from stepcast.generation.engine import (
+    NO_SPECULATION,
     EngineProfile,
     GenerationFormats,
     GenerationLayout,
     GenerationMemory,
+    Speculation,
+    StepTimes,
     generation_memory,
+    step_times,
 )
-from stepcast.generation.steps import NO_SPECULATION, Speculation, StepTimes, step_times
+from stepcast.generation.lengths import Lengths
 from stepcast.hardware import Cluster
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.model import Model

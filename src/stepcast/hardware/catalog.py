@@ -1,4 +1,4 @@
-"""The catalogue of GPUs and clusters, and users' own descriptions, read from TOML.
+"""The catalogue of GPUs and clusters, and users' own descriptions, read from TOML; and the facts of each for reports.
 
 A file may build on another with ``base``; its own keys win. ``[sources]`` names where its numbers
 come from: a number's source is the entry of its key or of the closest table around it, else the file itself.
@@ -9,18 +9,18 @@ is its name without the unit: ``memory = "80 GB"`` sets ``memory_bytes``. Other 
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from types import NoneType
 from typing import NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from stepcast.hardware.cluster import Cluster, Gpu
+from stepcast.hardware.cluster import Cluster, Gpu, NetworkRouting, Topology
 from stepcast.inputs.source import DATA, FormatError, Source, parse_toml
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.tables import TableError, convert_table, parse_tables
-from stepcast.ir.types import FactDict, Facts, dataclass
+from stepcast.ir.types import FactDict, Facts, dataclass, pick
 from stepcast.units import GB, NS, US, Dimension, nearest, parse_quantity
 
 
@@ -519,3 +519,60 @@ def _override(entries: dict[str, Entry], text: str) -> None:
     if key not in CLUSTER_KEYS:
         raise CatalogError("--set", key, f"unknown key{nearest(key, CLUSTER_KEYS)}")
     entries[key] = Entry(parsed, "--set", f"--set {key}")
+
+
+CLUSTER_TABLES = {"base", "node", "gpu", "network", "communication"}
+
+
+def looks_like_cluster(head: str) -> bool:
+    """Return whether a file that begins so is a TOML description of a cluster."""
+    try:
+        return bool(CLUSTER_TABLES & set(parse_toml(head)))
+    except FormatError:
+        # A mistake in the file is reported when it is loaded; here only its look counts.
+        return any(line.strip().startswith(("[node", "[gpu", "[network", 'base = "')) for line in head.splitlines())
+
+
+def cluster_facts(cluster: Cluster) -> FactDict:
+    node, topology = cluster.node, cluster.topology
+    return {
+        "kind": "cluster",
+        **pick(cluster, "name description gpus nodes gpus_per_node=node.gpus"),
+        "gpu": gpu_facts(cluster.gpu),
+        "fabric": {"kind": str(node.fabric.kind), **asdict(node.fabric.link)},
+        **pick(node, "in_switch_reduction=fabric.in_switch_reduction nics_per_node=nics"),
+        "nic": asdict(node.nic) if node.nic else {},
+        "transport": node.transport or None,
+        "host": asdict(node.host) if node.host else {},
+        "network": str(topology.kind),
+        "routes": _describe_routes(topology),
+        "scale_up_gpus": cluster.domain_gpus,
+        "communication": pick(cluster.communication, "launch_overhead_s channel_overhead_s"),
+        "sources": dict(cluster.sources),
+    }
+
+
+def _describe_routes(topology: Topology) -> list[str]:
+    """Return tiers, routing and faults that differ from the defaults."""
+    has_leaves = topology.leaf_nodes is not None and topology.oversubscription > 1
+    texts = {
+        f"{topology.oversubscription:g}:1 above leaves of {topology.leaf_nodes} nodes": has_leaves,
+        f"{topology.pod_oversubscription:g}:1 above pods of {topology.pod_nodes} nodes": topology.pod_nodes is not None,
+        f"{topology.routing} over {topology.queue_pairs} queue pairs": topology.routing is not NetworkRouting.SPRAY,
+        f"{len(topology.failed)} named as failed": topology.failed,
+        f"{len(topology.slow)} named as slow": topology.slow,
+    }
+    return [text for text, applies in texts.items() if applies]
+
+
+def gpu_facts(gpu: Gpu) -> FactDict:
+    peaks = "name vendor architecture matrix_flops vector_flops memory_bytes memory_bandwidth_bytes_per_s"
+    return pick(gpu, f"{peaks} l2_bytes sms clock_hz launch_overhead_s power_w sources")
+
+
+def all_gpus() -> list[FactDict]:
+    return [{"gpu": name, **gpu_facts(load_gpu(name))} for name in data_names("gpus")]
+
+
+def all_clusters() -> list[FactDict]:
+    return [{"cluster": name, **cluster_facts(load_cluster(name))} for name in data_names("clusters")]

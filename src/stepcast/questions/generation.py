@@ -5,10 +5,9 @@ from typing import Annotated
 
 from msgspec import structs
 
+from stepcast.generation.engine import GenerationFormats, GenerationLayout, Speculation, load_engine
 from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
 from stepcast.generation.lengths import Lengths, parse_lengths
-from stepcast.generation.placement import GenerationFormats, GenerationLayout, load_engine
-from stepcast.generation.steps import Speculation
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.model import Model

@@ -354,7 +354,7 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
 
 def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, assumptions: list[str]) -> Strategy:
     """Return *strategy* with the imbalance that the stated load of experts causes among ranks and inside one."""
-    from stepcast.cost.expert_loads import busiest_share, power_law_draws, skew_of
+    from stepcast.cost.experts import busiest_share, power_law_draws, skew_of
     from stepcast.inputs.token_counts import read_expert_load
 
     word, experts, ranks = str(question.expert_load), model.experts, strategy.layout.ep

@@ -13,8 +13,8 @@ from typing import Annotated
 
 from msgspec import structs
 
+from stepcast.generation.engine import EngineProfile, GenerationLayout, load_engine
 from stepcast.generation.lengths import DEFAULT_CV
-from stepcast.generation.placement import EngineProfile, GenerationLayout, load_engine
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.model import Model

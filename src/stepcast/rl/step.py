@@ -17,9 +17,9 @@ from msgspec import Struct, structs
 
 from stepcast.cost.host import copy_bytes_per_s
 from stepcast.forecast.prediction import Prediction
+from stepcast.generation.engine import EngineProfile, GenerationFormats, GenerationLayout
 from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
 from stepcast.generation.lengths import Lengths
-from stepcast.generation.placement import EngineProfile, GenerationFormats, GenerationLayout
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import data_names, load_data
 from stepcast.ir.model import Model

@@ -15,8 +15,7 @@ from stepcast.cost import serving
 from stepcast.cost.collectives.choose import collective_s
 from stepcast.cost.collectives.route import route_of
 from stepcast.cost.exchange import PHASES, TokenCopies, exchange_s
-from stepcast.cost.expert_loads import RankLoad, balanced_load, power_law_load
-from stepcast.cost.fused_experts import FusedExpertsFit, fused_experts_s
+from stepcast.cost.experts import FusedExpertsFit, RankLoad, balanced_load, fused_experts_s, power_law_load
 from stepcast.hardware import Gpu, load_cluster, resolve
 from stepcast.hardware.catalog import clusters_of
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
