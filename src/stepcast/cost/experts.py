@@ -32,7 +32,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.tables import Amount, Positive, constants, convert_table
-from stepcast.ir.types import DType
+from stepcast.ir.types import DType, require
 
 DRAWS = 6
 MOST_SHARE = 0.8  # of the tokens that one expert gets before all are scaled to their sum
@@ -213,11 +213,9 @@ def fused_experts_s(
     """
     if fit is None:
         known = fused_experts_fits()
-        if (kernel, gpu.architecture) not in known:
-            raise ValueError(f"no constants of {kernel} on {gpu.architecture}")
+        require((kernel, gpu.architecture) in known, f"no constants of {kernel} on {gpu.architecture}")
         fit = known[kernel, gpu.architecture]
-    if word not in EXPERT_FORMATS:
-        raise ValueError(f"unknown format {word!r}; known are {', '.join(EXPERT_FORMATS)}")
+    require(word in EXPERT_FORMATS, f"unknown format {word!r}; known are {', '.join(EXPERT_FORMATS)}")
     dtype, element_bytes = EXPERT_FORMATS[word]
     peak = gpu.matrix_flops.get(dtype, gpu.matrix_flops[DType.BF16])
     rows, active, padded, experts_held = (np.asarray(column) for column in load)

@@ -33,7 +33,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.tables import Amount, Positive, Share, constants, convert_table
-from stepcast.ir.types import DType, FactDict, Facts
+from stepcast.ir.types import DType, FactDict, Facts, require
 
 Fit = TypeVar("Fit")
 
@@ -221,8 +221,7 @@ def linear_s(
     ones are then read from the L2 cache (tables were measured with 5). With *substitute*, a format that was not
     measured on the architecture has its own bytes and the constants of bf16.
     """
-    if recipe not in LINEAR_FORMATS:
-        raise ValueError(f"unknown recipe {recipe!r}; choose from {', '.join(LINEAR_FORMATS)}")
+    require(recipe in LINEAR_FORMATS, f"unknown recipe {recipe!r}; choose from {', '.join(LINEAR_FORMATS)}")
     fit, form = fit or fit_for(gpu), LINEAR_FORMATS[recipe]
     linear_fit = fit.linear.get(recipe) or (fit.linear["bf16"] if substitute else None)
     if linear_fit is None:

@@ -163,10 +163,8 @@ def _require_collective(op: Op, layer: Layer) -> Collective:
     if not isinstance(op.work, Collective):
         work = type(op.work).__name__
         raise ValueError(f"{layer.op_name(op)}: the simai engine needs recorded times, and cannot price {work}")
-    if op.work.group not in GROUPS.values():
-        raise ValueError(f"{layer.op_name(op)}: SimAI has no group {op.work.group}")
-    if op.work.times > 1:
-        raise ValueError(f"{layer.op_name(op)}: SimAI knows single collectives, not {op.work.times} in a row")
+    require(op.work.group in GROUPS.values(), f"{layer.op_name(op)}: SimAI has no group {op.work.group}")
+    require(op.work.times <= 1, f"{layer.op_name(op)}: SimAI knows single collectives, not {op.work.times} in a row")
     return op.work
 
 

@@ -75,8 +75,7 @@ def load_engine(name: str) -> EngineProfile:
     """Return the profile *name*, or that of a TOML file."""
     own, known = ENGINES.get(name.lower(), name.lower()), data_names("engines")
     path = DATA / "engines" / f"{own}.toml" if own in known else Path(name)
-    if not path.is_file():
-        raise ValueError(f"unknown engine {name!r}; choose from {', '.join(known)}, or give a TOML file")
+    require(path.is_file(), f"unknown engine {name!r}; choose from {', '.join(known)}, or give a TOML file")
     try:
         return convert_table(tomllib.loads(path.read_text(encoding="utf-8")), EngineProfile)
     except (TableError, tomllib.TOMLDecodeError) as error:
@@ -298,10 +297,6 @@ class StepTimes:
     speculation: Speculation = NO_SPECULATION
 
     @cached_property
-    def _products(self) -> dict[tuple[int, int, str], int]:
-        return list_products(self.model, self.layout, self.formats)
-
-    @cached_property
     def _mixers(self) -> dict[tuple[Mixer, int | None], int]:
         """Kinds of token mixers, with their windows, and the layers that have them."""
         return Counter((block.mixer, block.window) for block in self.model.blocks if block.mixer is not Mixer.NONE)
@@ -314,7 +309,7 @@ class StepTimes:
         """Return the seconds of everything but attention for *tokens* of one attention rank, without the head."""
         engine, model = self.engine, self.model
         seconds = np.zeros_like(tokens)
-        for (outputs, inputs, recipe), count in self._products.items():
+        for (outputs, inputs, recipe), count in list_products(self.model, self.layout, self.formats).items():
             seconds += count * self._linear_s(tokens, outputs, inputs, recipe)
         traffic = 12.0 * tokens * model.hidden * DType.BF16.bytes * model.layers / self._bandwidth
         seconds += traffic + engine.small_kernels * engine.kernel_s * model.layers

@@ -185,11 +185,6 @@ def prefill_steps(
     return seconds.sum(axis=0), delay_s.sum(axis=0)
 
 
-def prompts_of_step(steps: StepTimes, prompt: float) -> float:
-    """Return how many prompts that wait share a step."""
-    return max(1.0, steps.engine.prefill_tokens // prompt)
-
-
 def queue_s(clients: FloatArray, think_s: FloatArray, service_s: FloatArray, servers: FloatArray | float) -> FloatArray:
     """Return the mean seconds of a request in one of *servers* and in the queue before them, where each of *clients*
     comes back *think_s* after it was served.
@@ -219,7 +214,7 @@ def steady_serving(
     running = np.minimum(concurrency, _most_running(memory, engine, prompt, output) * dp)
     batch = np.maximum(running / dp, 1.0)
     decode_s = steps.decode_s(batch, context)
-    most = prompts_of_step(steps, prompt)
+    most = max(1.0, engine.prefill_tokens // prompt)  # prompts that wait share a step
     prompt_s, delay_s = prefill_steps(steps, prompt, batch - 1.0, context, np.ones(batch.shape))
     filled_s = prefill_steps(steps, prompt, batch - 1.0, context, np.full(batch.shape, most))[0] / most
     tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
@@ -255,7 +250,7 @@ def split_serving(
         batch = np.where((power > 1.0) & (batch >= 1.5 * power), 1.5 * power, power)
     running = np.minimum(concurrency, batch * decoding * dp)
     tpot_s = decode.decode_s(batch, context)
-    none, together = np.zeros(running.shape), prompts_of_step(prefill, prompt)
+    none, together = np.zeros(running.shape), max(1.0, prefill.engine.prefill_tokens // prompt)  # prompts of a step
     prompt_s = prefill_steps(prefill, prompt, none, context, none + 1.0)[0]
     filled_s = prefill_steps(prefill, prompt, none, context, none + together)[0] / together
     busy = running * filled_s / (output * tpot_s + prompt_s) / prefill.layout.dp

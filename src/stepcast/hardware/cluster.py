@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import prod
 
 from stepcast.ir.tables import Amount, Count, Portion, Positive, Ratio, Share, Whole
-from stepcast.ir.types import DType, assign, dataclass
+from stepcast.ir.types import DType, assign, dataclass, require
 from stepcast.units import US
 
 # Where a format has no matrix units of its own, the work runs in the first of these the GPU has. bf16 on
@@ -45,8 +45,7 @@ class Gpu:
 
     def __post_init__(self) -> None:
         for table in (self.matrix_flops, self.vector_flops):
-            if "fp32" not in table:
-                raise ValueError(f"{self.name}: fp32 peak is missing")
+            require("fp32" in table, f"{self.name}: fp32 peak is missing")
         for dtype, reached in self.reached_flops.items():
             if reached > self.matrix_flops.get(dtype, 0.0):
                 problem = f"a product cannot exceed the peak, matrix.{dtype}; correct one of them"
@@ -260,8 +259,7 @@ class Node:
     def __post_init__(self) -> None:
         if (self.nics > 0) != (self.nic is not None):
             raise ValueError("nics and the link of a nic go together: give both or neither")
-        if self.fabric.sockets > self.gpus:
-            raise ValueError(f"sockets ({self.fabric.sockets}) must not exceed gpus ({self.gpus})")
+        require(self.fabric.sockets <= self.gpus, f"sockets ({self.fabric.sockets}) must not exceed gpus ({self.gpus})")
 
 
 # Small messages of 2 and 8 GPUs in one process, for each GPU: 3.9 and 4.4 us (NetX-lab/Echo and

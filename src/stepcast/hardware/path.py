@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting, Topology
 from stepcast.ir.layout import Copies, Layout
-from stepcast.ir.types import ByIdentity, dataclass
+from stepcast.ir.types import ByIdentity, dataclass, require
 
 # The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks
 # follow each other in a domain and from one domain to the next; a placement says where they move on.
@@ -62,11 +62,8 @@ def list_regions(placement: Placement, size: int) -> tuple[Region, ...]:
     return tuple(regions)
 
 
-class SpreadRanks(NamedTuple):
-    """The domains of some ranks, rising, and the distinct sets of GPUs that they run on in these."""
-
-    domains: Sequence[int]
-    held: tuple[tuple[int, ...], ...]
+SpreadRanks = tuple[Sequence[int], tuple[tuple[int, ...], ...]]
+"""The domains of some ranks, rising, and the distinct sets of GPUs that they run on in these."""
 
 
 def _spread(ranks: Sequence[int], regions: Sequence[Region]) -> SpreadRanks:
@@ -81,7 +78,7 @@ def _spread(ranks: Sequence[int], regions: Sequence[Region]) -> SpreadRanks:
             region = next(ahead)
         domain, local = region.locate(rank)
         domains.setdefault(domain, []).append(local)
-    return SpreadRanks(list(domains), tuple(dict.fromkeys(map(tuple, domains.values()))))
+    return list(domains), tuple(dict.fromkeys(map(tuple, domains.values())))
 
 
 def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
@@ -92,13 +89,13 @@ def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
         domains = range(ranks[0] // size, ranks[-1] // size + 1)
         start, stop = ranks[0] - domains[0] * size, ranks[-1] + 1 - domains[-1] * size
         if len(domains) == 1:
-            return SpreadRanks(domains, (tuple(range(start, stop)),))
+            return domains, (tuple(range(start, stop)),)
         full = [range(size)] if len(domains) > 2 else []
         parts = [range(start, size), *full, range(stop)]
-        return SpreadRanks(domains, tuple(dict.fromkeys(map(tuple, parts))))
+        return domains, tuple(dict.fromkeys(map(tuple, parts)))
     if isinstance(ranks, range) and ranks.step % size == 0:
         domains = range(ranks[0] // size, ranks[-1] // size + 1, ranks.step // size)
-        return SpreadRanks(domains, ((ranks[0] % size,),))
+        return domains, ((ranks[0] % size,),)
     if len(ranks) < MANY_RANKS:
         return None
     import numpy as np
@@ -111,7 +108,7 @@ def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
     domain, local = domain.reshape(-1, per_domain), local.reshape(-1, per_domain)
     if (domain != domain[:, :1]).any() or (np.diff(domain[:, 0]) == 0).any() or (local != local[0]).any():
         return None
-    return SpreadRanks(domain[:, 0].tolist(), (tuple(local[0].tolist()),))
+    return domain[:, 0].tolist(), (tuple(local[0].tolist()),)
 
 
 @lru_cache(maxsize=1024)
@@ -341,8 +338,7 @@ def neighbour_path(
     cluster: Cluster, layout: Layout, family: str, place: Place = Place.EVEN, active: int | None = None
 ) -> GroupPath:
     """Return the slowest link from a rank to the next of its group, as between pipeline stages."""
-    if len(layout.group(family)) == 1:
-        raise ValueError(f"{family} has a single rank, so no neighbours")
+    require(len(layout.group(family)) != 1, f"{family} has a single rank, so no neighbours")
     return _slowest_path(cluster, layout, partial(layout.neighbours, family), place, active)
 
 
@@ -443,10 +439,9 @@ def _network_share(cluster: Cluster, domains: Sequence[int], aligned: bool, acti
     # A GPU reaches the NICs next to it, one at least, and shares them with the GPUs that are active.
     share = min(nics / active, max(1.0, nics / cluster.domain_gpus))
     hops, near, far = slowdown(topology, domains, cluster.domains)
+    latency_s = nic.latency_s + topology.switch_latency_s * hops
     if topology.kind is NetworkKind.TORUS:
         latency_s = nic.latency_s * hops
-    else:
-        latency_s = nic.latency_s + topology.switch_latency_s * hops
     if not aligned and topology.kind in (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY):
         latency_s += cluster.node.fabric.link.latency_s  # first over the fabric to the GPU on the right rail
     link = Link(nic.bandwidth_bytes_per_s * share / near, latency_s, nic.efficiency)

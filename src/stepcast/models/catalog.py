@@ -16,7 +16,7 @@ from stepcast.inputs.source import FormatError, Source, prefix_errors, read_toml
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, FeedForward, Latent, PositionKind, Window
 from stepcast.ir.tables import parse_tables
-from stepcast.ir.types import FactDict, Facts, group_by_key
+from stepcast.ir.types import FactDict, Facts, group_by_key, require
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
 INDEX = "index"
@@ -254,8 +254,7 @@ def _with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
     if experts is not None and routed:
         experts = replace(experts, **routed)  # type: ignore[arg-type]
     elif routed.get("count"):
-        if "top_k" not in routed:
-            raise ValueError("moe_experts needs moe_topk, the number of experts of each token")
+        require("top_k" in routed, "moe_experts needs moe_topk, the number of experts of each token")
         # Megatron-LM gives experts the width of an MLP where a run states no other.
         experts = Experts(**{"ffn": sizes.get("ffn", model.ffn), **routed})  # type: ignore[arg-type]
     if "window" in sizes:

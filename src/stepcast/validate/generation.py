@@ -34,7 +34,7 @@ from stepcast.generation.forecast import SteadyServing, split_serving, steady_se
 from stepcast.hardware import Cluster
 from stepcast.inputs.configs.rl import read_rl_values
 from stepcast.ir.model import Model
-from stepcast.ir.types import DType, FactDict, Facts, group_by_key
+from stepcast.ir.types import DType, FactDict, Facts, group_by_key, require
 from stepcast.models.catalog import find_name, load_model
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, load_profile, sync_seconds
@@ -68,8 +68,7 @@ def concurrency_of(row: scoreboard.Record) -> float:
     if row.get("batch_size"):
         # Dumps that multiply sizes divide batches by them.
         numbers.append(float(row["batch_size"]) * max(float(row.get("attention_dp_size") or 1.0), engine_of(row).dp))
-    if not numbers:
-        raise ValueError("states no concurrency")
+    require(bool(numbers), "states no concurrency")
     return min(numbers)
 
 

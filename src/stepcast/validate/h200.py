@@ -32,7 +32,7 @@ from stepcast.ir.framework import Execution, Framework, Kernels, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
-from stepcast.ir.types import DType
+from stepcast.ir.types import DType, require
 from stepcast.ir.work import Compute
 from stepcast.validate import scoreboard
 from stepcast.validate.scoreboard import Family, load_folds, price_kernels
@@ -52,8 +52,7 @@ BLOCK_VOCAB = 1024  # of a model around a block, whose ends are left out
 
 def row_model(row: scoreboard.Record) -> Model:
     """Return a GPT- or Llama-style model; a row of a block has one layer."""
-    if row["kind"] not in ("gpt", "llama"):
-        raise ValueError(f"kind must be gpt or llama, not {row['kind']!r}")
+    require(row["kind"] in ("gpt", "llama"), f"kind must be gpt or llama, not {row['kind']!r}")
     seq, experts = int(row["seq"]), int(float(row.get("experts") or 0))
     table: dict[str, object] = {field: int(row.get(column) or 1) for field, column in SIZES.items()}
     table |= {"vocab": int(row.get("vocab") or BLOCK_VOCAB), "max_seq": seq, "tied": row.get("tied") == "True"}
@@ -139,8 +138,7 @@ def measure_h200(folder: str) -> scoreboard.Measurements:
     """Compare every row of the csv files in *folder* (or of that one file)."""
     path = Path(folder)
     files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
+    require(bool(files), f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set")
     rows: list[scoreboard.ScoredRow] = []
     skipped: Counter[str] = Counter()
     peaks: list[scoreboard.Pair] = []

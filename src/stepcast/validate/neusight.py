@@ -102,10 +102,6 @@ class NeusightShape(msgspec.Struct, frozen=True):
     decoder_layers: int = 0  # with cross attention, besides the *layers* of the encoder
     norm_kernels: int = 1  # a norm spelled out in element-wise kernels takes several
 
-    @property
-    def width(self) -> int:
-        return self.inner or self.hidden
-
 
 ARCHITECTURES = msgspec.convert(scoreboard.load_table("rows/neusight"), dict[str, NeusightShape])
 
@@ -127,8 +123,8 @@ def _forward(shape: NeusightShape, seq: int, batch: int, training: bool) -> list
     """Return the kernels of a forward pass; each branch is added to the stream, with dropout in training, and the sum
     is normed.
     """
-    tokens, hidden, width, heads, norms = seq * batch, shape.hidden, shape.width, shape.heads, shape.norm_kernels
-    rows, products = batch * heads * seq, 1 if shape.fused_qkv else 3
+    tokens, hidden, heads, norms = seq * batch, shape.hidden, shape.heads, shape.norm_kernels
+    rows, products, width = batch * heads * seq, 1 if shape.fused_qkv else 3, shape.inner or hidden
     norm = _wave(K.LAYER_NORM if norms == 1 else K.ADD, tokens, hidden)
     ends = [_wave(K.DROPOUT, tokens, hidden)] * training + [_wave(K.ADD, tokens, hidden, 2)] + [norm] * norms
     attention: list[Kernel] = [
@@ -187,8 +183,7 @@ def measure_neusight(folder: str) -> scoreboard.Measurements:
     path = Path(folder)
     places = ((path / f"{name}.gz", path / name) for name in FILES)
     files = [file for names in places if (file := next(filter(Path.is_file, names), None))]
-    if not (files or path.is_file()):
-        raise ValueError(f"{path}: expected ops_fp32.csv.gz or models_fp32.csv, as in NeuSight's set")
+    require(bool(files) or path.is_file(), f"{path}: expected ops_fp32.csv.gz or models_fp32.csv, as in NeuSight's set")
     for file in files or [path]:
         table = read_operator_table(str(file))
         if "op" in table.columns:

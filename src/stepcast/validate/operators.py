@@ -22,6 +22,7 @@ from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables,
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model_parts import Routing
 from stepcast.ir.progress import report_progress
+from stepcast.ir.types import require
 from stepcast.ir.work import CollectiveKind
 from stepcast.pytorch.profile.imported import RECIPES, gpu_of
 from stepcast.units import MIB, MS, US
@@ -85,8 +86,7 @@ COPIES = 5.0  # sets of weights that the tables' loop goes through
 def compare_products(rows: OperatorTable, gpu: Gpu) -> Iterator[ComparedOperators]:
     """Yield linear layers; those in narrow formats quantise their input first."""
     word = rows.word("dtype", "gemm_dtype")
-    if word not in RECIPES:
-        raise ValueError(f"unknown format {word!r}; known are {', '.join(RECIPES)}")
+    require(word in RECIPES, f"unknown format {word!r}; known are {', '.join(RECIPES)}")
     m, n, k = (rows.counts(side) for side in "mnk")
     seconds = serving.linear_s(m, n, k, gpu, RECIPES[word], COPIES)
     sizes = np.where(np.minimum(np.minimum(m, n), k) >= SIDE, f"sides from {SIDE}", f"a side below {SIDE}")
@@ -111,8 +111,7 @@ ATTENTION_FORMATS = {"bfloat16": "bf16", "fp8": "fp8"}
 def attention_cost_s(rows: OperatorTable, gpu: Gpu, fit: serving.ServingFit | None = None) -> FloatArray:
     """Return the seconds of the rows of one of the four tables of attention."""
     words = rows.word("attn_dtype", "mla_dtype"), rows.word("kv_cache_dtype")
-    if not set(words) <= set(ATTENTION_FORMATS):
-        raise ValueError(f"attention in {words[0]!r} with a cache in {words[1]!r} has no cost")
+    require(set(words) <= set(ATTENTION_FORMATS), f"attention in {words[0]!r} with a cache in {words[1]!r} has no cost")
     dtype, cache = (ATTENTION_FORMATS[word] for word in words)
     batch, heads, tokens = rows.counts("batch_size"), rows.counts("num_heads"), rows.counts("isl")
     before = rows.numbers("step", 0.0)

@@ -33,7 +33,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 from stepcast.ir.step import LEVEL
-from stepcast.ir.types import FactDict, dataclass
+from stepcast.ir.types import FactDict, dataclass, require
 from stepcast.ir.work import Compute
 
 Item = TypeVar("Item")
@@ -83,8 +83,7 @@ class MeasuredColumns:
 
     def __post_init__(self) -> None:
         lengths = {self.measured_s.size, self.predicted_s.size, *(tag.size for tag in self.tags.values())}
-        if len(lengths) > 1:
-            raise ValueError("every column needs as many entries as there are measured times")
+        require(len(lengths) <= 1, "every column needs as many entries as there are measured times")
         if not (np.all(self.measured_s > 0) and np.all(self.predicted_s >= 0)):
             raise ValueError("measured times must be above zero and predictions not negative")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stepcast.cost.collectives import algorithms as curves
 from stepcast.cost.collectives.algorithms import PASSES, ROUNDS, ZERO, Curve, pair_protocols, protocols
 from stepcast.cost.collectives.route import Protocol, Route
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, require
 from stepcast.ir.work import CollectiveKind, bus_factor
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def collective_s(kind: CollectiveKind, sizes_bytes: "FloatArray", route: Route, 
     import numpy
 
     sizes = numpy.asarray(sizes_bytes, dtype=numpy.float64)
-    if not (sizes >= 0).all():
-        raise ValueError("sizes must not be negative")
+    require(bool((sizes >= 0).all()), "sizes must not be negative")
     if kind is CollectiveKind.BARRIER:
         return numpy.full(sizes.shape, price(kind, 0, route).seconds)
     if route.ranks == 1:
@@ -237,12 +236,9 @@ def _is_automatic(choice: AlgorithmChoice, kind: CollectiveKind, route: Route) -
     switch add from so many ranks on that its own estimate of that passes the ring's.
     """
     reduces = kind in (ALL_REDUCE, CollectiveKind.BARRIER)
-    match choice.algorithm:
-        case Algorithm.HIERARCHICAL:
-            return False
-        case Algorithm.TREE:
-            return reduces and route.nodes > 1
-        case Algorithm.NVLS:
-            return route.ranks >= route.tuning.nvls_least_ranks
-        case _:
-            return True
+    limits = {
+        Algorithm.HIERARCHICAL: False,
+        Algorithm.TREE: reduces and route.nodes > 1,
+        Algorithm.NVLS: route.ranks >= route.tuning.nvls_least_ranks,
+    }
+    return limits.get(choice.algorithm, True)

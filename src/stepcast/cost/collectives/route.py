@@ -13,7 +13,7 @@ from stepcast.hardware.catalog import convert_units, load_fit, network_protocols
 from stepcast.hardware.cluster import Cluster, FabricKind
 from stepcast.hardware.path import GroupPath, Place
 from stepcast.ir.tables import Amount, convert_table
-from stepcast.ir.types import Quantity, Size, assign, dataclass, pick, replace
+from stepcast.ir.types import Quantity, Size, assign, dataclass, pick, replace, require
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
 
@@ -77,8 +77,7 @@ def tuning_of(cluster: Cluster) -> Tuning:
 def library_tuning(library: str = "nccl", architecture: str = DEFAULT_ARCHITECTURE) -> Tuning:
     """Return the constants of *library*; an architecture without an entry has the default limits and no NVLS."""
     tables = load_fit("collectives")
-    if library not in tables:
-        raise ValueError(f"library must be one of {', '.join(tables)}, not {library!r}")
+    require(library in tables, f"library must be one of {', '.join(tables)}, not {library!r}")
     table = tables[library]
     base = tables[table.pop("base", library)]
     architectures = base["architectures"] | table.pop("architectures")

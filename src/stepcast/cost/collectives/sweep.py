@@ -6,6 +6,7 @@ from stepcast.hardware import Cluster
 from stepcast.hardware.path import job_path
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.measured import CollectiveSweep, SweepRow
+from stepcast.ir.types import require
 from stepcast.ir.work import CollectiveKind
 
 MESSAGE = "message"
@@ -32,8 +33,7 @@ def kind_of(sweep: CollectiveSweep) -> CollectiveKind:
             f"{sweep.source}: does not say which collective it timed; keep the line with the program's name "
             "(all_gather_perf ...) in the log"
         )
-    if sweep.ranks < 2:
-        raise ValueError(f"{sweep.source}: a single rank does not communicate")
+    require(sweep.ranks >= 2, f"{sweep.source}: a single rank does not communicate")
     return sweep.kind
 
 

@@ -254,16 +254,12 @@ def _add_switches(blocks: LinkBlocks, cluster: Cluster, nodes: int) -> tuple[int
     core_rate = leaves * up / topology.pod_oversubscription / cores
     pods = ceil(nodes / topology.pod_nodes)
 
-    def core(number: int) -> str:
-        return f"core {number}" if is_numbered else "cores"
+    def core(spine: int, way: int) -> str:
+        return f"core {spine * cores + way}" if is_numbered else "cores"
 
     shape3 = (pods, spines, cores)
-    blocks.add(
-        "core up", "spine to core", shape3, core_rate, lambda p, s, c: f"pod {p} {spine(s)} to {core(s * cores + c)}"
-    )
-    blocks.add(
-        "core down", "core to spine", shape3, core_rate, lambda p, s, c: f"{core(s * cores + c)} to pod {p} {spine(s)}"
-    )
+    blocks.add("core up", "spine to core", shape3, core_rate, lambda p, s, c: f"pod {p} {spine(s)} to {core(s, c)}")
+    blocks.add("core down", "core to spine", shape3, core_rate, lambda p, s, c: f"{core(s, c)} to pod {p} {spine(s)}")
     return spines, cores
 
 

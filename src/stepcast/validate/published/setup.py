@@ -24,7 +24,7 @@ from stepcast.ir.model import Model, spread_layers
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import PARAMETER_FORMATS, Recompute, RecomputeKind, RecomputeModule, Sharding, Strategy
 from stepcast.ir.tables import TableError, convert_table
-from stepcast.ir.types import DType, FactDict, Facts, dataclass
+from stepcast.ir.types import DType, FactDict, Facts, dataclass, require
 from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.questions.settle import adapter_fields
@@ -50,8 +50,7 @@ class RowCorrection:
     when: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if not (self.rows or self.when):
-            raise ValueError("needs rows or when: which rows it is about")
+        require(bool(self.rows or self.when), "needs rows or when: which rows it is about")
 
     def applies_to(self, record: Record) -> bool:
         """Return True if the correction is about this row."""
@@ -321,12 +320,10 @@ def _given(run: PublishedRun) -> FactDict:
     }
     if run.lora_rank or "lora" in run.table.lower():
         stated["lora_rank"] = run.lora_rank or LORA_RANK
-        # NeMo keeps the frozen weights quantised, whatever is gathered of trained ones.
-        quantised = bool(run.lora_rank)
         bench = WORDS["benches"].get(run.table, {})
         stated |= {name: tuple(value) if isinstance(value, list) else value for name, value in bench.items()}
-    else:
-        quantised = bool(run.fp8_parameters)
+    # NeMo keeps the frozen weights quantised, whatever is gathered of trained ones.
+    quantised = run.lora_rank if "lora_rank" in stated else run.fp8_parameters
     if quantised and stated.get("precision") in PARAMETER_FORMATS:
         stated["fp8_parameters"] = True
     stated |= {field: True for flag, field in WORDS["flags"].items() if flag in run.flags}
