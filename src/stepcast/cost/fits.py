@@ -323,8 +323,6 @@ def merge_tables(base: Facts, changes: Facts) -> FactDict:
     """Return *base* with the values of *changes*, table by table."""
     result = dict(base)
     for key, value in changes.items():
-        old = result.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and key not in REPLACED:
-            value = merge_tables(old, value)
-        result[key] = value
+        old, is_table = result.get(key), isinstance(value, Mapping) and key not in REPLACED
+        result[key] = merge_tables(old, value) if is_table and isinstance(old, Mapping) else value
     return result

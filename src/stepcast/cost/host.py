@@ -4,8 +4,7 @@ An eager framework issues kernels one by one. The host runs ahead of the GPU as 
 dispatch. Kernel i cannot start before the host has issued it, so a sequence ends at the latest of (issue of kernel i +
 all GPU work from i on). A captured graph or a compiled step issues everything at once.
 
-All GPUs of a node that a job has copy and update at the same time, so each has a share of the links and of
-the memory.
+All GPUs of a node that a job has copy and update at the same time, so each has a share of the links and of the memory.
 """
 
 from collections.abc import Sequence

@@ -136,8 +136,7 @@ def _product_s(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> floa
         ConvolutionPass.WEIGHT: (outer, inner * work.taps, work.outputs),
     }[work.of]
     column = np.array([rows], dtype=np.float64)
-    moved = work.moved_bytes
-    seconds = float(fastest_s(column, columns, depth, groups, size, rates, product_fit.product, moved)[0])
+    seconds = float(fastest_s(column, columns, depth, groups, size, rates, product_fit.product, work.moved_bytes)[0])
     if work.groups > 1:
         seconds *= product_fit.grouped
         own_channels = work.in_channels // work.groups

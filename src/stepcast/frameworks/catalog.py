@@ -410,8 +410,7 @@ def profile_of(framework: Framework) -> Profile:
         replace(preset, settings={key: value for key, value in preset.settings.items() if key not in changed})
         for preset in profile.presets
     )
-    as_trained = profile.as_trained - fixed
-    return replace(profile, framework=framework, presets=presets, as_trained=as_trained)
+    return replace(profile, framework=framework, presets=presets, as_trained=profile.as_trained - fixed)
 
 
 def fit_precision(profile: Profile, gpu: Gpu, assumptions: list[str]) -> Profile:

@@ -357,8 +357,7 @@ def check_layout(model: Model, layout: GenerationLayout) -> None:
     require(model.heads % layout.tp == 0, f"tp {layout.tp} does not divide the {model.heads} attention heads of {name}")
     is_split = layout.ep == 1 or (experts > 0 and experts % layout.ep == 0)
     require(is_split, f"ep {layout.ep} does not divide the {experts} experts of {name}")
-    has_shared = layout.dp == 1 or experts > 0
-    require(has_shared, f"{name} has no experts to share: use replicas instead of dp {layout.dp}")
+    require(layout.dp == 1 or experts > 0, f"{name} has no experts to share: use replicas instead of dp {layout.dp}")
     require(layout.pp <= model.layers, f"pp {layout.pp} exceeds the {model.layers} layers of {name}")
 
 

@@ -570,9 +570,5 @@ def gpu_facts(gpu: Gpu) -> FactDict:
     return pick(gpu, f"{peaks} l2_bytes sms clock_hz launch_overhead_s power_w sources")
 
 
-def all_gpus() -> list[FactDict]:
-    return [{"gpu": name, **gpu_facts(load_gpu(name))} for name in data_names("gpus")]
-
-
 def all_clusters() -> list[FactDict]:
     return [{"cluster": name, **cluster_facts(load_cluster(name))} for name in data_names("clusters")]

@@ -69,8 +69,7 @@ class Gpu:
     @property
     def half_format(self) -> DType:
         """The 16-bit format of a run that names none: bf16, or fp16 on a GPU whose matrix units have that alone."""
-        lacks_bf16 = "bf16" not in self.matrix_flops and "fp16" in self.matrix_flops
-        return DType.FP16 if lacks_bf16 else DType.BF16
+        return DType.FP16 if "bf16" not in self.matrix_flops and "fp16" in self.matrix_flops else DType.BF16
 
     def matrix_peak_flops(self, dtype: str) -> float:
         """Return the dense matrix-multiply peak in *dtype*, or in the format that replaces it."""

@@ -91,8 +91,7 @@ def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
         if len(domains) == 1:
             return domains, (tuple(range(start, stop)),)
         full = [range(size)] if len(domains) > 2 else []
-        parts = [range(start, size), *full, range(stop)]
-        return domains, tuple(dict.fromkeys(map(tuple, parts)))
+        return domains, tuple(dict.fromkeys(map(tuple, [range(start, size), *full, range(stop)])))
     if isinstance(ranks, range) and ranks.step % size == 0:
         domains = range(ranks[0] // size, ranks[-1] // size + 1, ranks.step // size)
         return domains, ((ranks[0] % size,),)
@@ -221,8 +220,7 @@ def _dragonfly(topology: Topology, domains: Sequence[int], every: int) -> Slowdo
     touched = max(Counter(leaf * under_leaf // in_pod for leaf in leaves).values())  # switches of a pod
     links = max(1, in_pod // under_leaf - 1)
     to_one = links if topology.routing is NetworkRouting.ECMP else min(links, 2)
-    sprayed = topology.routing is NetworkRouting.SPRAY
-    to_all = (2 * links - 1) / links if sprayed else links / max(1, touched - 1)
+    to_all = (2 * links - 1) / links if topology.routing is NetworkRouting.SPRAY else links / max(1, touched - 1)
     to_all = min(to_all, to_one)
     near = to_one * short / in_leaf if in_pods > in_leaf else 1.0
     local = (in_pods - in_leaf) / others * to_all

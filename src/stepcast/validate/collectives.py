@@ -228,9 +228,7 @@ def row_route(row: TableRow, own_entry: bool = True) -> Route:
     route = route_of(job_path(cluster, row.ranks, per_node), cluster, per_thread)
     if "torch" in row.notes:
         return replace(route, call_overhead_s=route.tuning.torch_call_s)
-    if "CUDA graph" in row.notes:
-        return replace(route, launch_overhead_s=0.0)
-    return route
+    return replace(route, launch_overhead_s=0.0) if "CUDA graph" in row.notes else route
 
 
 def price_row(row: TableRow, route: Route) -> CollectivePrice:

@@ -252,8 +252,7 @@ def find_recipe(row: scoreboard.Record, recipes: list[FactDict]) -> FactDict:
 def _model_of(recipe: str) -> str | None:
     """Return the model whose name is part of a recipe's, such as grpo-deepseek-v3-64n8g."""
     words = recipe.split("-")
-    names = (find_name("-".join(words[1:end])) for end in range(len(words), 1, -1))
-    return next(filter(None, names), None)
+    return next(filter(None, (find_name("-".join(words[1:end])) for end in range(len(words), 1, -1))), None)
 
 
 def question_of(row: scoreboard.Record, recipe: Facts) -> RlQuestion:

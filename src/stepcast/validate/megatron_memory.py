@@ -40,8 +40,7 @@ class MemoryCase(NamedTuple):
 def read_case(record: scoreboard.Record) -> MemoryCase:
     """Return the test of a row; a ValueError says why it cannot be predicted."""
     kind, listed = record.get("kind", ""), record.get("other_flags", "")
-    is_training = not kind.startswith(OTHER_KINDS)
-    require(is_training, f"no training step of one language model: {kind.partition(' (')[0]}")
+    require(not kind.startswith(OTHER_KINDS), f"no training step of one language model: {kind.partition(' (')[0]}")
     words = (word.partition("=") for word in listed.split())
     flags = Keys({name: value or True for name, _, value in words}, "megatron")
     for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):

@@ -72,8 +72,7 @@ def kernel_s(points: FP32Rows, fit: ComputeFit) -> FloatArray:
 
 def reported_s(points: FP32Rows, fit: ComputeFit, added_s: float, least_s: float) -> FloatArray:
     """Return the seconds as that set reports them."""
-    seconds = kernel_s(points, fit) + added_s
-    return np.asarray((seconds**SHARPNESS + least_s**SHARPNESS) ** (1.0 / SHARPNESS))
+    return np.asarray(((kernel_s(points, fit) + added_s) ** SHARPNESS + least_s**SHARPNESS) ** (1.0 / SHARPNESS))
 
 
 # The kernels of the models in NeuSight's set, as eager fp32 PyTorch runs the Hugging Face code of that time.
@@ -109,8 +108,7 @@ ARCHITECTURES = msgspec.convert(scoreboard.load_table("rows/neusight"), dict[str
 def neusight_kernels(model: str, seq: int, batch: int, training: bool) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """Return forward and, when *training*, backward kernels; ValueError for a model of unknown sizes."""
     require(model in ARCHITECTURES, f"unknown model {model!r}; known are {', '.join(ARCHITECTURES)}")
-    shape = ARCHITECTURES[model]
-    forward = tuple(_forward(shape, seq, batch, training))
+    forward = tuple(_forward(ARCHITECTURES[model], seq, batch, training))
     return forward, tuple(_backward(forward)) if training else ()
 
 
@@ -254,8 +252,7 @@ def _compare_cell(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> scorebo
 
 def _calibrated_error(cell: scoreboard.MeasuredColumns) -> float:
     """Return the mean error on the other rows once some have been measured on this GPU."""
-    points = min(CALIBRATING_POINTS, len(cell) // 2)
-    order = np.random.default_rng(1).choice(len(cell), points, replace=False)
+    order = np.random.default_rng(1).choice(len(cell), min(CALIBRATING_POINTS, len(cell) // 2), replace=False)
     correction = fit_correction(cell.predicted_s[order], cell.measured_s[order])
     predicted_s, measured_s = (np.delete(seconds, order) for seconds in (cell.predicted_s, cell.measured_s))
     return float(np.mean(np.abs(np.asarray(correction.applied_s(predicted_s)) / measured_s - 1.0)))

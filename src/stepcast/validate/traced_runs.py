@@ -59,8 +59,7 @@ def measure_megatron_traces(folder: str) -> Measurements:
     table, figures = columns_of(rows), dict[str, float]()
     for what, of_runs in pairs.items():
         figures |= error_figures(what, of_runs, "mean_abs_error", "worst_abs_error")
-    selections = {size: table.labels(SIZE) == size for size in (REAL, TOY)}
-    return Measurements(table, skipped, selections, figures)
+    return Measurements(table, skipped, {size: table.labels(SIZE) == size for size in (REAL, TOY)}, figures)
 
 
 # ---- OptimusPrime runs predicted from their configuration, each left out of its own fit -----------------------

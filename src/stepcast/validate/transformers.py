@@ -231,8 +231,7 @@ def _compare_captured(visit: Visit) -> CapturedRows:
         )
         with suppress(ValueError):  # a model that is not known by its config
             zeros = scoreboard.unseen_share(load_model(program), options.batch * options.seq)
-        captured = capture(program, options)
-        prediction = predict_captured(captured, load_cluster(CLUSTER), Spread(zero_gradients=zeros))
+        prediction = predict_captured(capture(program, options), load_cluster(CLUSTER), Spread(zero_gradients=zeros))
     except ValueError as error:
         return [], [], str(error)
     given = {

@@ -236,8 +236,7 @@ def tree_curve(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     """
     passes, depth = PASSES[kind], (route.nodes - 1).bit_length()  # log2, rounded up
     chain_s = (route.ranks_per_node - 1) * _intra_hop_s(route, protocol, tree=True)
-    latency_s = route.tuning.tree_start_s[protocol]
-    latency_s += passes * (chain_s + depth * _inter_hop_s(route, protocol))
+    latency_s = route.tuning.tree_start_s[protocol] + passes * (chain_s + depth * _inter_hop_s(route, protocol))
     chunk_bytes = CHUNKS[protocol] * route.open_channels * CHUNK_BYTES
     # LL's flags arrive with the data: nothing to wait for.
     step_s = 0.0 if protocol is Protocol.LL else route.tuning.tree_step_s

@@ -150,9 +150,7 @@ class Route:
     @property
     def open_channels(self) -> int:
         """The number of channels that a large message uses."""
-        if self.nodes == 1:
-            return self.channels
-        return min(self.channels, self.channels_per_rank * self.fewest_per_node)
+        return self.channels if self.nodes == 1 else min(self.channels, self.channels_per_rank * self.fewest_per_node)
 
     @property
     def ll_limit_bytes_per_s(self) -> float:

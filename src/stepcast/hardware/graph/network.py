@@ -54,8 +54,7 @@ class LinkBlocks(dict[str, LinkBlock]):
     """Blocks of links that are numbered one after the other."""
 
     def add(self, key: str, tier: str, shape: Sequence[int], bytes_per_s: float, namer: LinkNamer) -> None:
-        start = sum(block.size for block in self.values())
-        self[key] = LinkBlock(tier, start, tuple(shape), bytes_per_s, namer)
+        self[key] = LinkBlock(tier, sum(block.size for block in self.values()), tuple(shape), bytes_per_s, namer)
 
     def build(self) -> Links:
         blocks = list(self.values())
@@ -150,8 +149,7 @@ class Network:
         """This network with every link as it was built."""
         if self.alive is None:
             return self
-        topology = replace(self.topology, failed=(), slow=())
-        return network_of(replace(self.cluster, topology=topology), self.nodes)
+        return network_of(replace(self.cluster, topology=replace(self.topology, failed=(), slow=())), self.nodes)
 
     def leaf_of(self, nic: IntArray) -> IntArray:
         """Return the leaf switch of each of *nic*, counted over all nodes."""

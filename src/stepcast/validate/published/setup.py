@@ -298,8 +298,7 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
     # Composer's last micro-batch may be smaller; the time is scaled for it.
     per_round = micro_batch * layout.dp
     batch = max(1, round(run.global_batch / per_round)) * per_round
-    strategy = replace(settled, choices=choices).strategy(layout, micro_batch, batch, seq)
-    return strategy, settled.framework
+    return replace(settled, choices=choices).strategy(layout, micro_batch, batch, seq), settled.framework
 
 
 def _given(run: PublishedRun) -> FactDict:
