@@ -43,8 +43,8 @@ ANSWERS = "tests/test_recorded_answers.py"
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cost": (
         tuple(f"cost/{name}.py" for name in (
-            "attention", "compute", "host", "matmul", "memory_bound", "pace", "power", "price", "pricing", "scan",
-            "collectives/algorithms", "collectives/choose", "collectives/flows", "collectives/route",
+            "attention", "compute", "host", "matmul", "memory_bound", "pace", "power", "price", "pricing",
+            "scan_and_convolution", "collectives/algorithms", "collectives/choose", "collectives/flows", "collectives/route",
         )),
         (ANSWERS, "tests/cost"),
     ),
