@@ -44,7 +44,8 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cost": (
         tuple(f"cost/{name}.py" for name in (
             "attention", "compute", "host", "matmul", "memory_bound", "pace", "power", "price", "pricing",
-            "scan_and_convolution", "collectives/algorithms", "collectives/choose", "collectives/flows", "collectives/route",
+            "scan_and_convolution", "collectives/algorithms", "collectives/choose", "collectives/flows",
+            "collectives/route",
         )),
         (ANSWERS, "tests/cost"),
     ),
