@@ -25,7 +25,7 @@ import torch
 
 from stepcast.pytorch.capture.emulation import EmulatedGpu
 from stepcast.pytorch.capture.kernels import works_of
-from stepcast.pytorch.capture.run import _answer_as_gpu
+from stepcast.pytorch.capture.program import _answer_as_gpu
 from stepcast.pytorch.capture.tracer import Moment, Tracer
 
 DATA = Path(__file__).parents[1] / "src" / "stepcast" / "data"

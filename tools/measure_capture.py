@@ -17,7 +17,7 @@ ONE = """
 import json, resource, sys, time
 started = time.perf_counter()
 from stepcast.pytorch.capture.program import CaptureOptions
-from stepcast.pytorch.capture.run import capture
+from stepcast.pytorch.capture.program import capture
 import transformers
 loaded = time.perf_counter()
 found = capture(sys.argv[1], CaptureOptions(batch=1, seq=8192))

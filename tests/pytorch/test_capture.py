@@ -20,8 +20,7 @@ from stepcast.ir.layout import Layout  # noqa: E402
 from stepcast.ir.work import GroupedMatmul, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
 from stepcast.outputs.plain import write_captured  # noqa: E402
-from stepcast.pytorch.capture.program import CaptureOptions, build_program  # noqa: E402
-from stepcast.pytorch.capture.run import capture  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions, build_program, capture  # noqa: E402
 from stepcast.pytorch.capture.tracer import CaptureError  # noqa: E402
 
 TINY = {

@@ -15,8 +15,7 @@ from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.types import DType  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.pytorch.capture.compiled import find_near_side, pad_product  # noqa: E402
-from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
-from stepcast.pytorch.capture.run import capture  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions, capture  # noqa: E402
 from stepcast.validate.scoreboard import build_scoreboard  # noqa: E402
 from stepcast.validate.transformers import measure_captured  # noqa: E402
 

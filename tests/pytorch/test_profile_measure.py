@@ -18,14 +18,15 @@ from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
-from stepcast.pytorch.profile.backend import TorchBackend
 from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes, sustained_cases
-from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
 from stepcast.pytorch.profile.measure import (
     CollectiveRow,
     Document,
     MeasuredPoints,
     MeasuringProgress,
+    TorchBackend,
+    fit_classes,
+    fit_energies,
     measure,
     measure_sustained,
     read_document,

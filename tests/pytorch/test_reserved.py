@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from stepcast.pytorch.capture.reserved import reserve_bytes
+from stepcast.pytorch.capture.build import reserve_bytes
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, Storage, TracedTensor, workspace_bytes
 from stepcast.units import MIB
 

@@ -20,8 +20,7 @@ from stepcast.ir.layout import Layout  # noqa: E402
 from stepcast.ir.work import Attention, Collective, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
 from stepcast.outputs.plain import write_captured  # noqa: E402
-from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
-from stepcast.pytorch.capture.run import capture  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions, capture  # noqa: E402
 
 HIDDEN, LAYERS, BATCH, SEQ = 2048, 4, 2, 2048
 CONFIG = {

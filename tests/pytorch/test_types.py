@@ -17,8 +17,7 @@ from stepcast.ir.model import Model  # noqa: E402
 from stepcast.ir.model_parts import Mixer  # noqa: E402
 from stepcast.ir.work import GroupedMatmul, Matmul  # noqa: E402
 from stepcast.models.catalog import load_model  # noqa: E402
-from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
-from stepcast.pytorch.capture.run import capture  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions, capture  # noqa: E402
 from tests.inputs.huggingface_configs import CONFIGS  # noqa: E402
 from tests.inputs.test_huggingface_types import GLM_45, GLM_45_AIR, QWEN2_VL_7B  # noqa: E402
 

@@ -17,8 +17,7 @@ from stepcast.ir.captured import Captured  # noqa: E402
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.outputs.plain import write_captured  # noqa: E402
-from stepcast.pytorch.capture.program import CaptureOptions  # noqa: E402
-from stepcast.pytorch.capture.run import capture  # noqa: E402
+from stepcast.pytorch.capture.program import CaptureOptions, capture  # noqa: E402
 
 PROGRAMS = """
 import torch

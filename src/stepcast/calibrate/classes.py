@@ -16,8 +16,7 @@ from stepcast.ir.measured import OperatorTimes
 from stepcast.ir.types import group_by_key
 from stepcast.ir.work import Compute
 from stepcast.pytorch.profile.cases import Case
-from stepcast.pytorch.profile.corrections import FittedClass, fit_class
-from stepcast.pytorch.profile.measure import Document, MeasuredPoints, to_toml
+from stepcast.pytorch.profile.measure import Document, FittedClass, MeasuredPoints, fit_class, to_toml
 
 Facts = dict[str, object]
 

@@ -33,8 +33,7 @@ from stepcast.ir.work import Collective
 from stepcast.ir.workload import Block, Workload
 from stepcast.outputs.plain import write_captured
 from stepcast.pytorch.load import load_torch
-from stepcast.pytorch.run.execute import OpRecord, RunPlan, ScheduleTurn
-from stepcast.pytorch.run.launch import medians, run_alone, run_as_rank, run_here
+from stepcast.pytorch.run.execute import OpRecord, RunPlan, ScheduleTurn, medians, run_alone, run_as_rank, run_here
 from stepcast.questions.choices import option_of, refuse_options
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import run_facts
@@ -74,8 +73,7 @@ def run_capture(args: argparse.Namespace) -> int:
         idle = (name for name in (*PREDICTING, "html") if name in args.given)
         refuse_options(idle, "has no effect without --predict")
     load_torch("capture")
-    from stepcast.pytorch.capture.program import CaptureOptions
-    from stepcast.pytorch.capture.run import capture, capture_command, is_command
+    from stepcast.pytorch.capture.program import CaptureOptions, capture, capture_command, is_command
 
     is_script = is_command(args.program, args.words)
     shapes = args.batch if isinstance(args.batch, str) else ""

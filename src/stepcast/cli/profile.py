@@ -20,11 +20,8 @@ from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.types import FactDict, pick
 from stepcast.pytorch.load import load_torch_with_gpu
 from stepcast.pytorch.profile import measure as measuring
-from stepcast.pytorch.profile.backend import TorchBackend, all_reduce_points, bus_bytes_per_s
-from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
-from stepcast.pytorch.profile.corrections import FittedClass, fit_classes, fit_energies
-from stepcast.pytorch.profile.imported import import_tables
-from stepcast.pytorch.profile.measure import Document, MeasuredPoints, MeasuringProgress
+from stepcast.pytorch.profile.cases import gpu_cases, import_tables, sustained_cases
+from stepcast.pytorch.profile.measure import Document, TorchBackend
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views.text import facts, table
 
@@ -42,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     gpu = gpu_of(args.gpu, [backend.device], "this machine")
     known = _known(Path(args.output), backend)
     cases = gpu_cases(gpu, default_fit(), backend.formats, args.quick)
-    document = known or Document(gpu.name, backend.device, backend.software, MeasuredPoints())
+    document = known or Document(gpu.name, backend.device, backend.software, measuring.MeasuredPoints())
     document = replace(document, gpu=gpu.name, launch=document.launch or backend.launch())
     paces = [document.launch]
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
@@ -51,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
     kept_up = sustained_cases(gpu, default_fit(), backend.formats)
     points = measuring.measure_sustained(kept_up, backend, points)
     show_status("")
-    power = fit_energies(kept_up, points, gpu, default_fit())
+    power = measuring.fit_energies(kept_up, points, gpu, default_fit())
     # Points of an earlier run with other options count too.
     every = {case.name: case for quick in (False, True)
              for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
     every |= {case.name: case for case in kept_up}
     fit = Calibration(gpu.name, {}, power=power).adapt_fit(gpu, default_fit())
-    fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
+    fitted = measuring.fit_classes(tuple(every.values()), points.seconds, gpu, fit)
     before = int(paces[0].get(LOOKS, 1))
     names = [name for name in paces[0] if name != LOOKS]
     seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
@@ -79,9 +76,9 @@ def _import_tables(args: argparse.Namespace) -> int:
     if args.quick:
         raise ValueError("--quick has no effect with --import: nothing is measured; leave it out")
     rows = import_tables(vars(args)["import"], load_gpu(args.gpu) if args.gpu else None)
-    fitted = fit_classes(rows.cases, rows.seconds, rows.gpu, default_fit())
+    fitted = measuring.fit_classes(rows.cases, rows.seconds, rows.gpu, default_fit())
     corrections = {entry.kind: entry.correction for entry in fitted}
-    document = Document(rows.gpu.name, rows.device, rows.software, MeasuredPoints(rows.seconds), corrections)
+    document = Document(rows.gpu.name, rows.device, rows.software, measuring.MeasuredPoints(rows.seconds), corrections)
     _write(args.output, document)
     _show(args, document, fitted)
     print_warnings(f"{count:,} rows were not taken: {why}" for why, count in rows.skipped.items())
@@ -105,7 +102,7 @@ def _with_collectives(document: Document, torch: ModuleType) -> Document:
     if ranks < 2 or document.collectives:
         return document
     try:
-        return replace(document, collectives=tuple(all_reduce_points(torch, ranks)))
+        return replace(document, collectives=tuple(measuring.all_reduce_points(torch, ranks)))
     except Exception as error:  # a broken fabric must not cost the points already measured
         failed = {**document.points.failed, f"all-reduce over {ranks} GPUs": str(error)[:200]}
         return replace(document, points=replace(document.points, failed=failed))
@@ -121,7 +118,7 @@ class _Keeper:
     def __init__(self, path: str, document: Document, look: Callable[[], None]) -> None:
         self._path, self._document, self._written_s, self._look = path, document, 0.0, look
 
-    def __call__(self, progress: MeasuringProgress) -> None:
+    def __call__(self, progress: measuring.MeasuringProgress) -> None:
         took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
         line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
         if sys.stderr.isatty():
@@ -135,7 +132,7 @@ class _Keeper:
             _write(self._path, replace(self._document, points=progress.points))
 
 
-def _show(args: argparse.Namespace, document: Document, fitted: Sequence[FittedClass]) -> None:
+def _show(args: argparse.Namespace, document: Document, fitted: Sequence[measuring.FittedClass]) -> None:
     points = document.points
     about = pick(document, "gpu device software")
     about |= {"points": len(points.seconds), "failed": len(points.failed), "left": len(points.left)}
@@ -158,7 +155,7 @@ def _show(args: argparse.Namespace, document: Document, fitted: Sequence[FittedC
         rows = []
         for row in document.collectives:
             size, seconds = format_bytes(float(row["size_bytes"])), format_seconds(float(row["seconds"]))
-            rows.append((size, seconds, format_rate(bus_bytes_per_s(row))))
+            rows.append((size, seconds, format_rate(measuring.bus_bytes_per_s(row))))
         print()
         print(table(("all-reduce", "time", "bus bandwidth"), rows, terminal_width()))
     print_warnings(f"{name} failed: {why}" for name, why in list(points.failed.items())[:5])

@@ -97,8 +97,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
             content = b"".join(
                 message if peers is None else delimited(message + fields_of(peers, rank)) for message, peers in parts
             )
-            name = "-" if output == "-" else f"{prefix}.{rank}.et{suffix}"
-            yield name, write_head(record, rank, content) + content
+            yield "-" if output == "-" else f"{prefix}.{rank}.et{suffix}", write_head(record, rank, content) + content
     if communicators:  # the list that ASTRA-sim takes as --comm-group-configuration
         groups = {str(number): ranks for ranks, number in communicators.items()}
         yield f"{prefix}.comm_group.json", msgspec.json.encode(groups) + b"\n"

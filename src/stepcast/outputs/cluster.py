@@ -63,8 +63,7 @@ def _describe_fabric(wiring: Wiring, known: Cluster, tables: dict[str, dict[str,
     rate, usual = wiring.fabric_bytes_per_s, fabric.link.bandwidth_bytes_per_s
     if rate is not None and ("kind" in table or abs(rate - usual) > ROUNDING * usual):
         tables["node.fabric.link"]["bandwidth"] = _rate(rate)
-    is_hosted = wiring.fabric in (FabricKind.PCIE, FabricKind.NVLINK_PAIRS)
-    if is_hosted and wiring.sockets not in (None, fabric.sockets):
+    if wiring.fabric in (FabricKind.PCIE, FabricKind.NVLINK_PAIRS) and wiring.sockets not in (None, fabric.sockets):
         table["sockets"] = wiring.sockets
 
 

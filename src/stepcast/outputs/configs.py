@@ -260,8 +260,7 @@ def write_torchtitan(run: EmittedRun) -> str:
         "parallelism.pipeline_parallel_microbatch_size": strategy.micro_batch if layout.pp > 1 else None,
         **write_choices("torchtitan", run.choices),
     }
-    tables = nest(keys).items()
-    return "\n".join(f"[{title}]\n{toml_rows(table)}" for title, table in tables if isinstance(table, dict))
+    return "\n".join(f"[{title}]\n{toml_rows(table)}" for title, table in nest(keys).items() if isinstance(table, dict))
 
 
 def _drop_single(choices: Facts) -> Facts:

@@ -63,8 +63,7 @@ def write_markdown(facts: Facts, rows: Sequence[tuple[str, Sequence[str]]]) -> b
 
 def _plain(text: str) -> str:
     """Return text that Markdown shows as it is, in one line."""
-    words = " ".join(text.split())
-    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>#|" else letter for letter in words)
+    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>#|" else letter for letter in " ".join(text.split()))
 
 
 def write_junit(facts: Facts) -> bytes:

@@ -8,8 +8,7 @@ def _load(package: str, need: str) -> ModuleType:
     try:
         return import_module(package)
     except ImportError:
-        problem = f"{need}, which is not installed; install the extra: pip install 'stepcast[torch]'"
-        raise ValueError(problem) from None
+        raise ValueError(f"{need}, which is not installed; install the extra: pip install 'stepcast[torch]'") from None
 
 
 def load_torch(verb: str) -> ModuleType:

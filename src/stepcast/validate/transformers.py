@@ -211,8 +211,7 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[CapturedRows]]]:
 
 def _compare_captured(visit: Visit) -> CapturedRows:
     """Return the rows of one step and its peak; or why there are none."""
-    from stepcast.pytorch.capture.program import CaptureOptions
-    from stepcast.pytorch.capture.run import capture
+    from stepcast.pytorch.capture.program import CaptureOptions, capture
 
     (file, record), peaks, zeros = visit, list[scoreboard.Pair](), 0.0
     try:

@@ -1,28 +1,40 @@
-"""Build a Captured from a traced step: layers in the order of the forward, with repeats folded by what they run."""
+"""Build a Captured from a traced step: layers in the order of the forward, with repeats folded by what they run.
 
+The CPU's time for each operator is counted in launches of a kernel. Microseconds of single calls are measured where
+many other calls run in between, and where a loop repeats the call (tools/measure_calls.py, data/fits/calls.toml).
+"""
+
+import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit
+from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
-from stepcast.pytorch.capture.calls import count_calls
 from stepcast.pytorch.capture.compiled import Fusion
+from stepcast.pytorch.capture.emulation import RecurrentSizes
 from stepcast.pytorch.capture.host import CALLS
-from stepcast.pytorch.capture.kernels import Works, works_of
-from stepcast.pytorch.capture.reserved import reserve_bytes
+from stepcast.pytorch.capture.kernels import MEASURED, Works, works_of
 from stepcast.pytorch.capture.splits import Splits, find_splits
-from stepcast.pytorch.capture.tracer import LISTED, Moment, StepTrace
+from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, RECURRENT, Event, Moment, StepTrace
+from stepcast.units import MIB
 
 # Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
 LISTED_PASSES = 8
-DISPATCH = load_fit("captured")["dispatch"]
+DISPATCH, TIMES = load_fit("captured")["dispatch"], load_fit("calls")
+STEP, LAUNCH_US = TIMES["step"], 1e6 * DISPATCH["light_s"]
+REPLAYED_STEPS = 5
+# cuBLAS on Hopper keeps a buffer for each thread that multiplies: that of the program and that of its backward
+# (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp).
+PRODUCT_BUFFER = 32 * MIB
 
 
 class HostedEvent(NamedTuple):
@@ -47,8 +59,7 @@ def build_captured(
     segments = _Segments(trace, works, splits, compiled)
     layers, parts = segments.layers(), segments.parts()
     remaining = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
-    update_ops = _update_ops(trace, segments.host_waits, segments.calls)
-    optimizer = Layer(str(Role.OPTIMIZER), update_ops, role=Role.OPTIMIZER)
+    optimizer = Layer(str(Role.OPTIMIZER), _update_ops(trace, segments.host_waits, segments.calls), role=Role.OPTIMIZER)
     body = fold_layers([layers[place] for place in remaining])
     stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
     workload = Workload((stage,), name=name, source="captured", warnings=warnings)
@@ -307,8 +318,7 @@ def _update_ops(trace: StepTrace, host_waits: Container[int], calls: Sequence[fl
     updates = list[Op]()
     for number, length, work in timed:
         is_listed = work.kind is ElementwiseKind.LISTED_OPTIMIZER
-        tensor_s = DISPATCH["listed_update_s" if is_listed else "update_s"]
-        issued = calls[number] * DISPATCH["light_s"] / tensor_s
+        issued = calls[number] * DISPATCH["light_s"] / DISPATCH["listed_update_s" if is_listed else "update_s"]
         if is_listed:
             share = length / total
             work = replace(work, columns=max(1, round(columns * share)), read_bytes=read * share,
@@ -330,8 +340,7 @@ def fold_layers(layers: Sequence[Layer]) -> list[Block]:
     blocks, place = list[Block](), 0
     while place < len(keys):
         ends = (end for end in places[keys[place]] if place < end and 2 * end - place <= len(keys))
-        lengths = (end - place for end in ends if keys[place:end] == keys[end : 2 * end - place])
-        length, times = next(lengths, 1), 1
+        length, times = next((end - place for end in ends if keys[place:end] == keys[end : 2 * end - place]), 1), 1
         while keys[place + times * length : place + (times + 1) * length] == keys[place : place + length]:
             times += 1
         blocks.append(Block(tuple(layers[place : place + length]), times))
@@ -370,3 +379,156 @@ def _peak_memory(trace: StepTrace) -> CapturedMemory:
     gradients = sum(trace.storages[number].size_bytes for number in set(trace.gradients.values()))
     memory = CapturedMemory(**roles, all_gradients=gradients, update=max(updates, default=0))
     return replace(memory, unused=max(0, reserve_bytes(trace) - memory.peak))
+
+
+class RecentCalls:
+    """Kinds of calls in the order in which the CPU ran them last, by which the code of a call is in its caches or not.
+
+    The more other kinds ran since the last call of a kind, the more of its code has to be loaded again.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: list[tuple[str, str]] = []
+
+    def time_us(self, phase: str, name: str, launches: bool = True) -> float:
+        """Return the microseconds of a call, which may be of an operator that was not measured itself."""
+        kind, others = (phase, name), len(self._kinds)
+        if kind in self._kinds:
+            others -= 1 + self._kinds.index(kind)
+            self._kinds.remove(kind)
+        self._kinds.append(kind)
+        us, repeated_us = TIMES[phase].get(name) or TIMES[phase]["kernel" if launches else "view"]
+        return float(us - (us - repeated_us) * math.exp(-others / STEP["cached_kinds"]))
+
+
+def count_calls(trace: StepTrace, works: dict[int, Works]) -> list[float]:
+    """Return the CPU's launches for each event with what runs before it: modules, autograd's engine, optimizers."""
+    gradients = [event for event in trace.events if event.is_backward]
+    nodes = sum(event.nodes for event in trace.events if not event.recomputed)
+    engine_us = nodes * STEP["node"] + len(trace.gradients) * STEP["accumulated"]
+    node_us = engine_us / max(1, len(gradients))  # some nodes pass gradients on and run no operator
+    recent, counted = RecentCalls(), list[float]()
+    for _ in range(2):  # the second time as in any later step
+        counted = []
+        for number, event in enumerate(trace.events):
+            us = sum(recent.time_us("forward", kind) for kind in event.called)
+            us += STEP["backward"] if event.begins_backward else 0.0
+            us += STEP["update"] + STEP["updated"] * event.updated if event.updated is not None else 0.0
+            counted.append((us + _time_event(event, works[number], recent, node_us)) / LAUNCH_US)
+    return counted
+
+
+def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float) -> float:
+    if event.name.startswith(LISTED):
+        length = max((size for size in event.options if isinstance(size, int)), default=1)
+        return float(STEP["list"] + length * STEP["fused" if event.name.startswith("_fused") else "listed"])
+    if event.name in RECURRENT:
+        sizes = RecurrentSizes(*(option for option in event.options if isinstance(option, int)))
+        launched = sum(work.steps for work in works if isinstance(work, RecurrentCells) and not work.is_persistent)
+        call_us, layer_us, step_us = STEP[event.name]
+        layers = sizes.layers * sizes.directions
+        return float(call_us + layer_us * layers + step_us * launched + node_us * event.is_backward)
+    phase = "backward" if event.is_backward else "forward"
+    name = f"{event.name} sorted" if len(works) > MEASURED["sort_kernels"] else event.name
+    us = recent.time_us(phase, name if name in TIMES[phase] else event.name, bool(works))
+    if event.is_backward:
+        us += node_us
+    elif not event.nodes:
+        us *= STEP["without_node"]
+    if event.name in PRODUCTS:  # copies of operands, each an operator of its own
+        us += LAUNCH_US * max(0, len(works) - 1)
+    elif event.name not in TIMES[phase]:
+        us += STEP["further"] * max(0, len(works) - 1)
+    return us
+
+
+def reserve_bytes(trace: StepTrace) -> int:
+    """Return the bytes that the allocator reserves for *trace*, without the buffers of cuBLAS.
+
+    Optimizer states are allocated at the end of the first step, in blocks that its activations left; the activations
+    of the second step then need blocks elsewhere. A GPT on an H200 still reserved more in its fourth step, none after.
+    """
+    replay = _Replay(trace)
+    for number in range(REPLAYED_STEPS):
+        replay.run_step(is_first=number == 0)
+    return replay.memory.peak_reserved - replay.buffers
+
+
+class _Replay:
+    """The storages of a step by when they are made and freed, and the blocks that hold them."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        self.memory, self.buffers = CachingAllocator(), 0
+        self._storages = trace.storages
+        moments = [event.moment for event in trace.events]
+        self._ticks = len(moments) + 2
+        backwards = [tick for tick, moment in enumerate(moments) if moment is Moment.BACKWARD]
+        # A program lets go of the results of its last step when it has those of the next.
+        self._released = {tick for tick in backwards if moments[tick - 1] is not Moment.BACKWARD} | {self._ticks - 1}
+        updates = (tick for tick in range(max(backwards, default=0), len(moments)) if moments[tick] == Moment.OPTIMIZER)
+        self._update = next(updates, self._ticks - 1)
+        # The first product of each thread.
+        products = [tick for tick, event in enumerate(trace.events) if event.name in PRODUCTS]
+        threads = {moments[tick] is Moment.BACKWARD: tick for tick in reversed(products)}
+        self._products = set(threads.values())
+        self._made, self._freed = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        # Sizes of what the last step left and this one frees: gradients, and graphs that a later backward uses.
+        self._stale = defaultdict[int, list[int]](list)
+        self._states = list[int]()
+        self._blocks = dict[int, int]()
+        self._left, self._old = defaultdict[int, list[int]](list), list[int]()
+        written = {tensor.storage for event in trace.events for tensor in event.writes}
+        for number, storage in enumerate(trace.storages):
+            if not storage.size_bytes:
+                continue
+            role, freed, is_carried = storage.role, storage.freed, storage.is_carried
+            is_input = freed is None and (is_carried or number not in written)
+            if role in ("parameters", "buffers") or (role == "activations" and is_input):
+                self._make(number)
+            elif role == "optimizer":
+                self._states.append(number)
+            elif freed is not None and (is_carried or (role == "gradients" and not storage.made)):
+                self._stale[freed].append(storage.size_bytes)
+            elif freed != 0:
+                self._made[min(storage.made, self._ticks - 1)].append(number)
+                if freed is not None:
+                    self._freed[min(freed, self._ticks - 1)].append(number)
+
+    def _make(self, number: int) -> None:
+        if number in self._blocks:
+            self._old.append(self._blocks[number])
+        self._blocks[number] = self.memory.allocate(self._storages[number].size_bytes)
+
+    def _free(self, numbers: Iterable[int]) -> None:
+        for number in filter(self._blocks.__contains__, numbers):
+            self.memory.free(self._blocks.pop(number))
+
+    def run_step(self, is_first: bool) -> None:
+        """Allocate and free the storages of one step; the first also makes what stays."""
+        for tick in range(self._ticks):
+            self._free(number for number in self._freed[tick] if self._storages[number].made < tick)
+            for size in self._stale[tick]:
+                if self._left[size]:
+                    self.memory.free(self._left[size].pop(0))
+            if tick in self._released:
+                for block in self._old:
+                    self.memory.free(block)
+                self._old.clear()
+            if is_first and tick == self._update:
+                for number in self._states:
+                    self._make(number)
+            for number in self._made[tick]:
+                if not (self._storages[number].role == "gradients" and not tick and number in self._blocks):
+                    self._make(number)
+                    if self._storages[number].freed == tick:  # by the operator itself, before it makes the next
+                        self._free((number,))
+            if is_first and tick in self._products:
+                self.memory.allocate(PRODUCT_BUFFER)
+                self.buffers += PRODUCT_BUFFER
+            self._free(number for number in self._freed[tick] if self._storages[number].made >= tick)
+        expected = Counter(size for sizes in self._stale.values() for size in sizes)
+        for number, storage in enumerate(self._storages):
+            is_left = storage.role in ("gradients", "activations") and storage.freed is None and storage.made
+            left = self._left[storage.size_bytes]
+            if is_left and number in self._blocks and len(left) < expected[storage.size_bytes]:
+                left.append(self._blocks.pop(number))

@@ -174,8 +174,7 @@ class Fusion:
         for node in self._flow.nodes.values():
             if not node.fusible:
                 recomputed = self._recompute_inputs(node) if node.backward else ()
-                padded = (part for work in node.works for part in pad_product(work))
-                self.works[node.number] = (*recomputed, *padded)
+                self.works[node.number] = (*recomputed, *(part for work in node.works for part in pad_product(work)))
         self._settle_memory()
 
     def _join_nodes(self) -> list[FusedKernel]:
@@ -322,8 +321,7 @@ def pad_product(work: Compute | HostCopy) -> Works:
     multiple = round(MEASURED["padded_bytes"] / size_bytes)
     m, n, k = work.m, work.n, work.k
     wider = replace(work, m=round_up(m, multiple), n=round_up(n, multiple), k=round_up(k, multiple))
-    moved = size_bytes * (m * k + k * n + m * n)
-    if wider == work or 2.0 * m * n * k / moved < MEASURED["padded_flops_per_byte"]:
+    if wider == work or 2.0 * m * n * k / (size_bytes * (m * k + k * n + m * n)) < MEASURED["padded_flops_per_byte"]:
         return (work,)
     works: list[Compute] = []
     for rows, columns in ((m, k), (k, n)):

@@ -37,14 +37,10 @@ def _find_functions(names: str) -> frozenset[object]:
 RUN_IN_BF16, RUN_IN_FP32 = map(_find_functions, load_fit("captured", ("[autocast]",))["autocast"].values())
 if "AutocastCUDA: registered" not in torch._C._dispatch_dump_table("aten::rms_norm"):  # PyTorch 2.11
     RUN_IN_FP32 -= {F.rms_norm, torch.rms_norm}
-
-
 SOFTMAXES = {
     **dict.fromkeys((torch.softmax, T.softmax, F.softmax), "_softmax"),
     **dict.fromkeys((F.log_softmax, torch.log_softmax, T.log_softmax, F.cross_entropy), "_log_softmax"),
 }
-
-
 # Gates of a cell, and the elements that cuDNN saves for each element of its result: measured as the memory that a
 # forward leaves behind on an H200 with cuDNN 9.19, for one to four layers, both directions, fp32 and bf16.
 CELLS = {"lstm": (4, 6), "gru": (3, 7), "rnn_tanh": (1, 2), "rnn_relu": (1, 2)}
@@ -502,8 +498,7 @@ def expand_masks(args: Any) -> tuple[Any, ...]:
 
 
 def may_be_known(tensor: Tensor) -> bool:
-    may_be_choice = tensor.dtype in (torch.int64, torch.bool)
-    return bool(tensor.numel() <= (KNOWN_CHOICES if may_be_choice else KNOWN_ELEMENTS))
+    return bool(tensor.numel() <= (KNOWN_CHOICES if tensor.dtype in (torch.int64, torch.bool) else KNOWN_ELEMENTS))
 
 
 def choose_evenly(indices: Tensor, count: int) -> None:

@@ -58,8 +58,7 @@ def works_of(event: Event) -> Works:
     if is_view and all(tensor.storage in storages for tensor in event.writes):
         return ()
     reads, writes = (tuple(tensor._replace(storage=0) for tensor in side) for side in (event.reads, event.writes))
-    is_forward = event.moment is Moment.FORWARD or event.recomputed
-    moment = Moment.FORWARD if is_forward else Moment.BACKWARD
+    moment = Moment.FORWARD if event.moment is Moment.FORWARD or event.recomputed else Moment.BACKWARD
     return _works_of_call(Event(event.name, reads, writes, event.options, moment, module=0, recomputed=False))
 
 
@@ -389,8 +388,7 @@ def _describe_batch_norm(call: Event) -> Works:
     if not last and not is_gradient and dtype is DType.BF16:
         few = max(0.0, 1.0 - channels * data.shape[0] / MEASURED["norm_blocks"])
         columns = round(columns * (1.0 + few * MEASURED["norm_samples"] / data.shape[0]))
-    read = (4 if is_gradient else 2) * size
-    return (Elementwise(kind, rows, columns, read, size, is_gradient, dtype),)
+    return (Elementwise(kind, rows, columns, (4 if is_gradient else 2) * size, size, is_gradient, dtype),)
 
 
 def _describe_image_norm(call: Event) -> Works:
@@ -488,8 +486,7 @@ def _kind_of_stream(name: str, reads: Sequence[TracedTensor], out: TracedTensor)
     if name in ("_to_copy", "copy", "clone"):
         kind = K.CAST if reads and reads[-1].dtype != out.dtype else K.COPY
     if kind in POINTWISE:
-        sources = reads[1:] if name == "copy" else reads
-        return kind_by_layout(kind, (*sources, out), mixed=kind is not K.CAST)
+        return kind_by_layout(kind, (*(reads[1:] if name == "copy" else reads), out), mixed=kind is not K.CAST)
     return kind
 
 

@@ -433,5 +433,4 @@ def read_command(words: Sequence[str]) -> tuple[list[str], int]:
         value = rest.pop(0) if takes_value else value
         if name in counts:
             counts[name] = int(value) if value.isdigit() else GPUS_PER_NODE
-    processes = counts["nnodes"] * max(counts["nproc_per_node"], counts["num_gpus"])
-    return rest, max(processes, counts["num_processes"])
+    return rest, max(counts["nnodes"] * max(counts["nproc_per_node"], counts["num_gpus"]), counts["num_processes"])

@@ -331,8 +331,7 @@ class ScriptRun:
     ) -> None:  # fmt: skip
         """Run ``tensor.backward()`` and ``torch.autograd.backward`` outside of their own dispatch."""
         results = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        is_one = grad_tensors is None or isinstance(grad_tensors, Tensor)
-        gradients = [grad_tensors] if is_one else list(grad_tensors)
+        gradients = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, Tensor) else list(grad_tensors)
         pairs = zip(results, gradients + [None] * len(results), strict=False)
         seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
         self.gpu.casts.clear()

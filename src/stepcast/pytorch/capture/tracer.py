@@ -203,15 +203,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if node is None or len(self._stack) > 1:
             if self.moment is not Moment.OPTIMIZER:
                 # The latest autograd node belongs to the first operator that runs after it was made.
-                number = torch.autograd._get_sequence_nr() - 1
-                self._event_of_node.setdefault(number, len(self.trace.events))
+                self._event_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.trace.events))
             return self._stack[-1], node is not None, -1
         variable = getattr(node, "variable", None)
         if variable is not None:
             return self._owners.get(id(variable), 0), False, -1
         self._last_source = self._event_of_node.get(node._sequence_nr(), self._last_source)
-        module = self.trace.events[self._last_source].module if self.trace.events else 0
-        return module, False, self._last_source
+        return self.trace.events[self._last_source].module if self.trace.events else 0, False, self._last_source
 
     def add_tensor(self, tensor: Tensor, role: str) -> None:
         """Note a tensor that exists before the step."""
@@ -254,8 +252,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if number is None:
             size = round_up(storage.nbytes(), BLOCK_BYTES) if _is_meta(tensor) else 0
             number = self._storage_numbers[key] = len(self.trace.storages)
-            made = 0 if is_read else len(self.trace.events)
-            self.trace.storages.append(Storage(size, made, is_carried=is_read))
+            self.trace.storages.append(Storage(size, 0 if is_read else len(self.trace.events), is_carried=is_read))
             self._watches[key] = weakref.ref(storage, partial(self._free, key, number))
         return number
 
@@ -406,8 +403,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if name.startswith(LISTED):
             options = tuple(len(value) for value in args if isinstance(value, list | tuple))
         elif name.startswith("attention"):
-            masked = args[3 if name == "attention" else 4] is not None
-            options = (masked, *args[-2:])
+            options = (args[3 if name == "attention" else 4] is not None, *args[-2:])
         elif name.startswith("convolution"):
             options = (_transform_bytes(args), *(value for value in args if isinstance(value, int)))
         elif name in RECURRENT:

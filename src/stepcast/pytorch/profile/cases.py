@@ -2,19 +2,29 @@
 
 Matmuls are (tokens, outputs, inputs) of common layer widths, so that every class has points from small ones, where
 launches and waves decide, to large ones, where the peak does.
+
+Of the operators that others measured, rows of public tables, products are taken: those in fp8 after the estimated time
+of quantising their input. Tables of attention include rotary embedding and the write into a cache, which training has
+apart or not at all, and are not taken.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, product
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, product, zip_longest
+
+import numpy as np
 
 from stepcast.cost.compute import compute_price, work_class
 from stepcast.cost.fits import ComputeFit
 from stepcast.cost.power import ALONE
-from stepcast.hardware.catalog import load_data
+from stepcast.cost.serving import LINEAR_FORMATS, fit_for, quantize_s
+from stepcast.hardware.catalog import load_data, load_gpu
 from stepcast.hardware.cluster import Gpu
+from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.ir.types import DType, dataclass
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.units import MS
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
 K = ElementwiseKind
@@ -22,6 +32,12 @@ K = ElementwiseKind
 SIZES = load_data("profile")
 LONGEST_S = 0.05  # longer operators are not measured
 MEMORY_SHARE = 0.4  # of the GPU's memory that one case may take
+SYSTEMS, RECIPES = SIZES["systems"], SIZES["recipes"]  # by the words of the public tables
+PRODUCTS = ("gemm", "gemm_small")
+IMPORTED = ("bf16", "fp8")  # recipes of products that training has too
+LEAST_S = 50e-6  # shorter ones show how they were launched: from a CUDA graph, where ``profile`` launches each
+LEAST_SHARE = 0.5  # of the measured time must be left when the quantisation is subtracted
+MOST_POINTS = 300  # of a class, evenly over their times
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +92,10 @@ def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
     for dtype in formats:
         # The widest sweep for the format that training uses; half as many sizes for the others.
         sizes = [(m, n, k) for m in chosen["tokens"] for n, k in chosen["weights"]][:: 1 if dtype is DType.BF16 else 2]
-        for m, n, k in _alternate_sizes(sizes):
+        # Small and large sizes in turns, so that the first few points already span the range.
+        sizes.sort(key=math.prod)
+        half = (len(sizes) + 1) // 2
+        for m, n, k in filter(None, chain.from_iterable(zip_longest(sizes[:half], sizes[half:]))):
             yield Matmul(m, n, k, 1, dtype)
     half = DType.BF16 if DType.BF16 in formats else DType.FP16
     if half in formats:
@@ -102,14 +121,6 @@ def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
         yield Elementwise(K.OPTIMIZER, 1, rows * columns, 4 * size, 3 * size, False, dtype)
 
 
-def _alternate_sizes(sizes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return small and large sizes in turns, so that the first few points already span the range."""
-    ordered = sorted(sizes, key=lambda size: size[0] * size[1] * size[2])
-    half = (len(ordered) + 1) // 2
-    low, high = ordered[:half], ordered[half:]
-    return [size for pair in zip(low, high, strict=False) for size in pair] + low[len(high) :]
-
-
 def _fits(work: Operator, gpu: Gpu, fit: ComputeFit) -> bool:
     """Return True if *work* takes neither too long nor too much memory on *gpu*."""
     small = held_bytes(work) <= MEMORY_SHARE * gpu.memory_bytes
@@ -122,3 +133,70 @@ def held_bytes(work: Operator) -> float:
         return work.moved_bytes
     query = work.batch * work.query_len * work.heads * work.head_dim
     return (4 if not work.backward else 8) * 2 * query * work.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedPoints:
+    """The cases of one GPU with their seconds, and the rows that were not taken by reason."""
+
+    gpu: Gpu
+    device: str
+    software: str
+    cases: tuple[Case, ...]
+    seconds: dict[str, float]
+    skipped: Counter[str]
+
+
+def gpu_of(rows: OperatorTable) -> Gpu:
+    """Return the GPU of rows by the system or the device that they name."""
+    system = rows.word("system")
+    return load_gpu(SYSTEMS.get(system, system) or rows.word("device"))
+
+
+def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
+    """Return the products of tables in files and folders, those of *gpu* or of the one GPU that they name."""
+    skipped: Counter[str] = Counter()
+    points: dict[Case, float] = {}
+    seen: dict[str, OperatorTable] = {}
+    for table in (read_operator_table(path) for place in places for path in find_operator_tables(place)):
+        if table.name not in PRODUCTS:
+            skipped[f"{table.name}: not an operator of training steps by itself"] += len(table)
+            continue
+        for rows in table.split(("system", "device", "dtype", "gemm_dtype")):
+            own = gpu_of(rows)
+            if gpu is not None and own.name != gpu.name:
+                skipped[f"{table.name}: measured on {own.name}, not {gpu.name}"] += len(rows)
+                continue
+            seen[own.name] = rows
+            try:
+                points |= _products(rows, own)
+            except ValueError as error:
+                skipped[f"{table.name}: {error}"] += len(rows)
+    if len(seen) != 1:
+        names = ", ".join(sorted(seen)) or "none"
+        raise ValueError(f"the tables hold products of {names}; name one GPU with --gpu")
+    cases: dict[Case, float] = {}
+    for kind in dict.fromkeys(case.kind for case in points):
+        own_cases = sorted((case for case in points if case.kind == kind), key=lambda case: points[case])
+        picked = np.unique(np.linspace(0, len(own_cases) - 1, min(len(own_cases), MOST_POINTS)).astype(int))
+        cases |= {own_cases[index]: points[own_cases[index]] for index in picked.tolist()}
+    [(name, rows)] = seen.items()
+    software = f"{rows.word('framework')} {rows.word('version')}, imported tables"
+    seconds = {case.name: value for case, value in cases.items()}
+    return ImportedPoints(load_gpu(name), rows.word("device"), software, tuple(cases), seconds, skipped)
+
+
+def _products(rows: OperatorTable, gpu: Gpu) -> Iterator[tuple[Case, float]]:
+    """Yield each product with its seconds alone."""
+    recipe = RECIPES.get(rows.word("dtype", "gemm_dtype"), "")
+    if recipe not in IMPORTED:
+        raise ValueError(f"products in {rows.word('dtype', 'gemm_dtype')!r} are not imported")
+    m, n, k = (rows.counts(side) for side in "mnk")
+    measured_s = rows.numbers("latency_ms") * MS
+    alone_s = measured_s.copy()
+    for kind in LINEAR_FORMATS[recipe].quantise if fit_for(gpu).quantize else ():
+        alone_s = alone_s - quantize_s(m, k, gpu, kind)
+    sizes = np.stack([m, n, k], axis=1).astype(np.int64).tolist()
+    for index in np.flatnonzero(alone_s > np.maximum(LEAST_S, LEAST_SHARE * measured_s)).tolist():
+        rows_m, columns_n, depth_k = sizes[index]
+        yield Case(Matmul(rows_m, columns_n, depth_k, dtype=LINEAR_FORMATS[recipe].product)), float(alone_s[index])

@@ -191,8 +191,7 @@ class Recorder:
         try:
             import torch._C._distributed_c10d as native
 
-            dump = getattr(native, "_dump_fr_trace_json", None) or native._dump_nccl_trace_json
-            text = dump()
+            text = (getattr(native, "_dump_fr_trace_json", None) or native._dump_nccl_trace_json)()
         except Exception:  # a job must not end because it is watched
             return
         write_file(self._path(FLIGHT), text if isinstance(text, bytes) else text.encode())

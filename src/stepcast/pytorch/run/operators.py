@@ -121,8 +121,7 @@ class Operators:
         for operand in inputs:
             operand.requires_grad_()
         result = forward()
-        gradient = self._torch.randn_like(result)
-        return partial(self._torch.autograd.grad, result, inputs, gradient, retain_graph=True)
+        return partial(self._torch.autograd.grad, result, inputs, self._torch.randn_like(result), retain_graph=True)
 
     def _attend(self, *inputs: Any, **options: Any) -> Any:
         """Run the kernel of cuDNN where there is one, as Transformer Engine does on current GPUs."""
@@ -142,8 +141,7 @@ class Operators:
 
     def _unary(self, work: Elementwise) -> Call | None:
         # Log-softmax over rows that no block holds reads them for a maximum, a sum and the result.
-        reads = 2 if work.backward else 3 if work.kind is K.CROSS_ENTROPY else 1
-        if not _moves(work, reads, 1):
+        if not _moves(work, 2 if work.backward else 3 if work.kind is K.CROSS_ENTROPY else 1, 1):
             return None
         torch, aten = self._torch, self._torch.ops.aten
         data, name = self._rows(work), UNARY[work.kind]

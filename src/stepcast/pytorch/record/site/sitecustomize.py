@@ -42,8 +42,7 @@ class OptimizerFinder(MetaPathFinder):
 def run_replaced_sitecustomize() -> None:
     """Run the sitecustomize that this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
-    paths = [path for path in sys.path if os.path.abspath(path or ".") != here]
-    spec = PathFinder.find_spec("sitecustomize", paths)
+    spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if os.path.abspath(path or ".") != here])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
