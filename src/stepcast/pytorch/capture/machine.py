@@ -410,6 +410,20 @@ def read_shapes(text: str) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     return tensors
 
 
+def sizes_of(inputs: Any) -> tuple[int, int]:
+    """Return the sequences of *inputs* and the tokens of each.
+
+    Sequences are the first dimension; tokens the second, of integers by sequence and position and of vectors by
+    both. Other samples count as one token each.
+    """
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    first = next((tensor for tensor in tensors if tensor.dim()), None)
+    if first is None:
+        return 1, 1
+    by_token = first.dim() == (3 if first.is_floating_point() else 2)
+    return max(1, first.shape[0]), max(1, first.shape[1]) if by_token else 1
+
+
 def read_command(words: Sequence[str]) -> tuple[list[str], int]:
     """Return the Python words of a command, a file or ``-m module`` with its arguments, and its number of processes.
 

@@ -24,7 +24,7 @@ from stepcast.ir.types import dataclass
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import GPU, META, EmulatedGpu, move_to_meta, with_known_values
 from stepcast.pytorch.capture.host import HOST_CALLS, apply_function, count_calls, enter_checkpoint
-from stepcast.pytorch.capture.machine import PretendMachine, read_shapes
+from stepcast.pytorch.capture.machine import PretendMachine, read_shapes, sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, parameters_of
 from stepcast.pytorch.load import load_transformers
 
@@ -265,20 +265,6 @@ def _import_function(what: str) -> Callable[..., Any]:
         raise CaptureError(f"{what}: {_shorten_message(error)}; expected module:function on the path") from None
     finally:
         sys.path.pop(0)
-
-
-def sizes_of(inputs: Any) -> tuple[int, int]:
-    """Return the sequences of *inputs* and the tokens of each.
-
-    Sequences are the first dimension; tokens the second, of integers by sequence and position and of vectors by
-    both. Other samples count as one token each.
-    """
-    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    first = next((tensor for tensor in tensors if tensor.dim()), None)
-    if first is None:
-        return 1, 1
-    by_token = first.dim() == (3 if first.is_floating_point() else 2)
-    return max(1, first.shape[0]), max(1, first.shape[1]) if by_token else 1
 
 
 def _default_loss(what: str, outputs: Any) -> Tensor:

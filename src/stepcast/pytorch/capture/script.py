@@ -28,8 +28,7 @@ from stepcast.pytorch.capture import tracer as tracing
 from stepcast.pytorch.capture.build import build_captured
 from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
 from stepcast.pytorch.capture.host import CALLS, HOST, PINNED, fetch, is_on_host, spend
-from stepcast.pytorch.capture.machine import PretendMachine, read_command
-from stepcast.pytorch.capture.program import sizes_of
+from stepcast.pytorch.capture.machine import PretendMachine, read_command, sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, list_tensors, parameters_of
 
 T = Tensor
