@@ -94,8 +94,8 @@ def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
         sizes = [(m, n, k) for m in chosen["tokens"] for n, k in chosen["weights"]][:: 1 if dtype is DType.BF16 else 2]
         # Small and large sizes in turns, so that the first few points already span the range.
         sizes.sort(key=math.prod)
-        half = (len(sizes) + 1) // 2
-        for m, n, k in filter(None, chain.from_iterable(zip_longest(sizes[:half], sizes[half:]))):
+        middle = (len(sizes) + 1) // 2
+        for m, n, k in filter(None, chain.from_iterable(zip_longest(sizes[:middle], sizes[middle:]))):
             yield Matmul(m, n, k, 1, dtype)
     half = DType.BF16 if DType.BF16 in formats else DType.FP16
     if half in formats:
