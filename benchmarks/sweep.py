@@ -20,9 +20,8 @@ from stepcast.questions.choices import build_question
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import settle
 from stepcast.sweep.engines import AnsweredChunk, Answers, PointChunk
-from stepcast.sweep.run import sweep
 from stepcast.sweep.spec import Words, read_spec
-from stepcast.sweep.store import Store, rows_of, status_facts
+from stepcast.sweep.store import Store, rows_of, status_facts, sweep
 
 SPEC = """
 where = "tp * pp * cp <= gpus"

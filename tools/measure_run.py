@@ -60,7 +60,7 @@ def kernels(name: str, file: str) -> None:
 
     import torch
 
-    from stepcast.analyze.recorded import kind_of
+    from stepcast.analyze.logs import kind_of
     from stepcast.cli.capture import _plan_run, _predict_workload
     from stepcast.cli.main import build_parser
     from stepcast.pytorch.run.execute import Executor, OpClock

@@ -58,7 +58,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (ANSWERS, "tests/ir", "tests/questions", "tests/cli/test_mistakes.py", "tests/cli/test_applicable.py"),
     ),
     "goodput": (
-        tuple(f"goodput/{name}.py" for name in ("operation", "plan", "process")),
+        tuple(f"goodput/{name}.py" for name in ("plan", "process")),
         (ANSWERS, "tests/goodput", "tests/cli/test_plan.py"),
     ),
     "readers": (

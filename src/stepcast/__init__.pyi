@@ -1,7 +1,7 @@
 """The public names of the package, for type checkers and for the package itself, which loads them at first use."""
 
 from stepcast.analyze.compare import Comparison as Comparison
-from stepcast.analyze.gate import GateResult as GateResult
+from stepcast.analyze.compare import GateResult as GateResult
 from stepcast.analyze.kineto.whatif import KinetoReplay as KinetoReplay
 from stepcast.analyze.replay import ReplayResult as ReplayResult
 from stepcast.analyze.result import AnalysisResult as AnalysisResult
@@ -15,10 +15,10 @@ from stepcast.forecast.prediction import Prediction as Prediction
 from stepcast.forecast.simulate import simulate as simulate
 from stepcast.frameworks.catalog import load_framework as load_framework
 from stepcast.generation.forecast import GenerationForecast as GenerationForecast
-from stepcast.goodput.operation import Operation as Operation
-from stepcast.goodput.operation import load_failures as load_failures
+from stepcast.goodput.plan import Operation as Operation
 from stepcast.goodput.plan import Plan as Plan
 from stepcast.goodput.plan import TrainingPhase as TrainingPhase
+from stepcast.goodput.plan import load_failures as load_failures
 from stepcast.hardware import Cluster as Cluster
 from stepcast.hardware import Place as Place
 from stepcast.hardware import load_cluster as load_cluster

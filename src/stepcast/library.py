@@ -33,15 +33,13 @@ from stepcast.units import DEFAULT_CURRENCY
 
 if TYPE_CHECKING:
     from stepcast import keywords
-    from stepcast.analyze.compare import Comparison
-    from stepcast.analyze.gate import GateResult
+    from stepcast.analyze.compare import Comparison, GateResult
     from stepcast.analyze.kineto.whatif import KinetoReplay
     from stepcast.analyze.replay import ReplayResult
     from stepcast.analyze.result import AnalysisResult
     from stepcast.analyze.watch import WatchAlert, WatchedStep
     from stepcast.generation.forecast import GenerationForecast
-    from stepcast.goodput.operation import Operation
-    from stepcast.goodput.plan import Plan, TrainingPhase
+    from stepcast.goodput.plan import Operation, Plan, TrainingPhase
     from stepcast.questions.alternatives import Alternatives
     from stepcast.rl.step import RlStep
     from stepcast.searching.result import SearchResult, SearchWatch

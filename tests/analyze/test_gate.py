@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stepcast
-from stepcast.analyze.gate import IMPROVED, PASSED, REGRESSION, SUSPECTED, GateResult, GateRun, advance, judge
+from stepcast.analyze.compare import IMPROVED, PASSED, REGRESSION, SUSPECTED, GateResult, GateRun, advance, judge
 from stepcast.cli.main import main
 from stepcast.ir.arrays import FloatArray
 

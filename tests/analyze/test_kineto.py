@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.analyze.kineto.analysis import KinetoAnalysis, analyze_kineto
+from stepcast.analyze.kineto.analysis import KinetoAnalysis, MatchedCollectives, analyze_kineto
 from stepcast.analyze.kineto.kernels import kernel_class
-from stepcast.analyze.kineto.matching import MatchedCollectives
 from stepcast.cli.main import main
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder

@@ -216,7 +216,7 @@ def _operated() -> Iterator[Target]:
     """Files of the daily loop: watched logs, gates, stores of sweeps, profiles of failures, lengths and loads."""
     from stepcast.cli.compare import GateOptions, gate_files, read_printed
     from stepcast.generation.lengths import parse_lengths
-    from stepcast.goodput.operation import load_failures
+    from stepcast.goodput.plan import load_failures
     from stepcast.inputs.operator_tables import read_operator_table
     from stepcast.inputs.token_counts import read_expert_load
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepcast.goodput.operation import NO_FAILURES, Operation, Pause, Saving, load_failures
-from stepcast.goodput.plan import TrainingPhase, plan
+from stepcast.goodput.plan import NO_FAILURES, Operation, Pause, Saving, TrainingPhase, load_failures, plan
 from stepcast.units import HOUR, TB
 
 BUSY_W, IDLE_W = 10_000.0, 2_000.0

@@ -9,18 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepcast
-from stepcast.goodput.operation import (
+from stepcast.goodput.plan import (
     NO_FAILURES,
     Failures,
     Operation,
     Pause,
     Saving,
     Stragglers,
+    TrainingPhase,
     idle_node_watts,
     load_failures,
     node_watts,
+    plan,
+    plan_alternatives,
 )
-from stepcast.goodput.plan import TrainingPhase, plan, plan_alternatives
 from stepcast.hardware.catalog import data_names
 from stepcast.units import DAY, HOUR, TB
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.goodput.operation import Stragglers
+from stepcast.goodput.plan import Stragglers
 from stepcast.goodput.process import (
     RunProcess,
     Shortage,

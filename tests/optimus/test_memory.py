@@ -8,7 +8,7 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.layout import Layout
 from stepcast.models.catalog import load_model
 from stepcast.optimus.memory import optimus_memory
-from stepcast.optimus.plan import OptimusPlan, plan
+from stepcast.optimus.step import OptimusPlan, plan
 from stepcast.units import MIB
 
 MODEL, GPU = load_model("llama-3.2-1b"), load_gpu("a40")

@@ -12,13 +12,16 @@ from stepcast.ir.measured import RunLog
 from stepcast.models.catalog import load_model
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import FITTED, Observation, fit, observed, shuffled_length
-from stepcast.optimus.plan import OptimusPlan, module_weights, plan, plan_of_log
 from stepcast.optimus.step import (
     PARTS,
     Constants,
     Machine,
+    OptimusPlan,
     efficiency_of,
     matmul_s,
+    module_weights,
+    plan,
+    plan_of_log,
     predict_step,
     slowest_of,
     stage_work,

@@ -13,7 +13,7 @@ from stepcast.analyze.megatron.analysis import analyze_megatron
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.replay import replay
 from stepcast.forecast.prediction import roofline
-from stepcast.goodput.operation import Saving
+from stepcast.goodput.plan import Saving
 from stepcast.searching.search import search
 from tests.pages.parsed import assert_safe
 from tests.shared import ROOT

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepcast.sweep.engines import Answers
-from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import Words, read_spec
-from stepcast.sweep.store import RETRY, Store, rows_of
+from stepcast.sweep.store import RETRY, Progress, Store, rows_of, sweep
 
 SPEC = """
 [[axis]]

@@ -1,8 +1,8 @@
-"""Job logs and kernel databases: steps that programs printed, collectives that NCCL recorded, kernels by GPU."""
+"""Job logs, kernel databases and recorded runs: printed steps, collectives that NCCL logged, kernels, measured ops."""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -12,8 +12,10 @@ import numpy as np
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.analyze.result import AnalysisResult, find_slow, longest_names, median_of_known, percentile_of
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, StepLog
+from stepcast.ir.step import PART_OF_GROUP, PARTS
 from stepcast.ir.timeline import SpanKind, Timeline
-from stepcast.ir.types import FactDict, group_by_key
+from stepcast.ir.types import FactDict, Facts, group_by_key
+from stepcast.ir.work import Attention, Collective, Elementwise, GroupedMatmul, Matmul, Recorded, Work
 from stepcast.units import format_seconds
 
 WARM_UP_STEPS = 2  # at the start of a log: they compile and connect
@@ -341,3 +343,127 @@ def _marked_ranges(timeline: Timeline, ranges: dict[str, list[int]]) -> MarkedRa
     by_lane = group_by_key((int(timeline.lane_of[row]), float(timeline.start_s[row])) for row in rows)
     steps_s = np.concatenate([np.diff(sorted(starts_s)) for starts_s in by_lane.values()])
     return MarkedRanges(name, len(rows), float(np.median(steps_s))) if len(steps_s) else None
+
+
+class JoinedCollective(msgspec.Struct, frozen=True):
+    """Calls of one kind and size, as logged and as traced."""
+
+    kind: str
+    size_bytes: int
+    logged: int
+    logged_s: float | None
+    busbw_bytes_per_s: float | None
+    traced: int
+    traced_s: float | None
+
+
+class JoinedLog(msgspec.Struct, frozen=True):
+    program: str
+    calls: int
+    collectives: list[JoinedCollective]
+    warnings: list[str]
+
+
+class RecordedResult(AnalysisResult, frozen=True, kw_only=True):
+    """The wall-clock steps of a recorded job, and its logs of collectives."""
+
+    ranks: list[FactDict]
+    wall_step_s: float | None
+    plain_step_s: float | None
+    clock_spread_s: float
+    logs: list[JoinedLog]
+
+
+def join_recorded(
+    ranks: Sequence[Facts], logs: Sequence[CollectiveLog], collectives: Sequence[Facts]
+) -> RecordedResult:
+    """Join the recorded *ranks* and *logs* with the *collectives* that the profiler traced."""
+    ahead_s = [rank["ahead_s"] for rank in ranks] or [0.0]
+    return RecordedResult(
+        ranks=[dict(rank) for rank in ranks],
+        wall_step_s=max((rank["window_step_s"] for rank in ranks if rank["window_step_s"]), default=None),
+        plain_step_s=max((rank["step_s"] for rank in ranks), default=None),
+        clock_spread_s=max(ahead_s) - min(ahead_s),
+        logs=[JoinedLog(log.program, len(log.calls), _join_log(log, collectives), list(log.warnings)) for log in logs],
+    )
+
+
+def _join_log(log: CollectiveLog, collectives: Sequence[Facts]) -> list[JoinedCollective]:
+    logged = group_by_key(((_plain_kind(call.kind), call.size_bytes), call) for call in log.calls)
+    traced = group_by_key(((_plain_kind(str(row["kind"])), int(row["size_bytes"] or 0)), row) for row in collectives)
+    joined = []
+    for key in sorted({*logged, *traced}, key=lambda key: (-key[1], key[0])):
+        calls, rows = logged.get(key, []), traced.get(key, [])
+        kind = str(rows[0]["kind"]) if rows else calls[0].kind.replace("_", "-")
+        logged_s = median_of_known(call.seconds for call in calls)
+        rate = median_of_known(call.bus_bytes_per_s for call in calls)
+        count = sum(int(row["count"]) for row in rows)
+        traced_s = sum(float(row["total_s"]) for row in rows) / count if count else None
+        joined.append(JoinedCollective(kind, key[1], len(calls), logged_s, rate, count, traced_s))
+    return joined
+
+
+def _plain_kind(kind: str) -> str:
+    """Return one word for ``all-reduce``, ``all_reduce`` and ``allreduce_coalesced``."""
+    return kind.lower().replace("_", "").replace("-", "").removesuffix("coalesced").removesuffix("tensor")
+
+
+def kind_of(work: Work | None) -> str:
+    """Return the name under which an op is counted."""
+    match work:
+        case Matmul() | GroupedMatmul() | Recorded():
+            return type(work).__name__.lower().replace("grouped", "grouped ")
+        case Attention():
+            return "attention backward" if work.backward else "attention"
+        case Elementwise():
+            return str(work.kind)
+        case Collective():
+            return f"{work.group} {work.kind}"
+    return "transfer" if work is None else type(work).__name__.lower()
+
+
+class KindRow(msgspec.Struct, frozen=True):
+    """All ops of a kind, measured and predicted."""
+
+    kind: str
+    ops: int
+    measured_s: float
+    predicted_s: float
+    error: float | None
+
+
+def by_kind(ran: Iterable[tuple[Work | None, float]], seconds: Callable[[Work], float]) -> list[KindRow]:
+    """Return the measured and predicted seconds of each kind of op, the longest first."""
+    seconds_of = group_by_key((kind_of(work), (took_s, seconds(work))) for work, took_s in ran if work is not None)
+    rows = []
+    for kind, pairs in seconds_of.items():
+        measured_s, predicted_s = map(sum, zip(*pairs, strict=True))
+        rows.append(
+            KindRow(kind, len(pairs), measured_s, predicted_s, predicted_s / measured_s - 1 if measured_s else None)
+        )
+    return sorted(rows, key=lambda row: -row.measured_s)
+
+
+def mean_abs_error(rows: Sequence[KindRow], least_share: float = 0.0) -> float | None:
+    """Return the mean over kinds that take at least *least_share* of the time."""
+    total_s = sum(row.measured_s for row in rows)
+    errors = [abs(row.error) for row in rows if row.error is not None and row.measured_s >= least_share * total_s]
+    return sum(errors) / len(errors) if errors else None
+
+
+def step_parts(timeline: Timeline) -> tuple[float, dict[str, float]]:
+    """Return the step time and its parts on the mean rank; time without an op is bubble."""
+    step_s = timeline.span_s
+    parts, ranks = dict.fromkeys(PARTS, 0.0), max(1, len(timeline.ranks))
+    for span in timeline.spans():
+        part = PART_OF_GROUP.get(span.lane.name, "other")
+        if span.kind is SpanKind.COMPUTE:
+            part = "optimizer" if span.micro_batch is None else "compute"
+        parts[part] += span.duration_s / ranks
+    parts["bubble"] = max(0.0, step_s - sum(parts.values()))
+    excess = max(0.0, sum(parts.values()) - step_s)  # communication that overlaps computation
+    for part in ("dp", "ep", "tp", "pp", "cp"):
+        less = min(parts[part], excess)
+        parts[part], excess = parts[part] - less, excess - less
+    parts["compute"] -= excess
+    return step_s, parts

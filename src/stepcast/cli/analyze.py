@@ -7,8 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepcast.analyze.logs import AnalyzedLogs
-from stepcast.analyze.recorded import join_recorded
+from stepcast.analyze.logs import AnalyzedLogs, join_recorded
 from stepcast.analyze.result import AnalysisResult
 from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import msgspec
 
-from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
+from stepcast.analyze.logs import by_kind, mean_abs_error, step_parts
 from stepcast.cli import output
 from stepcast.cli.documents import read_document
 from stepcast.cli.output import origin, print_notes, print_warnings, show_view, terminal_width, write_file, write_trace

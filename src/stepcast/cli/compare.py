@@ -11,8 +11,19 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from stepcast.analyze.compare import account_of, compare_files, identity_of
-from stepcast.analyze.gate import STEP, GateResult, GateRun, advance, check_forecast, judge, measures_of, spread_of
+from stepcast.analyze.compare import (
+    STEP,
+    GateResult,
+    GateRun,
+    account_of,
+    advance,
+    check_forecast,
+    compare_files,
+    identity_of,
+    judge,
+    measures_of,
+    spread_of,
+)
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import PlayedStep, measured, timeline_of
 from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep

@@ -154,7 +154,7 @@ def _gpus() -> list[FactDict]:
 
 
 def _failures() -> list[FactDict]:
-    from stepcast.goodput.operation import load_failures
+    from stepcast.goodput.plan import load_failures
 
     rows: list[FactDict] = []
     for name in data_names("failures"):

@@ -15,9 +15,8 @@ from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.outputs.plain import table_bytes
 from stepcast.questions.choices import option_of, refuse_options
-from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import read_spec
-from stepcast.sweep.store import Store, page_facts, rows_of, status_facts
+from stepcast.sweep.store import Progress, Store, page_facts, rows_of, status_facts, sweep
 from stepcast.views.declared import phrase
 from stepcast.views.sweep import counts_view, rows_view, sweep_view
 from stepcast.views.view import View

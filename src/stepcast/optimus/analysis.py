@@ -6,8 +6,7 @@ import numpy as np
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
 from stepcast.ir.types import pick
-from stepcast.optimus.plan import OptimusPlan, batch_s
-from stepcast.optimus.step import Constants, Machine, PredictedStep, predict_step
+from stepcast.optimus.step import Constants, Machine, OptimusPlan, PredictedStep, batch_s, predict_step
 from stepcast.units import format_percent
 
 UNEXPLAINED = "unexplained"

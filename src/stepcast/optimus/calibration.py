@@ -22,8 +22,7 @@ from stepcast.ir.measured import RunLog
 from stepcast.ir.model import Model
 from stepcast.ir.types import Facts, dataclass, require
 from stepcast.models.catalog import load_model, model_names
-from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
-from stepcast.optimus.step import Constants, Machine, efficiency_of, step_s
+from stepcast.optimus.step import Constants, Machine, OptimusPlan, batch_s, efficiency_of, plan_of_log, step_s
 from stepcast.views.view import NAMES
 
 

@@ -15,7 +15,7 @@ from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.types import replace
-from stepcast.optimus.plan import OptimusPlan
+from stepcast.optimus.step import OptimusPlan
 from stepcast.units import MIB
 
 FLOAT = 4

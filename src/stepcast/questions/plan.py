@@ -9,8 +9,21 @@ from typing import Annotated
 
 from stepcast import units
 from stepcast.cost.memory.states import checkpoint_bytes
-from stepcast.goodput.operation import Operation, Pause, Saving, Stragglers, idle_node_watts, load_failures, node_watts
-from stepcast.goodput.plan import Plan, TrainingPhase, expected_s, plan, plan_alternatives, steps_within
+from stepcast.goodput.plan import (
+    Operation,
+    Pause,
+    Plan,
+    Saving,
+    Stragglers,
+    TrainingPhase,
+    expected_s,
+    idle_node_watts,
+    load_failures,
+    node_watts,
+    plan,
+    plan_alternatives,
+    steps_within,
+)
 from stepcast.goodput.process import Shortage
 from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.limits import RUNS, STEPS

@@ -8,7 +8,7 @@ import numpy as np
 
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
-from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
+from stepcast.goodput.plan import COMPUTING, IDLE, node_watts
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.framework import Framework
 from stepcast.ir.step import StepReport

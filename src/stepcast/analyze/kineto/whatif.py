@@ -20,8 +20,7 @@ import numpy as np
 
 from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
-from stepcast.analyze.kineto.analysis import LAUNCH_BOUND
-from stepcast.analyze.kineto.matching import MatchedCollectives
+from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, MatchedCollectives
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_steps, rank_time
 from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
