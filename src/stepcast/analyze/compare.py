@@ -303,8 +303,8 @@ def _stage_seconds(stage: Facts) -> dict[str, float]:
 
 # The level of a series is the median of its baseline, its noise the median absolute deviation. Single runs are often
 # outliers (a cold node, a shared link), so one slow run is only suspected: a regression needs two slow runs in
-# succession, or three whose clipped deviations together are unlikely. ``tests/analyze/test_gate.py`` measures both error
-# rates on histories with the noise of published MLPerf runs and of two traced jobs.
+# succession, or three whose clipped deviations together are unlikely. ``tests/analyze/test_gate.py`` measures both
+# error rates on histories with the noise of published MLPerf runs and of two traced jobs.
 PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"
 
 STEP, MEMORY = "step", "peak memory"

@@ -328,9 +328,8 @@ class _Calibration:
         self.constants[name] = NamedConstant(title, value, text, points, known)
 
     def add_factor(self, name: str, title: str, fit: FactorFit) -> None:
-        known = "one point: cannot be checked"
-        if fit.left_out is not None:
-            known = f"{format_percent(fit.left_out)} off where left out"
+        off = fit.left_out
+        known = "one point: cannot be checked" if off is None else f"{format_percent(off)} off where left out"
         self.add(name, title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
 
     def add_computation(self) -> None:

@@ -198,25 +198,20 @@ def find_units(captured: Captured, own: range, parts: Sequence[LayerPart]) -> li
     """
     if captured.units and len(own) == len(captured.parts):
         return list(captured.units)
-    units = []
-    for unit in _find_repeats(captured, own):
-        gathered, reduced = (sum(getattr(parts[index], name) for index in unit) for name in
-                             ("parameter_bytes", "gradient_bytes"))  # fmt: skip
-        if gathered:
-            units.append(ShardUnit(unit.start, unit.stop - 1, gathered, reduced))
-    return units
-
-
-def _find_repeats(captured: Captured, own: range) -> list[range]:
-    """Return the layers of each repeat of a block, and those between."""
+    # The layers of each repeat of a block, and those between.
     borders, start = {own.start, own.stop}, 0
     for block in captured.stage.body:
         length = len(block.layers)
         if block.repeat > 1:
             borders |= {start + number * length for number in range(block.repeat + 1)}
         start += length * block.repeat
-    inside = sorted(border for border in borders if own.start <= border <= own.stop)
-    return [range(first - own.start, last - own.start) for first, last in pairwise(inside)]
+    units = []
+    for first, stop in pairwise(sorted(border - own.start for border in borders if own.start <= border <= own.stop)):
+        gathered, reduced = (sum(getattr(part, name) for part in parts[first:stop]) for name in
+                             ("parameter_bytes", "gradient_bytes"))  # fmt: skip
+        if gathered:
+            units.append(ShardUnit(first, stop - 1, gathered, reduced))
+    return units
 
 
 def stage_memory(
@@ -230,7 +225,11 @@ def stage_memory(
     threads = [layer.forward for layer in layers], [layer.input_gradient + layer.weight_gradient for layer in layers]
     multiplying = sum(any(isinstance(op.work, Matmul | GroupedMatmul) for ops in own for op in ops) for own in threads)
     buffers = WORKSPACE_BYTES * multiplying / len(threads)
-    held_by, in_flight = splitting.copy_tied_parameters(captured, begins), _count_in_flight(spread)
+    held_by = splitting.copy_tied_parameters(captured, begins)
+    # The micro-batches whose activations each stage holds at once.
+    schedule = ScheduleKind(spread.schedule or ScheduleKind.ONE_F_ONE_B)
+    held = held_in_flight(schedule, Pipeline(spread.pp, 1, spread.micro_batches))
+    in_flight = [1] if spread.pp == 1 else [sum(chunks) for chunks in held]
     stages = []
     for stage, own in enumerate(splitting.stage_ranges(len(captured.parts), begins)):
         parts = held_by[own.start : own.stop]
@@ -274,13 +273,6 @@ def _bucket_bytes(captured: Captured, parts: Sequence[LayerPart], spread: Spread
     if spread.sharding is CapturedSharding.FSDP or (spread.dp == 1 and DDP not in facts):
         return 0.0, False
     return sum(part.reduced_bytes or part.gradient_bytes for part in parts), facts.get(DDP) == "views"
-
-
-def _count_in_flight(spread: Spread) -> list[int]:
-    """Return the micro-batches whose activations each stage holds at once."""
-    schedule = ScheduleKind(spread.schedule or ScheduleKind.ONE_F_ONE_B)
-    held = held_in_flight(schedule, Pipeline(spread.pp, 1, spread.micro_batches))
-    return [1] if spread.pp == 1 else [sum(chunks) for chunks in held]
 
 
 def _list_moments(

@@ -226,13 +226,10 @@ def split_captured(captured: Captured, ways: int) -> Captured:
         ties=tuple(_split_tie(tie, ways) for tie in captured.ties),
         memory=replace(
             memory,
-            parameters=round(memory.parameters * held),
-            gradients=round(memory.gradients * held),
-            optimizer=round(memory.optimizer * held),
-            activations=round(memory.activations * saved),
-            all_gradients=round(memory.all_gradients * held),
-            update=round(memory.update * held),
-            unused=round(memory.unused * saved),
+            **{
+                name: round(getattr(memory, name) * (saved if name in ("activations", "unused") else held))
+                for name in ["parameters", "gradients", "optimizer", "activations", "all_gradients", "update", "unused"]
+            },
         ),
     )
 

@@ -355,11 +355,8 @@ class Plan(Answer):
         """GPU-hours of all reserved GPUs, with spares, from first to last step."""
         scale = self.mean_s / self.expected_s if self.expected_s else 1.0
         spares = self.operation.spares or 0
-        reserved = [
-            (planned.phase.gpus + spares * planned.phase.gpus_per_node, planned.split.total_s)
-            for planned in self.phases
-        ]
-        return scale * sum(gpus * seconds / HOUR for gpus, seconds in reserved)
+        phases = ((planned.phase, planned.split.total_s) for planned in self.phases)
+        return scale * sum((phase.gpus + spares * phase.gpus_per_node) * total_s / HOUR for phase, total_s in phases)
 
     @property
     def energy_mwh(self) -> float:

@@ -236,7 +236,6 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
         words["response_length"] = f"lognormal:mean={max(longest // 2, 1)},cv={DEFAULT_CV},max={longest}"
     if "prompt_length" in words:  # the limit; prompts are shorter
         words["prompt_length"] = str(max(int(str(words["prompt_length"])) // 4, 1))
-    read = {name: str(value) for name, value in words.items()}
     limits = {
         "prompt_length": "prompts are a quarter of their limit",
         "response_length": "responses are half of their limit",
@@ -244,7 +243,11 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
     assumed = [
         f"{text} on average ({option_of(name)})" for name, text in limits.items() if name in {*words} - {*choices}
     ]
-    facts = {"tool": settings.tool, "read": read, "unread": list(settings.unread)}
+    facts = {
+        "tool": settings.tool,
+        "read": {name: str(value) for name, value in words.items()},
+        "unread": list(settings.unread),
+    }
     return build_rl({**words, **choices}), {**facts, "assumed": [*settings.assumed, *assumed]}
 
 
@@ -256,7 +259,6 @@ SPLITS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 SHOWN = 20
 ENOUGH = 4  # training layouts of a pool that fit, those with the fewest model-parallel ranks first
 USED = f"of each training pool, the fastest of the {ENOUGH} layouts that fit with the least model parallelism is used"
-
 
 TrainingOptions = tuple[tuple[str, object], ...]
 
@@ -351,9 +353,7 @@ def _row(step: RlStep, question: RlQuestion) -> FactDict:
     options += [f"--{name} {value}" for name, value in words.items() if name != "dp"]
     options += [f"--gen-tp {rollout.tp}"] if rollout.tp != step.profile.gen_tp else []
     tokens = step.task.responses * step.task.mean_length
-    cost = None
-    if question.price is not None:
-        cost = step.step_s / 3600.0 * place.gpus * question.price / tokens * 1e6
+    cost = None if question.price is None else step.step_s / 3600.0 * place.gpus * question.price / tokens * 1e6
     idle = step.idle_shares()
     gpus_of_pools = [place.gpus] if len(idle) == 1 else [rollout.gpus, place.train_gpus]
     return {

@@ -227,8 +227,7 @@ def forecast_training(
     accumulation = max(ceil(task.train_batch / (place.dp * sequences)), 1)
     sequences = max(ceil(task.train_batch / (place.dp * accumulation)), 1)
     defaults: FactDict = {"framework": profile.framework, "sharding": profile.sharding}
-    batch = {"seq": length, "micro_batch": sequences, "accumulation": accumulation}
-    chosen = {**defaults, **given, **batch}
+    chosen = {**defaults, **given, "seq": length, "micro_batch": sequences, "accumulation": accumulation}
     question = PredictQuestion(model=model, cluster=cluster, gpus=place.train_gpus, **chosen)
     run = settle(question.leave_unchecked(frozenset(given) | frozenset(defaults)))
     share = 1.0 / 4.0 if run.strategy.recompute.kind is RecomputeKind.FULL else 1.0 / 3.0
@@ -308,9 +307,7 @@ def forecast_step(
         phases["offload"] = 2.0 * moved / rate
     train_pool_s = sum(phases[name] for name in phases if name not in ("generation", "reward"))
     rollout_pool_s = generation_s + phases["reward"] + phases["weight sync"]
-    step_s = sum(phases.values())
-    if place.mode is RlMode.ASYNC:
-        step_s = max(train_pool_s, rollout_pool_s)
+    step_s = max(train_pool_s, rollout_pool_s) if place.mode is RlMode.ASYNC else sum(phases.values())
     assumptions = [*rollout.assumptions, "log-probability passes run at the pace of the forward pass of training"]
     if place.mode is RlMode.COLOCATED and not cluster.node.host:
         assumptions.append(
@@ -347,6 +344,5 @@ def vary_spread(step: RlStep) -> dict[str, float]:
     nouns = step.model, step.cluster, step.profile, step.generation.engine
     for cv in (0.3, 0.6, 1.0):
         task = replace(step.task, response=replace(step.task.response, shape="lognormal", cv=cv))
-        other = forecast_step(*nouns, task, step.placement, step.training)
-        times[f"cv {cv:g}"] = other.step_s
+        times[f"cv {cv:g}"] = forecast_step(*nouns, task, step.placement, step.training).step_s
     return times

@@ -478,8 +478,8 @@ def _find_stragglers(ranks: list[RankTime], matching: MatchedCollectives) -> lis
     for rank, reasons in slow.items():
         waits = [wait for other, wait in matching.wait_s.items() if other != rank]
         mean_wait_s = sum(waits) / len(waits) if waits else 0.0
-        last = matching.last.get(rank, 0)
-        stragglers.append(TraceStraggler(rank, *reasons, compute_s[rank], last, matching.matched, mean_wait_s))
+        meetings = matching.last.get(rank, 0), matching.matched
+        stragglers.append(TraceStraggler(rank, *reasons, compute_s[rank], *meetings, mean_wait_s))
     return stragglers
 
 

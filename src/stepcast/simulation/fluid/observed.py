@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import Links
 from stepcast.ir.layout import Channel, Group
-from stepcast.ir.types import FactDict, dataclass
+from stepcast.ir.types import FactDict, dataclass, pick
 from stepcast.simulation.breakdown import StageTime, round_bubble_s
 from stepcast.simulation.fluid.engine import FluidRun, Pairs
 from stepcast.simulation.lanes import COMPUTE
@@ -20,14 +19,6 @@ from stepcast.simulation.step import Step
 #
 # As ``simulation.breakdown`` tells it of the folded engine: on each stage every moment is computing, waiting
 # while a communication of some group runs, waiting for the host, or the bubble.
-
-
-class _ComputeGaps(NamedTuple):
-    """The time before each task that computes in which its stage did not compute."""
-
-    tasks: IntArray
-    from_s: FloatArray
-    to_s: FloatArray
 
 
 def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, ...]:
@@ -47,9 +38,10 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
     for stage in range(step.schedule.stages):
         own = by_rank[stage]
         computing = own[lane_of[own] == COMPUTE]
-        before_s = np.concatenate([[0.0], times.end_s[computing[:-1]]]) if len(computing) else np.zeros(0)
-        gaps = _ComputeGaps(computing, before_s, np.maximum(times.start_s[computing], before_s))
-        left_s = gaps.to_s - gaps.from_s
+        # The gaps before each task that computes, in which the stage did not compute.
+        from_s = np.concatenate([[0.0], times.end_s[computing[:-1]]]) if len(computing) else np.zeros(0)
+        to_s = np.maximum(times.start_s[computing], from_s)
+        left_s = to_s - from_s
         exposed = dict.fromkeys(groups, 0.0)
         total = dict.fromkeys(groups, 0.0)
         host_s = 0.0
@@ -60,7 +52,7 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
                 total[group] += float((times.end_s[tasks] - times.start_s[tasks]).sum())
             if group is Group.PP and not lanes.receives:
                 continue  # a message in the sender's own lane holds nobody up
-            part = np.minimum(_busy_s(tasks, times, gaps), left_s)
+            part = np.minimum(_busy_s(tasks, times, from_s, to_s), left_s)
             left_s = left_s - part
             if group is None:
                 host_s += float(part.sum())
@@ -88,15 +80,15 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
     return tuple(stages)
 
 
-def _busy_s(tasks: IntArray, times: Times, gaps: _ComputeGaps) -> FloatArray:
+def _busy_s(tasks: IntArray, times: Times, from_s: FloatArray, to_s: FloatArray) -> FloatArray:
     """Return for how long of each gap one of *tasks*, which follow one another, runs."""
     if not len(tasks):
-        return np.zeros(len(gaps.tasks))
+        return np.zeros(len(from_s))
     start_s, end_s = times.start_s[tasks], times.end_s[tasks]
     at_s = np.ravel(np.column_stack([start_s, end_s]))
     busy_s = np.concatenate([[0.0], np.cumsum(end_s - start_s)])
     before = np.ravel(np.column_stack([busy_s[:-1], busy_s[1:]]))
-    until, since = (np.interp(moment_s, at_s, before) for moment_s in (gaps.to_s, gaps.from_s))
+    until, since = (np.interp(moment_s, at_s, before) for moment_s in (to_s, from_s))
     return np.asarray(until - since, np.float64)
 
 
@@ -179,16 +171,8 @@ class OperationTimes:
         return self.took_s / self.alone_s if self.alone_s > 0 else 1.0
 
     def facts(self) -> dict[str, object]:
-        return {
-            "group": self.who.name,
-            "operation": self.who.what,
-            "stage": self.who.stage,
-            "count": self.count,
-            "alone_s": self.alone_s,
-            "took_s": self.took_s,
-            "slowdown": self.slowdown,
-            "slowest": self.slowest,
-        }
+        owner = "group=who.name operation=who.what stage=who.stage"
+        return pick(self, f"{owner} count alone_s took_s slowdown slowest")
 
 
 @dataclass(frozen=True)
@@ -207,12 +191,7 @@ class HotLink:
 
     def facts(self) -> dict[str, object]:
         return {
-            "link": self.name,
-            "tier": self.tier,
-            "alike": self.alike,
-            "bytes": self.carried_bytes,
-            "share": self.share,
-            "full_s": self.full_s,
+            **pick(self, "link=name tier alike bytes=carried_bytes share full_s"),
             "users": dict(self.users),
             "share_over_time": self.share_in.tolist(),
         }

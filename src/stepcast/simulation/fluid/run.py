@@ -309,7 +309,7 @@ def transfers(
     precision: Precision = DEFAULT_PRECISION,
 ) -> FluidTimes:
     """Return when each of *flows* begins and ends; none takes less than *alone_s*, or than its links allow."""
-    count = len(flows)
+    count, order = len(flows), None
     alone_s = flows.longest_s(links) if alone_s is None else alone_s
     start_s = np.zeros(count) if start_s is None else start_s
     if count >= MANY:
@@ -319,25 +319,14 @@ def transfers(
         meets = np.full(count, -1, np.int64)
         meets[flows.flow[fullest]] = flows.link[fullest]
         order = np.argsort(meets, kind="stable")
-        times = _transfer(links, flows.select(order), start_s[order], alone_s[order], record, compiled, precision)
-        place = np.argsort(order)
-        return replace(times, start_s=times.start_s[place], end_s=times.end_s[place], flow=order[times.flow])
-    return _transfer(links, flows, start_s, alone_s, record, compiled, precision)
-
-
-def _transfer(
-    links: Links,
-    flows: FlowSet,
-    start_s: FloatArray,
-    alone_s: FloatArray,
-    record: bool,
-    compiled: bool | None,
-    precision: Precision,
-) -> FluidTimes:
-    count = len(flows)
+        flows, start_s, alone_s = flows.select(order), start_s[order], alone_s[order]
     moving = np.arange(count)
     kind = np.where((alone_s > 0) & (flows.longest_s(links) > 0), moving, -1)
     amount = busiest_bytes(flows) / flows.weight
     tasks = FluidTasks(_places(count + 1), _places(0), start_s, np.where(kind < 0, alone_s, 0.0), kind)
     sets = FlowKinds(make_net(links, flows), amount, np.arange(count + 1), moving, alone_s, np.ones(count))
-    return run_tasks(tasks, sets, record=record, compiled=compiled, precision=precision)
+    times = run_tasks(tasks, sets, record=record, compiled=compiled, precision=precision)
+    if order is None:
+        return times
+    place = np.argsort(order)
+    return replace(times, start_s=times.start_s[place], end_s=times.end_s[place], flow=order[times.flow])
