@@ -191,7 +191,9 @@ class HotLink:
 
     def facts(self) -> dict[str, object]:
         return {
-            **pick(self, "link=name tier alike bytes=carried_bytes share full_s"),
+            **pick(self, "link=name tier"),
+            "alike": self.alike,
+            **pick(self, "bytes=carried_bytes share full_s"),
             "users": dict(self.users),
             "share_over_time": self.share_in.tolist(),
         }
