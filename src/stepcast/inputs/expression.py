@@ -26,7 +26,6 @@ _BINARY: dict[type[ast.AST], Callable[..., object]] = {
     ast.NotIn: lambda value, values: value not in values,
 }
 _UNARY: dict[type[ast.AST], Callable[..., object]] = {ast.Not: operator.not_, ast.USub: operator.neg}
-_NUMBERS_ALONE = (ast.Mult, ast.Mod)
 EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
 
 Value = Callable[[Facts], object]
@@ -39,8 +38,7 @@ class Expression:
         EXPRESSION.check(len(text))
         self.text, self._names = text, names
         try:
-            tree = ast.parse(text.strip(), mode="eval")
-            self._value = self._read(tree.body)
+            self._value = self._read(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, RecursionError, MemoryError):
             raise FormatError(f'where = {text!r} is not an expression, such as "tp * pp <= gpus"') from None
 
@@ -93,7 +91,7 @@ class Expression:
 
         def value(words: Facts) -> object:
             first, second = left(words), right(words)
-            if kind in _NUMBERS_ALONE and not all(isinstance(side, int | float) for side in (first, second)):
+            if kind in (ast.Mult, ast.Mod) and not all(isinstance(side, int | float) for side in (first, second)):
                 raise TypeError("text can only be compared")
             return function(first, second)
 

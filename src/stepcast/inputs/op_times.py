@@ -14,7 +14,6 @@ from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul,
 from stepcast.units import MS
 
 NEEDED = ("op", "dtype", "ms")
-Row = Mapping[str, str]
 
 
 class UnknownOperatorError(ValueError):
@@ -49,7 +48,7 @@ def read(source: Source) -> OperatorTimes:
     return OperatorTimes(tuple(operators), source.path, left_out=left_out)
 
 
-def read_works(row: Row, line: int | None = None) -> tuple[Compute, ...]:
+def read_works(row: Mapping[str, str], line: int | None = None) -> tuple[Compute, ...]:
     """Return the kernels of one measured call; UnknownOperatorError for an operator or format that is not known."""
     op = row["op"]
     if row["dtype"] not in set(DType):

@@ -26,8 +26,6 @@ from stepcast.ir.measured import BatchTime, LayerTimes, RunLog
 from stepcast.ir.types import dataclass
 from stepcast.units import MIB, MS
 
-# Every print that carries a value, found by pattern and held as columns.
-
 NUMBER = r"[0-9]{1,12}\.?[0-9]{0,9}"
 # Few groups, because each one costs time for every print: a header is one, taken apart later.
 REPORT = re.compile(
@@ -85,8 +83,7 @@ def read(source: Source) -> RunLog:
         starts, places = starts[is_complete], places[is_complete]
         report_of[places] = scan.header_of[starts][:, None]
         is_attributed[places] = is_attributed[starts] = True
-    complete = (len(headers), len(scan.sign) - len(headers), len(scan.batches))
-    counts = zip(scan.begun.items(), complete, strict=True)
+    counts = zip(scan.begun.items(), (len(headers), len(scan.sign) - len(headers), len(scan.batches)), strict=True)
     warnings = [f"{begun - read} damaged {name} left out" for (name, begun), read in counts if begun > read]
     ambiguous, orphans = _attribute_glued(scan, signatures, report_of, np.flatnonzero(~is_attributed))
     if orphans:
@@ -314,8 +311,6 @@ def _read_settings(scan: _LogScan, warnings: list[str]) -> tuple[Layout, dict[st
     OPTIMUS.check(pp * micro_batches)
     return Layout(tp=tp, dp=dp, pp=pp), sizes
 
-
-# Files next to a log.
 
 # Padded lengths of steps 1, 2, ..., {"S": [...]}: the log does not print them.
 LENGTHS_FILE = "seqlen_per_step.json"

@@ -20,8 +20,6 @@ from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload, vary_blocks
 from stepcast.units import NS
 
-# The first line of a SimAI workload: policy, parallel layout and checkpoints.
-
 LINES = {name: tuple(words.split()) for name, words in read_words("configs")["simai_lines"].items()}
 POLICIES = LINES["policies"]
 COUNT_KEYS = read_words("configs")["simai"]
@@ -33,7 +31,7 @@ KEY = re.compile(r"([A-Za-z_]\w*):|pp_comm")
 
 @dataclass(frozen=True, slots=True)
 class SimaiHeader:
-    """The first line; degrees it leaves out are None."""
+    """The first line: policy, parallel layout and checkpoints; degrees it leaves out are None."""
 
     policy: str
     tp: int | None = None
@@ -105,12 +103,8 @@ def parse_header(line: str) -> SimaiHeader:
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
 KINDS = {name.replace("-", "").upper(): CollectiveKind(name) for name in COLLECTIVES}
 SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
-# Group of a collective word without a suffix, per column: forward, input gradient, weight gradient.
-BARE_GROUPS = (Group.TP, Group.TP, Group.DP)
-COLUMNS = ("forward", "input gradient", "weight gradient")
-
-# First line of each micro-batch.
-MICRO_BATCH_START = "embedding_layer"
+# Group of a collective word without a suffix, per column.
+BARE_GROUPS = {"forward": Group.TP, "input gradient": Group.TP, "weight gradient": Group.DP}
 
 
 def looks_like(head: str) -> bool:
@@ -140,11 +134,11 @@ def read(source: Source) -> Workload:
             if len(tokens) != columns:
                 raise FormatError(f"has {len(tokens)} columns; expected {columns}", line=number)
             phases = []
-            for column, bare_group in enumerate(BARE_GROUPS):
+            for column, (title, bare_group) in enumerate(BARE_GROUPS.items()):
                 compute, word, size = tokens[2 + 3 * column : 5 + 3 * column]
                 key = (compute, word, size, column)
                 if key not in ops:
-                    ops[key] = _parse_ops(compute, word, size, bare_group, line=number, column=COLUMNS[column])
+                    ops[key] = _parse_ops(compute, word, size, bare_group, line=number, column=title)
                 phases.append(ops[key])
             notes = []
             if tokens[1] != "-1":
@@ -199,10 +193,9 @@ def _assemble(header: SimaiHeader, layers: list[Layer], header_line: str, path: 
     warnings = [f"header key {key!r} is not known and was left out" for key in header.unknown_keys]
     declared = header.micro_batches or 1
     body = layers[start:end]
-    starts = sum(layer.name == MICRO_BATCH_START for layer in body)
+    starts = sum(layer.name == "embedding_layer" for layer in body)  # the first line of each micro-batch
     counts = [count for count in (declared, starts) if count > 1]  # as many as declared, or as many as begin
-    tried = (fold_micro_batches(body, count) for count in counts)
-    folded = next(filter(None, tried), MicroBatches(body, 1, {}))
+    folded = next(filter(None, (fold_micro_batches(body, count) for count in counts)), MicroBatches(body, 1, {}))
     written = folded.copies
     if written not in (1, declared):
         warnings.append(

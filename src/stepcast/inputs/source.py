@@ -62,7 +62,6 @@ WRITER_S = 10.0
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
-
 Piece = TypeVar("Piece", bytes, str)
 Progress = Callable[[int], None]  # called with the bytes of the file that have been read
 
@@ -310,8 +309,6 @@ def parse_toml(text: str, path: str | None = None) -> FactDict:
 
 # ---- text tables, separated by commas or tabs: their header, their rows, and numbers in their cells -------
 
-LARGEST_COUNT = 2**63 - 1
-
 
 def parse_count(token: str, name: str, line: int | None, at_least: int = 0) -> int:
     """Return a whole number; ``16777216.0`` counts as one. *name* is the field in the error."""
@@ -319,7 +316,7 @@ def parse_count(token: str, name: str, line: int | None, at_least: int = 0) -> i
     if not number.is_integer():
         raise FormatError(f"{name} is {token!r}; expected a whole number", line=line)
     value = int(token) if token.isdigit() and len(token) < 20 else int(number)
-    if value > LARGEST_COUNT:
+    if value >= 2**63:
         raise FormatError(f"{name} is {token}; expected less than 2^63", line=line)
     if value < at_least:
         raise FormatError(f"{name} is {token}; expected at least {at_least}", line=line)

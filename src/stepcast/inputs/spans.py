@@ -62,10 +62,8 @@ def _json_kernels(source: Source) -> Iterator[tuple[None, list[str]]]:
                 yield None, [str(word) for word in (*words, row["start_timestamp"], row["end_timestamp"])]
 
 
-# ---- OpenTelemetry --------------------------------------------------------------------------------------------
-
-Attributes = Mapping[str, object]
-Spans = Iterator[tuple[Attributes, str, int, int]]  # attributes of resource and span, name, start and end in ns
+# Attributes of resource and span, name, start and end in ns.
+Spans = Iterator[tuple[Mapping[str, object], str, int, int]]
 
 
 def looks_like_otlp(head: bytes) -> bool:

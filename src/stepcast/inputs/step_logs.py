@@ -78,7 +78,6 @@ VARIANTS = {name.lower().replace("-lm", "").replace(" ", "_"): name for name in 
 # Megatron-LM's memory and timers of ranks.
 RANK_MEMORY = re.compile(r"\[Rank (\d+)\].*memory \(MB\)(.*)")
 SLOW_SCORE = 1 / 1.1  # as analyses call a rank a straggler
-RANK_TIMES = "times across ranks (ms):"
 TIMER = re.compile(r"\s+([A-Za-z][\w-]*)(?: \.+)?:\s*(?:\((\d+\.?\d*), (\d+\.?\d*)\))?\s*$")
 TIMED_RANK = re.compile(r"\s+rank\s+(\d{1,7}): (\d+\.?\d*)\s*$")
 # NVIDIA's resiliency extension, in logs of NeMo and Megatron-Bridge: scores of GPUs relative to the fastest.
@@ -104,7 +103,7 @@ class StepLines:
     def feed(self, line: str) -> Iterator[LoggedStep | LoggedTimer | LoggedScore]:
         """Yield the step, the timers or the score of a line."""
         text = COLOUR.sub("", line)
-        if RANK_TIMES in text or "time across ranks (ms):" in text:
+        if "times across ranks (ms):" in text or "time across ranks (ms):" in text:
             self._in_timers = True
         elif self._in_timers and (match := TIMER.match(text)):
             self._timer = match[1]

@@ -460,8 +460,6 @@ def read_simai(source: Source) -> Wiring:
 
 
 # Calculon's system (calculon/system.py): networks from the innermost out; GB/s of one direction.
-
-
 def read_calculon(source: Source) -> Wiring:
     with prefix_errors("is no system of Calculon", source.path, (msgspec.DecodeError, KeyError, TypeError, ValueError)):
         system = msgspec.json.decode(source.data(CONFIG))

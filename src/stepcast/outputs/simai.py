@@ -54,7 +54,7 @@ def split_ops(ops: Sequence[Op]) -> tuple[float, list[Op]]:
 def _line(layer: Layer, customized: bool) -> str:
     notes = dict(layer.notes)
     cells = [layer.name.replace(" ", "_"), notes.get("depends", "-1")]
-    for phase, bare_group in zip(Phase, BARE_GROUPS, strict=True):
+    for phase, bare_group in zip(Phase, BARE_GROUPS.values(), strict=True):
         cells += _phase_cells(layer, layer.ops(phase), bare_group)
     return "\t".join([*cells, _nanoseconds(layer.process_s), *([notes["policy"]] if customized else [])])
 

@@ -30,7 +30,6 @@ COLLECTIVES = "all-reduce reduce all-gather gather scatter broadcast all-to-all 
 COLLECTIVE_OF_TYPE = dict(enumerate(map(CollectiveKind, COLLECTIVES.split())))
 TYPE_OF_COLLECTIVE = {kind: number for number, kind in reversed(COLLECTIVE_OF_TYPE.items())}
 
-
 NodeType = IntEnum("NodeType", "INVALID METADATA MEM_LOAD MEM_STORE COMP COMM_SEND COMM_RECV COMM_COLL", start=0)
 
 

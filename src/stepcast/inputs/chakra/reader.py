@@ -193,12 +193,10 @@ def _structure(workload: Workload) -> tuple[list[tuple[str, Work | None]], float
     return [(name, None if isinstance(work, Recorded) else work) for name, work in ran], recorded_s
 
 
-IDLE_TYPES = (NodeType.INVALID, NodeType.METADATA)
 COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
 # Noted with the layer, as the trace has them.
 NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
-SIZE_KEYS = ("comm_type", "comm_size")
 
 
 def read_workload(
@@ -206,7 +204,7 @@ def read_workload(
 ) -> Workload:
     """Return nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
     warnings: list[str] = []
-    runs = nodes.matching(lambda content: content.type not in IDLE_TYPES)
+    runs = nodes.matching(lambda content: content.type not in (NodeType.INVALID, NodeType.METADATA))
     if any(
         content.type == NodeType.COMP and content.attributes.get("is_cpu_op") is False for content in nodes.contents
     ):
@@ -326,7 +324,8 @@ def _read_work(nodes: ChakraTrace, node: int, known: KnownRanks, path: str) -> W
     content = nodes.content(node)
     if content.type not in COMM_TYPES:
         return Recorded(int(nodes.durations_us[node]) * US)
-    number, size_bytes = (0 if content.attributes.get(key) is None else content.attributes[key] for key in SIZE_KEYS)
+    sizes = (content.attributes.get(key) for key in ("comm_type", "comm_size"))
+    number, size_bytes = (0 if size is None else size for size in sizes)
     kind = COLLECTIVE_OF_TYPE.get(number) if type(number) is int else None
     if content.type == NodeType.COMM_COLL and kind is None:
         raise FormatError(f"node {nodes.ids[node]} has collective type {number!r}; expected 0 to 9", path)

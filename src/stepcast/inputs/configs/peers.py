@@ -14,8 +14,6 @@ WORDS = read_words("configs")
 CALCULON_RUN = {"num_procs", "tensor_par", "pipeline_par", "microbatch_size"}
 SIMUMAX_RUN = {"world_size", "tp_size", "pp_size", "micro_batch_num"}
 SELECTED = ("attn_recompute", "mla_rms_recompute", "mlp_recompute", "mlp_rms_recompute")
-CALCULON_MODEL = {"hidden", "attn_heads", "num_blocks"}
-SIMUMAX_MODEL = {"hidden_size", "head_num", "layer_num"}
 VOCABULARY = 51_200  # Megatron's padded GPT-2 vocabulary, which the models of Calculon were trained with
 
 
@@ -70,12 +68,12 @@ def read_simumax(table: Mapping[str, object]) -> RunConfig:
 
 def as_hugging_face(table: Mapping[str, object]) -> dict[str, object] | None:
     """Return a model of Calculon or SimuMax with the keys of a config.json; None for other files."""
-    if set(table) >= CALCULON_MODEL:
+    if table.keys() >= {"hidden", "attn_heads", "num_blocks"}:
         sizes = {ours: table[theirs] for ours, theirs in WORDS["calculon_model"].items() if theirs in table}
         seq, dropout = table.get("seq_size", 2048), {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
         vocabulary = {"vocab_size": table.get("vocab_size", VOCABULARY), "n_positions": seq}
         return {"model_type": "gpt2", **sizes, **vocabulary, **dropout}
-    if not set(table) >= SIMUMAX_MODEL:
+    if not table.keys() >= {"hidden_size", "head_num", "layer_num"}:
         return None
     sizes = {ours: table[theirs] for ours, theirs in WORDS["simumax_model"].items() if theirs in table}
     sizes |= {"max_position_embeddings": 131_072, "tie_word_embeddings": False}

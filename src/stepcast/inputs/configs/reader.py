@@ -20,10 +20,9 @@ UNRECOGNISED = (
     "arguments of Trainer, TRL, MS-Swift or OpenRLHF in a launch script or a Python script, peft's "
     "adapter_config.json, or JSON of Calculon or SimuMax"
 )
-# Keys that name a file with more of a configuration, and tables that have such keys.
+# Keys that name a file with more of a configuration.
 INNER_FILES = ("deepspeed", "deepspeed_config_file", "config_file", "accelerate_config", "fsdp_config")
 INNER_ENDINGS = (".json", ".yaml", ".yml")
-INNER_TABLES = ("deepspeed_config",)
 MOST_FILES = 3  # a script names a file of accelerate, which names one of DeepSpeed
 MOST_DEEP = 200
 MOST_UNFOLDED = 200_000
@@ -102,7 +101,7 @@ def _add_files(table: Table, folder: str | None, depth: int = 0) -> Table:
         return table
     filled = dict(table)
     for name, value in table.items():
-        if name in INNER_TABLES and isinstance(value, dict):
+        if name == "deepspeed_config" and isinstance(value, dict):  # a table that has such keys
             filled[name] = _add_files(value, folder, depth + 1)
         elif name in INNER_FILES and isinstance(value, str) and (words := value.split()):
             # On a command line other words may follow.

@@ -164,8 +164,7 @@ def _finish_verl(keys: _RlKeys, choices: dict[str, object]) -> None:
 def _finish_openrlhf(keys: _RlKeys, choices: dict[str, object]) -> None:
     choices["gpus"] = (keys.number("actor-num-nodes") or 1) * (keys.number("actor-num-gpus-per-node") or 8)
     if not keys.flag("colocate-all-models"):
-        engines = keys.number("vllm-num-engines") or 1
-        rollout = engines * int(str(choices.get("gen_tp", 1)))
+        rollout = (keys.number("vllm-num-engines") or 1) * int(str(choices.get("gen_tp", 1)))
         choices |= {"mode": "async" if keys.flag("async-train") else "split", "rollout_gpus": rollout}
     keys.raw("critic-pretrain")  # PPO has a critic, others none
     weight = keys.share("init-kl-coef")

@@ -70,8 +70,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
     )
     # Logits stay split over tensor parallel ranks unless that is switched off.
     off, on = _places("disable_loss_parallel"), _places("enable_loss_parallel")
-    is_gathered = keys.flag(*off) or keys.flag(*on) is False
-    if is_gathered and tp > 1:
+    if (keys.flag(*off) or keys.flag(*on) is False) and tp > 1:
         keys.report("the loss is predicted on logits split over tensor parallel ranks", *off, *on)
     name, flavour = keys.word("model.name"), keys.word("model.flavor")
     model = f"{FAMILIES[name]}{flavour}" if name in FAMILIES and flavour[:1].isdigit() else f"{name} {flavour}"

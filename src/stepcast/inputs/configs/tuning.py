@@ -194,8 +194,6 @@ INNER = {
 }
 COMPONENT = re.compile(r"(?:q?lora_)?([a-z]+)(\d(?:_\d(?=_))?)_([a-z]+|\d+(?:_\d+)?b)")
 FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
-# Accelerate upcasts the parameters that FSDP shards to fp32, and with them the moments (accelerator.py, prepare_model).
-FSDP_OPTIMIZER = "adamw:fp32"
 # Calls of Python scripts whose keywords are arguments.
 CALLS = re.compile(r"(\w*Config|\w*Arguments|from_pretrained|get_peft_model|\w*Trainer)$")
 TRAINERS = {kind.lower(): re.compile(rf"{kind}(Config|Trainer)") for kind in ("SFT", "DPO", "Reward")}
@@ -291,7 +289,8 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     options = _read_options(keys, adapters, is_sharded, format_inside)
     is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
     if sharding.get("sharding") in ("fsdp", "hybrid-fsdp") and is_upcast and not adapters:
-        options |= {"master-weights": True, "optimizer": options.get("optimizer", FSDP_OPTIMIZER)}
+        # Accelerate upcasts the parameters to fp32, and with them the moments (accelerator.py, prepare_model).
+        options |= {"master-weights": True, "optimizer": options.get("optimizer", "adamw:fp32")}
     if loss := _read_loss(keys, options, has_deepspeed):
         options["loss"] = loss
     if {"accumulation", "global-batch"} & {*options}:

@@ -307,7 +307,6 @@ def llama4(keys: ConfigTable, values: Values) -> None:
 BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 BEFORE_MLP = {"mamba": "m", "attention": "a"}
 BEFORE_EXPERTS = {"mamba": "x", "attention": "y"}
-MIXERS = ("linear_attention", "full_attention")
 # Letter of a layer by whether it mixes by attention and whether experts follow.
 DELTA_LETTERS = {(False, False): "d", (False, True): "e", (True, False): "a", (True, True): "y"}
 SELECTIVE_LETTERS = {(False, False): "s", (False, True): "t", (True, False): "a", (True, True): "y"}
@@ -363,7 +362,7 @@ def qwen3_next(keys: ConfigTable, values: Values) -> None:
     layers = min(values["layers"], MOST_LAYERS + 1)
     every = keys.count("full_attention_interval", default=4)
     attention = [(layer + 1) % every == 0 for layer in range(layers)]
-    if types := keys.layer_types(MIXERS, layers):
+    if types := keys.layer_types(("linear_attention", "full_attention"), layers):
         attention = [kind == "full_attention" for kind in types]
     routed = sparse_layers(keys, layers)
     values["hybrid"] = {"pattern": "".join(DELTA_LETTERS[kind] for kind in zip(attention, routed, strict=True))}
@@ -404,7 +403,6 @@ RULES: Mapping[str, Callable[[ConfigTable, Values], None]] = {
         *(mamba_width, bamba, granite, qwen3_next, jamba, selective),
     )
 }
-
 
 FAMILIES = read_families()
 # Parts of often requested types that are not modelled.

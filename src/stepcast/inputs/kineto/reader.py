@@ -215,8 +215,6 @@ XLA_COLLECTIVE = re.compile(
 CPU_COMM = re.compile(r"(?:gloo|mpi|ucc):")
 CORRELATION = re.compile(rb'"correlation"\s*:\s*(\d{1,18})(?!\d)')
 
-LaneKey = tuple[str, int | str | None, int | str | None]
-
 
 class RankColumns:
     """Collects the events of one file; ``add_to`` a builder once the rank is known."""
@@ -229,7 +227,7 @@ class RankColumns:
         # The kinds of each name: in a thread of the host, and in a stream.
         self._kinds: list[tuple[SpanKind, SpanKind]] = []
         self._lanes: dict[tuple[int, str], int] = {}  # by device, which is 0 but for traces of XLA, and name
-        self._lane_of_key: dict[LaneKey, tuple[int, EventRole]] = {}
+        self._lane_of_key: dict[tuple[str, int | str | None, int | str | None], tuple[int, EventRole]] = {}
         self._device: int | str | None = None
         self._named: dict[tuple[int | str | None, int | str | None], str] = {}
         self._columns = {key: array("i") for key in ("name", "lane", "kind")}

@@ -24,8 +24,6 @@ EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 NOT_FINITE = re.compile(rb"(?<=[:\[,\s])[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
 BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{\s*\Z")
 TRIES = 4
-
-
 EMPTY = msgspec.Raw()
 
 

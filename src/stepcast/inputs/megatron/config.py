@@ -171,14 +171,12 @@ class InferredConfig:
         self.warnings: list[str] = []
         self.vocab_shard: int | None = None
         self.pp, self.layout = 1, Layout()
+        self.hidden: int | None = None
+        self.seq: int | None = None
 
     def learn(self, word: str, value: object, basis: str) -> None:
         self.facts[word] = value
         self.basis[word] = basis
-
-    def size(self, word: str) -> int | None:
-        value = self.facts.get(word)
-        return value if isinstance(value, int) else None
 
     def learn_sizes(self) -> None:
         transfer, tokens, embedding, hidden, dtype = (
@@ -188,6 +186,7 @@ class InferredConfig:
         if hidden is not None:
             self.learn("hidden", hidden, "read: tensor shapes")
         batch = tokens or ((transfer[1], transfer[0]) if transfer else ())
+        self.hidden, self.seq = hidden, batch[1] if batch else None
         basis = "shape of the batch" if tokens else "tensors between stages"
         for word, size in zip(("micro_batch", "seq"), batch, strict=False):
             self.learn(word, size, f"read: {basis}")
@@ -239,7 +238,7 @@ class InferredConfig:
         """Return every usual model that fits all stages; with plain attention if any does, else with grouped keys."""
         by_stage = {rank.stage: rank for rank in self.ranks if rank.gradients is not None}
         stages = [by_stage[stage] for stage in sorted(by_stage)]
-        hidden, seq = self.size("hidden"), self.size("seq")
+        hidden, seq = self.hidden, self.seq
         needs_vocab = any(stage in (0, self.pp - 1) for stage in by_stage)
         if hidden is None or seq is None or not stages or (needs_vocab and self.vocab_shard is None):
             return []
@@ -308,8 +307,7 @@ class InferredConfig:
         elif hint and hint % (self.pp * tp) == 0 and (not fitting or hint // self.pp in fitting):
             block, basis = hint // self.pp, "file name"
         else:
-            highest = max(rank.rank for rank in self.ranks)
-            smallest = fitting[0] if fitting else -(-(highest + 1) // tp) * tp
+            smallest = fitting[0] if fitting else -(-(max(rank.rank for rank in self.ranks) + 1) // tp) * tp
             # Of several, people choose a power of two.
             powers = (tp << exponent for exponent in range(24) if tp << exponent in fitting)
             block, basis = next(powers, smallest), "assumed"
@@ -343,8 +341,8 @@ class InferredConfig:
             if 0 in layers_on:
                 self.learn("learnt_positions", chosen.learnt_positions, "solved: parameters of the first stage")
             return
-        hidden = self.size("hidden")
-        if gradients and hidden and all(count % (2 * hidden * hidden) == 0 for count in gradients.values()):
+        matrix = 2 * (self.hidden or 0) ** 2
+        if gradients and matrix and all(count % matrix == 0 for count in gradients.values()):
             self.learn("expert_parameters", gradients, "read: elements of the gradient all-reduce")
             self.warnings.append(
                 "the traced gradients are complete matrices without biases, norms or embeddings: expert weights "

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from stepcast.inputs.kineto.reader import WORDS, collective_named, dtype_named
 from stepcast.inputs.megatron.config import RankEvidence, infer
@@ -104,8 +105,6 @@ def read_message(
     return None if group is None or not isinstance(kind, CollectiveKind) else Collective(kind, input_bytes, group)
 
 
-SUB_OPERATIONS = ",sub_operations=["
-
 LINE = re.compile(r"rank:([0-9]{1,7}):([A-Za-z_][A-Za-z0-9_]*)\((.*)", re.ASCII)
 QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 ESCAPED = re.compile(r"\\(.)")
@@ -186,7 +185,7 @@ class TraceLines:
         rank, name, text = int(match[1]), match[2], match[3]
         if not text.endswith(")"):
             raise FormatError(f"{name} is cut off; expected the line to end with ')'")
-        head, separator, body = text.partition(SUB_OPERATIONS)
+        head, separator, body = text.partition(",sub_operations=[")
         if separator and not body.endswith("])"):
             raise FormatError(f"sub_operations of {name} is cut off; expected the line to end with '])'")
         fields = parse_fields(head if separator else head[:-1])
@@ -321,12 +320,11 @@ def _place_untimed(lines: Sequence[TraceLine]) -> Iterator[str]:
 def _mark_fused(lines: Sequence[TraceLine]) -> None:
     """Mark a fused send and receive: two neighbouring lines with the same duration and timestamp."""
     operations = [line for line in lines if line.row.is_operation]
-    before_names = [line.row.name for line in operations]
-    for before, now, name in zip(operations, operations[1:], before_names, strict=False):
+    for before, now in pairwise(operations):
         ways = {TRANSFERS[line.row.name][0] for line in (before, now) if line.row.name in TRANSFERS}
         times = {(line.row.rank, line.duration_ms, line.end_ms) for line in (before, now)}
         if len(ways) == 2 and len(times) == 1:
-            now.row = replace(now.row, details=(*now.row.details, ("fused_with", name)))
+            now.row = replace(now.row, details=(*now.row.details, ("fused_with", before.row.name)))
 
 
 def _doubt_clocks(lines: Sequence[TraceLine]) -> Iterator[str]:
