@@ -115,12 +115,8 @@ def parse_optimizer(text: str, master_weights: bool = True, clips: bool = True) 
     require(name in set(OptimizerKind), f"optimizer {name!r}: expected {', '.join(OptimizerKind)}")
     kind = OptimizerKind(name)
     formats = OPTIMIZERS[kind].formats
-    known = ", ".join(formats)
-    require(
-        not colon or form in formats,
-        f"optimizer {name} has no moments in {form!r}: "
-        + (f"expected {known}" if known else f"it has none, give {name} alone"),
-    )
+    hint = f"expected {', '.join(formats)}" if formats else f"it has none, give {name} alone"
+    require(not colon or form in formats, f"optimizer {name} has no moments in {form!r}: {hint}")
     return Optimizer(kind, FORMATS[form or "fp32"], master_weights, clips=clips)
 
 

@@ -345,8 +345,7 @@ def find_fabric(links: dict[tuple[int, int], int], gpus: int) -> tuple[str, floa
     fewest, most = min(pairs), max(pairs)
     if fewest == most:
         return ("nvlink-mesh" if most * (gpus - 1) <= MOST_LINKS else "nvswitch"), float(most), ()
-    bridged = {pair for pair, count in links.items() if count}
-    if all(a // 2 == b // 2 for a, b in bridged):
+    if all(a // 2 == b // 2 for (a, b), count in links.items() if count):
         return "nvlink-pairs", float(most), ()
     note = f"pairs of GPUs have {fewest} to {most} NVLinks: modelled as a mesh in which each pair has the average"
     return "nvlink-mesh", sum(pairs) / len(pairs), (note,)

@@ -81,8 +81,9 @@ def search_parts(
     if objective not in result.OBJECTIVES:
         raise ValueError(f"objective {objective!r} is not known; expected one of {', '.join(result.OBJECTIVES)}")
     capacity = cluster.gpu.memory_bytes if most_bytes is None else min(most_bytes, cluster.gpu.memory_bytes)
-    run = _SearchRun(parts, cluster, capacity, top, objective, watch, workers, most_s, by_family)
-    run.first, run.improve = first, improve
+    run = _SearchRun(parts, cluster, capacity, top, objective, most_s)
+    run.first, run.improve, run.watch, run.workers = first, improve, watch, workers
+    run.families = {} if by_family else None
     return run.run(looks_around)
 
 
@@ -90,7 +91,7 @@ def guess_candidate(
     parts: Sequence[SpacePart], cluster: Cluster, goal: str, capacity: float, watch: result.SearchWatch, most_s: float
 ) -> result.SimulatedCandidate | None:
     """Return and report the first of *parts* that fits, in the order in which candidates promise to be fast."""
-    run = _SearchRun(parts, cluster, capacity, 1, goal, None, 1, most_s, False)
+    run = _SearchRun(parts, cluster, capacity, 1, goal, most_s)
     try:
         run.bounded = BoundedCandidates(parts, cluster, capacity, capacity, tick=run._tick)
         for number in run.bounded.promising().tolist():
@@ -178,26 +179,18 @@ class _SearchRun:
     """The candidates by number, and what became of them."""
 
     def __init__(
-        self,
-        parts: Sequence[SpacePart],
-        cluster: Cluster,
-        capacity: float,
-        top: int,
-        objective: str,
-        watch: result.SearchWatch | None,
-        workers: int,
-        most_s: float | None,
-        by_family: bool,
+        self, parts: Sequence[SpacePart], cluster: Cluster, capacity: float, top: int, goal: str, most_s: float | None
     ) -> None:
-        self.parts, self.cluster, self.capacity, self.top, self.watch = parts, cluster, capacity, top, watch
-        self.objective, self.objective_name, self.workers = result.OBJECTIVES[objective], objective, workers
+        self.parts, self.cluster, self.capacity, self.top = parts, cluster, capacity, top
+        self.objective, self.objective_name, self.workers = result.OBJECTIVES[goal], goal, 1
+        self.watch: result.SearchWatch | None = None
         self.deadline = np.inf if most_s is None else time.monotonic() + most_s
         self.considered = self.left = sum(len(part.space) for part in parts)
         self.simulated: list[result.SimulatedCandidate] = []
         self.best: Sequence[result.SimulatedCandidate] = ()
         self.illegal = self.too_large = self.pruned = 0
         self.trials_s = 0.0
-        self.families: dict[tuple[int, ...], result.SimulatedCandidate] | None = {} if by_family else None
+        self.families: dict[tuple[int, ...], result.SimulatedCandidate] | None = None  # the best of each, if asked
         self.tried: set[int] = set()
         self.pending: list[int] = []  # candidates of this round that might be better
         self.bounded: BoundedCandidates | None = None
@@ -233,16 +226,11 @@ class _SearchRun:
             complete, out_of_time = False, True
         if self.first is not None and not complete:
             self._rank(self.first)
-        return result.SearchResult(
-            tuple(self.best),
-            tuple(self.simulated),
-            replace(self._counts(), complete=complete, out_of_time=out_of_time),
-            missed,
-            self.bounded.smallest_bytes if self.bounded else None,
-            roomier,
-            self._least_s(complete),
-            self.deadline - self._reporting_s(),
-        )
+        best, simulated, deadline = tuple(self.best), tuple(self.simulated), self.deadline - self._reporting_s()
+        counts = replace(self._counts(), complete=complete, out_of_time=out_of_time)
+        smallest_bytes = self.bounded.smallest_bytes if self.bounded else None
+        beyond = (missed, smallest_bytes, roomier, self._least_s(complete))
+        return result.SearchResult(best, simulated, counts, *beyond, deadline)
 
     @property
     def space(self) -> BoundedCandidates:
@@ -484,12 +472,6 @@ class _SearchRun:
 
     def _counts(self) -> result.SearchCounts:
         unseen = self.queue.below(self._worst()) + len(self.pending) if self.queue else self.left
-        return result.SearchCounts(
-            self.considered,
-            self.illegal,
-            self.too_large,
-            self.pruned + self.left - unseen,
-            len(self.simulated),
-            unseen=unseen,
-            priced=self.bounded.priced if self.bounded else 0,
-        )
+        pruned, priced = self.pruned + self.left - unseen, self.bounded.priced if self.bounded else 0
+        counts = (self.considered, self.illegal, self.too_large, pruned, len(self.simulated))
+        return result.SearchCounts(*counts, unseen=unseen, priced=priced)

@@ -36,6 +36,10 @@ GATHERS = {Gathered.EACH_PASS: 2, Gathered.EACH_MICRO_BATCH: 1}
 GATHERED_ONCE = (Gathered.AFTER_UPDATE, Gathered.ONCE)
 
 
+PartLayers = Sequence[Sequence[Layer]]
+"""The layers of each part of a model."""
+
+
 class PartTime(IntEnum):
     """Columns of ``part_costs``, in seconds.
 
@@ -72,11 +76,10 @@ def part_layers(model: Model, framework: Framework, strategy: Strategy) -> list[
     """Return the layers of each kind of block, of the embedding and of the head."""
     view, full = layer_view(strategy), strategy.recompute.kind is RecomputeKind.FULL
     blocks = [block_layers(model, view, framework, kind, full) for kind in block_kinds(model)]
-    ends = [end_layers(model, view, framework, embedding=embedding) for embedding in (True, False)]
-    return [*blocks, *ends]
+    return [*blocks, *(end_layers(model, view, framework, embedding=embedding) for embedding in (True, False))]
 
 
-def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> FloatArray:
+def part_loads(cluster: Cluster, parts: PartLayers) -> FloatArray:
     """Return for each part the cool seconds in matrix kernels, in all kernels, and what their energy would last."""
     loads = np.zeros((len(parts), 3))
     for part, layers in enumerate(parts):
@@ -95,12 +98,7 @@ def least_load(cluster: Cluster, mixtures: FloatArray) -> Load:
 
 
 def part_costs(
-    model: Model,
-    cluster: Cluster,
-    framework: Framework,
-    strategy: Strategy,
-    parts: Sequence[Sequence[Layer]],
-    load: Load,
+    model: Model, cluster: Cluster, framework: Framework, strategy: Strategy, parts: PartLayers, load: Load
 ) -> FloatArray:
     """Return parts x PartTime: the least that any strategy with such layers spends on them.
 

@@ -86,48 +86,40 @@ def search_mixed(
     """
     if objective not in MIXED_OBJECTIVES:
         raise ValueError(f"two kinds of GPUs are searched for {', '.join(MIXED_OBJECTIVES)}, not for {objective}")
-    return _MixedSearch(parts, cluster, top, objective, most_bytes, watch, most_s, reserve).run()
+    assert cluster.other is not None
+    kinds = (cluster, cluster.other)
+    limits = [usable_memory_bytes(each.gpu.memory_bytes, most_bytes, reserve) for each in kinds]
+    return _MixedSearch(parts, kinds, limits, top, objective).run(watch, most_s)
 
 
 class _MixedSearch:
     def __init__(
-        self,
-        parts: Sequence[SpacePart],
-        cluster: Cluster,
-        top: int,
-        objective: str,
-        most_bytes: float | None,
-        watch: result.SearchWatch | None,
-        most_s: float | None,
-        reserve: float | None,
+        self, parts: Sequence[SpacePart], kinds: tuple[Cluster, Cluster], limits: Sequence[float], top: int, goal: str
     ) -> None:
-        assert cluster.other is not None
-        self.deadline = np.inf if most_s is None else time.monotonic() + most_s
-        self.parts, self.cluster, self.top, self.watch = parts, cluster, top, watch
-        self.joined, self.objective = join_gpu_kinds(cluster), result.OBJECTIVES[objective]
-        self.kinds = (cluster, cluster.other)
-        self.alone = tuple(replace(each, nodes=None, other=None) for each in self.kinds)
-        self.limits = [usable_memory_bytes(each.gpu.memory_bytes, most_bytes, reserve) for each in self.kinds]
+        self.parts, self.cluster, self.kinds, self.limits, self.top = parts, kinds[0], kinds, limits, top
+        self.joined, self.objective = join_gpu_kinds(kinds[0]), result.OBJECTIVES[goal]
+        self.alone = tuple(replace(each, nodes=None, other=None) for each in kinds)
         self.costs: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = {}
         self.considered = sum(len(part.space) for part in parts)
         self.legal = self.too_large = 0
         self.simulated: list[result.SimulatedCandidate] = []
         self.best: list[result.SimulatedCandidate] = []
 
-    def run(self) -> result.SearchResult:
+    def run(self, watch: result.SearchWatch | None, most_s: float | None) -> result.SearchResult:
+        deadline = np.inf if most_s is None else time.monotonic() + most_s
         order = sorted(self._candidates(), key=lambda each: (each.bound_s, each.number, each.kinds))
         left, complete, out_of_time = len(order), True, False
         try:
             for candidate in order:
                 if len(self.best) == self.top and candidate.bound_s > self.best[-1].step_s:
                     break
-                if out_of_time := time.monotonic() > self.deadline:
+                if out_of_time := time.monotonic() > deadline:
                     complete = False
                     break
                 left -= 1
                 self._try(candidate)
-                if self.watch:
-                    self.watch(self._counts(left, False), self.best[0] if self.best else None)
+                if watch:
+                    watch(self._counts(left, False), self.best[0] if self.best else None)
         except KeyboardInterrupt:
             complete = False
         counts = self._counts(left, complete)
@@ -173,12 +165,8 @@ class _MixedSearch:
         if key not in self.costs:
             model = part.space.model
             layers = part_layers(model, part.framework, strategy)[:-2]
-            costs = np.stack(
-                [
-                    part_costs(model, each, part.framework, strategy, layers, cool_load(each.gpu, default_fit()))
-                    for each in self.alone
-                ]
-            )
+            loads = [(each, cool_load(each.gpu, default_fit())) for each in self.alone]
+            costs = np.stack([part_costs(model, each, part.framework, strategy, layers, load) for each, load in loads])
             halves = costs[:, :, PartTime.INPUT_GRADIENTS] + costs[:, :, PartTime.WEIGHT_GRADIENTS]
             seconds = costs[:, :, PartTime.FORWARD] + np.minimum(costs[:, :, PartTime.BACKWARD], halves)
             self.costs[key] = seconds.min(axis=1), costs[:, :, PartTime.KERNELS].min(axis=1)
@@ -198,17 +186,10 @@ class _MixedSearch:
         slow = {stage: pace for stage, pace in enumerate(paces) if candidate.kinds[stage]}
         options = replace(DEFAULTS, conditions=replace(DEFAULTS.conditions, slow_stages=slow))
         prediction = predict(model, self.joined, strategy, framework, options)
-        simulated = result.SimulatedCandidate(
-            candidate.number,
-            strategy,
-            framework,
-            prediction.step_s,
-            max(sizes),
-            self.objective.score(result.ScoredPrediction(prediction, max(sizes), strategy.layout.gpus)),
-            candidate.bound_s,
-            options,
-            tuple(self.kinds[kind].gpu.name for kind in candidate.kinds),
-        )
+        score = self.objective.score(result.ScoredPrediction(prediction, max(sizes), strategy.layout.gpus))
+        results = (prediction.step_s, max(sizes), score, candidate.bound_s, options)
+        names = tuple(self.kinds[kind].gpu.name for kind in candidate.kinds)
+        simulated = result.SimulatedCandidate(candidate.number, strategy, framework, *results, names)
         self.simulated.append(simulated)
         self.best = nsmallest(self.top, (*self.best, simulated), key=lambda each: each.rank)
 

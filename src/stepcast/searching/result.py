@@ -194,8 +194,7 @@ OBJECTIVES: dict[str, SearchObjective] = {
 
 def cause_shares(report: StepReport) -> dict[str, float]:
     """Return the shares of the step by cause; they sum to 1."""
-    parts = report.breakdown_s
-    return {cause: sum(parts[name] for name in names) / report.step_s for cause, names in CAUSES.items()}
+    return {cause: sum(report.breakdown_s[name] for name in names) / report.step_s for cause, names in CAUSES.items()}
 
 
 def find_bottleneck(report: StepReport, faster_without_memory: bool) -> str:

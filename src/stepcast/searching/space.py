@@ -18,16 +18,7 @@ from stepcast.ir.legality import find_problems, is_legal
 from stepcast.ir.limits import CANDIDATES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.ir.strategy import (
-    NO_RECOMPUTE,
-    USUAL_OVERLAP,
-    Overlap,
-    Recompute,
-    RecomputeKind,
-    Sharding,
-    Strategy,
-    StrategyError,
-)
+from stepcast.ir.strategy import USUAL_OVERLAP, Overlap, Recompute, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.ir.types import DType, dataclass
 
 StrategyFields = Mapping[str, Any]
@@ -38,7 +29,7 @@ Tick = Callable[[], None]
 Answer = TypeVar("Answer")
 
 RECOMPUTES: Mapping[str, Recompute] = {
-    "none": NO_RECOMPUTE,
+    "none": Recompute(),
     "selective": Recompute(RecomputeKind.SELECTIVE),
     "full": Recompute(RecomputeKind.FULL),
 }
@@ -226,8 +217,7 @@ def build_space(
         )
         count += math.prod(sizes)
         _check_count(count)
-        indices = np.indices(sizes).reshape(len(sizes), -1)
-        pipeline, batch, recompute, sharding, sp, precision, overlap = indices
+        pipeline, batch, recompute, sharding, sp, precision, overlap = np.indices(sizes).reshape(len(sizes), -1)
         layout = np.tile((gpus, tp, cp, ep, expert_tp, pp), (len(pipeline), 1))
         batches = np.array(axes.micro_batch, dtype=np.int64)[batch]
         rest = (batches, recompute, sharding, np.array(parallel)[sp], precision, overlap)
@@ -395,11 +385,6 @@ def find_legal(columns: SpaceColumns, framework: Framework) -> BoolArray:
 def pipeline_strategy(space: CandidateSpace, row: int) -> Strategy:
     """Return a candidate reduced to its pipeline: one replica with one rank for each stage."""
     values = space.values(row)
-    return Strategy(
-        Layout(pp=values["pp"], vpp=values["vpp"]),
-        micro_batch=1,
-        global_batch=max(1, int(space.micro_batches[row])),
-        seq=space.seq,
-        schedule=values["schedule"],
-        **{name: space.common[name] for name in PIECE_FIELDS if name in space.common},
-    )
+    layout, batch = Layout(pp=values["pp"], vpp=values["vpp"]), max(1, int(space.micro_batches[row]))
+    common = {name: space.common[name] for name in PIECE_FIELDS if name in space.common}
+    return Strategy(layout, 1, batch, space.seq, schedule=values["schedule"], **common)

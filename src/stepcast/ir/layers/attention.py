@@ -22,25 +22,14 @@ from itertools import chain
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.layers import attention_core as core
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import (
-    FP32,
-    C,
-    K,
-    Ops,
-    PhaseOps,
-    collective,
-    list_kernels,
-    list_phases,
-    make_layer,
-    stream_op,
-)
+from stepcast.ir.layers.kernels import C, K, Ops, PhaseOps, collective, list_kernels, list_phases, make_layer, stream_op
 from stepcast.ir.layers.lists import norm_readers
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
 from stepcast.ir.layout import Group
 from stepcast.ir.model_parts import Latent, LayerParts, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.ir.types import FP32_BYTES
+from stepcast.ir.types import FP32_BYTES, DType
 from stepcast.ir.work import Attention
 from stepcast.ir.workload import Layer, Op, Role
 
@@ -254,9 +243,9 @@ def _rotate(sizes: Sizes, width: int, name: str = "") -> tuple[Ops, Ops]:
             sizes,
             sizes.tokens,
             width,
-            FP32 if widened else stored,
+            DType.FP32 if widened else stored,
             f"{name}{word}",
-            wide=widened and stored is not FP32,
+            wide=widened and stored is not DType.FP32,
             turned=turned,
             half=max(1, turned // 2),
             rest=max(1, width - turned),
@@ -335,7 +324,7 @@ def _index_ops(sizes: Sizes, latent: Latent) -> PhaseOps:
             stream_op(*norm, 1, 1, sizes.stored),
             *gathers,
             Op("index scores", score(False)),
-            stream_op("index choice", K.SOFTMAX, outer, keys, 1, 1, FP32),
+            stream_op("index choice", K.SOFTMAX, outer, keys, 1, 1, DType.FP32),
         ),
         (Op("index scores gradient", score(True)), stream_op(*norm, 2, 1, sizes.stored, True), *gradient),
         weights,

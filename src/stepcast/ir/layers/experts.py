@@ -11,18 +11,7 @@ from dataclasses import replace
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.framework import Dispatcher, Framework, Kernels, Modules
 from stepcast.ir.layers import operators as build
-from stepcast.ir.layers.kernels import (
-    FP32,
-    C,
-    K,
-    Ops,
-    PhaseOps,
-    cast_op,
-    collective,
-    list_kernels,
-    make_layer,
-    stream_op,
-)
+from stepcast.ir.layers.kernels import FP32, K, Ops, PhaseOps, cast_op, collective, list_kernels, make_layer, stream_op
 from stepcast.ir.layers.mlp import activation_ops, mlp_layers, mlp_saved
 from stepcast.ir.layers.operators import Linear
 from stepcast.ir.layers.sizes import SavedTensor, Sizes, present
@@ -96,8 +85,7 @@ def list_operators(sizes: Sizes, block: LayerParts) -> tuple[Layer, ...]:
 
 def _routed_rows(sizes: Sizes) -> int:
     """Return the rows that arrive at the busiest expert rank."""
-    top_k = present(sizes.model.experts).top_k
-    return max(1, round(sizes.outer_tokens * top_k * sizes.strategy.busiest_share))
+    return max(1, round(sizes.outer_tokens * present(sizes.model.experts).top_k * sizes.strategy.busiest_share))
 
 
 def _dispatch_bytes(sizes: Sizes) -> int:
@@ -152,7 +140,7 @@ def exchange_routing(model: Architecture, strategy: Strategy, framework: Framewo
 
 
 def _exchange_kind(gathers: bool) -> CollectiveKind:
-    return C.ALL_GATHER if gathers else C.REDUCE_SCATTER
+    return CollectiveKind.ALL_GATHER if gathers else CollectiveKind.REDUCE_SCATTER
 
 
 def _exchange(sizes: Sizes, name: str, gathers: bool) -> Ops:

@@ -117,12 +117,9 @@ def adapter_shard(
 @lru_cache(maxsize=1024)
 def count_adapted(model: Architecture, targets: tuple[str, ...]) -> int:
     """Return the linear layers of all blocks among the *targets*, or all that LoRA can adapt."""
-    return sum(
-        not targets or linear.name in targets
-        for block in model.blocks
-        for kind in kinds_of(block.mixer, block.feed_forward)
-        for linear in adapted_linears(model, kind.weights)
-    )
+    kinds = [kind for block in model.blocks for kind in kinds_of(block.mixer, block.feed_forward)]
+    linears = (linear for kind in kinds for linear in adapted_linears(model, kind.weights))
+    return sum(not targets or linear.name in targets for linear in linears)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,16 +100,9 @@ def _read_line(text: str, conditions: Conditions) -> WeightLine:
     sides = [INPUTS_SPLIT[word] for word in plain if word in INPUTS_SPLIT]
     sizes = [read_amount(word) for word in plain if word not in (*INPUTS_SPLIT, "per-channel")]
     lora = tuple(options.get("lora", "").replace("_", " ").split(",")) if "lora" in options else ()
-    weight = Weight(
-        name,
-        WeightPart(part),
-        (),
-        Split(options.get("split", "none")),
-        inputs_split=sides[0] if sides else None,
-        per_channel="per-channel" in plain,
-        lora=lora,
-        pair=options.get("pair", options.get("lora", "")).replace("_", " "),
-    )
+    split, pair = Split(options.get("split", "none")), options.get("pair", options.get("lora", "")).replace("_", " ")
+    inputs_split, per_channel = sides[0] if sides else None, "per-channel" in plain
+    weight = Weight(name, WeightPart(part), (), split, 0, inputs_split, per_channel, lora, pair)
     return WeightLine(weight, tuple(sizes), read_amount(options.get("ways", "0")), options.get("bias", ""), conditions)
 
 
