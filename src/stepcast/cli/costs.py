@@ -36,6 +36,14 @@ SIZES = {
 ELEMENTWISE_SIZES = "rows columns"
 SWEPT = {"matmul": "m", "bmm": "m", "grouped": "m", "attention": "seq"}
 LARGEST_OF_SWEEP = 65_536
+SIZES_OF = {
+    Matmul: "m n k batch",
+    GroupedMatmul: "m n k groups",
+    Attention: "seq=query_len keys=key_len batch heads kv_heads head_dim",
+    Elementwise: "rows columns",
+}
+SEND_RECEIVE = "send-receive"
+SMALLEST_BYTES, LARGEST_BYTES = 8, 16 * GIB
 
 
 def run_op(args: argparse.Namespace) -> int:
@@ -151,16 +159,6 @@ def _operator_record(work: Operator, price: Price) -> FactDict:
         "flops_per_s": flops / price.seconds,
         "bytes_per_s": moved / price.seconds,
     }
-
-
-SIZES_OF = {
-    Matmul: "m n k batch",
-    GroupedMatmul: "m n k groups",
-    Attention: "seq=query_len keys=key_len batch heads kv_heads head_dim",
-    Elementwise: "rows columns",
-}
-SEND_RECEIVE = "send-receive"
-SMALLEST_BYTES, LARGEST_BYTES = 8, 16 * GIB
 
 
 def run_collective(args: argparse.Namespace) -> int:

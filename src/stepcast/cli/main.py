@@ -27,6 +27,8 @@ KINDS |= {"simulate": "simulate network", "compare": "compare gate watch", "capt
 MODULES = {verb: module for module, verbs in KINDS.items() for verb in verbs.split()}
 # Verbs with a second spelling.
 SPELLINGS = {"analyse": "analyze"}
+FEW_OPTIONS = 8
+DESCRIPTION = "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
 
 
 class Verb(NamedTuple):
@@ -73,9 +75,6 @@ OTHER_VERBS = {other: verb.name for verb in VERBS for other in verb.others}
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
-
-FEW_OPTIONS = 8
-DESCRIPTION = "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
 
 
 class Parser(argparse.ArgumentParser):

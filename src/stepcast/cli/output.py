@@ -41,6 +41,18 @@ BEYOND_ASCII = re.compile(r"[^\n -~]")
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
 # Output of one answer, which several have none of.
 SINGLE = ("output", "trace", "save", "to_workload", "gantt", "critical_path", "jitter", "explain_memory", "emit")
+# Arguments of verbs that name files to write and files to read.
+WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file", "markdown", "junit")
+READ = (
+    *("what", "workload", "captured", "file", "run", "config", "files", "runs", "input", "predicted", "measured"),
+    *("model", "cluster", "gpu", "calibration", "framework", "failures", "schedule", "data", "baseline", "forecast"),
+)
+# Smaller files need no progress bar.
+SMALLEST_BYTES = 32 * 2**20
+EVERY_S = 0.1
+LONG_S = 1.0
+MOVING = "###"
+BAR_WIDTH = 30
 
 
 def print_json(value: object) -> None:
@@ -88,14 +100,6 @@ def new_file(name: str) -> str:
     if why := unwritable(name):
         raise argparse.ArgumentTypeError(f"{name}: {why}")
     return name
-
-
-# Arguments of verbs that name files to write and files to read.
-WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file", "markdown", "junit")
-READ = (
-    *("what", "workload", "captured", "file", "run", "config", "files", "runs", "input", "predicted", "measured"),
-    *("model", "cluster", "gpu", "calibration", "framework", "failures", "schedule", "data", "baseline", "forecast"),
-)
 
 
 def check_files(args: argparse.Namespace) -> None:
@@ -270,14 +274,6 @@ def print_view(args: argparse.Namespace, view: View, verbose: bool = True, below
 
 def page_note(args: argparse.Namespace) -> str:
     return f"wrote {visible(args.html)}: open it in a browser"
-
-
-# Smaller files need no progress bar.
-SMALLEST_BYTES = 32 * 2**20
-EVERY_S = 0.1
-LONG_S = 1.0
-MOVING = "###"
-BAR_WIDTH = 30
 
 
 def open_source(path: str) -> Source:

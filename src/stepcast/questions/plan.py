@@ -45,6 +45,13 @@ RESULT = "result"
 SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
 SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
 MOST_DOUBLINGS = 16
+YEAR_HOURS = 365.25 * 24
+# Restarts of nvidia-resiliency-ext (2026); the warm-up is that of MegaScale. In a job, processes start again on hot
+# spares: a hang is noticed by the heartbeat (300 s in the NeMo plugin), then memory of the GPUs is reclaimed
+# (gpu_memory_reclaim_timeout). In a process, the training function is called again (inprocess/wrap.py: soft_timeout of
+# 60 s without progress, then monitor_process_interval and last_call_wait of 1 s each).
+RESTARTS = {"in-job": "detect=5m,reschedule=50s,warm-up=1m", "in-process": "detect=1m,reschedule=2s,warm-up=1m"}
+MONTH_S = 30.44 * units.DAY
 
 
 def _read_date(text: str) -> datetime.date:
@@ -165,15 +172,6 @@ def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
     if question.until:
         facts["until"] = question.until.isoformat()
     return facts
-
-
-YEAR_HOURS = 365.25 * 24
-# Restarts of nvidia-resiliency-ext (2026); the warm-up is that of MegaScale. In a job, processes start again on hot
-# spares: a hang is noticed by the heartbeat (300 s in the NeMo plugin), then memory of the GPUs is reclaimed
-# (gpu_memory_reclaim_timeout). In a process, the training function is called again (inprocess/wrap.py: soft_timeout of
-# 60 s without progress, then monitor_process_interval and last_call_wait of 1 s each).
-RESTARTS = {"in-job": "detect=5m,reschedule=50s,warm-up=1m", "in-process": "detect=1m,reschedule=2s,warm-up=1m"}
-MONTH_S = 30.44 * units.DAY
 
 
 def _grams_per_kwh(text: str) -> float:

@@ -23,6 +23,27 @@ from stepcast.units import DEFAULT_CURRENCY, parse_count
 
 PIPELINED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if not facts.alone)
 PAIRED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if facts.pairs is schedules.Pairs.OWN)
+SCHEDULES = tuple(map(str, schedules.ScheduleKind))
+SHARDINGS = tuple(map(str, Sharding))
+PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
+AUTOCASTS = ("autocast-bf16", "autocast-fp16")
+MODULES = tuple(map(str, RecomputeModule))
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
+# Exchanges without a model of their own, each with the one that predicts it; as Megatron-LM scripts are read.
+PREDICTED_AS = {"cp_comm": {"a2a+p2p": "p2p"}}
+PLACES = ("even", "packed")  # a test compares them with hardware.Place
+ENGINES = ("fast", "fluid")  # a test compares them with forecast.options.Engine
+ENGINE_HELP = "fluid: concurrent communication shares the links of the network"
+MOST_MTP_LAYERS = 64
+# Headings of the help.
+WHAT = "model, cluster and framework"
+LAYOUT = "parallelism (data parallelism uses the remaining GPUs)"
+BATCH = "batch"
+EXECUTION = "execution"
+TUNING = "fine-tuning"
+PRICES = "cost estimates"
+NETWORK = "network simulation"
+TRAINING = "training run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +112,6 @@ if TYPE_CHECKING:
     from stepcast.inputs.expression import Expression
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
-
-SCHEDULES = tuple(map(str, schedules.ScheduleKind))
-SHARDINGS = tuple(map(str, Sharding))
-PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
-AUTOCASTS = ("autocast-bf16", "autocast-fp16")
-MODULES = tuple(map(str, RecomputeModule))
-OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
-# Exchanges without a model of their own, each with the one that predicts it; as Megatron-LM scripts are read.
-PREDICTED_AS = {"cp_comm": {"a2a+p2p": "p2p"}}
-PLACES = ("even", "packed")  # a test compares them with hardware.Place
-ENGINES = ("fast", "fluid")  # a test compares them with forecast.options.Engine
-ENGINE_HELP = "fluid: concurrent communication shares the links of the network"
-MOST_MTP_LAYERS = 64
-# Headings of the help.
-WHAT = "model, cluster and framework"
-LAYOUT = "parallelism (data parallelism uses the remaining GPUs)"
-BATCH = "batch"
-EXECUTION = "execution"
-TUNING = "fine-tuning"
-PRICES = "cost estimates"
-NETWORK = "network simulation"
-TRAINING = "training run"
 
 
 def _read_by(option: str, meaning: Callable[[str], object]) -> Callable[[str], object]:

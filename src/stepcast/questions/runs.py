@@ -37,6 +37,11 @@ TABLE = "predict"
 CONFIGS = (".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 MOST_OPTIONS = 1_000
 BATCH = ("micro_batch", "global_batch", "seq")
+# Field of a Framework or a Strategy -> the choice that sets it.
+SETTERS = {choice.sets: name for name, choice in CHOICES.items() if choice.sets}
+# Fields that other options set: the layout and the batch, adapters by their rank, the profile by its name.
+SET_BY_OTHERS = {"layout", "micro_batch", "global_batch", "seq", "precision", "training", "name"}
+SET_BY_OTHERS |= {"lora_separate", "document", "longest"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +215,6 @@ def save_run(run: SettledRun) -> bytes:
 
 class NoOptionError(ValueError):
     """A setting that no option makes."""
-
-
-# Field of a Framework or a Strategy -> the choice that sets it.
-SETTERS = {choice.sets: name for name, choice in CHOICES.items() if choice.sets}
-# Fields that other options set: the layout and the batch, adapters by their rank, the profile by its name.
-SET_BY_OTHERS = {"layout", "micro_batch", "global_batch", "seq", "precision", "training", "name"}
-SET_BY_OTHERS |= {"lora_separate", "document", "longest"}
 
 
 def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:

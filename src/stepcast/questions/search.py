@@ -60,6 +60,8 @@ AIM = "objective and limits"
 MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
 # If nothing fits, these multiples of the GPUs are tried.
 MORE_GPUS = (2, 4, 8, 16)
+AxisValues = tuple[Any, ...]  # enums, numbers or words, as a choice has them
+Meaning = Callable[..., object]
 
 
 def read_gpu_counts(text: str) -> tuple[int, ...]:
@@ -71,10 +73,6 @@ def read_gpu_counts(text: str) -> tuple[int, ...]:
     if high < low:
         raise readers.ValueSpellingError(f"{text!r} ends before it begins; use {high}..{low}")
     return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
-
-
-AxisValues = tuple[Any, ...]  # enums, numbers or words, as a choice has them
-Meaning = Callable[..., object]
 
 
 def _axis(

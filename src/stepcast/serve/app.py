@@ -36,6 +36,7 @@ NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._ -]+")
 LONGEST_NAME = 80
 # Errors in the input of a user, as on the command line.
 MISTAKES = (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning, RecursionError)
+ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "app.css": "text/css", "app.js": "text/javascript"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +127,6 @@ def make_app(answer: Answer, token: str, hosts: frozenset[str], most_bytes: int)
         ]
     )
     return Guard(inner, token, hosts, most_bytes)
-
-
-ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "app.css": "text/css", "app.js": "text/javascript"}
 
 
 @lru_cache

@@ -12,6 +12,19 @@ from stepcast.views.measured import PART_NAMES
 SMALLEST_SHARE = 5e-4
 MOST_BARS = 40
 GOOD_ERROR = 0.1
+FIGURES = ui.columns_by_key(
+    "MFU=mfu tokens/s=tokens_per_s, memory=memory_bytes days=days:,.1f GPU-hours=gpu_hours, cost=cost, "
+    "energy_(MWh)=energy_mwh:,.1f goodput"
+)
+MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL}
+KINDS = {"regression": "tp", "suspected": "optimizer", "improved": "dp"}
+MOST_DOTS = 1200
+MOST_REASONS = 10
+NEAR = 0.1
+SUMMARY_COLUMNS = ui.columns(
+    "rows=rows, mean=mean_abs_error median=median_abs_error p90=p90_abs_error worst=worst_abs_error "
+    "signed=mean_error:+% weighted=time_weighted_error:%"
+)
 
 
 def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timeline: Timeline | None = None) -> ui.View:
@@ -86,12 +99,6 @@ def side_names(facts: FactDict) -> tuple[str, str]:
     return (first, second) if first != second else ("first", "second")
 
 
-FIGURES = ui.columns_by_key(
-    "MFU=mfu tokens/s=tokens_per_s, memory=memory_bytes days=days:,.1f GPU-hours=gpu_hours, cost=cost, "
-    "energy_(MWh)=energy_mwh:,.1f goodput"
-)
-
-
 def _key_figures(facts: FactDict) -> ui.Table | None:
     """Return the figures of both sides beyond the step."""
     if not facts["figures"]:
@@ -121,9 +128,6 @@ def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, nam
 
 
 # ---- a gate: the measures against their baseline, and the trend of the step ---------------------------------
-
-MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL}
-KINDS = {"regression": "tp", "suspected": "optimizer", "improved": "dp"}
 
 
 def gate_view(facts: Facts) -> ui.View:
@@ -167,14 +171,6 @@ def _trend(facts: Facts) -> ui.Scatter:
 
 
 # ---- the scoreboard: predictions against measurements, set by set -------------------------------------------
-
-MOST_DOTS = 1200
-MOST_REASONS = 10
-NEAR = 0.1
-SUMMARY_COLUMNS = ui.columns(
-    "rows=rows, mean=mean_abs_error median=median_abs_error p90=p90_abs_error worst=worst_abs_error "
-    "signed=mean_error:+% weighted=time_weighted_error:%"
-)
 
 
 def validate_view(

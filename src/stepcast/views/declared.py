@@ -11,6 +11,10 @@ from stepcast.views.view import DATA, NAMES, Figure, Mood, Shown, View, find_val
 FIGURE = re.compile(r"(> )?(.+?)(?: !(\S+))? (=|\|) (.*)")
 HEAD = re.compile("(title|headline|about): (.*)")
 PLACES = {"detail": Shown.DETAIL, "text": Shown.TEXT, "page": Shown.PAGE}
+LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
+ISSUED = NAMES["execution"]
+MOST_SHOWN = 12  # keys without effect
+CONFIG_LISTS = NAMES["config_keys"]
 
 
 @cache
@@ -112,10 +116,6 @@ def _table(row: str, facts: Facts) -> ui.Table:
     return ui.table_of(str(say(title, facts)), rows, ui.columns(" ".join(heads), **computed), **options)
 
 
-LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
-ISSUED = NAMES["execution"]
-
-
 def asked_pairs(facts: Facts) -> list[tuple[str, str]]:
     """Return model, cluster, software, layout, batch and command, as far as the facts have them."""
     strategy = facts.get("strategy") or {}
@@ -144,10 +144,6 @@ def _layout(strategy: Facts) -> str:
     if "recompute" in strategy:
         words += f"{',' if 'sharding' in strategy else ';'} recompute {strategy['recompute']}"
     return words
-
-
-MOST_SHOWN = 12  # keys without effect
-CONFIG_LISTS = NAMES["config_keys"]
 
 
 def config_notes(facts: Facts) -> list[str]:

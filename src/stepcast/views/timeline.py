@@ -33,6 +33,14 @@ KINDS = NAMES["timeline_colours"]
 FIRST = ("compute", "stream")
 PHASES = {"F": "compute", "B": "backward", "I": "backward", "W": "weight"}
 HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to search, Enter to fold a rank."
+LEGEND = "F forward, B backward, W weight gradient, o once per step, - communication, . waiting"
+SHORT = "f, b, w: shorter than its column"
+SEVERAL_MARK = "*"
+SEVERAL_WORDS = f"{SEVERAL_MARK} several in one column"
+MARKS = {"F": "F", "B": "B", "I": "B", "W": "W"}
+LONGEST_ROW_LIST = 64
+# Less than that is bookkeeping, such as the single nanoseconds of SimAI's placeholders.
+LEAST_COLUMNS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +183,6 @@ def timeline_section(timeline: Timeline, links: Sequence[tuple[str, str]] = (), 
 
 
 # ---- as text: one row for each rank, one character for each slice of time -----------------------------------
-
-
-LEGEND = "F forward, B backward, W weight gradient, o once per step, - communication, . waiting"
-SHORT = "f, b, w: shorter than its column"
-SEVERAL_MARK = "*"
-SEVERAL_WORDS = f"{SEVERAL_MARK} several in one column"
-MARKS = {"F": "F", "B": "B", "I": "B", "W": "W"}
-LONGEST_ROW_LIST = 64
-# Less than that is bookkeeping, such as the single nanoseconds of SimAI's placeholders.
-LEAST_COLUMNS = 1e-3
 
 
 def gantt(timeline: Timeline, width: int) -> str:
