@@ -67,7 +67,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "inputs/stragglers.py"),
         ("tests/inputs", "tests/analyze/test_stragglers.py", "tests/faults/test_attacks.py"),
     ),
-    "guard": (("serve/guard.py", "serve/fields.py"), ("tests/serve/test_guard.py", "tests/serve/test_fields.py")),
+    "guard": (("serve/app.py", "serve/fields.py"), ("tests/serve/test_guard.py", "tests/serve/test_fields.py")),
     "store": (("sweep/store.py", "sweep/spec.py"), ("tests/sweep/test_spec.py", "tests/sweep/test_sweep.py")),
     "files": (("outputs/files.py",), ("tests/outputs/test_files.py", "tests/faults/test_writing.py")),
 }  # fmt: skip

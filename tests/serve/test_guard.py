@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the extra web: pip install 'stepcast[web]'")
 
-from stepcast.serve.guard import MOST_QUERY_BYTES, Guard, ImpatientProtocol, RefusedError
+from stepcast.serve.app import MOST_QUERY_BYTES, Guard, ImpatientProtocol, RefusedError
 
 HOST, TOKEN, MOST_BYTES = "127.0.0.1:8321", "t" * 32, 2 * 2**20
 OWN = (b"host", HOST.encode())

@@ -26,8 +26,7 @@ def run(args: argparse.Namespace) -> int:
         import uvicorn
     except ImportError:
         raise ValueError("serve needs the extra web: pip install 'stepcast[web]'") from None
-    from stepcast.serve.app import make_app
-    from stepcast.serve.guard import ImpatientProtocol
+    from stepcast.serve.app import ImpatientProtocol, make_app
 
     gc.enable()  # commands disable it
     warnings.simplefilter("error", RuntimeWarning)

@@ -18,7 +18,7 @@ from stepcast.questions.choices import option_of, refuse_options
 from stepcast.sweep.spec import read_spec
 from stepcast.sweep.store import Progress, Store, page_facts, rows_of, status_facts, sweep
 from stepcast.views.declared import phrase
-from stepcast.views.sweep import counts_view, rows_view, sweep_view
+from stepcast.views.search import counts_view, rows_view, sweep_view
 from stepcast.views.view import View
 
 RUNNING = ("html", "output", "engine", "workers", "address", "limit")

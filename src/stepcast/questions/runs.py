@@ -115,10 +115,7 @@ def ask_with_file(kind: type[readers.AnyQuestion], given: Facts, file: RunFile |
 
 
 def _is_run(name: str) -> bool:
-    """Return True if *name* is a file that describes more than a model.
-
-    A model is TOML with its sizes at the top, or a configuration of Hugging Face.
-    """
+    """Return True if a file has more than a model, which is TOML with sizes at its top or a config of Hugging Face."""
     if not os.path.isfile(name):
         return False
     if name.endswith(".json"):
