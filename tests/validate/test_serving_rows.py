@@ -31,6 +31,6 @@ def test_sizes_that_a_dump_multiplies_do_not_divide_the_clients() -> None:
 
 def test_an_engine_is_that_of_its_own_clients() -> None:
     long = {**ROW, "isl": "8192", "tp_size": "4", "moe_tp_size": "4"}
-    assert plan_of(long, 4.0).layout == GenerationLayout(tp=4)
-    assert plan_of(long, 4096.0).layout == GenerationLayout(dp=4)  # whose ranks need not hold every sequence
-    assert plan_of({**ROW, "tp_size": "28", "moe_tp_size": "28"}, 4.0).split  # 128 heads: GPUs of several engines
+    assert plan_of(long, 4.0)[0] == GenerationLayout(tp=4)
+    assert plan_of(long, 4096.0)[0] == GenerationLayout(dp=4)  # whose ranks need not hold every sequence
+    assert plan_of({**ROW, "tp_size": "28", "moe_tp_size": "28"}, 4.0)[1]  # 128 heads: GPUs of several engines

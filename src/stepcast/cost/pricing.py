@@ -223,9 +223,7 @@ class Pricer:
 
     def neighbour_route(self, group: Group) -> Route:
         """Return the slowest links between neighbours in *group*."""
-        if self.layout.size(group) == 1:
-            return self.route(group)
-        return self._route(group, neighbour_path)
+        return self.route(group) if self.layout.size(group) == 1 else self._route(group, neighbour_path)
 
     def placement_warnings(self) -> list[str]:
         """Return a warning of the priced group that is spread most unevenly; the world carries next to nothing."""

@@ -226,9 +226,7 @@ def record_times(workload: Workload, seconds: Seconds) -> Workload:
     """Return *workload* with every computation as its time."""
 
     def timed(op: Op) -> Op:
-        if isinstance(op.work, Collective | Transfer):
-            return op
-        return replace(op, work=Recorded(seconds(op.work)))
+        return op if isinstance(op.work, Collective | Transfer) else replace(op, work=Recorded(seconds(op.work)))
 
     return with_ops(workload, timed)
 

@@ -24,9 +24,7 @@ def take_rows(columns: Columns, rows: BoolArray | IntArray) -> Columns:
 def join_rows(parts: Iterable[Columns], nothing: Columns) -> Columns:
     """Return the rows of all *parts*, one part after the other; *nothing* has none."""
     filled = [part for part in parts if len(part[0])]
-    if not filled:
-        return nothing
-    return type(nothing)(*(np.concatenate(column) for column in zip(*filled, strict=True)))
+    return type(nothing)(*(np.concatenate(column) for column in zip(*filled, strict=True))) if filled else nothing
 
 
 FEW_VALUES = 8

@@ -222,9 +222,7 @@ def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
 
 def count_frozen(model: Model, trained_layers: int, layers: range) -> int:
     """Return how many of *layers* lie below the last *trained_layers*, and so run no backward; 0: all are trained."""
-    if not trained_layers:
-        return 0
-    return min(len(layers), max(0, model.layers - trained_layers - layers.start))
+    return min(len(layers), max(0, model.layers - trained_layers - layers.start)) if trained_layers else 0
 
 
 def _trained_piece(model: Model, strategy: Strategy, piece: StagePiece) -> StagePiece:

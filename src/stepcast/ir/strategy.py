@@ -59,9 +59,7 @@ class Recompute:
     @property
     def selected(self) -> tuple[RecomputeModule, ...]:
         """The modules that are recomputed where layers are not as a whole."""
-        if self.kind is not RecomputeKind.SELECTIVE:
-            return ()
-        return self.modules or (RecomputeModule.CORE,)
+        return self.modules or (RecomputeModule.CORE,) if self.kind is RecomputeKind.SELECTIVE else ()
 
     def whole_layers(self, layers: int) -> int:
         """Return how many of a piece's *layers* are completely recomputed."""

@@ -86,9 +86,7 @@ class Attention:
         """
         square = self.batch * self.heads * self.query_len * self.key_len * (0.5 if self.causal else 1.0)
         query_key, probability_value = 2.0 * square * self.head_dim, 2.0 * square * self.value_dim
-        if self.backward:
-            return 3.0 * query_key + 2.0 * probability_value
-        return query_key + probability_value
+        return 3.0 * query_key + 2.0 * probability_value if self.backward else query_key + probability_value
 
     @property
     def moved_bytes(self) -> float:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -50,13 +49,6 @@ PARTS = ("agg tpot", "agg ttft", "disagg tpot", "disagg ttft")
 DRAFTING = Speculation(1)  # assumed of models with MTP modules where a disaggregated run states no workers
 MOST_MEMORY = 0.98
 DIFFERENT = 0.1  # times that differ by less are not ranked
-
-
-class ServingPlan(NamedTuple):
-    """The engine that a row describes; *split* where prefill engines are apart."""
-
-    layout: GenerationLayout
-    split: bool
 
 
 def concurrency_of(row: scoreboard.Record) -> float:
@@ -112,8 +104,8 @@ def engine_of(row: scoreboard.Record) -> GenerationLayout:
     return layout_of(row, "decode_" if row["mode"] == "disagg" else "", _cluster(row))
 
 
-def plan_of(row: scoreboard.Record, clients: float) -> ServingPlan:
-    """Return the engine of a row, which holds the sequences of *clients*.
+def plan_of(row: scoreboard.Record, clients: float) -> tuple[GenerationLayout, bool]:
+    """Return the engine of a row, which holds the sequences of *clients*, and whether prefill engines are apart.
 
     If the stated tensor parallel ranks do not divide the heads, they are the GPUs of several engines: some prefill.
     """
@@ -122,10 +114,10 @@ def plan_of(row: scoreboard.Record, clients: float) -> ServingPlan:
     apart = replace(layout, tp=1, dp=layout.width) if model.latent else layout
     memory = _memory(model, layout, _formats(row), _cluster(row), row["backend"], context)
     if model.heads % layout.tp:
-        return ServingPlan(apart, split=True)
+        return apart, True
     # Every tensor-parallel rank would hold the latent cache of all sequences, for which it may have no room.
     fits = apart == layout or clients <= memory.sequences_that_fit(context)
-    return ServingPlan(layout if fits else apart, row["mode"] == "disagg")
+    return layout if fits else apart, row["mode"] == "disagg"
 
 
 def predict_group(rows: Sequence[scoreboard.Record]) -> SteadyServing:

@@ -203,10 +203,8 @@ def _rows_of(file: Path, skipped: Counter[str], peaks: list[scoreboard.Pair]) ->
 @lru_cache(maxsize=1)
 def _fitted_rows() -> frozenset[tuple[str, ...]]:
     """Return the rows that the committed constants were learnt from, without their times."""
-    shapes = set()
-    for name in FITTED_FILES:
-        shapes |= {_shape(record) for record in csv_records(Source(shipped_folder() / name))[1]}
-    return frozenset(shapes)
+    files = (csv_records(Source(shipped_folder() / name))[1] for name in FITTED_FILES)
+    return frozenset(_shape(record) for records in files for record in records)
 
 
 def _shape(record: scoreboard.Record) -> tuple[str, ...]:
