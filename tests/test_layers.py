@@ -86,7 +86,6 @@ MAY_OPEN_FILES = (
     "frameworks/catalog.py",
     "generation/engine.py",
     "generation/lengths.py",
-    "goodput/catalog.py",
     "simulation/kernels.py",
     "views/declared.py",
     "views/document.py",
