@@ -4,18 +4,17 @@ Bars, in processor time: first predictions of a pipeline at most 25 ms, in a pro
 once warm 1.5, 2, 3 and 6 ms at pp 1, 4, 16 and 64; 12 ms with the report at pp 4; 1 ms for each of a thousand mixed
 strategies of two models. The ratio to ten million additions in Python tells machines apart.
 
-On an idle core of a 16-core x86-64 server, where the additions take 0.33 s: 5.3, 7.7, 7.5 and 20.7 ms for first
-predictions; 0.3, 0.4 and 0.7 ms warm (6.8, 7.6 and 11.0 ms with their reports); 4.2 ms for each of the mixed
-strategies, 0.8 ms when they are asked for again. A million micro-batches on 8 stages take 14 ms with their report,
+On an idle core of a 2.5 GHz x86-64 server, where the additions take 0.47 s: 5.3, 7.8, 7.3 and 18.8 ms for first
+predictions; 0.3, 0.5 and 0.7 ms warm (7.6, 8.0 and 10.3 ms with their reports); 2.9 ms for each of the mixed
+strategies, 0.7 ms when they are asked for again. A million micro-batches on 8 stages take 14 ms with their report,
 512 on 256 stages 0.33 s.
 
-The bar of the mixed strategies is missed. No part dominates their time: generating stages takes 20 %, putting
-programs together 30 %, pricing 15 %, folding and running 15 %, memory 8 %, power and pace 6 %, and no function more
-than 5 % by itself. Both models have 70 kinds of layers, 75 schedules and 114 kinds of sequences of ops, but 2,646
-different bodies of stages, because what data parallelism adds to layers depends on how they are spread. Programs
-share chains of pieces, and pieces where only repeats and calls differ (585 sets of pieces for 1,000 programs); what
-data parallelism adds to stages is made once for all micro-batches and recomputation; layers, terms of collectives and
-schedules once for all.
+The bar of the mixed strategies is missed. No part dominates their time and no function takes more than 3 % by itself;
+a prediction makes 5,000 Python calls. Both models have 70 kinds of layers, 75 schedules and 114 kinds of sequences of
+ops, but nearly 1,000 different plans, because what data parallelism adds to layers depends on how they are spread:
+the layers with these ops, their sequences and pieces are new for almost every strategy. Stages are shared by all
+strategies whose layers and collectives are the same, works are priced once for each load, layers, terms
+of collectives and schedules once for all.
 """
 
 import random
