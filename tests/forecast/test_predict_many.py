@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
+from stepcast.cost.compute import make_cool_pricer, make_pricer
+from stepcast.cost.fits import default_fit
+from stepcast.cost.power import SUSTAINED
 from stepcast.forecast import prediction as prediction_module
 from stepcast.forecast.predict import predict, predict_many
 from stepcast.forecast.prediction import Prediction
 from stepcast.generate import overlap, workload
+from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy, StrategyError
+from stepcast.ir.work import Compute
 from stepcast.models.catalog import load_model
 from stepcast.simulation.step import Step, build_step
 
@@ -114,3 +119,17 @@ def test_a_step_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prediction = predict(MODEL, CLUSTER, strategies()[0])
     assert prediction.report.step_s == prediction.step_s == prediction.times.makespan_s
     assert len(built) == 1
+
+
+def test_seconds_under_another_load_are_not_taken() -> None:
+    """Products that were priced under a sustained load have other seconds in a step that leaves the GPU cooler."""
+    chosen = Strategy(Layout(dp=8), 1, 8, 512)
+    expected_s = predict(MODEL, CLUSTER, chosen).step_s
+    make_pricer.cache_clear()
+    make_cool_pricer.cache_clear()
+    sustained = make_pricer(CLUSTER.gpu, default_fit(), SUSTAINED)
+    for stage in generate(MODEL, chosen).stages:
+        for op in (op for block in stage.body for layer in block.layers for op in layer.all_ops):
+            if isinstance(op.work, Compute):
+                sustained(op.work)
+    assert predict(MODEL, CLUSTER, chosen).step_s == expected_s

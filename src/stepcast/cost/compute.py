@@ -113,8 +113,9 @@ class LoadPricer:
     little power is priced once for all loads.
     """
 
-    def __init__(self, gpu: Gpu, fit: ComputeFit, load: Load) -> None:
-        self.cool = make_pricer(gpu, fit, SUSTAINED) if load.busy_s > 0 and load != SUSTAINED else self
+    def __init__(self, gpu: Gpu, fit: ComputeFit, load: Load, is_cool: bool = False) -> None:
+        # One for all loads, which is asked for no other work: else its seconds of that would be taken for another load.
+        self.cool = self if is_cool or load.busy_s == 0 else make_cool_pricer(gpu, fit, SUSTAINED, is_cool=True)
         self.spent: dict[int, Spent] = {}
         self._prices: dict[int, Price] = {}
         self._price = lru_cache(MOST_KNOWN)(lambda work: compute_price(work, gpu, fit, load))
@@ -134,3 +135,4 @@ class LoadPricer:
 
 
 make_pricer = lru_cache(512)(LoadPricer)
+make_cool_pricer = lru_cache(64)(LoadPricer)
