@@ -244,7 +244,17 @@ def unfold_blocks(blocks: Iterable[Block]) -> tuple[Layer, ...]:
 
 def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
     """Return *body* with the *changed* layers at their positions, repeats written out as far as they differ."""
-    return fold_like(body, [((changed.get(index, layer),), 1) for index, layer in enumerate(unfold_blocks(body))])
+    blocks: list[Block] = []
+    start = 0
+    for block in body:
+        stop = start + len(block.layers) * block.repeat
+        if any(start <= index < stop for index in changed):
+            layers = enumerate(block.layers * block.repeat, start)
+            blocks += fold_like((block,), [((changed.get(index, layer),), 1) for index, layer in layers])
+        else:
+            blocks.append(block)
+        start = stop
+    return tuple(blocks)
 
 
 def fold_like(body: tuple[Block, ...], runs: Iterable[Run]) -> tuple[Block, ...]:
