@@ -249,7 +249,7 @@ def vary_blocks(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[
     for block in body:
         stop = start + len(block.layers) * block.repeat
         if any(start <= index < stop for index in changed):
-            layers = enumerate(block.layers * block.repeat, start)
+            layers = enumerate(unfold_blocks((block,)), start)
             blocks += fold_like((block,), [((changed.get(index, layer),), 1) for index, layer in layers])
         else:
             blocks.append(block)
