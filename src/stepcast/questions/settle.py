@@ -341,7 +341,7 @@ def settle_framework(question: PredictQuestion, profile: Profile, model: Model, 
     formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
     trained = settle_profile(profile, model, gpu, layout, formats).framework
     master, clips, usual = question.master_weights, question.clipping, trained.optimizer
-    if question.optimizer is not None or master is not None or clips is not None:  # the rest of it is as usual
+    if question.optimizer is not None or master is not None or clips is not None:  # all else keeps its default
         chosen = usual
         if question.optimizer is not None:
             chosen = replace(parse_optimizer(question.optimizer, usual.master_weights, usual.clips), fused=usual.fused)

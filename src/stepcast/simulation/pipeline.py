@@ -30,7 +30,7 @@ class RoundTemplate(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round with the segments of its stages, of which those that run the same need only the first."""
+    """A round with the segments of its stages; stages that run the same need only the first."""
 
     template: RoundTemplate
     segments: Mapping[int, Segment]
