@@ -37,7 +37,7 @@ class UnitMaker:
 
     def _make_end(self, embedding: bool, shared: bool = False, frozen: bool = False) -> Unit:
         """Return the embedding or the head; a tied head with *shared* weights has none of its own."""
-        layers = end_layers(self.model, self.view, self.framework, embedding)
+        layers = end_layers(self.model, replace(self.view, recompute=NO_RECOMPUTE), self.framework, embedding)
         unit = self._make_unit(layers, StagePiece(range(0), embedding or shared, not embedding))
         if not embedding and self.view.trained_layers:
             unit = replace(unit, layers=tuple(replace(layer, weight_gradient=()) for layer in unit.layers))
@@ -197,10 +197,11 @@ def _block_host(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
 def _halves(sizes: Sizes, block: LayerParts) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
     """Return mixer and feed-forward, each made once for all kinds of blocks that have it."""
     model, view, framework = sizes.model, sizes.strategy, sizes.framework
-    # How experts are spread does not change the mixer.
+    # What is recomputed changes neither half by itself, and how experts are spread not the mixer.
+    view = replace(view, recompute=NO_RECOMPUTE)
     dense = view if view.layout.ep == 1 else replace(view, layout=replace(view.layout, ep=1, expert_tp=0))
     mixer = _half_layers(Sizes(model, dense, framework), replace(block, feed_forward=FeedForward.NONE))
-    feed_forward = _half_layers(sizes, LayerParts(Mixer.NONE, block.feed_forward))
+    feed_forward = _half_layers(Sizes(model, view, framework), LayerParts(Mixer.NONE, block.feed_forward))
     if model.shared_norm and block.mixer is Mixer.ATTENTION:
         norms = (Role.MLP_NORM, Role.EXPERTS_NORM)
         feed_forward = tuple(layer for layer in feed_forward if layer.role not in norms)

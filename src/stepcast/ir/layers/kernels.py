@@ -50,7 +50,11 @@ def make_layer(role: Role, forward: Ops = (), input_gradient: Ops = (), weight_g
 def collective(
     name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True, times: int = 1
 ) -> Op:
-    return Op(name, Collective(kind, size_bytes, group, times), blocking, kernels=times)
+    return Op(name, _make_collective(kind, size_bytes, group, times), blocking, kernels=times)
+
+
+_make_collective = lru_cache(maxsize=2**14)(Collective)
+"""One object for equal collectives, whatever layers they belong to: prices are looked up by it."""
 
 
 def stream_op(
