@@ -501,9 +501,9 @@ class Prediction(Answer):
         return self.report.breakdown_s
 
     @property
-    def memory_bytes(self) -> Facts | None:
-        """The memory breakdown of the fullest stage; None for workloads without a model."""
-        return self.report.memory_bytes
+    def memory_bytes(self) -> Facts:
+        """The memory breakdown of the fullest stage; empty for workloads without a model."""
+        return self.report.memory_bytes or {}
 
     def row(self) -> dict[str, Cell]:
         """Return one row of a table, such as a pandas DataFrame takes: plain values by name."""
