@@ -325,10 +325,10 @@ def _stage_seconds(workload: Workload, price: ComputePrice, schedule: ScheduleKi
     if workload.uniform or layout.pp == 1:
         return ()
     spent: dict[int, Spent] = {}
-    for key, stage in {id(stage): stage for stage in workload.stages}.items():
+    pieces = list(map(id, workload.stages))
+    for key, stage in dict(zip(pieces, workload.stages, strict=True)).items():
         blocks_s = [(_BLOCKS_S.of(block.layers, _spend, price), block.repeat) for block in stage.body]
         spent[key] = _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
-    pieces = [id(stage) for stage in workload.stages]
     stages = pieces_of_stages(schedule or default_schedule(layout.vpp), layout.pp, layout.vpp)
     own = [tuple([pieces[piece] for piece in places]) for places in stages]
     sums = {keys: _add([spent[key] for key in keys]) for keys in dict.fromkeys(own)}
@@ -355,8 +355,15 @@ _BLOCKS_S: ByIdentity[Spent] = ByIdentity(4096)
 
 def _count_works(layers: Sequence[Layer], forward: bool = False) -> dict[Compute, int]:
     """Return what *layers* compute, and how often; only in the *forward* if asked."""
-    ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
-    return dict(Counter([op.work for op in ops if type(op.work) in COMPUTING]))  # type: ignore[misc]
+
+    def count() -> dict[Compute, int]:
+        ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
+        return dict(Counter([op.work for op in ops if type(op.work) in COMPUTING]))  # type: ignore[misc]
+
+    return _WORKS.get((layers,), count, forward)
+
+
+_WORKS: ByIdentity[dict[Compute, int]] = ByIdentity(4096)
 
 
 # The report of a model.
