@@ -66,6 +66,8 @@ SCAN_LIBRARIES = {
 """The libraries whose kernels the fits were measured with."""
 TOGETHER = 32
 """Strategies that are predicted together."""
+OWN_FROZEN = 1000
+"""Objects that Python itself may have frozen when it started: 375 in 3.12."""
 Spent = tuple[float, float]
 """Seconds that clocks decide, and seconds of other kernels."""
 
@@ -153,7 +155,7 @@ def _pause_collection(keeps: bool = False) -> Iterator[None]:
         yield
     finally:
         if collects:
-            if keeps and not gc.get_freeze_count():  # others may have frozen their objects for good
+            if keeps and gc.get_freeze_count() <= OWN_FROZEN:  # others may have frozen their objects for good
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
