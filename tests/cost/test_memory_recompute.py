@@ -137,3 +137,11 @@ def test_a_further_token_keeps_a_block_and_its_ends() -> None:
     block = count_saved(LATENT, ALONE, LATENT.next_token_blocks[0])
     assert two.activations - one.activations == pytest.approx(block.saved + 5 * SEQ * LATENT.hidden * 2)
     assert two.parameters == one.parameters
+
+
+def test_sequence_parallelism_shares_the_ends_of_a_further_token() -> None:
+    """Each of four tensor ranks saves a quarter of what lies around the block."""
+    shared = replace(ALONE, layout=Layout(tp=4), sequence_parallel=True)
+    one, two = (memory(LATENT, replace(shared, mtp_layers=n), B200)[0] for n in (1, 2))
+    block = count_saved(LATENT, shared, LATENT.next_token_blocks[0])
+    assert two.activations - one.activations == pytest.approx(block.saved + 5 * SEQ * LATENT.hidden * 2 / 4)

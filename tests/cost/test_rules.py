@@ -5,15 +5,18 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from stepcast.cost.collectives.choose import collective_s, host_s, price, send_receive_price
+from stepcast.cost.collectives.choose import Algorithm, candidates, collective_s, host_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.matmul import price_matmul
 from stepcast.cost.power import ALONE, Load, limit_power
+from stepcast.cost.pricing import Pricer
+from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.layout import Group, Layout
 from stepcast.ir.types import DType
-from stepcast.ir.work import CollectiveKind, GroupedMatmul, Matmul
+from stepcast.ir.work import Collective, CollectiveKind, Convolution, ConvolutionPass, GroupedMatmul, Matmul
 
 H200, FIT = load_gpu("h200"), default_fit()
 EXPERTS = GroupedMatmul(8 * 4096, 4096, 4096, 8)
@@ -85,3 +88,45 @@ def test_a_slower_gpu_is_less_efficient() -> None:
     slow = price.times(2.0)
     assert (slow.seconds, slow.efficiency) == (2 * price.seconds, price.efficiency / 2)
     assert (slow.low_s, slow.high_s) == (2 * price.low_s, 2 * price.high_s)
+
+
+def test_ideal_collectives_move_what_must_cross_a_link_at_its_rate() -> None:
+    """An all-reduce of n ranks moves 2 (n - 1) / n of its buffer over each link, without latency."""
+    pricer = Pricer(load_cluster("dgx-h100"), Layout(tp=8), ideal=True)
+    rate = pricer.route(Group.TP).intra_bytes_per_s
+    for size in (2**20, 2**30):
+        seconds = pricer.seconds(Collective(CollectiveKind.ALL_REDUCE, size, Group.TP))
+        assert seconds == pytest.approx(1.75 * size / rate, rel=1e-12)
+
+
+def test_swapped_operands_slow_tf32_products_on_hopper_alone() -> None:
+    for name, is_slower in (("h200", True), ("a100-sxm-80gb", False)):
+        plain, swapped = (
+            compute_price(Matmul(4096, 4096, 4096, 1, DType.TF32, swapped), load_gpu(name), FIT).seconds
+            for swapped in (0, 2)
+        )
+        assert (swapped > 1.05 * plain) == is_slower
+        assert swapped >= plain
+
+
+def test_switches_reduce_within_a_node_that_has_several_ranks() -> None:
+    route = Route(
+        ranks=4, intra_bytes_per_s=4e11, nodes=4, inter_bytes_per_s=5e10, ranks_per_node=1, in_switch_reduction=True
+    )
+    for each, has_tree in ((1, False), (2, True)):
+        own = replace(route, ranks=4 * each, ranks_per_node=each, fewest_per_node=each)
+        algorithms = {choice.algorithm for choice in candidates(CollectiveKind.ALL_REDUCE, own)}
+        assert (Algorithm.NVLS_TREE in algorithms) == has_tree
+
+
+def test_convolutions_cost_what_their_format_and_channels_cost() -> None:
+    """In half precision they take less time than in fp32; groups divide the products of a convolution."""
+    for of in ConvolutionPass:
+        full = Convolution(2**20, 2**20, 512, 512, 9, of=of, channels_last=True)
+        half_s, wide_s, grouped_s = (
+            compute_price(work, H200, FIT).seconds
+            for work in (full, replace(full, dtype=DType.FP32), replace(full, groups=4))
+        )
+        assert half_s < 0.6 * wide_s
+        assert 0.2 * half_s < grouped_s < 0.6 * half_s
+        assert half_s > full.flops / H200.matrix_peak_flops(DType.BF16)

@@ -22,6 +22,7 @@ from stepcast.goodput.plan import (
     node_watts,
     plan,
     plan_alternatives,
+    steps_within,
 )
 from stepcast.hardware.catalog import data_names
 from stepcast.units import DAY, HOUR, TB
@@ -49,6 +50,12 @@ def test_one_gpu_has_no_links() -> None:
     alone = TrainingPhase(1000, 1.0, 4096, 1, gpus_per_node=1)
     made = plan([alone], Operation(Failures(gpu_s=1e5, link_s=1.0), Saving(1e9)), runs=50)
     assert made.phases[0].process.failures_per_s == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("step_s", [0.25, 6.0])
+def test_as_many_steps_as_fit_into_the_time(step_s: float) -> None:
+    phase = TrainingPhase(1, step_s, 4096, 8)
+    assert steps_within(phase, Operation(), 600.0) == 600.0 / step_s
 
 
 def test_split_sums_to_the_mean() -> None:

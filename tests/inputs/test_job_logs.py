@@ -165,7 +165,11 @@ def test_an_empty_recorder_is_told(tmp_path: Path) -> None:
 def test_groups_of_a_recorder_by_name_or_by_members(tmp_path: Path) -> None:
     named = {key: value for key, value in entry(1).items() if key != "process_group"} | {"pg_name": "tp"}
     nameless = entry(2) | {"process_group": [], "pg_name": "dp"}
-    given = {"entries": [named, nameless], "rank": 0, "pg_config": {"tp": {"ranks": "[0, 1]"}, "dp": {"ranks": [0, 2]}}}
+    given = {
+        "entries": [named, nameless],
+        "rank": 0,
+        "pg_config": {"tp": {"ranks": "[0, 1]"}, "dp": {"ranks": [0, -1, 2]}},
+    }
     path = tmp_path / "dump0.json"
     path.write_text(json.dumps(given))
     log = read_as_one([Source(path)])[1]

@@ -119,6 +119,7 @@ def test_nccl_tells_of_several_hosts() -> None:
 def test_names_of_hosts_are_written_out() -> None:
     assert expand_hostlist("tux[0-3,12],x") == ["tux0", "tux1", "tux2", "tux3", "tux12", "x"]
     assert expand_hostlist("r[0-1]n[08-10]") == ["r0n08", "r0n09", "r0n10", "r1n08", "r1n09", "r1n10"]
+    assert expand_hostlist("n[99999998-99999999]") == ["n99999998", "n99999999"]
 
 
 @pytest.mark.parametrize(

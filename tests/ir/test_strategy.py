@@ -115,6 +115,15 @@ def test_experts(changes: dict[str, Any], message: str) -> None:
         check(MIXTRAL, strategy(**changes))
 
 
+def test_tensor_ranks_divide_kv_heads_or_share_them() -> None:
+    """28 heads and 4 kv heads: seven ranks would have parts of a kv head."""
+    qwen = replace(load_model("qwen2.5-7b"), ffn=18816)
+    for tp, legal in ((2, True), (4, True), (7, False), (14, False), (28, True)):
+        assert is_legal(qwen, strategy(tp=tp)) == legal
+    with pytest.raises(StrategyError, match="tp 7 does not divide kv heads 4: the nearest legal tp is 4"):
+        check(qwen, strategy(tp=7))
+
+
 def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
     """Megatron-Core: expert_tp x ep x expert_dp = tp x cp x dp."""
     chosen = strategy(tp=2, dp=4, ep=8, expert_tp=1, sequence_parallel=True)
