@@ -243,3 +243,22 @@ def test_no_network_beyond_the_measured_ones_is_taken_as_faster() -> None:
     routing = Routing(8, 256, token_bytes=14336)
     slow, fast = (exchange_s(name, 64, routing) for name in ("dgx-b200", "dgx-b300"))
     assert fast == pytest.approx(slow, rel=0.02)
+
+
+def test_the_bound_of_an_exchange_sends_a_token_to_each_rank_and_node_once() -> None:
+    """A token with 8 of 256 experts on 32 ranks of 4 nodes is sent to 3.6 nodes, not eight times: ideal links are that
+    much faster, and no real exchange is faster than they are.
+    """
+    routing, cluster = Routing(8, 256, token_bytes=14336), load_cluster("dgx-h100")
+    layout, work = Layout(ep=32, dp=32), Collective(CollectiveKind.ALL_TO_ALL, 8 * 4096 * 14336, Group.EP)
+    plain = route_of(resolve(cluster, tuple(range(32))), cluster)
+    once = forwarding_route(plain, routing)
+    assert once.inter_bytes_per_s / plain.inter_bytes_per_s == pytest.approx(8 / routing.nodes_per_token(4))
+    assert once.intra_bytes_per_s / plain.intra_bytes_per_s == pytest.approx(8 / routing.nodes_per_token(32))
+    ideal, real = (
+        Pricer(cluster, layout, once_per_node=routing, ideal=is_ideal).seconds(work) for is_ideal in (True, False)
+    )
+    rate = min(once.intra_bytes_per_s, once.inter_bytes_per_s)
+    assert ideal == pytest.approx(31 / 32 * work.size_bytes / rate, rel=1e-9)
+    assert ideal < real
+    assert Pricer(cluster, layout, once_per_node=routing).seconds(replace(work, size_bytes=0)) == 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.inputs import source
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, csv_records
 from stepcast.inputs.table import FORMATS, read, read_as_one
 from stepcast.ir.limits import LINE, UNPACKED
 from tests.shared import ROOT
@@ -131,3 +131,11 @@ def test_members_of_a_compressed_file_follow_each_other() -> None:
         damage: list[str] = []
         assert b"".join(Source("x.gz", packed).salvage_chunks(damage, chunk_bytes)) == b"one two three"
         assert not damage
+
+
+def test_cells_that_are_missing_from_a_csv_are_empty(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b,c\n1,2,3\n4\n")
+    names, records = csv_records(Source(path))
+    assert names == ["a", "b", "c"]
+    assert list(records) == [{"a": "1", "b": "2", "c": "3"}, {"a": "4", "b": "", "c": ""}]

@@ -74,3 +74,10 @@ def test_unknown_family_and_rank() -> None:
     with pytest.raises(ValueError, match="rank 4 is outside a world of 4"):
         Layout(tp=4).group("tp", 4)
     assert set(AXES) <= set(FAMILIES)
+
+
+def test_ranks_of_a_stage_follow_one_another() -> None:
+    """Stages vary slowest in Megatron-Core's order of ranks: 16 GPUs in 4 stages are 4 ranks each."""
+    layout = Layout(tp=2, dp=2, pp=4)
+    assert [layout.rank_of_stage(1, place) for place in range(4)] == [4, 5, 6, 7]
+    assert layout.rank_of_stage(3) == 12
