@@ -23,7 +23,7 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import FlowSet, Links
-from stepcast.simulation.fluid.run import FluidTimes, Precision, transfers
+from stepcast.simulation.fluid.engine import FluidTimes, Precision, transfers
 
 PYTHON = os.environ.get("SIMGRID_PYTHON", "/usr/bin/python3")
 ORACLE = Path(__file__).parents[1] / "tools" / "simgrid_flows.py"

@@ -101,7 +101,7 @@ def test_every_byte_is_seen_on_the_links() -> None:
     assert prediction.fluid is not None
     shared = prediction.fluid
     told, traffic = shared.observed, shared.run.shared.traffic
-    runs = np.bincount(shared.run.shared.task_kind + 1, minlength=len(traffic.sets) + 1)[1:]
+    runs = np.bincount(shared.run.shared.flows_of + 1, minlength=len(traffic.sets) + 1)[1:]
     sent = sum(flows.on_links(len(traffic.links)) * count for flows, count in zip(traffic.sets, runs, strict=True))
     np.testing.assert_allclose(told.link_bytes, sent, rtol=1e-6, atol=1.0)
     hot = told.hottest(3)

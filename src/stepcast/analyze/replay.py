@@ -184,7 +184,7 @@ def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
     sets = {task: own for task, own in zip(meetings.tolist(), flows, strict=True) if own is not None}
     kinds, numbers, tasks = np.full(program.tasks, -1, np.int64), np.arange(len(sets)), np.array([*sets], np.int64)
     kinds[tasks] = numbers
-    traffic = Traffic(network.links, tuple(sets.values()), numbers, numbers, duration_s[tasks], np.ones(len(sets)))
+    traffic = Traffic(network.links, tuple(sets.values()), numbers, duration_s[tasks])
     shared = SharedProgram(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
     return playing.place_times(script, simulate_fluid(shared, record=False).times)
 

@@ -91,11 +91,11 @@ def _repeat_job(network: Network, job: Neighbour) -> list[Repeating]:
     prediction = job.prediction
     seats = seats_on(network.cluster, job.nodes, prediction.workload.layout.gpus)
     shared = share_step(prediction.step, prediction.pricer, network, seats)
-    times, traffic = prediction.times, shared.traffic
+    times = prediction.times
     sent: list[tuple[Repeating, float]] = []
-    for kind, number in enumerate(traffic.kind_set.tolist()):
-        tasks = np.flatnonzero(shared.task_kind == kind)
-        flows = _outside_flows(network, traffic.sets[number].times(len(tasks)))
+    for number, own_flows in enumerate(shared.traffic.sets):
+        tasks = np.flatnonzero(shared.flows_of == number)
+        flows = _outside_flows(network, own_flows.times(len(tasks)))
         if len(tasks) and len(flows):
             start_s, end_s = float(times.start_s[tasks].min()), float(times.end_s[tasks].max())
             repeating = Repeating(job.name, flows, end_s - start_s, prediction.step_s, job.start_s + start_s)

@@ -19,10 +19,9 @@ from stepcast.ir.layout import Group, Layout
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
-from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, waits_of
+from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, transfers, waits_of
 from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.observed import Observed, TrafficOwner, stage_times_of
-from stepcast.simulation.fluid.run import transfers
 from stepcast.simulation.lanes import SEND_NAMES
 from stepcast.simulation.program import in_ticks
 from stepcast.simulation.step import Step
@@ -119,7 +118,7 @@ class _FlowBuilder:
         duration_s = seconds[cost]
         tails = in_ticks(np.array(delays, np.float64))
         sends = np.array([isinstance(work, Collective | Transfer) for work in works], bool)
-        task_kind = np.full(program.tasks, -1, np.int64)
+        flows_of = np.full(program.tasks, -1, np.int64)
         chosen = np.flatnonzero(sends[cost] & (lane >= 0) & (duration_s > tails[cost]))
         keys = np.stack([cost[chosen], rank[chosen], lane[chosen], *peer[:, chosen]], axis=1)
         distinct, index = np.unique(keys, axis=0, return_inverse=True)
@@ -135,23 +134,16 @@ class _FlowBuilder:
             flows, who = self.find_flows(work, of_rank, of_lane, source, target, price_s - still_s)
             if flows is not None and (flows.bytes_on > 0).any():
                 kinds[number] = self.add(flows, of_rank * lanes + of_lane, price_s - still_s, who, still_s)
-        task_kind[chosen] = kinds[index.ravel()]
+        flows_of[chosen] = kinds[index.ravel()]
         repeats = []
         for number, other in enumerate(others):
             owner = TrafficOwner(other.name, "other traffic")
             kind = self.add(other.flows, program.ranks * lanes + number, other.alone_s, owner)
             repeats.append((kind, other.start_s, other.period_s))
-        traffic = Traffic(
-            self.network.links,
-            tuple(self.sets),
-            np.array(self.place, np.int64),
-            np.arange(len(self.sets)),
-            np.array(self.alone_s),
-            np.ones(len(self.sets)),
-        )
-        latency_s = np.array([*self.still_s, 0.0])[task_kind]
-        tail_s = np.where(task_kind >= 0, tails[cost], 0.0) + latency_s
-        shared = SharedProgram(program, duration_s, traffic, task_kind, tail_s, waits, repeats, latency_s)
+        traffic = Traffic(self.network.links, tuple(self.sets), np.array(self.place, np.int64), np.array(self.alone_s))
+        latency_s = np.array([*self.still_s, 0.0])[flows_of]
+        tail_s = np.where(flows_of >= 0, tails[cost], 0.0) + latency_s
+        shared = SharedProgram(program, duration_s, traffic, flows_of, tail_s, waits, repeats, latency_s)
         return shared, tuple(self.who)
 
     def add(self, flows: FlowSet, place: int, alone_s: float, who: TrafficOwner, still_s: float = 0.0) -> int:

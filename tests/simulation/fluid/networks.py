@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.flows import FlowSet, Links
+from stepcast.simulation.fluid.engine import busiest_bytes, transfers
 
 
 def links_of(*capacity: float) -> Links:
@@ -17,6 +18,16 @@ def flows_of(*paths: dict[int, float], weight: list[float] | None = None) -> Flo
     link = np.array([link for path in paths for link in path], np.int64)
     size = np.array([size for path in paths for size in path.values()], np.float64)
     return FlowSet.of(first, link, size, None if weight is None else np.array(weight, np.float64))
+
+
+def rates(links: Links, flows: FlowSet, alone_s: FloatArray | None = None, compiled: bool | None = None) -> FloatArray:
+    """The share of its bytes that each flow moves per second while all are active: those of the first moment."""
+    times = transfers(links, flows, alone_s=alone_s, record=True, compiled=compiled)
+    at_start = times.from_s == 0.0
+    level = np.full(len(flows), np.nan)
+    level[times.flow[at_start]] = times.level[at_start]
+    shares: FloatArray = level * flows.weight / busiest_bytes(flows)
+    return shares
 
 
 @st.composite

@@ -15,8 +15,9 @@ import pytest
 
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.flows import FlowSet, Links
-from stepcast.simulation.fluid.run import rates, transfers
+from stepcast.simulation.fluid.engine import transfers
 from tests.shared import ROOT
+from tests.simulation.fluid.networks import rates
 
 RECORDED = Path(__file__).parents[2] / "data" / "simgrid-flows.json.gz"
 CASES = json.loads(gzip.decompress(RECORDED.read_bytes()))["cases"]

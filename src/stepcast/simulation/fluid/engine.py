@@ -1,11 +1,13 @@
-"""The fluid engine: a program written out, its communication as flows that share links.
+"""The fluid engine: tasks whose communication is flows that share links; a program written out runs as such tasks.
 
 Where none of its links is ever short an operation ends after its price, to the tick: where nothing is shared the result
 is the folded engine's, bit for bit.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cache, cached_property
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +16,284 @@ from numpy.typing import NDArray
 from stepcast.ir.arrays import FloatArray, IntArray, UIntArray
 from stepcast.ir.flows import FlowSet, Links, join_flows
 from stepcast.ir.types import dataclass
-from stepcast.simulation.fluid import run
-from stepcast.simulation.fluid.filling import SAME, Net
+from stepcast.simulation.fluid import kernel as codes
+from stepcast.simulation.fluid.filling import CAPACITY, PER_FLOW, PER_LINK, SAME, Column, FlowTables
+from stepcast.simulation.fluid.kernel import FluidWork, Log
+from stepcast.simulation.kernels import compile_functions
 from stepcast.simulation.program import Program, Times
+from stepcast.simulation.segments import ProgramError
+from stepcast.simulation.unfolded import as_lists
+
+COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
+MANY = 10_000
+"""Flows beyond what the caches of a processor hold."""
+
+PLAIN = SimpleNamespace(**{function.__name__: function for function in codes.FUNCTIONS}, compiled=False)
+
+
+def load_kernel(compiled: bool | None = None) -> SimpleNamespace:
+    """Return the functions of the kernel by name, and whether they are ``compiled``.
+
+    *compiled* asks for numba or forbids it; by default it is used when it is installed.
+    """
+    kernel = _compile_kernel() if compiled is not False else None
+    if compiled and kernel is None:
+        raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
+    return kernel or PLAIN
+
+
+@cache
+def _compile_kernel() -> SimpleNamespace | None:
+    # The kernel makes no arrays, so none need be counted: that would take most of its time.
+    functions = compile_functions(codes.FUNCTIONS, codes.INLINED, counts=False)
+    return SimpleNamespace(**functions, compiled=True) if functions else None
+
+
+# Runs of tasks, some of which are flows.
+
+
+def busiest_bytes(flows: FlowSet) -> FloatArray:
+    """Return for each flow the bytes on the link that carries most of it."""
+    most = np.zeros(len(flows))
+    np.maximum.at(most, flows.flow, flows.bytes_on)
+    return most
+
+
+def count_bounds(counts: Sequence[int] | IntArray) -> IntArray:
+    """Return the bounds of groups of so many items."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedFlows:
+    """Sets of flows that begin together, on links that may be short.
+
+    The level of a flow is its bytes per second on its busiest link, by its weight; each unit of it takes ``use[e]`` of
+    ``link[e]``, e from ``first[flow]`` on.
+    """
+
+    first: IntArray
+    link: IntArray
+    use: FloatArray
+    capacity: FloatArray  # of each link
+    amount: FloatArray  # of each flow the bytes on its busiest link, by its weight
+    set_of: IntArray  # of each flow, rising
+    alone_s: FloatArray  # of each set
+
+
+@dataclass(frozen=True, eq=False)
+class FluidTasks:
+    """Tasks and what waits for them: ``next_task[next_first[t]:next_first[t + 1]]`` wait for task t. After the tasks,
+    ``start_s`` and ``flows_of`` have repeating traffic.
+    """
+
+    next_first: IntArray
+    next_task: IntArray
+    own_s: FloatArray  # seconds of a task without flows; of others what follows once they have ended
+    start_s: FloatArray  # the earliest
+    flows_of: IntArray  # the set of its flows; -1 for none
+    period_s: FloatArray = np.zeros(0)  # of repeating traffic
+
+    def __len__(self) -> int:
+        return len(self.own_s)
+
+
+class Precision(NamedTuple):
+    """The limits up to which changes of rates are followed."""
+
+    patience: int = 5_000_000  # rates of flows that are solved exactly
+    near: float = 1e-3  # when *patience* is used up, changes of levels of links below this share are not followed
+
+
+DEFAULT_PRECISION = Precision()
+
+
+@dataclass(frozen=True, eq=False)
+class FluidTimes:
+    """When every task began and ended, and the level of each flow from when to when."""
+
+    start_s: FloatArray
+    end_s: FloatArray
+    flow: IntArray
+    from_s: FloatArray
+    to_s: FloatArray
+    level: FloatArray
+    solved: int  # how often rates were solved
+    visited: int  # flows that were visited for that
+    unfinished: int  # tasks that wait for themselves
+    near_from_s: float  # from when on small changes of rates were not followed; infinite: all were
+    near: float  # and how small they were, as a share
+
+    @property
+    def exact(self) -> bool:
+        return self.near_from_s == np.inf
+
+
+def run_tasks(
+    tasks: FluidTasks,
+    flows: SharedFlows,
+    *,
+    record: bool = True,
+    compiled: bool | None = None,
+    precision: Precision = DEFAULT_PRECISION,
+) -> FluidTimes:
+    """Run from the start until all *tasks* have ended.
+
+    *compiled* asks for numba or forbids it; by default it is used when it is installed and worth its while.
+    """
+    count, set_first = len(tasks), count_bounds(np.bincount(flows.set_of, minlength=len(flows.alone_s)))
+    # Compiling takes half a minute the first time and later a second, in which Python does a few steps.
+    own_flows = tasks.flows_of[:count]
+    begun = int(np.diff(set_first)[own_flows[own_flows >= 0]].sum())
+    if compiled is None and begun * len(flows.amount) ** 0.5 <= COSTLY_FLOWS and count <= COSTLY_TASKS:
+        compiled = False
+    kernel = load_kernel(compiled)
+    tables, work = _make_tables(flows), _make_work(tasks, flows, set_first, precision)
+    roots: Column = np.append(np.flatnonzero(work.missing == 0), np.arange(count, len(tasks.start_s)))
+    log = _make_log(max(1024, 4 * len(flows.amount)) if record else 0)
+    if not kernel.compiled:
+        tables, work, log, roots = as_lists(tables), as_lists(work), as_lists(log), roots.tolist()
+    kernel.start_roots(work, roots)
+    parts: list[Log] = []
+    while True:
+        code = kernel.advance(tables, work, log)
+        parts.append(Log(*(np.array(part[: work.counts[codes.LOGGED]]) for part in log)))
+        if code != codes.FULL:
+            break
+        work.counts[codes.LOGGED] = 0
+        needed = work.counts[codes.ACTIVE] + 1
+        if len(log.flow) < 2 * needed:
+            log = _make_log(4 * needed) if kernel.compiled else as_lists(_make_log(4 * needed))
+    if code == codes.CLASH:
+        raise ValueError("flows would begin again before they have ended")
+    flow, from_s, to_s, level = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return FluidTimes(
+        start_s=np.array(work.start_s[:count]),
+        end_s=np.array(work.end_s),
+        flow=flow.astype(np.int64),
+        from_s=from_s,
+        to_s=to_s,
+        level=level,
+        solved=int(work.counts[codes.SOLVED]),
+        visited=int(work.counts[codes.VISITED]),
+        unfinished=int(work.counts[codes.LEFT]),
+        near_from_s=float(work.near_from_s[0]),
+        near=precision.near,
+    )
+
+
+def _make_log(size: int) -> Log:
+    return Log(np.zeros(size, np.int64), np.zeros(size), np.zeros(size), np.zeros(size))
+
+
+def _places(count: int) -> IntArray:
+    return np.zeros(count, np.int64)
+
+
+def _make_tables(flows: SharedFlows) -> FlowTables:
+    """Return the state in which no flow is active."""
+    links, entries, count = len(flows.capacity), len(flows.link), len(flows.amount)
+    of_links, of_flows = np.zeros((links, PER_LINK)), np.zeros((count, PER_FLOW))
+    of_links[:, CAPACITY] = flows.capacity
+    return FlowTables(
+        first=flows.first,
+        link=flows.link,
+        use=flows.use,
+        slot_first=count_bounds(np.bincount(flows.link, minlength=links)),
+        slot_entry=_places(entries),
+        slot_flow=_places(entries),
+        slot=_places(entries),
+        members=_places(links),
+        wanted=np.zeros(links),
+        links=of_links.ravel(),
+        flows=of_flows.ravel(),
+        fresh=_places(count),
+        touched=_places(links),
+        touch_mark=_places(links),
+        changed=_places(count),
+        visit_mark=_places(links),
+        visits=_places(links),
+        key=np.full(links, np.inf),
+        heap=_places(links),
+        heap_place=np.full(links, -1, np.int64),
+    )
+
+
+def _make_work(tasks: FluidTasks, flows: SharedFlows, set_first: IntArray, precision: Precision) -> FluidWork:
+    """Return the state in which no task has begun."""
+    count, sets, of_flows = len(tasks), len(flows.alone_s), len(flows.amount)
+    starts, blocks = len(tasks.start_s), -(-of_flows // codes.BLOCK)
+    counts = _places(9)
+    counts[codes.LEFT] = count
+    return FluidWork(
+        next_first=tasks.next_first,
+        next_task=tasks.next_task,
+        own_s=tasks.own_s,
+        flows_of=tasks.flows_of,
+        period_s=tasks.period_s,
+        set_first=set_first,
+        set_of=flows.set_of,
+        alone_s=flows.alone_s,
+        amount=flows.amount,
+        patience=precision.patience,
+        near=precision.near,
+        counts=counts,
+        missing=np.bincount(tasks.next_task, minlength=count).astype(np.int64),
+        start_s=tasks.start_s.copy(),
+        end_s=np.zeros(count),
+        begin_task=_places(starts),
+        begin_place=np.full(starts, -1, np.int64),
+        stack=_places(count + 1),
+        set_task=_places(sets),
+        set_left=_places(sets),
+        set_end_s=np.zeros(sets),
+        pace=np.zeros(of_flows * codes.PER_PACE),
+        flow_end_s=np.full(of_flows, np.inf),
+        block_end_s=np.full(blocks, np.inf),
+        block_mark=_places(blocks),
+        near_from_s=np.full(1, np.inf),
+    )
+
+
+# Flows by themselves, each from its own start.
+
+
+def transfers(
+    links: Links,
+    flows: FlowSet,
+    start_s: FloatArray | None = None,
+    alone_s: FloatArray | None = None,
+    *,
+    record: bool = False,
+    compiled: bool | None = None,
+    precision: Precision = DEFAULT_PRECISION,
+) -> FluidTimes:
+    """Return when each of *flows* begins and ends; none takes less than *alone_s*, or than its links allow."""
+    count, order = len(flows), None
+    alone_s = flows.longest_s(links) if alone_s is None else alone_s
+    start_s = np.zeros(count) if start_s is None else start_s
+    if count >= MANY:
+        # In the order of the link on which each meets most others: what changes together is stored together.
+        crowd = np.bincount(flows.link, minlength=len(links))[flows.link]
+        fullest = np.lexsort((-crowd, flows.flow))[flows.first[:-1][np.diff(flows.first) > 0]]
+        meets = np.full(count, -1, np.int64)
+        meets[flows.flow[fullest]] = flows.link[fullest]
+        order = np.argsort(meets, kind="stable")
+        flows, start_s, alone_s = flows.select(order), start_s[order], alone_s[order]
+    most, moving = busiest_bytes(flows), np.arange(count)
+    flows_of = np.where((alone_s > 0) & (flows.longest_s(links) > 0), moving, -1)
+    tasks = FluidTasks(_places(count + 1), _places(0), np.where(flows_of < 0, alone_s, 0.0), start_s, flows_of)
+    use = flows.bytes_on * (flows.weight / np.where(most > 0, most, 1.0))[flows.flow]
+    used = use > 0
+    first = count_bounds(np.bincount(flows.flow[used], minlength=count))
+    entries = first, flows.link[used], use[used], links.capacity_bytes_per_s
+    shared = SharedFlows(*entries, most / flows.weight, moving, alone_s)
+    times = run_tasks(tasks, shared, record=record, compiled=compiled, precision=precision)
+    if order is None:
+        return times
+    place = np.argsort(order)
+    return replace(times, start_s=times.start_s[place], end_s=times.end_s[place], flow=order[times.flow])
+
 
 # Classes of flows and links that get the same, so that one of each represents all.
 #
@@ -99,8 +376,7 @@ def merge_entries(classes: FlowClasses, flows: FlowSet) -> ClassEntries:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Sets of flows that begin together, and kinds of them: a multiple of the bytes of a set, and how long it takes
-    alone.
+    """Sets of flows that begin together, and how long each set takes alone.
 
     A set runs in a place: what is in one place (a lane of a stage, another job) runs one after the other.
     """
@@ -108,9 +384,7 @@ class Traffic:
     links: Links
     sets: tuple[FlowSet, ...]
     place: IntArray
-    kind_set: IntArray
-    kind_alone_s: FloatArray
-    kind_scale: FloatArray
+    alone_s: FloatArray
 
     @cached_property
     def flows(self) -> FlowSet:
@@ -130,7 +404,7 @@ class Traffic:
         groups, flows = self.flow_classes, self.flows
         _, first_flow = np.unique(groups.flow, return_index=True)
         _, first_link = np.unique(groups.link, return_index=True)
-        amount = (run.busiest_bytes(flows) / flows.weight)[first_flow]
+        amount = (busiest_bytes(flows) / flows.weight)[first_flow]
         capacity = self.links.capacity_bytes_per_s[first_link]
         return TrafficClasses(self.set_of[first_flow], amount, capacity, merge_entries(groups, flows))
 
@@ -138,11 +412,9 @@ class Traffic:
         """Return for each class of links the most that is asked of one link: in each place the most of one set."""
         classes = self.classes
         flow, link, bytes_on = classes.entries
-        pace = np.zeros(len(self.sets))
-        np.maximum.at(pace, self.kind_set, self.kind_scale / self.kind_alone_s)
         links = len(classes.capacity)
         sets, by_set = np.unique(classes.set_of[flow] * links + link, return_inverse=True)
-        asked = np.bincount(by_set.ravel(), bytes_on, len(sets)) * pace[sets // links]
+        asked = np.bincount(by_set.ravel(), bytes_on, len(sets)) * (1.0 / self.alone_s)[sets // links]
         places, by_place = np.unique(self.place[sets // links] * links + sets % links, return_inverse=True)
         most = np.zeros(len(places))
         np.maximum.at(most, by_place.ravel(), asked)
@@ -161,38 +433,36 @@ class TrafficClasses:
 
 @dataclass(frozen=True, eq=False)
 class FluidSystem:
-    """The tables of some traffic for the kernel, and the kinds that need not come to it."""
+    """The flows of some traffic that others may slow."""
 
-    flows: run.FlowKinds
-    fixed: IntArray  # the kinds that no other can slow: each takes what it takes alone
+    flows: SharedFlows
+    is_fixed: NDArray[np.bool_]  # of each set: no other can slow it, so that it takes what it takes alone
     class_of: IntArray  # of each flow of the kernel
 
 
 def make_system(traffic: Traffic) -> FluidSystem:
-    """Return the system without links that cannot be short, whatever runs at once, and kinds that have no others."""
+    """Return the system without links that cannot be short, whatever runs at once, and sets that have no others."""
     classes = traffic.classes
     flow, link, bytes_on = classes.entries
     short = traffic.most_wanted() > classes.capacity * (1 + SAME)
     used = short[link] & (bytes_on > 0)
-    # A set is fixed where none of its flows has a link that may be short.
-    shared = np.zeros(len(traffic.sets), bool)
-    shared[classes.set_of[flow[used]]] = True
-    class_of = np.flatnonzero(shared[classes.set_of])
+    is_fixed = np.ones(len(traffic.sets), bool)
+    is_fixed[classes.set_of[flow[used]]] = False
+    class_of = np.flatnonzero(~is_fixed[classes.set_of])
     place = np.full(len(classes.amount), -1, np.int64)
     place[class_of] = np.arange(len(class_of))
     used_links, link_of = np.unique(link[used], return_inverse=True)
-    amount = classes.amount[class_of]
-    owner = place[flow[used]]
-    net = Net(
-        first=run.count_bounds(np.bincount(owner, minlength=len(class_of))),
+    amount, owner = classes.amount[class_of], place[flow[used]]
+    flows = SharedFlows(
+        first=count_bounds(np.bincount(owner, minlength=len(class_of))),
         link=link_of.ravel().astype(np.int64),
-        owner=owner,
         use=bytes_on[used] / amount[owner],
         capacity=classes.capacity[used_links],
+        amount=amount,
+        set_of=classes.set_of[class_of],
+        alone_s=traffic.alone_s,
     )
-    bounds = run.count_bounds(np.bincount(classes.set_of[class_of], minlength=len(traffic.sets)))
-    flows = run.FlowKinds(net, amount, bounds, traffic.kind_set, traffic.kind_alone_s, traffic.kind_scale)
-    return FluidSystem(flows, np.flatnonzero(~shared[traffic.kind_set]), class_of)
+    return FluidSystem(flows, is_fixed, class_of)
 
 
 # A program written out, as tasks and what waits for what.
@@ -244,10 +514,10 @@ class SharedProgram:
     program: Program
     duration_s: FloatArray  # of each task alone
     traffic: Traffic
-    task_kind: IntArray  # the kind of traffic of each task; -1 for none
+    flows_of: IntArray  # the set of flows of each task; -1 for none
     tail_s: FloatArray  # of each task the part of its time that follows once its flows have ended
     waits: Pairs  # which tasks wait for which
-    repeats: Sequence[tuple[int, float, float]] = ()  # of other jobs: kind of traffic, first start and period
+    repeats: Sequence[tuple[int, float, float]] = ()  # of other jobs: set of flows, first start and period
     still_s: FloatArray | float = 0.0  # the part of ``tail_s`` that is the latency of the operations themselves
 
 
@@ -257,7 +527,7 @@ class FluidRun:
 
     shared: SharedProgram
     system: FluidSystem
-    fluid_times: run.FluidTimes
+    fluid_times: FluidTimes
 
     @cached_property
     def times(self) -> Times:
@@ -270,21 +540,24 @@ class FluidRun:
 
 def simulate_fluid(shared: SharedProgram, *, record: bool = True, compiled: bool | None = None) -> FluidRun:
     """Run the program; ProgramError if calls wait for each other in a circle."""
-    program, traffic = shared.program, shared.traffic
-    system = make_system(traffic)
-    fixed = np.zeros(len(traffic.kind_set) + 1, bool)
-    fixed[system.fixed] = fixed[-1] = True
-    kind = np.where(fixed[shared.task_kind], -1, shared.task_kind)
-    own_s = np.where(kind < 0, shared.duration_s, shared.tail_s)
+    program, system = shared.program, make_system(shared.traffic)
+    is_alone = np.append(system.is_fixed, True)  # the last: tasks without flows
+    flows_of = np.where(is_alone[shared.flows_of], -1, shared.flows_of)
+    own_s = np.where(flows_of < 0, shared.duration_s, shared.tail_s)
     sources, targets = shared.waits
-    next_first = run.count_bounds(np.bincount(sources, minlength=program.tasks))
+    next_first = count_bounds(np.bincount(sources, minlength=program.tasks))
     next_task = targets[np.argsort(sources, kind="stable")]
-    tasks = run.FluidTasks(next_first, next_task, np.zeros(program.tasks), own_s, kind)
-    others = [other for other in shared.repeats if not fixed[other[0]]]
-    kinds, starts, periods = zip(*others, strict=True) if others else ((), (), ())
-    floats = (np.array(part, np.float64) for part in (starts, periods))
-    repeats = run.RepeatingTraffic(np.array(kinds, np.int64), *floats)
-    times = run.run_tasks(tasks, system.flows, repeats, record=record, compiled=compiled)
+    others = [other for other in shared.repeats if not is_alone[other[0]]]
+    sets, start_s, period_s = np.array(others, np.float64).reshape(-1, 3).T
+    tasks = FluidTasks(
+        next_first,
+        next_task,
+        own_s,
+        np.append(np.zeros(program.tasks), start_s),
+        np.append(flows_of, sets.astype(np.int64)),
+        period_s.copy(),
+    )
+    times = run_tasks(tasks, system.flows, record=record, compiled=compiled)
     if times.unfinished:
         _ = program.table.levels  # names the calls that wait for each other
     return FluidRun(shared, system, times)

@@ -19,14 +19,12 @@ from stepcast.simulation.fluid.filling import (
     NEVER,
     PER_FLOW,
     Column,
-    Live,
-    Net,
-    Scratch,
+    FlowTables,
     collect,
-    drop,
+    drop_first,
     enter,
     leave,
-    push,
+    put_item,
     solve,
 )
 
@@ -36,7 +34,7 @@ BLOCK = 32
 MOMENT_S = 1e-12
 """Events within a picosecond are one: equal ones would else be separated by rounding."""
 DONE, FULL, STUCK, CLASH = 0, 1, 2, 3
-# Indices of ``State.counts``.
+# Indices of ``FluidWork.counts``.
 STARTS, LOGGED, ACTIVE, LEFT, COMING, SOLUTION, SOLVED, VISITED, FRESH = range(9)
 # Of each flow: how long it would still take alone, since when, and at which speed it goes.
 LEFT_S, SINCE_S, SPEED = range(3)
@@ -44,35 +42,27 @@ PER_PACE = 4
 
 
 class FluidWork(NamedTuple):
-    """Tasks, then repeating traffic; what waits for what; and which flows a task has."""
+    """Tasks, then repeating traffic: what waits for what, which flows a task has, and the state of all."""
 
     next_first: Column
     next_task: Column
     own_s: Column  # seconds of a task without flows; of others what follows once they have ended
-    kind: Column  # of each task the kind of its flows; -1 for none
-    kind_set: Column  # of each kind the set of flows: they begin together, and again only after all have ended
-    kind_alone_s: Column
-    kind_scale: Column  # bytes, as a multiple of those of the set
-    set_first: Column
-    set_of: Column  # of each flow
-    amount: Column  # of each flow the level at which it would take a second
-    tasks: int
+    flows_of: Column  # of each task the set of its flows, which begin together; -1 for none
     period_s: Column  # of repeating traffic
+    set_first: Column  # of each set the first flow
+    set_of: Column  # of each flow
+    alone_s: Column  # of each set
+    amount: Column  # of each flow the level at which it would take a second
     patience: int  # flows whose rates are solved exactly; then changes of levels below *near* are not passed on
     near: float
-
-
-class State(NamedTuple):
-    """The state of all tasks and flows."""
-
     counts: Column
     missing: Column  # of each task how many that it waits for have not ended
     start_s: Column
     end_s: Column
-    begin_s: Column
-    begin_task: Column  # tasks of flows that will begin: a heap
+    begin_task: Column  # tasks of flows that will begin: a heap by their starts
+    begin_place: Column
     stack: Column
-    set_task: Column  # of each set the task that it is active for
+    set_task: Column  # of each set the task that it is active for: it begins again only after all have ended
     set_left: Column
     set_end_s: Column
     pace: Column  # rows of numbers of each flow, as named above
@@ -91,215 +81,206 @@ class Log(NamedTuple):
     level: Column
 
 
-def end_task(work: FluidWork, state: State, task: int) -> None:
+def queue_start(work: FluidWork, task: int) -> None:
+    """Let the flows of *task* begin at its start."""
+    counts, start_s = work.counts, work.start_s
+    counts[STARTS] = put_item(work.begin_task, work.begin_place, start_s, counts[STARTS], task, start_s[task])
+    if task < len(work.own_s):
+        counts[COMING] += 1
+
+
+def end_task(work: FluidWork, task: int) -> None:
     """Find the ends of all that follows from the end of *task*, or when their flows will begin."""
-    counts, stack = state.counts, state.stack
+    counts, stack = work.counts, work.stack
     stack[0] = task
     height = 1
     while height > 0:
         height -= 1
         task = stack[height]
         counts[LEFT] -= 1
-        end_s = state.end_s[task]
+        end_s = work.end_s[task]
         for index in range(work.next_first[task], work.next_first[task + 1]):
             following = work.next_task[index]
-            if end_s > state.start_s[following]:
-                state.start_s[following] = end_s
-            state.missing[following] -= 1
-            if state.missing[following] == 0:
-                if work.kind[following] >= 0:
-                    push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[following], following)
-                    counts[STARTS] += 1
-                    counts[COMING] += 1
+            if end_s > work.start_s[following]:
+                work.start_s[following] = end_s
+            work.missing[following] -= 1
+            if work.missing[following] == 0:
+                if work.flows_of[following] >= 0:
+                    queue_start(work, following)
                 else:
-                    state.end_s[following] = state.start_s[following] + work.own_s[following]
+                    work.end_s[following] = work.start_s[following] + work.own_s[following]
                     stack[height] = following
                     height += 1
 
 
-def start_roots(work: FluidWork, state: State, roots: Column) -> None:
-    """Start *roots*, the tasks that wait for none, and repeating traffic."""
-    counts = state.counts
+def start_roots(work: FluidWork, roots: Column) -> None:
+    """Start *roots*: the tasks that wait for none, and repeating traffic."""
     for index in range(len(roots)):
         task = roots[index]
-        if work.kind[task] < 0:
-            state.end_s[task] = state.start_s[task] + work.own_s[task]
-            end_task(work, state, task)
+        if work.flows_of[task] < 0:
+            work.end_s[task] = work.start_s[task] + work.own_s[task]
+            end_task(work, task)
         else:
-            push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[task], task)
-            counts[STARTS] += 1
-            counts[COMING] += 1
-    for index in range(len(work.period_s)):
-        task = work.tasks + index
-        push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[task], task)
-        counts[STARTS] += 1
+            queue_start(work, task)
 
 
-def begin_first(net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, touched: int) -> int:
+def begin_first(tables: FlowTables, work: FluidWork, touched: int) -> int:
     """Begin the flows of the task that begins first; return how many links are touched."""
-    counts = state.counts
-    start_s, task = state.begin_s[0], state.begin_task[0]
-    drop(state.begin_s, state.begin_task, counts[STARTS])
-    counts[STARTS] -= 1
-    kind = work.kind[task]
-    flows, alone_s, scale = work.kind_set[kind], work.kind_alone_s[kind], work.kind_scale[kind]
-    state.set_task[flows] = task
-    state.set_left[flows] = work.set_first[flows + 1] - work.set_first[flows]
-    state.set_end_s[flows] = start_s
+    counts = work.counts
+    task = work.begin_task[0]
+    counts[STARTS] = drop_first(work.begin_task, work.begin_place, work.start_s, counts[STARTS])
+    start_s, flows = work.start_s[task], work.flows_of[task]
+    alone_s = work.alone_s[flows]
+    work.set_task[flows] = task
+    work.set_left[flows] = work.set_first[flows + 1] - work.set_first[flows]
+    work.set_end_s[flows] = start_s
     for flow in range(work.set_first[flows], work.set_first[flows + 1]):
-        now.flows[flow * PER_FLOW + BOUND] = work.amount[flow] * scale / alone_s
-        state.pace[flow * PER_PACE + LEFT_S] = alone_s
-        state.pace[flow * PER_PACE + SINCE_S] = start_s
-        state.pace[flow * PER_PACE + SPEED] = 1.0
-        state.flow_end_s[flow] = start_s + alone_s
+        tables.flows[flow * PER_FLOW + BOUND] = work.amount[flow] / alone_s
+        work.pace[flow * PER_PACE + LEFT_S] = alone_s
+        work.pace[flow * PER_PACE + SINCE_S] = start_s
+        work.pace[flow * PER_PACE + SPEED] = 1.0
+        work.flow_end_s[flow] = start_s + alone_s
         block = flow // BLOCK
-        if state.flow_end_s[flow] < state.block_end_s[block]:
-            state.block_end_s[block] = state.flow_end_s[flow]
-        enter(net, now, scratch, flow, counts[FRESH])
+        if work.flow_end_s[flow] < work.block_end_s[block]:
+            work.block_end_s[block] = work.flow_end_s[flow]
+        enter(tables, flow, counts[FRESH])
         counts[FRESH] += 1
-        touched = collect(net, scratch, flow, counts[SOLUTION], touched)
+        touched = collect(tables, flow, counts[SOLUTION], touched)
         counts[ACTIVE] += 1
     return touched
 
 
-def log_rate(now: Live, state: State, log: Log, flow: int, to_s: float) -> None:
+def log_rate(tables: FlowTables, work: FluidWork, log: Log, flow: int, to_s: float) -> None:
     if len(log.flow) > 0:
-        index = state.counts[LOGGED]
+        index = work.counts[LOGGED]
         log.flow[index] = flow
-        log.from_s[index] = state.pace[flow * PER_PACE + SINCE_S]
+        log.from_s[index] = work.pace[flow * PER_PACE + SINCE_S]
         log.to_s[index] = to_s
-        log.level[index] = state.pace[flow * PER_PACE + SPEED] * now.flows[flow * PER_FLOW + BOUND]
-        state.counts[LOGGED] += 1
+        log.level[index] = work.pace[flow * PER_PACE + SPEED] * tables.flows[flow * PER_FLOW + BOUND]
+        work.counts[LOGGED] += 1
 
 
-def retire(
-    net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, log: Log, flow: int, touched: int
-) -> int:
+def retire(tables: FlowTables, work: FluidWork, log: Log, flow: int, touched: int) -> int:
     """End *flow*, and with the last of its set its task; return how many links are touched."""
-    counts = state.counts
-    end_s = state.flow_end_s[flow]
-    log_rate(now, state, log, flow, end_s)
-    state.flow_end_s[flow] = NEVER
-    leave(net, now, flow)
-    touched = collect(net, scratch, flow, counts[SOLUTION], touched)
+    counts = work.counts
+    end_s = work.flow_end_s[flow]
+    log_rate(tables, work, log, flow, end_s)
+    work.flow_end_s[flow] = NEVER
+    leave(tables, flow)
+    touched = collect(tables, flow, counts[SOLUTION], touched)
     counts[ACTIVE] -= 1
     flows = work.set_of[flow]
-    if end_s > state.set_end_s[flows]:
-        state.set_end_s[flows] = end_s
-    state.set_left[flows] -= 1
-    if state.set_left[flows] == 0:
-        task = state.set_task[flows]
-        if task < work.tasks:
+    if end_s > work.set_end_s[flows]:
+        work.set_end_s[flows] = end_s
+    work.set_left[flows] -= 1
+    if work.set_left[flows] == 0:
+        task, tasks = work.set_task[flows], len(work.own_s)
+        if task < tasks:
             counts[COMING] -= 1
-            state.end_s[task] = state.set_end_s[flows] + work.own_s[task]
-            end_task(work, state, task)
+            work.end_s[task] = work.set_end_s[flows] + work.own_s[task]
+            end_task(work, task)
         else:
-            period_s = work.period_s[task - work.tasks]
-            state.start_s[task] = max(state.start_s[task] + period_s, state.set_end_s[flows])
-            push(state.begin_s, state.begin_task, counts[STARTS], state.start_s[task], task)
-            counts[STARTS] += 1
+            work.start_s[task] = max(work.start_s[task] + work.period_s[task - tasks], work.set_end_s[flows])
+            queue_start(work, task)
     return touched
 
 
-def retire_flows(
-    net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, log: Log, limit_s: float, touched: int
-) -> int:
-    for block in range(len(state.block_end_s)):
-        if state.block_end_s[block] <= limit_s:
+def retire_flows(tables: FlowTables, work: FluidWork, log: Log, limit_s: float, touched: int) -> int:
+    for block in range(len(work.block_end_s)):
+        if work.block_end_s[block] <= limit_s:
             first_s = NEVER
-            for flow in range(block * BLOCK, min((block + 1) * BLOCK, len(state.flow_end_s))):
-                if state.flow_end_s[flow] <= limit_s:
-                    touched = retire(net, now, scratch, work, state, log, flow, touched)
-                elif state.flow_end_s[flow] < first_s:
-                    first_s = state.flow_end_s[flow]
-            state.block_end_s[block] = first_s
+            for flow in range(block * BLOCK, min((block + 1) * BLOCK, len(work.flow_end_s))):
+                if work.flow_end_s[flow] <= limit_s:
+                    touched = retire(tables, work, log, flow, touched)
+                elif work.flow_end_s[flow] < first_s:
+                    first_s = work.flow_end_s[flow]
+            work.block_end_s[block] = first_s
     return touched
 
 
-def update_ends(now: Live, scratch: Scratch, state: State, log: Log, count: int, now_s: float) -> None:
+def update_ends(tables: FlowTables, work: FluidWork, log: Log, count: int, now_s: float) -> None:
     """Update the ends of *count* flows from their new levels."""
-    counts = state.counts
+    counts = work.counts
     for index in range(count):
-        flow = scratch.flows[index]
+        flow = tables.changed[index]
         row = flow * PER_PACE
-        level, bound = now.flows[flow * PER_FLOW + LEVEL], now.flows[flow * PER_FLOW + BOUND]
+        level, bound = tables.flows[flow * PER_FLOW + LEVEL], tables.flows[flow * PER_FLOW + BOUND]
         speed = 1.0
         if level != bound:
             speed = level / bound
-        if speed != state.pace[row + SPEED]:
-            passed_s = now_s - state.pace[row + SINCE_S]
+        if speed != work.pace[row + SPEED]:
+            passed_s = now_s - work.pace[row + SINCE_S]
             if passed_s > 0:
-                log_rate(now, state, log, flow, now_s)
-                left_s = state.pace[row + LEFT_S] - passed_s * state.pace[row + SPEED]
-                state.pace[row + LEFT_S] = max(left_s, 0.0)
-                state.pace[row + SINCE_S] = now_s
-            state.pace[row + SPEED] = speed
-            end_s = state.pace[row + SINCE_S] + state.pace[row + LEFT_S] / speed
+                log_rate(tables, work, log, flow, now_s)
+                left_s = work.pace[row + LEFT_S] - passed_s * work.pace[row + SPEED]
+                work.pace[row + LEFT_S] = max(left_s, 0.0)
+                work.pace[row + SINCE_S] = now_s
+            work.pace[row + SPEED] = speed
+            end_s = work.pace[row + SINCE_S] + work.pace[row + LEFT_S] / speed
             end_s = np.rint(end_s / TICK_S) * TICK_S
             block = flow // BLOCK
-            if end_s <= state.block_end_s[block]:
-                state.block_end_s[block] = end_s
-            elif state.flow_end_s[flow] <= state.block_end_s[block]:  # it was the first: another may be now
-                state.block_mark[block] = counts[SOLUTION]
-            state.flow_end_s[flow] = end_s
-    for block in range(len(state.block_end_s)):
-        if state.block_mark[block] == counts[SOLUTION]:
+            if end_s <= work.block_end_s[block]:
+                work.block_end_s[block] = end_s
+            elif work.flow_end_s[flow] <= work.block_end_s[block]:  # it was the first: another may be now
+                work.block_mark[block] = counts[SOLUTION]
+            work.flow_end_s[flow] = end_s
+    for block in range(len(work.block_end_s)):
+        if work.block_mark[block] == counts[SOLUTION]:
             first_s = NEVER
-            for flow in range(block * BLOCK, min((block + 1) * BLOCK, len(state.flow_end_s))):
-                if state.flow_end_s[flow] < first_s:
-                    first_s = state.flow_end_s[flow]
-            state.block_end_s[block] = first_s
+            for flow in range(block * BLOCK, min((block + 1) * BLOCK, len(work.flow_end_s))):
+                if work.flow_end_s[flow] < first_s:
+                    first_s = work.flow_end_s[flow]
+            work.block_end_s[block] = first_s
 
 
-def advance(net: Net, now: Live, scratch: Scratch, work: FluidWork, state: State, log: Log) -> int:
+def advance(tables: FlowTables, work: FluidWork, log: Log) -> int:
     """Run until all tasks have ended, the log is full, or what is left waits for itself."""
-    counts = state.counts
+    counts = work.counts
     while counts[LEFT] > 0:
         if 0 < len(log.flow) < counts[LOGGED] + counts[ACTIVE] + 1:
             return FULL
         if counts[COMING] == 0:
             return STUCK
         next_s = NEVER
-        for block in range(len(state.block_end_s)):
-            if state.block_end_s[block] < next_s:
-                next_s = state.block_end_s[block]
-        if counts[STARTS] > 0 and state.begin_s[0] < next_s:
-            next_s = state.begin_s[0]
+        for block in range(len(work.block_end_s)):
+            if work.block_end_s[block] < next_s:
+                next_s = work.block_end_s[block]
+        if counts[STARTS] > 0:
+            next_s = min(next_s, work.start_s[work.begin_task[0]])
         limit_s = next_s + MOMENT_S
         counts[SOLUTION] += 1
-        touched = retire_flows(net, now, scratch, work, state, log, limit_s, int(0))  # noqa: RUF046, UP018, see fill
-        while counts[STARTS] > 0 and state.begin_s[0] <= limit_s:
-            if state.set_left[work.kind_set[work.kind[state.begin_task[0]]]] > 0:
+        touched = retire_flows(tables, work, log, limit_s, int(0))  # noqa: RUF046, UP018, see solve
+        while counts[STARTS] > 0 and work.start_s[work.begin_task[0]] <= limit_s:
+            if work.set_left[work.flows_of[work.begin_task[0]]] > 0:
                 return CLASH
-            touched = begin_first(net, now, scratch, work, state, touched)
+            touched = begin_first(tables, work, touched)
         if touched > 0:
             near = EXACT
             if counts[VISITED] >= work.patience:
                 near = work.near
-                if state.near_from_s[0] == NEVER:
-                    state.near_from_s[0] = next_s
-            count = solve(net, now, scratch, counts[SOLUTION], touched, counts[FRESH], near)
+                if work.near_from_s[0] == NEVER:
+                    work.near_from_s[0] = next_s
+            count = solve(tables, counts[SOLUTION], touched, counts[FRESH], near)
             counts[FRESH] = 0
             counts[SOLVED] += 1
             counts[VISITED] += count
-            update_ends(now, scratch, state, log, count, next_s)
+            update_ends(tables, work, log, count, next_s)
     return DONE
 
 
 INLINED = cast(
     tuple[FunctionType, ...],
     (
-        *(filling.advance_link, filling.drop_link, filling.mark_changed, filling.fair_level, filling.link_key),
-        *(filling.queue_links, filling.release, filling.hold, filling.set_level, filling.can_rise),
+        *(put_item, drop_first, filling.mark_changed, filling.fair_level, filling.link_key, filling.queue_links),
+        *(filling.release, filling.hold, filling.set_level, filling.can_rise),
     ),
 )
 """Small functions, compiled into those that call them: passing all tables costs more than they do."""
 FUNCTIONS = INLINED + cast(
     tuple[FunctionType, ...],
     (
-        *(push, drop, enter, leave, collect, filling.release_all, filling.raise_all, filling.release_higher),
-        *(filling.settle_link, solve, filling.fill, end_task, start_roots, begin_first, log_rate, retire),
-        *(retire_flows, update_ends, advance),
+        *(enter, leave, collect, filling.release_all, filling.raise_all, filling.release_higher, filling.settle_link),
+        *(solve, queue_start, end_task, start_roots, begin_first, log_rate, retire, retire_flows, update_ends, advance),
     ),
 )
 """Each calls only those before it."""

@@ -261,14 +261,11 @@ class Observed:
 
         They run at one pace, so the engine records no rates of theirs.
         """
-        run, traffic = self.run, self.run.shared.traffic
-        fixed = np.zeros(len(traffic.kind_set) + 1, bool)
-        fixed[run.system.fixed] = True
-        tasks = np.flatnonzero(fixed[run.shared.task_kind])
-        kind = run.shared.task_kind[tasks]
-        until_s = run.fluid_times.end_s[tasks] - run.shared.tail_s[tasks]
-        pace = (traffic.kind_scale / traffic.kind_alone_s)[kind]
-        return traffic.kind_set[kind], run.fluid_times.start_s[tasks], until_s, pace
+        run, shared = self.run, self.run.shared
+        tasks = np.flatnonzero(np.append(run.system.is_fixed, False)[shared.flows_of])
+        of_set = shared.flows_of[tasks]
+        until_s = run.fluid_times.end_s[tasks] - shared.tail_s[tasks]
+        return of_set, run.fluid_times.start_s[tasks], until_s, (1.0 / shared.traffic.alone_s)[of_set]
 
     @cached_property
     def bytes_in(self) -> FloatArray:
@@ -372,8 +369,8 @@ class Observed:
         run, shared = self.run, self.run.shared
         number: dict[TrafficOwner, int] = {}
         of_set = np.array([number.setdefault(owner, len(number)) for owner in self.who], np.int64)
-        tasks = np.flatnonzero(shared.task_kind >= 0)
-        row = of_set[shared.traffic.kind_set[shared.task_kind[tasks]]]
+        tasks = np.flatnonzero(shared.flows_of >= 0)
+        row = of_set[shared.flows_of[tasks]]
         tail_s = (shared.tail_s - shared.still_s)[tasks]
         took = run.fluid_times.end_s[tasks] - run.fluid_times.start_s[tasks] - tail_s
         alone = shared.duration_s[tasks] - tail_s
