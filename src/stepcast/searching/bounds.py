@@ -20,7 +20,7 @@ import numpy as np
 
 from stepcast.cost.fits import default_fit
 from stepcast.cost.memory.stages import communication_bytes, default_in_flight, fragmented_bytes, workspace_bytes
-from stepcast.cost.memory.states import orientations, piece_states
+from stepcast.cost.memory.states import find_state_bytes, orientations
 from stepcast.cost.pace import slowest
 from stepcast.cost.power import cool_load
 from stepcast.hardware import Cluster
@@ -28,9 +28,8 @@ from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.layers.kinds import count_saved
 from stepcast.ir.limits import PRICED
-from stepcast.ir.model import StagePiece, pieces_of_stage, trained_shard
+from stepcast.ir.model import StagePiece, pieces_of_stage
 from stepcast.ir.schedules import SCHEDULES, Pairs, PiecePlacement
-from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import NO_OVERLAP, RecomputeKind
 from stepcast.ir.types import FP32_BYTES, dataclass, replace
 from stepcast.searching import space as candidates
@@ -94,24 +93,21 @@ class _MemoryBounds:
 
     def _states(self, row: int) -> FloatArray:
         """Return fixed states and gradients of each part, whether gradients are split, and buffers of communication."""
-        strategy, model, framework = self.space.strategy(row), self.model, self.framework
+        strategy, framework, overhead = self.space.strategy(row), self.framework, self.framework.overhead
         copies = orientations(strategy, self.cluster.gpu)
-        plan, overhead = plan_of(strategy, framework), framework.overhead
-        layers = [model.blocks.index(kind) for kind in self.kinds]
+        sizes = find_state_bytes(self.model, strategy, framework, copies)
+        layers = [self.model.blocks.index(kind) for kind in self.kinds]
         parts = [StagePiece(range(layer, layer + 1), False, False) for layer in layers]
         parts += [StagePiece(range(0), True, False), StagePiece(range(0), False, True)]
         fixed, gradients = [], []
-        for part in parts:
-            states = piece_states(model, strategy, framework, part, copies)
-            trained = trained_shard(model, strategy, part)
-            owned = plan.share(trained)
-            more = states.buckets + overhead.gradient_bytes * trained.total
-            more += overhead.step_bytes * owned * (1 - strategy.offload.optimizer)
-            more += FP32_BYTES * (trained.total - owned) if overhead.whole_master else 0.0
-            fixed.append(states.parameters + states.optimizer + more)
-            gradients.append(states.gradients)
+        for piece in map(sizes.piece, parts):
+            more = piece.states.buckets + overhead.gradient_bytes * piece.trained
+            more += overhead.step_bytes * piece.owned * (1 - strategy.offload.optimizer)
+            more += FP32_BYTES * (piece.trained - piece.owned) if overhead.whole_master else 0.0
+            fixed.append(piece.states.parameters + piece.states.optimizer + more)
+            gradients.append(piece.states.gradients)
         communication = communication_bytes(replace(strategy, overlap=NO_OVERLAP), framework)
-        return np.array([*fixed, *gradients, float(plan.splits_gradients), communication])
+        return np.array([*fixed, *gradients, float(sizes.plan.splits_gradients), communication])
 
     def _counts(self, row: int) -> FloatArray:
         """Return how often each part is on the first stage, and how many blocks of each kind are in flight."""

@@ -182,13 +182,6 @@ def find_state_bytes(model: Model, strategy: Strategy, framework: Framework, ori
     return _make_bytes(model, states_view(strategy, framework), framework, orientations)
 
 
-def piece_states(
-    model: Model, strategy: Strategy, framework: Framework, piece: StagePiece, orientations: int
-) -> States:
-    """Return what one rank keeps for *piece* all the time, each quantised weight in *orientations* copies."""
-    return find_state_bytes(model, strategy, framework, orientations).piece(piece).states
-
-
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
     """Return the copies of each quantised weight: forward and backward products read it along different axes.
 
