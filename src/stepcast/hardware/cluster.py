@@ -146,14 +146,9 @@ class Topology:
             return
         if self.kind is NetworkKind.TORUS:
             raise ValueError("pod_nodes is for trees of switches and dragonflies, not for a torus")
-        if self.leaf_nodes is None or self.pod_nodes % self.leaf_nodes:
-            raise ValueError(
-                f"pod_nodes ({self.pod_nodes}) must be a multiple of leaf_nodes ({self.leaf_nodes or 'not given'})"
-            )
-        if self.pod_nodes % self.scale_up_nodes:
-            raise ValueError(
-                f"pod_nodes ({self.pod_nodes}) must be a multiple of scale_up_nodes ({self.scale_up_nodes})"
-            )
+        for name, nodes in (("leaf_nodes", self.leaf_nodes), ("scale_up_nodes", self.scale_up_nodes)):
+            fills = nodes is not None and self.pod_nodes % nodes == 0
+            require(fills, f"pod_nodes ({self.pod_nodes}) must be a multiple of {name} ({nodes or 'not given'})")
 
 
 @dataclass(frozen=True, slots=True)
