@@ -53,29 +53,17 @@ def cut_stages(captured: Captured, seconds: Sequence[float], stages: int) -> lis
     if len(borders) <= stages:
         raise CutError(f"{captured.name}: can be cut into {len(borders) - 1} stages at most, not {stages}")
     total = [0.0, *accumulate(seconds)]
-    sent = [captured.parts[border].sent_bytes if 0 < border < len(captured.parts) else 0 for border in borders]
-    count = len(borders)
-    # best[i]: (slowest stage, bytes sent, the cuts before) of the layers up to border i.
-    best: list[tuple[float, int, list[int]] | None] = [None] * count
-    best[0] = (0.0, 0, [])
+    # best[border]: (slowest stage, bytes sent, the cuts before) of the layers up to there.
+    best: dict[int, tuple[float, int, list[int]]] = {0: (0.0, 0, [])}
     for stage in range(stages):
-        following: list[tuple[float, int, list[int]] | None] = [None] * count
-        last = stage == stages - 1
-        for end in range(count - 1 if last else stage + 1, count):
-            for begin in range(stage, end):
-                before = best[begin]
-                if before is None:
-                    continue
-                slowest = max(before[0], total[borders[end]] - total[borders[begin]])
-                known = following[end]
-                # Times are compared to a picosecond; equal ones by the bytes sent.
-                moved = before[1] + (0 if last else sent[end])
-                if known is None or (round(slowest, 12), moved) < (round(known[0], 12), known[1]):
-                    following[end] = (slowest, moved, [*before[2], borders[end]])
-        best = following
-    chosen = best[count - 1]
-    assert chosen is not None
-    return chosen[2][:-1]
+        before, best = best, {}
+        for end in borders[stage + 1 :] if stage < stages - 1 else borders[-1:]:
+            slowest = {cut: max(known[0], total[end] - total[cut]) for cut, known in before.items() if cut < end}
+            # Times are compared to a picosecond; equal ones by the bytes sent.
+            begin = min(slowest, key=lambda cut: (round(slowest[cut], 12), before[cut][1]))
+            sent = captured.parts[end].sent_bytes if end < len(captured.parts) else 0
+            best[end] = slowest[begin], before[begin][1] + sent, [*before[begin][2], end]
+    return best[borders[-1]][2][:-1]
 
 
 def stage_ranges(total: int, begins: Sequence[int]) -> list[range]:
@@ -177,6 +165,13 @@ def _update_after(epilogue: tuple[Layer, ...], names: Sequence[str]) -> tuple[La
 
 UNSPLIT, SUMMED = "-", "+"
 PRODUCT_SIZES = "mnkb"
+# Sizes of a part, and how much of each is split.
+SPLIT_SIZES = {
+    "parameter_bytes": "split_bytes",
+    "kept_bytes": "split_kept_bytes",
+    "forward_peak_bytes": "split_forward_bytes",
+    "backward_peak_bytes": "split_backward_bytes",
+}
 
 
 class SplitError(ValueError):
@@ -235,25 +230,14 @@ def split_captured(captured: Captured, ways: int) -> Captured:
 
 
 def _split_part(part: LayerPart, ways: int) -> LayerPart:
-    def share(size: int, split: int) -> int:
-        return size - split + split // ways
-
-    left = share(part.parameter_bytes, part.split_bytes) / max(1, part.parameter_bytes)
-    return replace(
-        part,
-        parameters=round(part.parameters * left),
-        parameter_bytes=share(part.parameter_bytes, part.split_bytes),
-        gradient_bytes=round(part.gradient_bytes * left),
-        reduced_bytes=round(part.reduced_bytes * left),
-        kept_bytes=share(part.kept_bytes, part.split_kept_bytes),
-        forward_peak_bytes=share(part.forward_peak_bytes, part.split_forward_bytes),
-        backward_peak_bytes=share(part.backward_peak_bytes, part.split_backward_bytes),
-        split_bytes=0,
-        split_kept_bytes=0,
-        split_forward_bytes=0,
-        split_backward_bytes=0,
-        split="",
-    )
+    changed: dict[str, int] = {}
+    for name, split_name in SPLIT_SIZES.items():
+        split = getattr(part, split_name)
+        changed |= {name: getattr(part, name) - split + split // ways, split_name: 0}
+    left = changed["parameter_bytes"] / max(1, part.parameter_bytes)
+    for name in ("parameters", "gradient_bytes", "reduced_bytes"):
+        changed[name] = round(getattr(part, name) * left)
+    return replace(part, split="", **changed)
 
 
 def _split_tie(tie: Tie, ways: int) -> Tie:
