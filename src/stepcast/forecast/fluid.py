@@ -91,11 +91,8 @@ class _FlowBuilder:
         self.step, self.pricer, self.network, self.seats = step, pricer, network, seats
         self.program = step.program.written_out
         self.layout = replace(pricer.layout, vpp=1)
-        self.sets: list[FlowSet] = []
-        self.place: list[int] = []
-        self.alone_s: list[float] = []
-        self.still_s: list[float] = []
-        self.who: list[TrafficOwner] = []
+        # Of each set of flows: its place, its times alone and of latency, and whose it is.
+        self.sets: list[tuple[FlowSet, int, float, float, TrafficOwner]] = []
         self.known: dict[object, FlowSet] = {}
 
     def build(self, others: Sequence[Repeating]) -> tuple[SharedProgram, tuple[TrafficOwner, ...]]:
@@ -133,26 +130,20 @@ class _FlowBuilder:
             still_s = float(in_ticks(np.array([price_s * share]))[0])
             flows, who = self.find_flows(work, of_rank, of_lane, source, target, price_s - still_s)
             if flows is not None and (flows.bytes_on > 0).any():
-                kinds[number] = self.add(flows, of_rank * lanes + of_lane, price_s - still_s, who, still_s)
+                kinds[number] = len(self.sets)
+                self.sets.append((flows, of_rank * lanes + of_lane, price_s - still_s, still_s, who))
         flows_of[chosen] = kinds[index.ravel()]
         repeats = []
         for number, other in enumerate(others):
             owner = TrafficOwner(other.name, "other traffic")
-            kind = self.add(other.flows, program.ranks * lanes + number, other.alone_s, owner)
-            repeats.append((kind, other.start_s, other.period_s))
-        traffic = Traffic(self.network.links, tuple(self.sets), np.array(self.place, np.int64), np.array(self.alone_s))
-        latency_s = np.array([*self.still_s, 0.0])[flows_of]
+            repeats.append((len(self.sets), other.start_s, other.period_s))
+            self.sets.append((other.flows, program.ranks * lanes + number, other.alone_s, 0.0, owner))
+        sets, places, alone_s, all_still_s, owners = zip(*self.sets, strict=True) if self.sets else ((),) * 5
+        traffic = Traffic(self.network.links, sets, np.array(places, np.int64), np.array(alone_s))
+        latency_s = np.array([*all_still_s, 0.0])[flows_of]
         tail_s = np.where(flows_of >= 0, tails[cost], 0.0) + latency_s
         shared = SharedProgram(program, duration_s, traffic, flows_of, tail_s, waits, repeats, latency_s)
-        return shared, tuple(self.who)
-
-    def add(self, flows: FlowSet, place: int, alone_s: float, who: TrafficOwner, still_s: float = 0.0) -> int:
-        self.sets.append(flows)
-        self.place.append(place)
-        self.alone_s.append(alone_s)
-        self.still_s.append(still_s)
-        self.who.append(who)
-        return len(self.sets) - 1
+        return shared, owners
 
     def find_flows(
         self, work: Collective | Transfer, rank: int, lane: int, source: int, target: int, price_s: float

@@ -8,7 +8,7 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.flows import Links
 from stepcast.ir.layout import Channel, Group
-from stepcast.ir.types import FactDict, dataclass, pick
+from stepcast.ir.types import FactDict, dataclass, pick, sum_by_key
 from stepcast.simulation.breakdown import StageTime, round_bubble_s
 from stepcast.simulation.fluid.engine import FluidRun, Pairs
 from stepcast.simulation.lanes import COMPUTE
@@ -326,10 +326,8 @@ class Observed:
         flow, link, bytes_on = classes.entries
         here = np.flatnonzero(link == at)
         moved = bytes_on[here] / classes.amount[flow[here]] * self.level_s[flow[here]].sum(axis=1)
-        users: dict[str, float] = {}
-        for each, amount in zip(classes.set_of[flow[here]].tolist(), moved.tolist(), strict=True):
-            name = self.who[each].name
-            users[name] = users.get(name, 0.0) + amount
+        names = (self.who[number].name for number in classes.set_of[flow[here]].tolist())
+        users = sum_by_key(zip(names, moved.tolist(), strict=True))
         first = int(self._first_link[at])
         return HotLink(
             first,
