@@ -182,7 +182,4 @@ def measure_sensitivity(
 def scale_network(cluster: Cluster, times: float) -> Cluster | None:
     """Return *cluster* with links between nodes that many times as fast; None if there are none."""
     nic = cluster.node.nic
-    if nic is None:
-        return None
-    faster = replace(nic, bandwidth_bytes_per_s=nic.bandwidth_bytes_per_s * times)
-    return replace(cluster, node=replace(cluster.node, nic=faster))
+    return None if nic is None else replace(cluster, node=replace(cluster.node, nic=nic.scaled(times)))

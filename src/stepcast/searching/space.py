@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -90,26 +90,13 @@ class SearchAxes:
     overlap: tuple[str, ...] = ("usual",)  # keys of OVERLAPS
 
 
-class CandidateRow(TypedDict):
-    """One candidate in the values of the axes."""
-
-    gpus: int
-    tp: int
-    cp: int
-    ep: int
-    expert_tp: int
-    pp: int
-    vpp: int
-    schedule: ScheduleKind
-    micro_batch: int
-    recompute: Recompute
-    sharding: Sharding
-    sequence_parallel: bool
-    precision: DType
-    overlap: str
-
-
-COLUMNS = tuple(CandidateRow.__annotations__)
+CandidateRow = dict[str, Any]
+"""One candidate in the values of the axes."""
+# The columns of a space: degrees of a Layout after the GPUs, then choices of a Strategy, of which some are words.
+DEGREES = ("tp", "cp", "ep", "expert_tp", "pp", "vpp")
+WORDS = ("schedule", "recompute", "sharding", "precision", "overlap")
+CHOICES = ("schedule", "micro_batch", "recompute", "sharding", "sequence_parallel", "precision")
+COLUMNS = ("gpus", *DEGREES, *CHOICES, "overlap")
 
 
 @dataclass(frozen=True)
@@ -138,31 +125,20 @@ class CandidateSpace:
 
     def values(self, row: int) -> CandidateRow:
         """Return a candidate in the values of the axes."""
-        values: dict[str, object] = {name: int(column[row]) for name, column in self.columns.items()}
-        for name in ("schedule", "recompute", "sharding", "precision", "overlap"):
+        values: CandidateRow = {name: int(column[row]) for name, column in self.columns.items()}
+        for name in WORDS:
             values[name] = getattr(self.axes, name)[values[name]]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
-        return cast(CandidateRow, values)
+        return values
 
     def strategy(self, row: int) -> Strategy:
         """Return a candidate as a Strategy; raise a StrategyError if it is none."""
         values = self.values(row)
-        tp, cp, pp = values["tp"], values["cp"], values["pp"]
-        dp = values["gpus"] // (tp * cp * pp)
-        layout = Layout(tp=tp, cp=cp, ep=values["ep"], dp=dp, pp=pp, vpp=values["vpp"], expert_tp=values["expert_tp"])
+        layout = Layout(dp=int(self.dp[row]), **{name: values[name] for name in DEGREES})
+        choices = {name: values[name] for name in CHOICES}
         overlap = replace(self.common.get("overlap", USUAL_OVERLAP), **OVERLAPS[values["overlap"]])
-        return Strategy(
-            layout,
-            values["micro_batch"],
-            self.global_batch,
-            self.seq,
-            sequence_parallel=values["sequence_parallel"],
-            schedule=values["schedule"],
-            sharding=values["sharding"],
-            recompute=values["recompute"],
-            precision=values["precision"],
-            **{**self.common, "overlap": overlap},
-        )
+        common = {**self.common, "overlap": overlap}
+        return Strategy(layout, global_batch=self.global_batch, seq=self.seq, **choices, **common)
 
     def having(self, common: StrategyFields) -> "CandidateSpace":
         """Return the same candidates, all of them with *common* fields of a Strategy."""
