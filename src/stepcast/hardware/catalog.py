@@ -295,8 +295,8 @@ def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name_overrides = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
     word = _normalise(name)
     # Other spellings are read from all files, which takes longer than a prediction.
-    described = name.endswith(".toml") or word in data_names("clusters") or word in _spellings()["clusters"]
-    gpu_alone = None if described else _spellings()["gpus"].get(word)  # a GPU that no cluster is named after
+    described = name.endswith(".toml") or word in data_names("clusters") or word in _spellings("clusters")
+    gpu_alone = None if described else _spellings("gpus").get(word)  # a GPU that no cluster is named after
     entries = dict(_node_entries(gpu_alone) if gpu_alone else _read_entries("clusters", name))
     for text in (*name_overrides, *overrides):
         _override(entries, text)
@@ -397,17 +397,15 @@ def _sources(entries: Entries, keys: Mapping[str, DescriptionKey]) -> dict[str, 
 # Names.
 
 
-@lru_cache(maxsize=1)
-def _spellings() -> dict[str, dict[str, str]]:
-    """Return, for GPUs and clusters, every normalised spelling -> the name in the catalogue."""
-    tables: dict[str, dict[str, str]] = {}
-    for kind in ("gpus", "clusters"):
-        table = tables[kind] = {name: name for name in data_names(kind)}
-        for name in data_names(kind):
-            aliases = _read_entries(kind, name).get("aliases")
-            words = aliases.value if aliases and isinstance(aliases.value, list) else []
-            table |= {_normalise(str(word)): name for word in words}
-    return tables
+@lru_cache(maxsize=2)
+def _spellings(kind: str) -> dict[str, str]:
+    """Return, for ``gpus`` or ``clusters``, every normalised spelling -> the name in the catalogue."""
+    table = {name: name for name in data_names(kind)}
+    for name in data_names(kind):
+        aliases = _read_entries(kind, name).get("aliases")
+        words = aliases.value if aliases and isinstance(aliases.value, list) else []
+        table |= {_normalise(str(word)): name for word in words}
+    return table
 
 
 def _normalise(name: str) -> str:
@@ -422,7 +420,7 @@ def _find_name(kind: str, name: str, where: str = "") -> str:
     word = _normalise(name)
     if name.endswith(".toml") or word in data_names(kind):
         return Path(name).stem if name.endswith(".toml") else word
-    table = _spellings()[kind]
+    table = _spellings(kind)
     if word in table:
         return table[word]
     for pattern, problem in NOT_DESCRIBED.items():
