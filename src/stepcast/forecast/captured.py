@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 from stepcast.cost.calibration import Calibration
@@ -101,14 +101,8 @@ def predict_captured(
         send=Send.EAGER,
     )
     prediction = simulate(workload, cluster, apply_host_pace(options, calibration, FITTED_PACE), compute)
-    memory = stage_memory(captured, spread, begins, cluster)
-    return replace(
-        prediction,
-        memory=memory,
-        finish=lambda report, stages: _complete_report(
-            report, stages, whole, cluster, spread, begins, share_unmeasured(captured, compute)
-        ),
-    )
+    finish = partial(_complete_report, whole, captured, cluster, spread, begins, compute)
+    return replace(prediction, memory=stage_memory(captured, spread, begins, cluster), finish=finish)
 
 
 def add_gaps(compute: ComputePrice) -> ComputePrice:
@@ -314,14 +308,17 @@ def _peak(gradients: float, held: float, kept: int, peak: int, others: float) ->
 
 
 def _complete_report(
-    report: StepReport,
-    stages: Sequence[StageMemory],
     captured: Captured,
+    split: Captured,
     cluster: Cluster,
     spread: Spread,
     begins: Sequence[int],
-    unmeasured: dict[str, float],
+    compute: ComputePrice,
+    report: StepReport,
+    stages: Sequence[StageMemory],
 ) -> StepReport:
+    """Return *report* with what follows from the program, a rank's share of which is *split*."""
+    unmeasured = share_unmeasured(split, compute)
     batches = spread.micro_batches * spread.dp
     flops = captured.flops() * batches / report.step_s / spread.layout.gpus
     tokens = captured.tokens * batches / report.step_s
