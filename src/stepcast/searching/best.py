@@ -17,7 +17,7 @@ from stepcast.ir.children import WorkerPool
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.types import dataclass
 from stepcast.searching import result
-from stepcast.searching.bounds import BoundedCandidates, CandidateBounds
+from stepcast.searching.bounds import BoundedCandidates
 from stepcast.searching.space import SpacePart
 from stepcast.units import GIB
 
@@ -316,10 +316,7 @@ class _SearchRun:
         """Return those of *numbers* whose bound is below the best of their family; the others are pruned."""
         if self.families is None:
             return numbers
-        limits = CandidateBounds(
-            self.space.time_s[numbers], self.space.computing_s[numbers], self.space.memory_bytes[numbers]
-        )
-        scores = self.objective.least(limits, self.space.gpus[numbers])
+        scores = self.objective.least(self.space.known(numbers), self.space.gpus[numbers])
         limit = []
         for number in numbers.tolist():
             part, row = self.space.place(number)

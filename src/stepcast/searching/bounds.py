@@ -426,4 +426,8 @@ class BoundedCandidates:
         for which, timing in enumerate(self.timings):
             here = numbers[self.part[numbers] == which]
             self.time_s[here], self.computing_s[here] = timing.times(self.row[here], rough)
+        return self.known(numbers)
+
+    def known(self, numbers: IntArray) -> CandidateBounds:
+        """Return the bounds of some candidates that were computed last."""
         return CandidateBounds(self.time_s[numbers], self.computing_s[numbers], self.memory_bytes[numbers])
