@@ -207,6 +207,8 @@ def _make_tables(flows: SharedFlows) -> FlowTables:
         wanted=np.zeros(links),
         links=of_links.ravel(),
         flows=of_flows.ravel(),
+        counts=_places(5),
+        near=np.zeros(1),
         fresh=_places(count),
         touched=_places(links),
         touch_mark=_places(links),
@@ -223,7 +225,7 @@ def _make_work(tasks: FluidTasks, flows: SharedFlows, set_first: IntArray, preci
     """Return the state in which no task has begun."""
     count, sets, of_flows = len(tasks), len(flows.alone_s), len(flows.amount)
     starts, blocks = len(tasks.start_s), -(-of_flows // codes.BLOCK)
-    counts = _places(9)
+    counts = _places(7)
     counts[codes.LEFT] = count
     return FluidWork(
         next_first=tasks.next_first,

@@ -34,6 +34,9 @@ PER_LINK = 8
 # Of flows: level, bound, the link that holds it, and the solution that changed it last.
 LEVEL, BOUND, HOLDER, MARK = range(4)
 PER_FLOW = 4
+# Of ``FlowTables.counts``: the number of the solution, links that are touched since the last, flows that came since,
+# flows that it changed, and links in its heap.
+SOLUTION, TOUCHED, FRESH, CHANGED, QUEUED = range(5)
 RISES, FREE = -2, -1
 """In place of the link that holds a flow: it rises; it has what it can take."""
 
@@ -56,6 +59,8 @@ class FlowTables(NamedTuple):
     wanted: Column  # what the flows of each link would take at their bounds
     links: Column  # rows of numbers of each link, as named above
     flows: Column  # rows of numbers of each flow
+    counts: Column
+    near: Column  # a single number: changes of levels below this share are not passed on
     fresh: Column
     touched: Column
     touch_mark: Column
@@ -118,12 +123,13 @@ def drop_first(heap: Column, place: Column, keys: Column, size: int) -> int:
     return size
 
 
-def enter(tables: FlowTables, flow: int, fresh: int) -> None:
-    """Make *flow* active; *fresh* others came since rates were solved."""
-    links = tables.links
+def enter(tables: FlowTables, flow: int) -> None:
+    """Make *flow* active."""
+    links, counts = tables.links, tables.counts
     tables.flows[flow * PER_FLOW + LEVEL] = 0.0
     tables.flows[flow * PER_FLOW + HOLDER] = RISES
-    tables.fresh[fresh] = flow
+    tables.fresh[counts[FRESH]] = flow
+    counts[FRESH] += 1
     for entry in range(tables.first[flow], tables.first[flow + 1]):
         link, use = tables.link[entry], tables.use[entry]
         slot = tables.slot_first[link] + tables.members[link]
@@ -161,24 +167,24 @@ def leave(tables: FlowTables, flow: int) -> None:
             links[row + HELD_USE] = links[row + HELD_USE] - use if links[row + HELD] > 0 else 0.0
 
 
-def collect(tables: FlowTables, flow: int, mark: int, count: int) -> int:
-    """Add the links of *flow* to the touched ones; return their *count*."""
+def collect(tables: FlowTables, flow: int) -> None:
+    """Add the links of *flow* to the touched ones."""
+    counts = tables.counts
     for entry in range(tables.first[flow], tables.first[flow + 1]):
         link = tables.link[entry]
-        if tables.touch_mark[link] != mark:
-            tables.touch_mark[link] = mark
-            tables.touched[count] = link
-            count += 1
-    return count
+        if tables.touch_mark[link] != counts[SOLUTION]:
+            tables.touch_mark[link] = counts[SOLUTION]
+            tables.touched[counts[TOUCHED]] = link
+            counts[TOUCHED] += 1
 
 
-def mark_changed(tables: FlowTables, flow: int, mark: int, changed: int) -> int:
-    """Add *flow* to those *changed*; return their number."""
-    if tables.flows[flow * PER_FLOW + MARK] != mark:
-        tables.flows[flow * PER_FLOW + MARK] = mark
-        tables.changed[changed] = flow
-        changed += 1
-    return changed
+def mark_changed(tables: FlowTables, flow: int) -> None:
+    """Add *flow* to those that this solution changed."""
+    counts = tables.counts
+    if tables.flows[flow * PER_FLOW + MARK] != counts[SOLUTION]:
+        tables.flows[flow * PER_FLOW + MARK] = counts[SOLUTION]
+        tables.changed[counts[CHANGED]] = flow
+        counts[CHANGED] += 1
 
 
 def fair_level(tables: FlowTables, link: int) -> float:
@@ -189,9 +195,9 @@ def fair_level(tables: FlowTables, link: int) -> float:
     return level
 
 
-def link_key(tables: FlowTables, link: int, near: float) -> float:
+def link_key(tables: FlowTables, link: int) -> float:
     """Return the level at which *link* must be visited; NEVER where nothing is to change."""
-    links, row = tables.links, link * PER_LINK
+    links, row, near = tables.links, link * PER_LINK, tables.near[0]
     if links[row + SHORT] == 0 or links[row + HELD] + links[row + RISING] == 0:
         return NEVER
     fair = fair_level(tables, link)
@@ -203,15 +209,21 @@ def link_key(tables: FlowTables, link: int, near: float) -> float:
     return NEVER if level * (1 - near) <= fair <= level * (1 + near) else fair
 
 
-def queue_links(tables: FlowTables, flow: int, but: int, below: float, near: float, size: int) -> int:
-    """Queue the links of *flow*, all *but* one, if their key is *below* a level; return the size of the heap."""
+def queue_link(tables: FlowTables, link: int, key: float) -> None:
+    """Queue *link* at *key*, unless it is in the heap for a lower one."""
+    if key < tables.key[link]:
+        counts = tables.counts
+        counts[QUEUED] = put_item(tables.heap, tables.heap_place, tables.key, counts[QUEUED], link, key)
+
+
+def queue_links(tables: FlowTables, flow: int, but: int, below: float) -> None:
+    """Queue the links of *flow*, all *but* one, if their key is *below* a level."""
     for entry in range(tables.first[flow], tables.first[flow + 1]):
         link = tables.link[entry]
         if link != but:
-            key = link_key(tables, link, near)
-            if key < below and key < tables.key[link]:
-                size = put_item(tables.heap, tables.heap_place, tables.key, size, link, key)
-    return size
+            key = link_key(tables, link)
+            if key < below:
+                queue_link(tables, link, key)
 
 
 def release(tables: FlowTables, flow: int) -> None:
@@ -278,19 +290,16 @@ def can_rise(tables: FlowTables, flow: int, level: float) -> bool:
     return True
 
 
-def release_all(tables: FlowTables, link: int, mark: int, changed: int) -> int:
-    """Let all that *link* holds rise again; return how many flows changed."""
+def release_all(tables: FlowTables, link: int) -> None:
+    """Let all that *link* holds rise again."""
     for slot in range(tables.slot_first[link], tables.slot_first[link] + tables.members[link]):
         flow = tables.slot_flow[slot]
         if tables.flows[flow * PER_FLOW + HOLDER] == link:
             release(tables, flow)
-            changed = mark_changed(tables, flow, mark, changed)
-    return changed
+            mark_changed(tables, flow)
 
 
-def raise_all(
-    tables: FlowTables, link: int, level: float, mark: int, near: float, changed: int, size: int
-) -> tuple[int, int]:
+def raise_all(tables: FlowTables, link: int, level: float) -> None:
     """Raise what *link* holds to *level*; release the flows that other links may stop."""
     for slot in range(tables.slot_first[link], tables.slot_first[link] + tables.members[link]):
         flow = tables.slot_flow[slot]
@@ -299,15 +308,12 @@ def raise_all(
                 set_level(tables, flow, level)
             else:
                 release(tables, flow)
-            changed = mark_changed(tables, flow, mark, changed)
-            size = queue_links(tables, flow, link, NEVER, near, size)
+            mark_changed(tables, flow)
+            queue_links(tables, flow, link, NEVER)
     tables.links[link * PER_LINK + HELD_LEVEL] = level
-    return changed, size
 
 
-def release_higher(
-    tables: FlowTables, link: int, key: float, level: float, mark: int, near: float, changed: int, size: int
-) -> tuple[int, int, bool]:
+def release_higher(tables: FlowTables, link: int, key: float, level: float) -> bool:
     """Prepare *link*, first in the heap by *key*, to give *level*: flows of other links that have more rise again,
     links that stop rising flows earlier come first, and flows for which it is enough stay at their bounds. Return
     whether it must be visited again.
@@ -318,29 +324,27 @@ def release_higher(
         holder = tables.flows[flow * PER_FLOW + HOLDER]
         if holder == RISES:
             bounded = bounded or tables.flows[flow * PER_FLOW + BOUND] <= level * (1 + SAME)
-        elif holder != link and tables.flows[flow * PER_FLOW + LEVEL] > level * (1 + near):
+        elif holder != link and tables.flows[flow * PER_FLOW + LEVEL] > level * (1 + tables.near[0]):
             release(tables, flow)
             again = True
-            changed = mark_changed(tables, flow, mark, changed)
+            mark_changed(tables, flow)
         else:
             continue
-        size = queue_links(tables, flow, link, key * (1 - EXACT), near, size)
-    if size > 0 and tables.key[tables.heap[0]] < key * (1 - EXACT):
-        return changed, size, True
+        queue_links(tables, flow, link, key * (1 - EXACT))
+    if tables.counts[QUEUED] > 0 and tables.key[tables.heap[0]] < key * (1 - EXACT):
+        return True
     if bounded:
         for slot in range(tables.slot_first[link], tables.slot_first[link] + tables.members[link]):
             flow = tables.slot_flow[slot]
             bound = tables.flows[flow * PER_FLOW + BOUND]
             if tables.flows[flow * PER_FLOW + HOLDER] == RISES and bound <= level * (1 + SAME):
                 hold(tables, flow, bound, FREE)
-                changed = mark_changed(tables, flow, mark, changed)
-                size = queue_links(tables, flow, link, NEVER, near, size)
-    return changed, size, again or bounded
+                mark_changed(tables, flow)
+                queue_links(tables, flow, link, NEVER)
+    return again or bounded
 
 
-def settle_link(
-    tables: FlowTables, link: int, level: float, mark: int, near: float, changed: int, size: int
-) -> tuple[int, int]:
+def settle_link(tables: FlowTables, link: int, level: float) -> None:
     """Set all that rises on *link*, and all that it holds, to *level*."""
     for slot in range(tables.slot_first[link], tables.slot_first[link] + tables.members[link]):
         flow = tables.slot_flow[slot]
@@ -351,46 +355,42 @@ def settle_link(
             set_level(tables, flow, level)
         else:
             continue
-        changed = mark_changed(tables, flow, mark, changed)
-        size = queue_links(tables, flow, link, NEVER, near, size)
+        mark_changed(tables, flow)
+        queue_links(tables, flow, link, NEVER)
     tables.links[link * PER_LINK + HELD_LEVEL] = level
-    return changed, size
 
 
-def solve(tables: FlowTables, mark: int, touched: int, fresh: int, near: float) -> int:
-    """Find new levels after *touched* links lost flows or got *fresh* ones; return how many flows changed.
-
-    *mark* is higher than in every solution before.
+def solve(tables: FlowTables, near: float) -> None:
+    """Find new levels after the touched links lost flows or got fresh ones, and leave the flows that changed in
+    ``changed``.
     """
-    links = tables.links
-    # ``int`` keeps numba from taking these for literals: it would compile the functions again for each literal.
-    changed = size = int(0)  # noqa: RUF046, UP018
-    for index in range(fresh):
-        changed = mark_changed(tables, tables.fresh[index], mark, changed)
-    for index in range(touched):
+    links, counts, mark = tables.links, tables.counts, tables.counts[SOLUTION]
+    tables.near[0] = near
+    counts[CHANGED] = 0
+    for index in range(counts[FRESH]):
+        mark_changed(tables, tables.fresh[index])
+    for index in range(counts[TOUCHED]):
         link = tables.touched[index]
         row = link * PER_LINK
         links[row + SHORT] = 1 if tables.wanted[link] > links[row + CAPACITY] * (1 + SAME) else 0
-    for index in range(touched):
+    for index in range(counts[TOUCHED]):
         link = tables.touched[index]
         if links[link * PER_LINK + SHORT] == 0 and links[link * PER_LINK + HELD] > 0:
-            before = changed
-            changed = release_all(tables, link, mark, changed)
-            for number in range(before, changed):
-                size = queue_links(tables, tables.changed[number], link, NEVER, near, size)
-        key = link_key(tables, link, near)
-        if key < tables.key[link]:
-            size = put_item(tables.heap, tables.heap_place, tables.key, size, link, key)
-    while size > 0:
+            before = counts[CHANGED]
+            release_all(tables, link)
+            for number in range(before, counts[CHANGED]):
+                queue_links(tables, tables.changed[number], link, NEVER)
+        queue_link(tables, link, link_key(tables, link))
+    counts[TOUCHED] = counts[FRESH] = 0
+    while counts[QUEUED] > 0:
         link = tables.heap[0]
         row = link * PER_LINK
         key = tables.key[link]
         tables.key[link] = NEVER
-        size = drop_first(tables.heap, tables.heap_place, tables.key, size)
-        new_key = link_key(tables, link, near)
+        counts[QUEUED] = drop_first(tables.heap, tables.heap_place, tables.key, counts[QUEUED])
+        new_key = link_key(tables, link)
         if new_key > key * (1 + EXACT):  # others took less of it than expected
-            if new_key < NEVER:
-                size = put_item(tables.heap, tables.heap_place, tables.key, size, link, new_key)
+            queue_link(tables, link, new_key)
             continue
         if tables.visit_mark[link] != mark:
             tables.visit_mark[link] = mark
@@ -403,21 +403,18 @@ def solve(tables: FlowTables, mark: int, touched: int, fresh: int, near: float) 
             fair = level if held else fair
         elif held and fair > level * (1 + near):
             if links[row + RISING] == 0:
-                changed, size = raise_all(tables, link, fair, mark, near, changed, size)
+                raise_all(tables, link, fair)
             else:
-                changed = release_all(tables, link, mark, changed)
+                release_all(tables, link)
         else:
             if held and fair >= level * (1 - near):
                 fair = level
-            changed, size, again = release_higher(tables, link, key, fair, mark, near, changed, size)
+            again = release_higher(tables, link, key, fair)
         if again:
-            key = link_key(tables, link, near)
-            if key < tables.key[link]:
-                size = put_item(tables.heap, tables.heap_place, tables.key, size, link, key)
+            queue_link(tables, link, link_key(tables, link))
         else:
-            changed, size = settle_link(tables, link, fair, mark, near, changed, size)
-    for index in range(changed):
+            settle_link(tables, link, fair)
+    for index in range(counts[CHANGED]):
         flow = tables.changed[index]
         if tables.flows[flow * PER_FLOW + HOLDER] == RISES:
             hold(tables, flow, tables.flows[flow * PER_FLOW + BOUND], FREE)
-    return changed

@@ -14,10 +14,13 @@ import numpy as np
 from stepcast.simulation.fluid import filling
 from stepcast.simulation.fluid.filling import (
     BOUND,
+    CHANGED,
     EXACT,
     LEVEL,
     NEVER,
     PER_FLOW,
+    SOLUTION,
+    TOUCHED,
     Column,
     FlowTables,
     collect,
@@ -35,7 +38,7 @@ MOMENT_S = 1e-12
 """Events within a picosecond are one: equal ones would else be separated by rounding."""
 DONE, FULL, STUCK, CLASH = 0, 1, 2, 3
 # Indices of ``FluidWork.counts``.
-STARTS, LOGGED, ACTIVE, LEFT, COMING, SOLUTION, SOLVED, VISITED, FRESH = range(9)
+STARTS, LOGGED, ACTIVE, LEFT, COMING, SOLVED, VISITED = range(7)
 # Of each flow: how long it would still take alone, since when, and at which speed it goes.
 LEFT_S, SINCE_S, SPEED = range(3)
 PER_PACE = 4
@@ -124,8 +127,8 @@ def start_roots(work: FluidWork, roots: Column) -> None:
             queue_start(work, task)
 
 
-def begin_first(tables: FlowTables, work: FluidWork, touched: int) -> int:
-    """Begin the flows of the task that begins first; return how many links are touched."""
+def begin_first(tables: FlowTables, work: FluidWork) -> None:
+    """Begin the flows of the task that begins first."""
     counts = work.counts
     task = work.begin_task[0]
     counts[STARTS] = drop_first(work.begin_task, work.begin_place, work.start_s, counts[STARTS])
@@ -143,11 +146,9 @@ def begin_first(tables: FlowTables, work: FluidWork, touched: int) -> int:
         block = flow // BLOCK
         if work.flow_end_s[flow] < work.block_end_s[block]:
             work.block_end_s[block] = work.flow_end_s[flow]
-        enter(tables, flow, counts[FRESH])
-        counts[FRESH] += 1
-        touched = collect(tables, flow, counts[SOLUTION], touched)
+        enter(tables, flow)
+        collect(tables, flow)
         counts[ACTIVE] += 1
-    return touched
 
 
 def log_rate(tables: FlowTables, work: FluidWork, log: Log, flow: int, to_s: float) -> None:
@@ -160,14 +161,14 @@ def log_rate(tables: FlowTables, work: FluidWork, log: Log, flow: int, to_s: flo
         work.counts[LOGGED] += 1
 
 
-def retire(tables: FlowTables, work: FluidWork, log: Log, flow: int, touched: int) -> int:
-    """End *flow*, and with the last of its set its task; return how many links are touched."""
+def retire(tables: FlowTables, work: FluidWork, log: Log, flow: int) -> None:
+    """End *flow*, and with the last of its set its task."""
     counts = work.counts
     end_s = work.flow_end_s[flow]
     log_rate(tables, work, log, flow, end_s)
     work.flow_end_s[flow] = NEVER
     leave(tables, flow)
-    touched = collect(tables, flow, counts[SOLUTION], touched)
+    collect(tables, flow)
     counts[ACTIVE] -= 1
     flows = work.set_of[flow]
     if end_s > work.set_end_s[flows]:
@@ -182,26 +183,24 @@ def retire(tables: FlowTables, work: FluidWork, log: Log, flow: int, touched: in
         else:
             work.start_s[task] = max(work.start_s[task] + work.period_s[task - tasks], work.set_end_s[flows])
             queue_start(work, task)
-    return touched
 
 
-def retire_flows(tables: FlowTables, work: FluidWork, log: Log, limit_s: float, touched: int) -> int:
+def retire_flows(tables: FlowTables, work: FluidWork, log: Log, limit_s: float) -> None:
     for block in range(len(work.block_end_s)):
         if work.block_end_s[block] <= limit_s:
             first_s = NEVER
             for flow in range(block * BLOCK, min((block + 1) * BLOCK, len(work.flow_end_s))):
                 if work.flow_end_s[flow] <= limit_s:
-                    touched = retire(tables, work, log, flow, touched)
+                    retire(tables, work, log, flow)
                 elif work.flow_end_s[flow] < first_s:
                     first_s = work.flow_end_s[flow]
             work.block_end_s[block] = first_s
-    return touched
 
 
-def update_ends(tables: FlowTables, work: FluidWork, log: Log, count: int, now_s: float) -> None:
-    """Update the ends of *count* flows from their new levels."""
-    counts = work.counts
-    for index in range(count):
+def update_ends(tables: FlowTables, work: FluidWork, log: Log, now_s: float) -> None:
+    """Update the ends of the flows that changed from their new levels."""
+    mark = tables.counts[SOLUTION]
+    for index in range(tables.counts[CHANGED]):
         flow = tables.changed[index]
         row = flow * PER_PACE
         level, bound = tables.flows[flow * PER_FLOW + LEVEL], tables.flows[flow * PER_FLOW + BOUND]
@@ -222,10 +221,10 @@ def update_ends(tables: FlowTables, work: FluidWork, log: Log, count: int, now_s
             if end_s <= work.block_end_s[block]:
                 work.block_end_s[block] = end_s
             elif work.flow_end_s[flow] <= work.block_end_s[block]:  # it was the first: another may be now
-                work.block_mark[block] = counts[SOLUTION]
+                work.block_mark[block] = mark
             work.flow_end_s[flow] = end_s
     for block in range(len(work.block_end_s)):
-        if work.block_mark[block] == counts[SOLUTION]:
+        if work.block_mark[block] == mark:
             first_s = NEVER
             for flow in range(block * BLOCK, min((block + 1) * BLOCK, len(work.flow_end_s))):
                 if work.flow_end_s[flow] < first_s:
@@ -248,31 +247,30 @@ def advance(tables: FlowTables, work: FluidWork, log: Log) -> int:
         if counts[STARTS] > 0:
             next_s = min(next_s, work.start_s[work.begin_task[0]])
         limit_s = next_s + MOMENT_S
-        counts[SOLUTION] += 1
-        touched = retire_flows(tables, work, log, limit_s, int(0))  # noqa: RUF046, UP018, see solve
+        tables.counts[SOLUTION] += 1
+        retire_flows(tables, work, log, limit_s)
         while counts[STARTS] > 0 and work.start_s[work.begin_task[0]] <= limit_s:
             if work.set_left[work.flows_of[work.begin_task[0]]] > 0:
                 return CLASH
-            touched = begin_first(tables, work, touched)
-        if touched > 0:
+            begin_first(tables, work)
+        if tables.counts[TOUCHED] > 0:
             near = EXACT
             if counts[VISITED] >= work.patience:
                 near = work.near
                 if work.near_from_s[0] == NEVER:
                     work.near_from_s[0] = next_s
-            count = solve(tables, counts[SOLUTION], touched, counts[FRESH], near)
-            counts[FRESH] = 0
+            solve(tables, near)
             counts[SOLVED] += 1
-            counts[VISITED] += count
-            update_ends(tables, work, log, count, next_s)
+            counts[VISITED] += tables.counts[CHANGED]
+            update_ends(tables, work, log, next_s)
     return DONE
 
 
 INLINED = cast(
     tuple[FunctionType, ...],
     (
-        *(put_item, drop_first, filling.mark_changed, filling.fair_level, filling.link_key, filling.queue_links),
-        *(filling.release, filling.hold, filling.set_level, filling.can_rise),
+        *(put_item, drop_first, filling.mark_changed, filling.fair_level, filling.link_key, filling.queue_link),
+        *(filling.queue_links, filling.release, filling.hold, filling.set_level, filling.can_rise),
     ),
 )
 """Small functions, compiled into those that call them: passing all tables costs more than they do."""
