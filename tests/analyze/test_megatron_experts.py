@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepcast.analyze.megatron.analysis import analyze_megatron
-from stepcast.analyze.play import play
+from stepcast.analyze.recording import play
 from stepcast.analyze.replay import replay
 from stepcast.inputs.table import read
 from tests.analyze.megatron_run import Pipeline, step_ms, write

@@ -7,8 +7,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.play import at_shortest, critical_steps, from_durations, measured, play, rank_parts, timeline_of
-from stepcast.analyze.recording import Recording
+from stepcast.analyze.recording import (
+    Recording,
+    at_shortest,
+    critical_steps,
+    from_durations,
+    measured,
+    play,
+    rank_parts,
+    timeline_of,
+)
 from stepcast.analyze.replay import Surroundings, WhatIfError, apply_changes, replay
 from stepcast.inputs.table import read
 from tests.analyze.megatron_run import Pipeline, step_ms, write

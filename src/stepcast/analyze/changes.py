@@ -5,17 +5,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from statistics import mean, median
 
-from stepcast.analyze.recording import (
-    BlockKind,
-    Join,
-    Local,
-    Meeting,
-    Piece,
-    RankRecord,
-    RecordedBlock,
-    Recording,
-    TimePart,
-)
+from stepcast.analyze.recording import BlockKind, Meeting, RankPiece, RankRecord, RecordedBlock, Recording, TimePart
 from stepcast.ir.layout import Group, place_of, rank_at
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.types import Key, group_by_key
@@ -33,10 +23,10 @@ def seconds_per_token(records: Iterable[RankRecord]) -> dict[str, float]:
     with its partner in the upper half; the median slope counts. A slow rank does not change it.
     """
     points_of = group_by_key(
-        (piece.role, (piece.tokens, piece.duration_s))
+        (piece.role, (piece.tokens, piece.own_s))
         for record in records
         for piece in record.pieces()
-        if isinstance(piece, Local) and piece.tokens is not None
+        if piece.tokens is not None
     )
     seconds = {}
     for role, points in points_of.items():
@@ -58,7 +48,7 @@ def scale_to_tokens(duration_s: float, tokens: float, wanted: float, slope_s: fl
     return max(0.0, duration_s + slope_s * (wanted - tokens))
 
 
-PieceChange = Callable[[RankRecord, RecordedBlock, Piece], Piece]
+PieceChange = Callable[[RankRecord, RecordedBlock, RankPiece], RankPiece]
 
 
 def map_pieces(recording: Recording, change: PieceChange) -> Recording:
@@ -109,8 +99,8 @@ def scale_rank(recording: Recording, rank: int, factor: float) -> Recording:
 def scale_compute(recording: Recording, compute: float, memory: float) -> Recording:
     """Make computation take *compute* times as long, and memory-bound work *memory* times."""
 
-    def change(_: RankRecord, __: RecordedBlock, piece: Piece) -> Piece:
-        if isinstance(piece, Join):
+    def change(_: RankRecord, __: RecordedBlock, piece: RankPiece) -> RankPiece:
+        if piece.meetings:
             return replace(piece, own_s=piece.own_s * compute) if piece.waits else piece
         if piece.part is TimePart.COMPUTE:
             return _scale_piece(piece, compute)
@@ -119,9 +109,7 @@ def scale_compute(recording: Recording, compute: float, memory: float) -> Record
     return map_pieces(recording, change)
 
 
-def _scale_piece(piece: Piece, factor: float) -> Piece:
-    if isinstance(piece, Local):
-        return replace(piece, duration_s=piece.duration_s * factor)
+def _scale_piece(piece: RankPiece, factor: float) -> RankPiece:
     return replace(piece, own_s=piece.own_s * factor, tail_s=piece.tail_s * factor)
 
 
@@ -147,20 +135,16 @@ def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset(
     return assuming(replace(recording, ranks=ranks), text)
 
 
-def _set_pace(piece: Piece, others: list[Piece], slopes_s: Mapping[str, float]) -> Piece:
+def _set_pace(piece: RankPiece, others: list[RankPiece], slopes_s: Mapping[str, float]) -> RankPiece:
     """Return *piece* with the median times of *others*, which have its role."""
-    if isinstance(piece, Local):
-        times_s, slope_s = [], slopes_s.get(piece.role, 0.0)
-        for other in others:
-            if isinstance(other, Local) and other.tokens is not None and piece.tokens is not None:
-                times_s.append(scale_to_tokens(other.duration_s, other.tokens, piece.tokens, slope_s))
-            elif isinstance(other, Local):
-                times_s.append(other.duration_s)
-        return replace(piece, duration_s=median(times_s)) if times_s else piece
-    joins = [other for other in others if isinstance(other, Join)]
-    if not joins:
+    same = [other for other in others if bool(other.meetings) == bool(piece.meetings)]
+    if not same:
         return piece
-    return replace(piece, own_s=median(other.own_s for other in joins), tail_s=median(other.tail_s for other in joins))
+    slope_s, times_s = slopes_s.get(piece.role, 0.0), [other.own_s for other in same]
+    if piece.tokens is not None:
+        tokens = [piece.tokens if other.tokens is None else other.tokens for other in same]
+        times_s = [scale_to_tokens(*time, piece.tokens, slope_s) for time in zip(times_s, tokens, strict=True)]
+    return replace(piece, own_s=median(times_s), tail_s=median(other.tail_s for other in same))
 
 
 def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
@@ -191,13 +175,13 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         before_s = compute_s[stage]
         factors[kind] = max(0.0, 1 + layers * layer_s[kind] / before_s) if before_s else 1.0
 
-    def change(record: RankRecord, block: RecordedBlock, piece: Piece) -> Piece:
+    def change(record: RankRecord, block: RecordedBlock, piece: RankPiece) -> RankPiece:
         if record.stage != stage:
             return piece
         if block.kind in factors:
-            computes = isinstance(piece, Join) or piece.part is TimePart.COMPUTE
+            computes = piece.meetings or piece.part is TimePart.COMPUTE
             return _scale_piece(piece, factors[block.kind]) if computes else piece
-        if isinstance(piece, Local) and piece.part in (TimePart.OPTIMIZER, TimePart.DP):
+        if not piece.meetings and piece.part in (TimePart.OPTIMIZER, TimePart.DP):
             return _scale_piece(piece, share)
         return piece
 
@@ -256,15 +240,18 @@ class _Rebuilder:
         """Return the number of the meeting with this key, which is *meeting* if it is new."""
         return self._meetings.setdefault(key, (len(self._meetings), meeting))[0]
 
+    def attend(self, piece: RankPiece, copies: Iterable[tuple[int, tuple[object, ...], float]]) -> RankPiece:
+        """Return the piece in *copies* of its meetings: the old number of each, its key, and the factor of its time."""
+        numbers = {}
+        for old, key, factor in copies:
+            meeting = self.old.meetings[old]
+            numbers[old] = self.number(key, replace(meeting, transfer_s=meeting.transfer_s * factor))
+        waits = tuple(numbers[old] for old in piece.waits if old in numbers)
+        return replace(piece, meetings=tuple(numbers[old] for old in piece.meetings if old in numbers), waits=waits)
+
 
 def _mean_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     return {key: mean(values) for key, values in group_by_key(pairs).items()}
-
-
-def _attend(join: Join, numbers: Mapping[int, int]) -> Join:
-    """Return the join with new *numbers* of its meetings, without those that have none."""
-    waits = tuple(numbers[old] for old in join.waits if old in numbers)
-    return replace(join, meetings=tuple(numbers[old] for old in join.meetings if old in numbers), waits=waits)
 
 
 class _ReplicaBuilder(_Rebuilder):
@@ -286,29 +273,23 @@ class _ReplicaBuilder(_Rebuilder):
         text = f"{self.dp} replicas, each with as many micro-batches as measured: the global batch changes"
         return assuming(changed, text)
 
-    def _pieces(self, block: RecordedBlock, stage: int, replica: int, tensor: int) -> Iterator[Piece]:
+    def _pieces(self, block: RecordedBlock, stage: int, replica: int, tensor: int) -> Iterator[RankPiece]:
         for piece in block.pieces:
-            if isinstance(piece, Local):
-                yield piece
-                if self.old.layout.dp == 1 and piece.operation == "dp_allreduce":
-                    yield self._gradients(piece, stage, tensor)
-                continue
-            numbers = {}
+            copies: list[tuple[int, tuple[object, ...], float]] = []
             for old in piece.meetings:
                 meeting = self.old.meetings[old]
                 if meeting.group not in (Group.DP, Group.EXPERT_DP):
-                    numbers[old] = self.number(("copy", old, replica), meeting)
+                    copies.append((old, ("copy", old, replica), 1.0))
                 elif self.dp > 1:
                     before = len(meeting.members)
-                    factor = ((self.dp - 1) / self.dp) / ((before - 1) / before)
-                    scaled = replace(meeting, transfer_s=meeting.transfer_s * factor)
-                    numbers[old] = self.number(("replicas", old), scaled)
-            if numbers:
-                yield _attend(piece, numbers)
-            else:
-                yield Local(TimePart.COMPUTE, piece.operation, piece.role, piece.micro_batch, 0.0, piece.own_s)
+                    copies.append((old, ("replicas", old), ((self.dp - 1) / self.dp) / ((before - 1) / before)))
+            attending = self.attend(piece, copies)
+            is_left = piece.meetings and not copies  # alone, with the work that the meeting overlapped
+            yield replace(attending, part=TimePart.COMPUTE, tail_s=0.0) if is_left else attending
+            if self.old.layout.dp == 1 and piece.operation == "dp_allreduce" and not piece.meetings:
+                yield self._gradients(piece, stage, tensor)
 
-    def _gradients(self, piece: Local, stage: int, tensor: int) -> Join:
+    def _gradients(self, piece: RankPiece, stage: int, tensor: int) -> RankPiece:
         """Return the all-reduce that one replica did not need."""
         assert self.all_reduce_s is not None
         known = self.old.facts.get("gradient_bytes")
@@ -319,7 +300,7 @@ class _ReplicaBuilder(_Rebuilder):
         ranks = tuple(rank_at(stage, other, tensor, self.layout) for other in range(self.dp))
         meeting = Meeting(Group.DP, "all-reduce", piece.operation, ranks, size_bytes, transfer_s)
         number = self.number(("gradients", stage, tensor), meeting)
-        return Join(TimePart.DP, piece.operation, piece.role, piece.micro_batch, 0.0, 0.0, (number,), (number,))
+        return replace(piece, part=TimePart.DP, own_s=0.0, meetings=(number,), waits=(number,))
 
 
 def reschedule(recording: Recording, micro_batches: int | None = None, schedule: str | None = None) -> Recording:
@@ -372,11 +353,9 @@ class _ScheduleBuilder(_Rebuilder):
             for piece in block.pieces
         ]
         self.gap_s = _mean_by_key(
-            (rank, piece.duration_s)
-            for rank, piece in pieces
-            if isinstance(piece, Local) and piece.part is TimePart.HOST
+            (rank, piece.own_s) for rank, piece in pieces if not piece.meetings and piece.part is TimePart.HOST
         )
-        self.tail_s = _mean_by_key((rank, piece.tail_s) for rank, piece in pieces if isinstance(piece, Join))
+        self.tail_s = _mean_by_key((rank, piece.tail_s) for rank, piece in pieces if piece.meetings)
 
     def build(self) -> Recording:
         ranks = []
@@ -403,17 +382,10 @@ class _ScheduleBuilder(_Rebuilder):
         return replace(copied, micro_batch=slot.micro_batch)
 
     def _copy(self, block: RecordedBlock, instance: tuple[object, ...], share: float) -> RecordedBlock:
-        pieces: list[Piece] = []
+        pieces = []
         for piece in block.pieces:
-            if isinstance(piece, Local):
-                pieces.append(_scale_piece(piece, share))
-                continue
-            numbers = {}
-            for old in piece.meetings:
-                meeting = self.old.meetings[old]
-                copied = replace(meeting, transfer_s=meeting.transfer_s * share)
-                numbers[old] = self.number(("copy", old, *instance), copied)
-            pieces.append(_scale_piece(_attend(piece, numbers), share))
+            copies = ((old, ("copy", old, *instance), share) for old in piece.meetings)
+            pieces.append(_scale_piece(self.attend(piece, copies), share))
         return replace(block, pieces=tuple(pieces))
 
     def _passing(self, record: RankRecord, before: Slot | None, after: Slot | None) -> list[RecordedBlock]:
@@ -428,9 +400,9 @@ class _ScheduleBuilder(_Rebuilder):
 
     def _joins(self, record: RankRecord, way: str, numbers: tuple[int, ...], waits: tuple[int, ...]) -> RecordedBlock:
         name = f"{way} message"
-        gap = Local(TimePart.HOST, "gap", f"before {name}", -1, 0.0, self.gap_s.get(record.rank, 0.0))
+        gap = RankPiece(TimePart.HOST, "gap", f"before {name}", -1, 0.0, 0.0, self.gap_s.get(record.rank, 0.0))
         tail_s = self.tail_s.get(record.rank, 0.0) if waits else 0.0
-        join = Join(TimePart.PP, name, name, -1, 0.0, 0.0, numbers, waits, 0.0, tail_s)
+        join = RankPiece(TimePart.PP, name, name, -1, 0.0, 0.0, 0.0, numbers, waits, tail_s)
         return RecordedBlock(BlockKind.MESSAGE, -1, (gap, join))
 
     def _message(self, record: RankRecord, slot: Slot, outbound: bool) -> tuple[int, str] | None:

@@ -14,11 +14,20 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze import changes
-from stepcast.analyze import play as playing
 from stepcast.analyze.changes import assuming
 from stepcast.analyze.megatron.analysis import find_stragglers
-from stepcast.analyze.play import measured, rank_parts
-from stepcast.analyze.recording import COMMUNICATION, Recording
+from stepcast.analyze.recording import (
+    COMMUNICATION,
+    PlayedStep,
+    Recording,
+    build_script,
+    mean_parts,
+    measured,
+    place_times,
+    play,
+    rank_parts,
+    stage_rows,
+)
 from stepcast.analyze.result import AnalysisResult
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.flows import collective_flows, members_of, message_flows
@@ -169,12 +178,12 @@ def _parse_rate(text: str) -> float | None:
     return parse_quantity(text, Dimension.RATE) if text.endswith("s") else None
 
 
-def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
+def play_shared(recording: Recording, cluster: Cluster) -> PlayedStep:
     """Simulate *recording* on the links of *cluster*."""
     gpus = recording.layout.gpus
     if cluster.gpus is not None and gpus > cluster.gpus:
         raise ValueError(f"the run has {gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
-    script = playing.build_script(recording)
+    script = build_script(recording)
     program = script.program.written_out
     duration_s = program.task_durations_s()
     seats = seats_of(cluster, recording.layout)
@@ -186,7 +195,7 @@ def play_shared(recording: Recording, cluster: Cluster) -> playing.PlayedStep:
     kinds[tasks] = numbers
     traffic = Traffic(network.links, tuple(sets.values()), numbers, duration_s[tasks])
     shared = SharedProgram(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
-    return playing.place_times(script, simulate_fluid(shared, record=False).times)
+    return place_times(script, simulate_fluid(shared, record=False).times)
 
 
 def _meeting_flows(
@@ -258,9 +267,9 @@ class ReplayResult(AnalysisResult, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-def _state(played: playing.PlayedStep) -> StateResult:
+def _state(played: PlayedStep) -> StateResult:
     parts = rank_parts(played)
-    return StateResult(played.step_s, playing.mean_parts(parts), playing.stage_rows(parts))
+    return StateResult(played.step_s, mean_parts(parts), stage_rows(parts))
 
 
 @dataclass(frozen=True)
@@ -270,9 +279,9 @@ class Replay:
     recording: Recording
     changed: Recording
     changes: tuple[str, ...]
-    measured: playing.PlayedStep
-    before: playing.PlayedStep
-    after: playing.PlayedStep
+    measured: PlayedStep
+    before: PlayedStep
+    after: PlayedStep
 
     @property
     def result(self) -> ReplayResult:
@@ -319,7 +328,7 @@ def replay(
     changed = apply_changes(recording, changes, around)
     if changes and not recording.is_complete:
         changed = assuming(changed, "time spent with ranks that were not given stays as it was recorded")
-    run: Callable[[Recording], playing.PlayedStep] = playing.play
+    run: Callable[[Recording], PlayedStep] = play
     if shares is not None:
         run = partial(play_shared, cluster=shares)
         changed = assuming(changed, f"engine fluid: concurrent communication shares the links of {shares.name}")

@@ -5,7 +5,7 @@
 
 from stepcast.analyze.megatron.analysis import MeetingTraffic, analyze_megatron
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.play import measured, timeline_of
+from stepcast.analyze.recording import measured, timeline_of
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.sweeps import analyze_sweep
 from stepcast.cost.collectives.sweep import reached_busbw

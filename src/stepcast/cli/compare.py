@@ -25,7 +25,7 @@ from stepcast.analyze.compare import (
     spread_of,
 )
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.play import PlayedStep, measured, timeline_of
+from stepcast.analyze.recording import PlayedStep, measured, timeline_of
 from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
 from stepcast.cli.analyze import ANALYSES, analyze_document, read_measured
 from stepcast.cli.interrupts import Interruptible

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from stepcast.analyze.kineto.whatif import KinetoReplay, replay_kineto
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.play import timeline_of
+from stepcast.analyze.recording import timeline_of
 from stepcast.analyze.replay import Replay, ReplayResult, replay, surroundings
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.output import print_notes, show_view, write_trace

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepcast.analyze.changes import reschedule
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.play import from_durations, play
+from stepcast.analyze.recording import from_durations, play
 from stepcast.hardware import load_cluster
 from stepcast.inputs.optimus_log import find_gpustat, read_gpustat, read_logs
 from stepcast.inputs.source import FormatError, Source

@@ -6,13 +6,13 @@ for experts, whose work depends on the tokens that they receive.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import mean, median
 from typing import NamedTuple
 
 import msgspec
 
-from stepcast.analyze import play as playing
+from stepcast.analyze import recording as recordings
 from stepcast.analyze.changes import heal_rank, scale_to_tokens, seconds_per_token
 from stepcast.analyze.megatron.record import (
     NOISE_S,
@@ -25,8 +25,7 @@ from stepcast.analyze.megatron.record import (
     plain_name,
     record_megatron,
 )
-from stepcast.analyze.play import RankParts
-from stepcast.analyze.recording import BlockKind, Join, Local, Meeting, RankRecord, Recording, TimePart
+from stepcast.analyze.recording import BlockKind, Meeting, RankParts, RankRecord, Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, list_ranks
 from stepcast.ir.layout import Group, Layout, members
 from stepcast.ir.timeline import Timeline
@@ -199,10 +198,9 @@ def _role_times(record: RankRecord) -> dict[tuple[str, str], _RoleTime]:
     """Return the computation of a rank by (operation, role)."""
     ran: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for piece in record.pieces():
-        if isinstance(piece, Local) and piece.part in (TimePart.COMPUTE, TimePart.OPTIMIZER):
-            ran[piece.operation, piece.role].append((piece.duration_s, piece.tokens or 0))
-        elif isinstance(piece, Join) and piece.own_s and piece.waits:
-            ran[piece.operation, piece.role].append((piece.own_s, 0))
+        is_alone = not piece.meetings and piece.part in (TimePart.COMPUTE, TimePart.OPTIMIZER)
+        if is_alone or (piece.own_s and piece.waits):
+            ran[piece.operation, piece.role].append((piece.own_s, piece.tokens or 0))
     return {
         role: _RoleTime(len(times), sum(seconds for seconds, _ in times), mean(tokens for _, tokens in times))
         for role, times in ran.items()
@@ -261,7 +259,7 @@ def _stays_s(record: RankRecord) -> dict[str, tuple[float, int]]:
     """Return by role the time in collectives without overlapped work, and how many."""
     stays: dict[str, tuple[float, int]] = {}
     for piece in record.pieces():
-        if isinstance(piece, Join) and piece.part in (TimePart.TP, TimePart.DP, TimePart.EP) and not piece.own_s:
+        if piece.meetings and piece.part in (TimePart.TP, TimePart.DP, TimePart.EP) and not piece.own_s:
             total_s, count = stays.get(piece.role, (0.0, 0))
             stays[piece.role] = total_s + piece.end_s - piece.start_s, count + 1
     return stays
@@ -336,7 +334,7 @@ class MegatronResult(AnalysisResult, frozen=True, kw_only=True):
     rank_times: list[RankBreakdown]
     stragglers: list[Straggler]
     straggler_cost_s: float | None
-    critical_path: list[playing.CriticalStep]
+    critical_path: list[recordings.CriticalStep]
     critical_path_s: float | None  # the longest chain of durations alone; None if ranks are missing
     warnings: list[str]
 
@@ -353,16 +351,16 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     recording = record_megatron(timeline)
     layout, step_s = recording.layout, recording.measured_step_s
     operations = operations_of(timeline, layout)
-    parts = playing.rank_parts(playing.measured(recording))
+    parts = recordings.rank_parts(recordings.measured(recording))
     alone = len(recording.ranks) == 1 and layout.gpus > 1  # nothing can be matched
     # On one rank alone, waiting for other stages is the time in receives.
     receives = [operation for operation in operations[parts[0].rank] if operation.name.startswith("recv_")]
     bubble_s = sum(receive.duration_s for receive in receives) if alone else mean(rank.bubble_s for rank in parts)
     stragglers = [] if alone else find_stragglers(recording, parts)
     rank_times = [_rank_breakdown(rank, operations[rank.rank]) for rank in parts]
-    stages = playing.stage_rows(parts)
+    stages = recordings.stage_rows(parts)
     compute_s = [stage[f"{TimePart.COMPUTE}_s"] for stage in stages]
-    every = (operation for listed in operations.values() for operation in listed)
+    every = chain.from_iterable(operations.values())
     totals_s = sum_by_key((operation.name, operation.duration_s) for operation in every)
     result = MegatronResult(
         kind="megatron run",
@@ -378,7 +376,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         bubble_s=bubble_s,
         bubble_share=bubble_s / step_s if step_s else 0.0,
         exposed_comm_s=mean(sum(rank.exposed_s.values()) for rank in parts),
-        breakdown_s=playing.mean_parts(parts),
+        breakdown_s=recordings.mean_parts(parts),
         waits_s=_means([rank.waits_s for rank in parts]),
         communication_s=_exposure(parts),
         communication=_find_traffic(operations, recording, busbw),
@@ -389,8 +387,8 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         rank_times=rank_times,
         stragglers=stragglers,
         straggler_cost_s=_straggler_cost_s(recording, [straggler.rank for straggler in stragglers]),
-        critical_path=[] if alone else playing.critical_steps(recording),
-        critical_path_s=None if alone else playing.play(playing.at_shortest(recording)).step_s,
+        critical_path=[] if alone else recordings.critical_steps(recording),
+        critical_path_s=None if alone else recordings.play(recordings.at_shortest(recording)).step_s,
         warnings=_warnings(recording, alone),
     )
     return MegatronAnalysis(recording, result)
@@ -402,13 +400,9 @@ def _means(tables: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _exposure(parts: Sequence[RankParts]) -> dict[str, dict[str, float]]:
-    exposed = _means([rank.exposed_s for rank in parts])
-    overlapped = _means([rank.overlapped_s for rank in parts])
-    groups = {}
-    for group in sorted({*exposed, *overlapped}):
-        own_s, hidden_s = exposed.get(group, 0.0), overlapped.get(group, 0.0)
-        groups[group] = {"total": own_s + hidden_s, "exposed": own_s, "overlapped": hidden_s}
-    return groups
+    exposed_s, hidden_s = _means([rank.exposed_s for rank in parts]), _means([rank.overlapped_s for rank in parts])
+    groups = ((group, exposed_s.get(group, 0.0), hidden_s.get(group, 0.0)) for group in sorted({*exposed_s, *hidden_s}))
+    return {group: {"total": own + hidden, "exposed": own, "overlapped": hidden} for group, own, hidden in groups}
 
 
 def _rank_breakdown(parts: RankParts, operations: Sequence[TraceOperation]) -> RankBreakdown:
@@ -444,7 +438,7 @@ def _straggler_cost_s(recording: Recording, slow: Sequence[int]) -> float | None
             healed = heal_rank(healed, rank, frozenset(slow))
     except ValueError:
         return None
-    return max(0.0, playing.play(recording).step_s - playing.play(healed).step_s)
+    return max(0.0, recordings.play(recording).step_s - recordings.play(healed).step_s)
 
 
 def _warnings(recording: Recording, alone: bool) -> list[str]:
@@ -462,7 +456,7 @@ def _find_traffic(
     keyed = [((meeting.name, meeting.group, _even_bytes(meeting)), meeting) for meeting in recording.meetings]
     transfers_s = group_by_key((key, meeting.transfer_s) for key, meeting in keyed)
     overlapped = {key for key, meeting in keyed if meeting.overlapped}
-    every = (operation for listed in operations.values() for operation in listed)
+    every = chain.from_iterable(operations.values())
     sites = group_by_key(
         ((operation.name, plain_name(event), event.kind, event.group, _even_bytes(event)), event)
         for operation in every

@@ -11,27 +11,19 @@ from both sides; within the bounds the ends of a meeting, which nearly coincide,
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import field
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
-from stepcast.analyze.recording import (
-    BlockKind,
-    Join,
-    Local,
-    Meeting,
-    Piece,
-    RankRecord,
-    RecordedBlock,
-    Recording,
-    TimePart,
-)
+from stepcast.analyze.recording import BlockKind, Meeting, RankPiece, RankRecord, RecordedBlock, Recording, TimePart
 from stepcast.analyze.result import list_ranks
 from stepcast.ir.layout import MODEL, Group, Layout, members, neighbour
 from stepcast.ir.timeline import NONE, Span, SpanKind, Timeline
 from stepcast.ir.types import dataclass, group_by_key
 from stepcast.ir.work import Collective, CollectiveKind
+from stepcast.views.declared import phrases
 
 OPERATIONS_LANE = "ops"
 OPTIMIZER = "optimizer_step"
@@ -180,7 +172,7 @@ def exchanges(operation: TraceOperation) -> list[tuple[RankEvent, RankEvent]]:
 
 def match_events(operations: Mapping[int, list[TraceOperation]]) -> dict[Key, list[RankEvent]]:
     """Return the events that met at least one other rank, by key."""
-    every = (operation for listed in operations.values() for operation in listed)
+    every = chain.from_iterable(operations.values())
     by_key = group_by_key((event.key, event) for operation in every for event in operation.all_events)
     return {key: events for key, events in by_key.items() if len(events) > 1}
 
@@ -353,17 +345,11 @@ def _pairs(meetings: Sequence[Sequence[RankEvent]]) -> dict[tuple[int, int], Clo
 def _clocks(pairs: Mapping[tuple[int, int], ClockBounds], ranks: Sequence[int]) -> dict[int, int]:
     """Return the clock of each rank, named after its lowest rank; ranks without correction share one."""
     clock_of = {rank: rank for rank in ranks}
-
-    def root(rank: int) -> int:
-        while clock_of[rank] != rank:
-            rank = clock_of[rank]
-        return rank
-
     for (one, two), (low_s, high_s, _) in pairs.items():
-        if low_s - SAME_CLOCK_S <= 0 <= high_s + SAME_CLOCK_S:
-            first, second = sorted((root(one), root(two)))
-            clock_of[second] = first
-    return {rank: root(rank) for rank in ranks}
+        first, second = sorted((clock_of[one], clock_of[two]))
+        if first != second and low_s - SAME_CLOCK_S <= 0 <= high_s + SAME_CLOCK_S:
+            clock_of |= {rank: first for rank, clock in clock_of.items() if clock == second}
+    return clock_of
 
 
 # ---- operations and meetings as the pieces of each rank ----------------------------------------------------
@@ -393,45 +379,29 @@ def record_megatron(timeline: Timeline) -> Recording:
     alignment = align_clocks(tied, ranks)
     _align_times(operations, alignment)
     origin_s = min(listed[0].start_s for listed in operations.values())
-    end_s = max(operation.end_s for listed in operations.values() for operation in listed)
+    end_s = max(operation.end_s for operation in chain.from_iterable(operations.values()))
     meetings, impossible = hold_meetings(matched)
-    records = []
-    for rank in ranks:
-        blocks = _blocks(operations[rank], origin_s, meetings)
-        records.append(RankRecord(rank, timeline.stage_of_rank.get(rank, 0), blocks))
-    # The bytes that the ranks of each stage reduce between replicas.
-    every = (operation for listed in operations.values() for operation in listed)
-    gradient_bytes = {
-        timeline.stage_of_rank.get(event.rank, 0): event.size_bytes
-        for operation in every
+    stage_of = {rank: timeline.stage_of_rank.get(rank, 0) for rank in ranks}
+    records = tuple(RankRecord(rank, stage_of[rank], _blocks(operations[rank], origin_s, meetings)) for rank in ranks)
+    gradient_bytes = {  # that the ranks of each stage reduce between replicas
+        stage_of[event.rank]: event.size_bytes
+        for operation in chain.from_iterable(operations.values())
         for event in operation.events
         if event.name == "dp_allreduce" and event.size_bytes is not None
     }
     facts = {**timeline.facts, "gradient_bytes": gradient_bytes}
-    measured = tuple(records), tuple(meetings), end_s - origin_s, int(timeline.facts.get("micro_batches", 1))
+    measured = records, tuple(meetings), end_s - origin_s, int(timeline.facts.get("micro_batches", 1))
     return Recording(layout, *measured, facts, warnings=tuple(_warnings(timeline, alignment, impossible)))
 
 
-def _warnings(timeline: Timeline, alignment: ClockAlignment, impossible: int) -> Iterator[str]:
-    # The reader's warning about clocks is resolved by aligning them.
-    yield from (text for text in timeline.warnings if "clocks are not one" not in text)
+def _warnings(timeline: Timeline, alignment: ClockAlignment, impossible: int) -> list[str]:
     moved = [clock for clock in alignment.clocks[1:] if clock[0] in alignment.offset_s]
-    if moved:
-        yield (
-            f"{len(moved) + 1} clocks: ranks {list_ranks(alignment.clocks[0])} keep theirs; "
-            + "; ".join(f"ranks {list_ranks(clock)} moved by {alignment.offset_s[clock[0]]:.6f} s" for clock in moved)
-            + f", known to {alignment.uncertainty_s * 1e3:.2f} ms by matched communication"
-        )
-    if alignment.unplaced:
-        yield (
-            f"ranks {list_ranks(alignment.unplaced)} share no communication with the others that are given: "
-            "their clocks cannot be aligned; assumed to start together with the others"
-        )
-    if impossible:
-        yield (
-            f"{impossible} collectives or messages seem to end on one rank before another came to them: "
-            "left unmatched, their waits stay in their times"
-        )
+    clocks = [f"ranks {list_ranks(clock)} moved by {alignment.offset_s[clock[0]]:.6f} s" for clock in moved]
+    facts = {"count": len(moved) + 1, "first": list_ranks(alignment.clocks[0]), "clocks": "; ".join(clocks)}
+    facts |= {"uncertainty_ms": alignment.uncertainty_s * 1e3, "unplaced": list_ranks(alignment.unplaced)}
+    # The reader's warning about clocks is resolved by aligning them.
+    warnings = [text for text in timeline.warnings if "clocks are not one" not in text]
+    return warnings + phrases("aligned-clocks unplaced-clocks impossible-meetings", facts, impossible=impossible)
 
 
 def _align_times(operations: Mapping[int, list[TraceOperation]], alignment: ClockAlignment) -> None:
@@ -460,14 +430,13 @@ def _blocks(
     operations: Sequence[TraceOperation], origin_s: float, meetings: Sequence[Meeting]
 ) -> tuple[RecordedBlock, ...]:
     """Return the blocks of one rank."""
-    first = operations[0]
-    late = Local(TimePart.HOST, "start", "start", -1, origin_s, max(0.0, first.start_s - origin_s))
-    blocks = [RecordedBlock(BlockKind.START, -1, (late,))]
-    cursor_s = first.start_s
+    cursor_s = operations[0].start_s
+    late = TraceOperation(operations[0].rank, "start", -1, origin_s, cursor_s)
+    blocks = [RecordedBlock(BlockKind.START, -1, (_local(late, TimePart.HOST, "start", origin_s, cursor_s),))]
     for operation in operations:
-        gap_s = max(0.0, operation.start_s - cursor_s)
-        gap = Local(TimePart.HOST, "gap", f"before {operation.name}", operation.micro_batch, cursor_s, gap_s)
-        pieces = (gap, *_pieces(operation, meetings))
+        gap = TraceOperation(operation.rank, "gap", operation.micro_batch, cursor_s, operation.start_s)
+        idle = _local(gap, TimePart.HOST, f"before {operation.name}", cursor_s, operation.start_s)
+        pieces = (idle, *_pieces(operation, meetings))
         kind = BLOCK_OF.get(operation.name, BlockKind.FINISH)
         if blocks[-1].kind is kind and blocks[-1].micro_batch == operation.micro_batch:
             # get_batch, forward and loss are one forward.
@@ -478,14 +447,14 @@ def _blocks(
     return tuple(blocks)
 
 
-def _pieces(operation: TraceOperation, meetings: Sequence[Meeting]) -> list[Piece]:
+def _pieces(operation: TraceOperation, meetings: Sequence[Meeting]) -> list[RankPiece]:
     present = [event for event in operation.events if event.meeting is not None]
     if present and operation.name == OPTIMIZER:  # the synchronisation on the gradient norm, then the update
         number = operation.events[0].meeting
         assert number is not None
         name, together_s = OPTIMIZER, meetings[number].start_s
         when = operation.micro_batch, operation.start_s, together_s
-        join = Join(TimePart.OPTIMIZER, name, f"{name}: {MODEL}", *when, (number,), (number,))
+        join = RankPiece(TimePart.OPTIMIZER, name, f"{name}: {MODEL}", *when, 0.0, (number,), (number,))
         return [join, _local(operation, TimePart.OPTIMIZER, name, together_s, operation.end_s)]
     if present:
         return [_join(operation, operation.name, present, meetings)]
@@ -495,10 +464,10 @@ def _pieces(operation: TraceOperation, meetings: Sequence[Meeting]) -> list[Piec
     return _inner_pieces(operation, meetings)
 
 
-def _inner_pieces(operation: TraceOperation, meetings: Sequence[Meeting]) -> list[Piece]:
+def _inner_pieces(operation: TraceOperation, meetings: Sequence[Meeting]) -> list[RankPiece]:
     """Return the collectives within an operation and the computation between them."""
     part = PART_OF.get(operation.name, TimePart.OTHER)
-    pieces: list[Piece] = []
+    pieces: list[RankPiece] = []
     cursor_s, before = operation.start_s, "start"
     turns = Counter[tuple[str, str]]()
     tokens: int | None = None
@@ -532,19 +501,21 @@ def _part_of(event: RankEvent, operation: TraceOperation) -> TimePart:
 
 def _local(
     operation: TraceOperation, part: TimePart, role: str, start_s: float, end_s: float, tokens: int | None = None
-) -> Local:
-    duration_s = max(0.0, end_s - start_s)
-    return Local(part, operation.name, role, operation.micro_batch, start_s, duration_s, tokens)
+) -> RankPiece:
+    """Return work that needs no other rank."""
+    own_s = max(0.0, end_s - start_s)
+    what = part, operation.name, role, operation.micro_batch
+    return RankPiece(*what, start_s, start_s + own_s, own_s, tokens=tokens)
 
 
-def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], meetings: Sequence[Meeting]) -> Join:
+def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], meetings: Sequence[Meeting]) -> RankPiece:
     own_s, start_s, end_s = max(event.own_s for event in events), events[0].start_s, events[0].end_s
     attended = [(event.meeting, event.waits) for event in events if event.meeting is not None]
     waits = tuple(number for number, is_awaited in attended if is_awaited)
     free_s = max([start_s + own_s, *(meetings[number].end_s for number in waits)])
     if not waits:
         own_s = end_s - start_s
-    return Join(
+    return RankPiece(
         part=GROUP_PARTS.get(events[0].group, TimePart.OTHER),
         operation=operation.name,
         role=f"{operation.name}: in {name}" if name != operation.name else name,
