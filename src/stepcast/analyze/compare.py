@@ -9,7 +9,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from stepcast.analyze.result import AnalysisResult
+from stepcast.analyze.result import AnalysisResult, read_rules
 from stepcast.ir.types import FactDict, Facts, find_doubts, sum_by_key
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 
@@ -19,6 +19,7 @@ PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
 
 SAME_KERNEL = 0.02  # kernels that differ by less are the same
+FIGURES: Mapping[str, Sequence[Sequence[str]]] = read_rules("figures")  # the keys that lead to each
 # Facts that identify a run.
 SHAPE = ("model", "parameters", "layers", "hidden")
 BATCH = ("seq", "micro_batch", "micro_batches", "global_batch", "precision")
@@ -59,19 +60,6 @@ class ComparedFigure(msgspec.Struct, frozen=True):
     measured: float
     difference: float  # first minus second
     ratio: float | None  # first over second
-
-
-# Figure -> the keys that lead to it, in the answers of several verbs.
-FIGURES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "mfu": (("mfu",), ("throughput", "mfu")),
-    "tokens_per_s": (("tokens_per_s",), ("throughput", "tokens_per_s")),
-    "memory_bytes": (("memory_bytes", "total"), ("memory_bytes",)),
-    "days": (("days", "median"), ("days",), ("training", "days")),
-    "gpu_hours": (("gpu_hours",), ("training", "gpu_hours")),
-    "cost": (("cost",), ("training", "cost")),
-    "energy_mwh": (("energy_mwh",),),
-    "goodput": (("goodput",),),
-}
 
 
 def find_figure(account: Facts, name: str) -> float | None:

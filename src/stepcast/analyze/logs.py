@@ -25,6 +25,7 @@ MOST_ROWS = 20
 COMPLETED = "completed"
 NUMBERS = re.compile(r"\d+")
 FEWEST_STEPS = 3  # ranges of one name that count as steps
+DEVICE_KINDS = (SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY)
 STEP_NAME = re.compile(r"step|iter|batch", re.IGNORECASE)
 
 
@@ -287,7 +288,7 @@ class StreamsResult(AnalysisResult, frozen=True, kw_only=True):
 
 
 def analyze_streams(timeline: Timeline) -> StreamsResult:
-    on_gpu = np.isin(timeline.kind_of, [SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY])
+    on_gpu = np.isin(timeline.kind_of, DEVICE_KINDS)
     devices = [_device_time(timeline, device) for device in sorted({int(rank) for rank in timeline.rank_of[on_gpu]})]
     count = max(1, len(devices))
     rows = np.flatnonzero(timeline.kind_of == SpanKind.HOST).tolist()
@@ -306,10 +307,7 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
         operations_s=operations_s,
         exposed_comm_s=operations_s["exposed"],
         bubble_s=operations_s["idle"],
-        kernels=[
-            NamedRuns(timeline.names[name], runs, total_s)
-            for name, runs, total_s in longest_names(timeline, on_gpu, MOST_ROWS)
-        ],
+        kernels=[NamedRuns(*row) for row in longest_names(timeline, on_gpu, MOST_ROWS)],
         ranges=sorted(named, key=lambda row: -row.total_s)[:MOST_ROWS],
         stragglers=[SlowDevice(rank, factor, compute_s[rank] - usual) for rank, factor, usual in find_slow(compute_s)],
         critical_path=[],
@@ -321,14 +319,13 @@ def _device_time(timeline: Timeline, device: int) -> DeviceTime:
     own = timeline.rank_of == device
 
     def covered(*kinds: SpanKind) -> Intervals:
-        rows = own & np.isin(timeline.kind_of, list(kinds))
+        rows = own & np.isin(timeline.kind_of, kinds)
         return union_of(timeline.start_s[rows], timeline.end_s[rows])
 
-    every = covered(SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY)
+    every = covered(*DEVICE_KINDS)
     elapsed_s = float(every.end_s.max() - every.start_s.min()) if len(every) else 0.0
-    compute_s = covered(SpanKind.COMPUTE).length_s
-    both_s = covered(SpanKind.COMPUTE, SpanKind.COMMUNICATION).length_s
-    communication_s, busy_s = covered(SpanKind.COMMUNICATION).length_s, every.length_s
+    compute_s, communication_s = covered(SpanKind.COMPUTE).length_s, covered(SpanKind.COMMUNICATION).length_s
+    both_s, busy_s = covered(SpanKind.COMPUTE, SpanKind.COMMUNICATION).length_s, every.length_s
     others_s = both_s - compute_s, busy_s - both_s, elapsed_s - busy_s
     return DeviceTime(device, elapsed_s, compute_s, communication_s, *others_s)
 

@@ -1,14 +1,24 @@
 """Shared parts of all analyses: the base of their results, slow ranks and medians."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 import msgspec
 import numpy as np
 
+from stepcast.hardware.catalog import load_data
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.types import Fact, FactDict
 from stepcast.views.answer import Answer
+
+
+@cache
+def read_rules(topic: str) -> FactDict:
+    """Return what analyses of a *topic* look for, and their thresholds (``data/analysis.toml``)."""
+    rules: FactDict = load_data("analysis")[topic]
+    return rules
+
 
 SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median of the others is a straggler
 
@@ -57,10 +67,10 @@ def list_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
 
 
-def longest_names(timeline: Timeline, rows: BoolArray, most: int) -> list[tuple[int, int, float]]:
-    """Return the names of *rows* with the longest total time: the index of each, its rows and its seconds."""
+def longest_names(timeline: Timeline, rows: BoolArray, most: int) -> list[tuple[str, int, float]]:
+    """Return the names of *rows* with the longest total time, the rows of each and their seconds."""
     names, count = timeline.name_of[rows], len(timeline.names)
     seconds = np.bincount(names, weights=timeline.duration_s[rows], minlength=count)
     counts = np.bincount(names, minlength=count)
     order = np.argsort(-seconds, kind="stable")[:most].tolist()
-    return [(name, int(counts[name]), float(seconds[name])) for name in order if counts[name]]
+    return [(timeline.names[name], int(counts[name]), float(seconds[name])) for name in order if counts[name]]

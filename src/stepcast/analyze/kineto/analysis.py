@@ -335,8 +335,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         ranks=ranks,
         kernels=_top_kernels(timeline),
         operators=[
-            HostOperator(timeline.names[name], count, seconds)
-            for name, count, seconds in longest_names(timeline, timeline.kind_of == SpanKind.HOST, TOP_KERNELS)
+            HostOperator(*row) for row in longest_names(timeline, timeline.kind_of == SpanKind.HOST, TOP_KERNELS)
         ],
         **pick(matching, "collectives=rows waits clock_offset_s"),
         **pick(matching, "matched_collectives=matched unmatched_collectives=unmatched"),
@@ -393,15 +392,14 @@ def _top_kernels(timeline: Timeline) -> list[KernelRow]:
     device = timeline.kind_of <= SpanKind.COPY
     kind_of = np.zeros(len(timeline.names), dtype=np.int32)
     kind_of[timeline.name_of[device]] = timeline.kind_of[device]
+    kinds = dict(zip(timeline.names, kind_of.tolist(), strict=True))
     total_s = float(np.bincount(timeline.name_of[device], weights=timeline.duration_s[device]).sum()) or 1.0
     # Communication and copies are recognised by their kind, not by their name.
-    labels = {int(SpanKind.COMMUNICATION): kernels.COMMUNICATION, int(SpanKind.COPY): kernels.COPY}
-    rows = []
-    for index, count, seconds in longest_names(timeline, device, TOP_KERNELS):
-        name = timeline.names[index]
-        label = labels.get(int(kind_of[index])) or kernels.kernel_class(name)
-        rows.append(KernelRow(name, label, count, seconds, seconds / total_s))
-    return rows
+    labels: dict[int, str] = {SpanKind.COMMUNICATION: kernels.COMMUNICATION, SpanKind.COPY: kernels.COPY}
+    return [
+        KernelRow(name, labels.get(kinds[name]) or kernels.kernel_class(name), count, seconds, seconds / total_s)
+        for name, count, seconds in longest_names(timeline, device, TOP_KERNELS)
+    ]
 
 
 def _advise(

@@ -1,9 +1,7 @@
 """GPU kernels by the class of their work, and how long those that torch.compile fuses take together.
 
 Element-wise kernels are limited by memory, so their times are the bytes they move. Neighbours become one kernel, which
-takes as long as the longest of them and a share of the others: what these read and write themselves. The constants
-come from steps on an H200 (PyTorch 2.11), which docs/kineto-analysis.md lists; the share of padded matmuls comes from
-three of them, the factor of dropout from one.
+takes as long as the longest of them and a share of the others: what these read and write themselves.
 """
 
 import re
@@ -14,8 +12,9 @@ from operator import itemgetter
 
 import numpy as np
 
-from stepcast.hardware.catalog import load_data
+from stepcast.analyze.result import read_rules
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
+from stepcast.ir.tables import constants
 from stepcast.ir.timeline import NONE, Timeline
 
 MATMUL, ATTENTION, NORM, LOSS = "matmul", "attention", "norm", "softmax and loss"
@@ -26,27 +25,16 @@ COPY, COMMUNICATION = "copy", "communication"
 PRODUCTS = (MATMUL, ATTENTION)
 FUSIBLE = (ELEMENTWISE, NORM, LOSS)
 
-OWN_SHARE = 0.1  # of the other kernels' time: bytes that the longest does not move
-STRIDED_SHARE = 0.7
-READ_SHARE = 0.6  # statistics read what the kernel after them reads and writes
-# Sums over rows of a batch (gradients of biases, norms and their statistics) are split, so generated code launches
-# more kernels for each than eager code: how many, by least squares over 20 steps.
-SPLIT_SUMS = (
-    (r"reduce_kernel<\d+, [248],|norm_(?:collect|backward_reduce)|RowwiseMoments|ComputeInternal", 3.2),
-    (r"GammaBeta", 5.5),
-)
-DROPOUT_FACTOR = 2.5  # generated code draws a random number for each element, eager kernels four at once
-PADDED_SHARE = 0.2  # of an unaligned matmul's time, for each element that its sides are aligned to
-PADDED_FROM_S = 0.5e-3
-# Attention with a mask computes all pairs and reads the mask: forward and backward times its time without. Code that
-# looks at the mask to leave it out cannot do so while it is compiled or captured.
+FITTED = constants("kineto")
+MASKED: dict[str, tuple[float, float]] = FITTED["masked"]  # how much longer attention takes, forward and backward
+# Code that looks at the mask to leave it out cannot do so while it is compiled or captured.
 READS_BACK, ATTENDS = "aten::is_nonzero", "aten::scaled_dot_product_attention"
-MASKED = {"causal": (2.4, 2.2), "padding": (1.65, 1.5)}
-PATTERNS = {name: re.compile(text) for name, text in load_data("analysis")["kernels"]["patterns"].items()}
+RULES = read_rules("kernels")
+PATTERNS = {name: re.compile(text) for name, text in RULES["patterns"].items()}
 # Classes of kernels and patterns of their names; the first match counts.
 CLASSES = [
     (label, re.compile("|".join(words for _, words in rows).lower()))
-    for label, rows in groupby(load_data("analysis")["kernels"]["classes"], itemgetter(0))
+    for label, rows in groupby(RULES["classes"], itemgetter(0))
 ]
 
 
@@ -116,14 +104,14 @@ def fuse(
         np.array([bool(PATTERNS[what].search(name)) for name in names], dtype=bool)[name_of]
         for what in ("sums", "statistics", "dropout", "strided")
     )
-    duration_s = np.where(strided & can_fuse, STRIDED_SHARE * duration_s, duration_s)
+    duration_s = np.where(strided & can_fuse, FITTED["strided_share"] * duration_s, duration_s)
     joins = can_fuse[1:] & can_fuse[:-1] & ~ends[:-1]
     starts: IntArray = np.concatenate([[0], 1 + np.flatnonzero(~joins)]).astype(np.int64)
     longest_s = np.maximum.reduceat(duration_s, starts)
     part_of = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(duration_s))))
     next_s = np.append(longest_s, np.inf)[1 + part_of]
-    seconds = np.where(reads & can_fuse, np.minimum(duration_s, READ_SHARE * next_s), duration_s)
+    seconds = np.where(reads & can_fuse, np.minimum(duration_s, FITTED["read_share"] * next_s), duration_s)
     longest_s = np.maximum.reduceat(seconds, starts)
     others_s = np.add.reduceat(seconds, starts) - longest_s
-    dropout_s = DROPOUT_FACTOR * np.add.reduceat(np.where(drops & can_fuse, seconds, 0.0), starts)
-    return starts, np.maximum(longest_s, dropout_s) + OWN_SHARE * others_s
+    dropout_s = FITTED["dropout_factor"] * np.add.reduceat(np.where(drops & can_fuse, seconds, 0.0), starts)
+    return starts, np.maximum(longest_s, dropout_s) + FITTED["own_share"] * others_s

@@ -5,9 +5,7 @@ the GPU. A kernel starts once it was issued, its stream is free, and the kernel 
 waited for in the trace. Ranks wait for one another in collectives that are matched; others take as long as in the
 trace, waits included.
 
-Constants of the host are shares of the median launch call in the trace, which says how fast its CPU is. They, the gap
-in graphs and the slope of power come from eager and compiled training steps on an H200 (PyTorch 2.11);
-docs/kineto-analysis.md compares the predictions of other steps with measured ones.
+docs/kineto-analysis.md compares the predictions of steps with measured ones.
 """
 
 import re
@@ -21,6 +19,7 @@ import numpy as np
 from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, MatchedCollectives
+from stepcast.analyze.kineto.kernels import FITTED
 from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_steps, rank_time
 from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
@@ -28,14 +27,9 @@ from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, Transfer
-from stepcast.units import format_percent, format_seconds
+from stepcast.views.declared import phrase, phrases
 
-GRAPH_GAP_S = 0.35e-6  # between two kernels of a CUDA graph
 RESOLUTION_S = 1e-9  # of traces: what ends this much later may have ended at the same time
-EVENT_CALLS = 0.45  # what the profiler adds to the host for each event it records
-LAUNCH_CALLS, PARAMETER_CALLS = 2.0, 6.5  # of a compiled step: for each kernel it launches, each gradient it returns
-# Matmuls slow down at the GPU's power limit as their share of the time grows beyond a half.
-POWER_FREE, POWER_SLOPE = 0.5, 0.28
 HOST, LOADING = "host", "data loading"  # next to names of kernels
 OPTIMIZER, GRADIENT = "Optimizer.", "torch::autograd::AccumulateGrad"  # PyTorch's marks; the optimizer stays eager
 SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
@@ -43,6 +37,8 @@ KNOWN = (
     "compile=elementwise, host=graphs (or unprofiled, or 0.5x as long), collective.tp=2x (bandwidth; or collective=2x "
     "for all), kernel:NAME=0.5x, class.matmul=0.8x, rank.7=healthy (or 1.5x as long)"
 )
+
+ASSUMED = ("compile", "graphs", "collective", "rank")  # kinds of changes that assume something
 
 
 class KinetoReplay(AnalysisResult, frozen=True, kw_only=True):
@@ -98,7 +94,7 @@ class RankScript:
 
     def without_profiler(self) -> "RankScript":
         """Return the script with the host as fast as it is when nobody records its events."""
-        work_s = self.work_s - EVENT_CALLS * self.usual_call_s * self.events
+        work_s = self.work_s - FITTED["event_calls"] * self.usual_call_s * self.events
         return replace(self, work_s=np.maximum(work_s, 0.0))
 
     def without_launches(self) -> "RankScript":
@@ -292,7 +288,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
     is_set = np.char.startswith(table, "Memset")[name_of]
     is_product = np.array([kernels.kernel_class(name) in kernels.PRODUCTS for name in names])[name_of]
     matches = [kernels.PATTERNS["unaligned"].search(name) for name in names]
-    padded_share = np.array([kernels.PADDED_SHARE * int(match[1]) if match else 1.0 for match in matches])[name_of]
+    padded_share = np.array([FITTED["padded_share"] * int(match[1]) if match else 1.0 for match in matches])[name_of]
     for number in np.unique(script.stream).tolist():
         rows = np.flatnonzero((script.stream == number) & ~is_set)
         if not len(rows):
@@ -304,18 +300,18 @@ def _compile(script: RankScript, share: float) -> RankScript:
         rest = np.delete(rows, starts)
         duration_s[rest] = gap_s[rest] = 0.0
         launches[script.call[rest][counts[script.call[rest]] == 1]] = False
-    duration_s *= np.where(script.duration_s > kernels.PADDED_FROM_S, padded_share, 1.0)
+    duration_s *= np.where(script.duration_s > FITTED["padded_from_s"], padded_share, 1.0)
     before, after = (
         float(seconds[is_product].sum() / max(seconds.sum(), 1e-12)) for seconds in (script.duration_s, duration_s)
     )
-    duration_s[is_product] *= 1 + POWER_SLOPE * max(0.0, after - max(before, POWER_FREE))
+    duration_s[is_product] *= 1 + FITTED["power_slope"] * max(0.0, after - max(before, FITTED["power_free"]))
     script = script.without_profiler()
-    usual_s = LAUNCH_CALLS * script.usual_call_s
+    usual_s = FITTED["launch_calls"] * script.usual_call_s
     own_s = np.where(generated, usual_s, np.minimum(script.work_s + script.call_s, usual_s))
     # Kernels that generated code launches for sums, beyond those that they are fused into.
-    split_sums = [sum(count for pattern, count in kernels.SPLIT_SUMS if re.search(pattern, name)) for name in names]
+    split_sums = [sum(count for pattern, count in FITTED["split_sums"] if re.search(pattern, name)) for name in names]
     splits = float((np.array(split_sums)[name_of] * script.can_fuse).sum())
-    more_s = LAUNCH_CALLS * splits + PARAMETER_CALLS * script.gradients
+    more_s = FITTED["launch_calls"] * splits + FITTED["parameter_calls"] * script.gradients
     more_s *= script.usual_call_s / max(int(launches.sum()), 1)
     eager, begins = script.stays_eager, script.optimizer_s > 0
     work_s = np.where(eager, script.work_s, own_s) + more_s
@@ -333,9 +329,7 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     if not scripts:
         raise ValueError(f"{timeline.source}: holds no work of a GPU to replay")
     pairs = [split_change(text, KNOWN) for text in changes]
-    assumptions = dict.fromkeys(_assumption(key, value) for key, value in pairs)
-    if _takes_mask(pairs):
-        assumptions |= dict.fromkeys(map(_mask_words, scripts))
+    assumptions = _assume(pairs, scripts)
     keys = {key for key, _ in pairs}
     if keys & {"compile", "host"} and not all(script.has_launches for script in scripts):
         raise WhatIfError(
@@ -364,20 +358,18 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     measured_s, replayed_s, changed_s = (slowest[name] for name in ("measured_s", "replayed_s", "changed_s"))
     # A host without a profiler is compared with one.
     before_s = slowest["unprofiled_s"] if {"compile", "host"} & keys else replayed_s
-    warnings = [*timeline.warnings]
-    if abs(replayed_s / measured_s - 1) > 0.05:
-        warnings.append(f"the replay without changes takes {format_seconds(replayed_s)}: more than 5 % off")
     free_s = play_together([script.without_launches() for script in scripts])
     bound_s = max((end_s - least_s) for end_s, least_s in zip(plays["replayed_s"], free_s, strict=True))
-    if changes and bound_s > LAUNCH_BOUND * max(plays["replayed_s"]):
-        warnings.append(
-            "launch-bound: without the profiler, which slows the host down, the step takes about "
-            f"{format_seconds(slowest['unprofiled_s'])}"
-        )
-    if "compile" in keys and max(plays["changed_s"]) > 1.1 * max(
+    is_bound = changes and bound_s > LAUNCH_BOUND * max(plays["replayed_s"])
+    stays_bound = "compile" in keys and max(plays["changed_s"]) > 1.1 * max(
         play_together([script.issued_at_once() for script in changed])
-    ):
-        warnings.append("launch-bound when compiled: such steps were predicted within -46 to +34 % of measured ones")
+    )
+    warnings = phrases(
+        "replay-is-off replay-launch-bound compiled-launch-bound",
+        {"compiled": stays_bound},
+        off_s=replayed_s if abs(replayed_s / measured_s - 1) > 0.05 else None,
+        unprofiled_s=slowest["unprofiled_s"] if is_bound else None,
+    )
     return KinetoReplay(
         kind="kineto replay",
         source=timeline.source,
@@ -391,8 +383,8 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
         speedup=before_s / changed_s if changed_s else 1.0,
         change_s=changed_s - before_s,
         ranks=ranks,
-        assumptions=[text for text in assumptions if text],
-        warnings=warnings,
+        assumptions=assumptions,
+        warnings=[*timeline.warnings, *warnings],
     )
 
 
@@ -412,7 +404,7 @@ def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 
         elif key != "host":
             script = replace(script, duration_s=script.duration_s * _row_factors(script, key, value))
     if ("host", "graphs") in pairs:
-        script = replace(script.issued_at_once(), gap_s=np.minimum(script.gap_s, GRAPH_GAP_S))
+        script = replace(script.issued_at_once(), gap_s=np.minimum(script.gap_s, FITTED["graph_gap_s"]))
     return script
 
 
@@ -460,15 +452,27 @@ def _takes_mask(pairs: Sequence[tuple[str, str]]) -> bool:
     return any(key == "compile" or value == "graphs" for key, value in pairs)
 
 
-def _mask_words(script: RankScript) -> str:
-    if script.mask:
-        forward, backward = kernels.MASKED[script.mask]
-        words = f"a value to leave a {script.mask} mask out, which it cannot here: attention takes {forward:g} times"
-        return f"masks: the host reads {words} as long forward, {backward:g} times backward"
-    return (
-        "masks: no check of a mask is in the trace, so attention stays as it is (encoders of transformers without "
-        "attention_mask build one unseen: add class.attention=4.2x if compiled, 9x if only captured)"
-    ) * any(kernels.kernel_class(name) == kernels.ATTENTION for name in set(script.names))
+def _name_assumption(key: str, value: str) -> str:
+    """Return the name of the sentence that says what a change assumes; empty for none."""
+    kind = re.match(r"(compile|host|collective)$|(collective|rank|class)\.|kernel:", key)
+    if kind is None:
+        raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
+    if key == "compile" and value != "elementwise":
+        raise WhatIfError(f"compile must be elementwise, not {value!r}")
+    name = "graphs" if value == "graphs" else kind[1] or kind[2]
+    return f"assume-{name}" if name in ASSUMED else ""
+
+
+def _assume(pairs: Sequence[tuple[str, str]], scripts: Sequence[RankScript]) -> list[str]:
+    """Return what the changes assume, without repetition."""
+    texts = phrases(" ".join(_name_assumption(key, value) for key, value in pairs), FITTED)
+    for script in scripts if _takes_mask(pairs) else ():
+        if script.mask:
+            forward, backward = kernels.MASKED[script.mask]
+            texts.append(phrase("assume-masked", {"mask": script.mask, "forward": forward, "backward": backward}))
+        elif any(kernels.kernel_class(name) == kernels.ATTENTION for name in set(script.names)):
+            texts.append(phrase("assume-unmasked", {}))
+    return list(dict.fromkeys(texts))
 
 
 def _row_factors(script: RankScript, key: str, value: str) -> FloatArray:
@@ -488,28 +492,3 @@ def _row_factors(script: RankScript, key: str, value: str) -> FloatArray:
     if not any(chosen):
         raise WhatIfError(f"{key} matches no work of rank {script.rank}; known changes: {KNOWN}")
     return np.where(np.array(chosen), factor, 1.0)
-
-
-def _assumption(key: str, value: str) -> str:
-    if key == "compile":
-        if value != "elementwise":
-            raise WhatIfError(f"compile must be elementwise, not {value!r}")
-        return (
-            "compile: neighbouring element-wise, norm and loss kernels become one, as long as the longest and "
-            f"{format_percent(kernels.OWN_SHARE, 0)} of the others; sums over batches, random numbers and padded "
-            "matmuls apart; "
-            f"the host needs {LAUNCH_CALLS:g} launch calls for each kernel and {PARAMETER_CALLS:g} for each gradient, "
-            "without the profiler; the optimizer stays eager; the least is half of fused kernels, without a host"
-        )
-    if key == "host":
-        return "graphs: the host issues everything at once and waits for batches alone" if value == "graphs" else ""
-    if key == "collective" or key.startswith("collective."):
-        return (
-            "collectives: all of their time follows the bandwidth, latency included, and so do waits in collectives "
-            "that are not matched with other ranks"
-        )
-    if key.startswith("rank."):
-        return "ranks: kernels, host and batches of a healthy rank take as long as the median of the other ranks"
-    if not key.startswith(("kernel:", "class.")):
-        raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
-    return ""
