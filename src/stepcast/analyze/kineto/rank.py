@@ -6,6 +6,7 @@ without marks the time from the first work on the GPU to the last.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -32,47 +33,67 @@ def is_stream(lane_name: str) -> bool:
     return STREAM in lane_name and not lane_name.startswith("annotations")
 
 
-def rows_by_lane(timeline: Timeline) -> list[IntArray]:
-    order = np.argsort(timeline.lane_of, kind="stable")
-    bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
-    return [order[bounds[lane] : bounds[lane + 1]] for lane in range(len(timeline.lanes))]
+class RankLanes:
+    """The rows of each lane, sorted once for all ranks."""
 
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        order = np.argsort(timeline.lane_of, kind="stable")
+        bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
+        self.rows: list[IntArray] = [order[start:stop] for start, stop in pairwise(bounds.tolist())]
+        calls, rows = timeline.flows[:, 0], timeline.flows[:, 1]
+        self.calls = np.full(len(timeline), NONE, np.int64)
+        self.calls[rows] = calls
+        self.launch_s = np.full(len(timeline), np.nan)  # of each row; NaN if the trace does not say
+        host = timeline.kind_of[calls] == SpanKind.HOST
+        self.launch_s[rows[host]] = timeline.start_s[calls[host]]
+        groups = [str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works]
+        self.groups = tuple(dict.fromkeys(groups))
+        self.group_of_work = np.array([self.groups.index(name) for name in groups] + [-1], np.int64)
+        self.of_rank = group_by_key((lane.rank, index) for index, lane in enumerate(timeline.lanes))
 
-def launch_times(timeline: Timeline) -> FloatArray:
-    """Return when each row was launched; NaN if the trace does not say."""
-    launched_s = np.full(len(timeline), np.nan)
-    calls, rows = timeline.flows[:, 0], timeline.flows[:, 1]
-    host = timeline.kind_of[calls] == SpanKind.HOST
-    launched_s[rows[host]] = timeline.start_s[calls[host]]
-    return launched_s
+    def streams(self, rank: int) -> list[int]:
+        return [lane for lane in self.of_rank.get(rank, []) if is_stream(self.timeline.lanes[lane].name)]
+
+    def threads(self, rank: int) -> list[int]:
+        names = self.timeline.lanes
+        return [lane for lane in self.of_rank.get(rank, []) if names[lane].name.startswith("cpu thread")]
+
+    def rows_on(self, lanes: Iterable[int]) -> IntArray:
+        return np.concatenate([np.zeros(0, np.int64), *(self.rows[lane] for lane in lanes)])
+
+    def loading(self, rank: int) -> Intervals:
+        """Return when the host of a rank waited for its next batch."""
+        timeline = self.timeline
+        is_loading = np.array([name.startswith(LOADING) for name in timeline.names], dtype=bool)
+        rows = self.rows_on(self.threads(rank))
+        rows = rows[is_loading[timeline.name_of[rows]]]
+        return union_of(timeline.start_s[rows], timeline.end_s[rows])
 
 
 def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, Intervals]]:
     """Return the timeline without rows that no marked step launched, and by rank the steps, where it has marks."""
-    lanes = zip(timeline.lanes, rows_by_lane(timeline), strict=True)
-    lanes_of = group_by_key((lane.rank, (lane.name, rows)) for lane, rows in lanes if len(rows))
-    launched_s, in_steps = launch_times(timeline), np.ones(len(timeline), dtype=bool)
-    steps = {
-        rank: _steps_of_rank(timeline, own, launched_s, in_steps)
-        for rank, own in lanes_of.items()
-        if any(name == STEPS for name, _ in own)
-    }
+    lanes, in_steps = RankLanes(timeline), np.ones(len(timeline), dtype=bool)
+    found = ((rank, _steps_of_rank(lanes, rank, in_steps)) for rank in timeline.ranks)
+    steps = {rank: steps for rank, steps in found if steps is not None}
     return timeline.only(in_steps), steps
 
 
-def _steps_of_rank(
-    timeline: Timeline, lanes: list[tuple[str, IntArray]], launched_s: FloatArray, in_steps: BoolArray
-) -> Intervals:
-    """Return the steps whose host's part is marked; clear *in_steps* for rows of *lanes* outside them."""
-    marks = np.concatenate([rows for name, rows in lanes if name == STEPS])
+def _steps_of_rank(lanes: RankLanes, rank: int, in_steps: BoolArray) -> Intervals | None:
+    """Return the steps whose host's part is marked, if any; clear *in_steps* for rows of the rank outside them."""
+    timeline = lanes.timeline
+    named = [(timeline.lanes[lane].name, lanes.rows[lane]) for lane in lanes.of_rank[rank]]
+    marks = np.concatenate([np.zeros(0, np.int64), *(rows for name, rows in named if name == STEPS)])
+    if not len(marks):
+        return None
     marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     first_s, last_s = timeline.start_s[marks], timeline.end_s[marks]
     start_s, end_s = first_s.copy(), last_s.copy()
     streams: list[tuple[IntArray, FloatArray]] = []
-    for name, rows in lanes:
-        if name == STEPS:
+    for name, rows in named:
+        if name == STEPS or not len(rows):
             continue
-        when_s = _stream_launches(timeline, rows, launched_s) if is_stream(name) else timeline.start_s[rows]
+        when_s = _stream_launches(timeline, rows, lanes.launch_s) if is_stream(name) else timeline.start_s[rows]
         step = np.searchsorted(first_s, when_s, side="right").astype(np.int32) - 1
         in_steps[rows] = inside = (step >= 0) & (when_s <= last_s[step])
         if is_stream(name):
@@ -170,39 +191,6 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
 
     def per_step(self, seconds: float) -> float:
         return seconds / max(self.steps, 1)
-
-
-class RankLanes:
-    """The rows of each lane, sorted once for all ranks."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
-        self.rows = rows_by_lane(timeline)
-        self.launch_s = launch_times(timeline)
-        self.calls = np.full(len(timeline), -1, np.int64)
-        self.calls[timeline.flows[:, 1]] = timeline.flows[:, 0]
-        groups = [str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works]
-        self.groups = tuple(dict.fromkeys(groups))
-        self.group_of_work = np.array([self.groups.index(name) for name in groups] + [-1], np.int64)
-        self._of_rank = group_by_key((lane.rank, index) for index, lane in enumerate(timeline.lanes))
-
-    def streams(self, rank: int) -> list[int]:
-        return [lane for lane in self._of_rank.get(rank, []) if is_stream(self.timeline.lanes[lane].name)]
-
-    def threads(self, rank: int) -> list[int]:
-        names = self.timeline.lanes
-        return [lane for lane in self._of_rank.get(rank, []) if names[lane].name.startswith("cpu thread")]
-
-    def rows_on(self, lanes: Iterable[int]) -> IntArray:
-        return np.concatenate([np.zeros(0, np.int64), *(self.rows[lane] for lane in lanes)])
-
-    def loading(self, rank: int) -> Intervals:
-        """Return when the host of a rank waited for its next batch."""
-        timeline = self.timeline
-        is_loading = np.array([name.startswith(LOADING) for name in timeline.names], dtype=bool)
-        rows = self.rows_on(self.threads(rank))
-        rows = rows[is_loading[timeline.name_of[rows]]]
-        return union_of(timeline.start_s[rows], timeline.end_s[rows])
 
 
 def rank_time(
