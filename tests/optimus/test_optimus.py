@@ -109,8 +109,8 @@ def test_one_micro_batch_passes_through_the_stages_one_after_the_other() -> None
     one = made(2, 4, 32, sequence=1000.0)
     free = replace(CONSTANTS, host_op_s=1e-12)
     works = [stage_work(one, stage, MACHINE, free) for stage in one.stages]
-    passes_s = sum(sum(work.device_s.values()) for stage in works for work in (*stage.forward, *stage.first_backward))
-    update_s = sum(sum(work.device_s.values()) for work in works[0].optimizer)
+    passes_s = sum(sum(work.device_s.values()) for stage in works for work in (*stage["F"], *stage["B first"]))
+    update_s = sum(sum(work.device_s.values()) for work in works[0]["end"])
     count = 5 + sum(one.forward_messages(hop) + one.backward_messages() for hop in range(3))
     moved_s = 4 * one.boundary_elements() * (3 + 2 + 3) / 20e9
     expected_s = free.fixed_s + passes_s + update_s + count * free.message_s + moved_s

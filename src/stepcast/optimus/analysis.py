@@ -5,9 +5,9 @@ import numpy as np
 
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.measured import FIRST_WARM_STEP, RunLog
-from stepcast.ir.types import pick
-from stepcast.optimus.step import Constants, Machine, OptimusPlan, PredictedStep, batch_s, predict_step
-from stepcast.units import format_percent
+from stepcast.ir.types import FactDict, pick
+from stepcast.optimus.step import Constants, Machine, OptimusPlan, batch_s, predict_step
+from stepcast.views.declared import phrases
 
 UNEXPLAINED = "unexplained"
 SLOW_LAYER = 1.25  # a stage whose layers take this many times the median is a straggler
@@ -74,6 +74,10 @@ def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants:
     parts = dict(busiest.parts_s)
     parts[UNEXPLAINED] = measured_s - sum(parts.values())
     path = sorted(busiest.parts_s.items(), key=lambda part: -part[1])
+    host_s = busiest.parts_s["host"]
+    doubts = FactDict(stage=busiest.stage, sequence=plan.sequence if layout.dp > 1 else None)
+    if host_s > LAUNCH_BOUND_SHARE * predicted.step_s:
+        doubts["host_share"] = host_s / predicted.step_s
     stages = []
     for number, (stage, time) in enumerate(zip(plan.stages, predicted.stages, strict=True)):
         ends_with = log.stage_ends[number] if number < len(log.stage_ends) else ""
@@ -101,7 +105,7 @@ def analyze_optimus(log: RunLog, plan: OptimusPlan, machine: Machine, constants:
         layout=pick(layout, "tp dp pp"),
         **pick(plan, "micro_batch micro_batches sequence model=model.name"),
         constants={name: getattr(constants, name) for name in constants.__slots__},
-        warnings=[*log.warnings, *_doubts(plan, predicted)],
+        warnings=[*log.warnings, *phrases("optimus-modules optimus-shuffled optimus-launch-bound", doubts)],
     )
 
 
@@ -129,19 +133,3 @@ def find_slow_stages(log: RunLog) -> list[SlowStage]:
         for stage, seconds in typical.items()
         if len(typical) > 2 and seconds > SLOW_LAYER * usual
     ]
-
-
-def _doubts(plan: OptimusPlan, predicted: PredictedStep) -> list[str]:
-    parts = predicted.busiest.parts_s
-    doubts = ["the log times forward modules alone; every other part is the model's"]
-    if plan.layout.dp > 1:
-        doubts.append(
-            "data parallelism shuffles the samples: unless their lengths were given, "
-            f"{plan.sequence:g} tokens are expected, not measured"
-        )
-    if parts["host"] > LAUNCH_BOUND_SHARE * predicted.step_s:
-        doubts.append(
-            f"launch-bound: CPU launch overhead takes {format_percent(parts['host'] / predicted.step_s, 0)} of the "
-            f"step on the GPU of stage {predicted.busiest.stage}, so timed modules contain host time too"
-        )
-    return doubts

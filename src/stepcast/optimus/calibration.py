@@ -23,6 +23,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.types import Facts, dataclass, require
 from stepcast.models.catalog import load_model, model_names
 from stepcast.optimus.step import Constants, Machine, OptimusPlan, batch_s, efficiency_of, plan_of_log, step_s
+from stepcast.views.declared import phrase, phrases
 from stepcast.views.view import NAMES
 
 
@@ -152,18 +153,13 @@ def _least_squares(residuals: Callable[[FloatArray], FloatArray]) -> tuple[Float
 
 
 def _warnings(spread: dict[str, float], correlated: list[tuple[str, str]], runs: int) -> list[str]:
-    warnings = []
     count = f"{runs} run{'s' if runs > 1 else ''}"
     unknown = [name for name in FITTED if spread[name] > UNKNOWN_ABOVE]
-    if "message_s" in unknown and "fixed_s" in unknown:
-        warnings.append(
-            f"{count} cannot split message latency from fixed step overhead: a longer one and a shorter "
-            "other explain the same time; add runs with other numbers of micro-batches or stages"
-        )
+    inseparable = {"message_s", "fixed_s"} <= {*unknown}
+    warnings = phrases("latency-or-overhead", {"count": count, "inseparable": inseparable})
     for name in unknown:
         warnings.append(
-            f"{TITLES[name]} is not identified by {count}: only within a factor of "
-            f"{math.exp(spread[name]):.1f}, close to its starting guess"
+            phrase("not-identified", {"name": TITLES[name], "count": count, "factor": math.exp(spread[name])})
         )
     for first, second in correlated:
         if {first, second} != {"message_s", "fixed_s"} or first not in unknown:

@@ -14,14 +14,12 @@ from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.model_parts import PositionKind
+from stepcast.ir.tables import constants
 from stepcast.ir.types import replace
-from stepcast.optimus.step import OptimusPlan
-from stepcast.units import MIB
+from stepcast.optimus.step import FP32_BYTES, OptimusPlan
 
-FLOAT = 4
-COLLECTED_AT = 700  # objects created but not freed after which Python looks for cycles (gc.get_threshold())
-BATCH_OBJECTS, LAYER_OBJECTS = 200, 50  # left by a micro-batch, and by each layer of it: messages, events
-WORKSPACE_BYTES = 8.125 * MIB  # cuBLAS before Hopper: 2 x 4096 + 8 x 16 KiB
+COUNTED = constants("optimus-memory")
+STEPS = 4  # simulated if all sequences have the same length
 
 BlockPart = tuple[str, int]  # "attention", "up" (norm, gate and up projection) or "down", and the layer
 
@@ -47,7 +45,7 @@ class StageTensors:
 
     def named_weights(self) -> Iterable[tuple[object, int, str]]:
         """Yield the name, the unsharded bytes, and how they are split: by "rows", by "columns" or not at all."""
-        vocab, norm = self.plan.model.vocab, FLOAT * self.plan.model.hidden
+        vocab, norm = self.plan.model.vocab, FP32_BYTES * self.plan.model.hidden
         query, key, ffn = (norm * self.tp * width for width in self.widths)
         projections = {
             "attention": {"q": (query, "rows"), "k": (key, "rows"), "v": (key, "rows"), "o": (query, "columns")},
@@ -79,7 +77,7 @@ class StageTensors:
                 share = self.new(size // self.tp)
                 self.drop(*copies, self.weights[name])
                 self.weights[name], self.sizes[name] = share, size // self.tp
-        self.new(WORKSPACE_BYTES)
+        self.new(COUNTED["workspace_bytes"])
 
     def begin(self, seq: int) -> None:
         """Begin a step of sequences padded to *seq* tokens."""
@@ -87,8 +85,8 @@ class StageTensors:
         self.drop(*self.gradients.values())
         self.gradients = {}
         self.seq = seq
-        unit = plan.micro_batch * seq * FLOAT  # one value per token
-        mask = plan.micro_batch * seq * (-(-seq // 8) * 8) * FLOAT
+        unit = plan.micro_batch * seq * FP32_BYTES  # one value per token
+        mask = plan.micro_batch * seq * (-(-seq // 8) * 8) * FP32_BYTES
         heads = model.heads // self.tp
         query, key, inner = (unit * width for width in self.widths)
         self.size = {"unit": unit, "wide": unit * model.hidden, "inner": inner, "logits": unit * model.vocab}
@@ -102,8 +100,8 @@ class StageTensors:
         }
         wide, unsharded = self.size["wide"], inner * self.tp
         self.sent = (wide, unsharded, unsharded) if plan.inside else (wide, wide)
-        table = seq * model.head_dim * FLOAT
-        self.side = (plan.micro_batch * seq * seq * FLOAT, table, table)
+        table = seq * model.head_dim * FP32_BYTES
+        self.side = (plan.micro_batch * seq * seq * FP32_BYTES, table, table)
 
     def end(self) -> None:
         """End a step: empty the cache, then run the optimizer weight by weight."""
@@ -156,8 +154,8 @@ class StageTensors:
     def delay(self, *blocks: int) -> None:
         """Free blocks later: a reference cycle holds outputs and their gradients for some micro-batches."""
         self.cycles += blocks
-        self.objects += BATCH_OBJECTS + LAYER_OBJECTS * len(self.parts) / 3
-        if self.objects >= COLLECTED_AT:
+        self.objects += COUNTED["batch_objects"] + COUNTED["layer_objects"] * len(self.parts) / 3
+        if self.objects >= COUNTED["collected_at"]:
             self._collect()
 
     def _collect(self) -> None:
@@ -178,13 +176,6 @@ def load_scripts() -> dict[str, dict[str, str]]:
 NORM_PART: BlockPart = ("norm", -1)
 SavedBlocks = dict[BlockPart, dict[str, int]]
 """The bytes that the forward of a micro-batch saves, by part."""
-
-
-# Read from the sweep's logs.
-CONTEXT_BYTES = 499 * MIB  # driver, kernels and the communicator of all ranks, before the first tensor
-RANK_BYTES = 82 * MIB  # for each rank of a tensor-parallel group, once the weights are scattered
-MESSAGE_BYTES = 92 * MIB  # pairs of ranks that exchange messages, and kernels loaded on first use
-STEPS = 4  # simulated if all sequences have the same length
 
 
 def optimus_memory(plan: OptimusPlan, gpu: Gpu, sequences: Sequence[int] = ()) -> tuple[StageMemory, ...]:
@@ -227,7 +218,7 @@ def _step(stage: StageTensors, seq: int, gpu: Gpu) -> StageMemory:
         _backward(stage, saved.pop(batch), messages)
     parameters, gradients = sum(stage.sizes.values()), sum(stage.sizes[name] for name in stage.gradients)
     optimizer = 2 * parameters if stage.states else 0
-    tensor = RANK_BYTES * stage.tp if stage.tp > 1 else 0
+    tensor = COUNTED["rank_bytes"] * stage.tp if stage.tp > 1 else 0
     result = StageMemory(
         stage=stage.stage,
         parameters=parameters,
@@ -236,8 +227,8 @@ def _step(stage: StageTensors, seq: int, gpu: Gpu) -> StageMemory:
         activations=memory.peak_allocated - parameters - gradients - optimizer,
         temporary=0.0,
         fragmentation=memory.peak_reserved - memory.peak_allocated,
-        communication=tensor + (MESSAGE_BYTES if len(stage.plan.stages) > 1 else 0),
-        framework=CONTEXT_BYTES,
+        communication=tensor + (COUNTED["message_bytes"] if len(stage.plan.stages) > 1 else 0),
+        framework=COUNTED["context_bytes"],
         capacity=gpu.memory_bytes,
     )
     stage.drop(*messages)

@@ -256,17 +256,13 @@ class PieceWork(NamedTuple):
 
     forward: PassWork
     first_backward: PassWork  # of a step
-    backward: PassWork  # any later one, which adds to gradients
     optimizer: PassWork
+    adding_s: float  # of later backwards, which add to gradients
 
-
-class StageWork(NamedTuple):
-    """The pieces of a stage, in the order of each pass."""
-
-    forward: tuple[PassWork, ...]
-    first_backward: tuple[PassWork, ...]
-    backward: tuple[PassWork, ...]
-    optimizer: tuple[PassWork, ...]
+    @property
+    def backward(self) -> PassWork:
+        first = self.first_backward
+        return first._replace(device_s=first.device_s | {"accumulation": self.adding_s})
 
 
 def matmul_s(weights: float, tokens: float, machine: Machine, efficiency: float) -> float:
@@ -288,19 +284,22 @@ def slowest_of(ranks: int) -> float:
     return 1 + float(COUNTED["host_scatter"]) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants) -> StageWork:
-    """Return the work of *stage*, layers in halves so that the GPU starts soon after the host does."""
+def stage_work(
+    plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants
+) -> dict[str, list[PassWork]]:
+    """Return the pieces of each pass of *stage*, layers in halves so that the GPU starts soon after the host does."""
     halves = round(2 * stage.layers)
     layers = [_layer_work(plan, stage, machine, constants, halves)] * halves if halves else []
     embedding, head = _end_works(plan, machine, constants)
     first, last = [embedding] * stage.embeds, [head] * stage.heads
     pieces = [*first, *layers, *last]
-    return StageWork(
-        forward=tuple(piece.forward for piece in pieces),
-        first_backward=tuple(piece.first_backward for piece in reversed(pieces)),
-        backward=tuple(piece.backward for piece in reversed(pieces)),
-        optimizer=tuple(piece.optimizer for piece in (*layers, *first, *last)),
-    )
+    passes = {
+        "F": [piece.forward for piece in pieces],
+        "B first": [piece.first_backward for piece in reversed(pieces)],
+        "B": [piece.backward for piece in reversed(pieces)],
+        "end": [piece.optimizer for piece in (*layers, *first, *last)],
+    }
+    return passes | {"B last": passes["B" if plan.micro_batches > 1 else "B first"]}
 
 
 def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
@@ -341,15 +340,11 @@ def _layer_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants
         "unhooked": COUNTED["backward_passes"] * untimed_s * share,
         "tensor": (2 * reduce_s + sum(max(0.0, reduce_s - behind_s) for behind_s in hidden_s)) * share,
     }
-    first, later = (
-        {**backward, "accumulation": machine.move_s(accumulated * COUNTED["accumulation_bytes"] / FP32_BYTES)}
-        for accumulated in (0.0, weights)
-    )
     return PieceWork(
         PassWork(forward_host_s * slowest * share, forward),
-        PassWork(backward_host_s * slowest * share, first, weights),
-        PassWork(backward_host_s * slowest * share, later, weights),
+        PassWork(backward_host_s * slowest * share, backward | {"accumulation": 0.0}, weights),
         PassWork(update_host_s * share, {"optimizer": _update_s(plan, machine, weights)}),
+        machine.move_s(weights * COUNTED["accumulation_bytes"] / FP32_BYTES),
     )
 
 
@@ -359,18 +354,15 @@ def _end_works(plan: OptimusPlan, machine: Machine, constants: Constants) -> tup
     head_s = matmul_s(weights, plan.tokens, machine, constants.matmul_efficiency)
     loss_passes, gradient_passes = COUNTED["loss_passes"]
     forward_host_s, backward_host_s, update_host_s = (work * constants.host_op_s for work in COUNTED["end_work"])
-    accumulation = {"accumulation": move_s(weights * COUNTED["accumulation_bytes"] / FP32_BYTES)}
-    optimizer = PassWork(update_host_s, {"optimizer": _update_s(plan, machine, weights)})
-
-    def piece(forward: PassWork, backward: dict[str, float]) -> PieceWork:
-        first, later = (PassWork(backward_host_s, parts, weights) for parts in (backward, backward | accumulation))
-        return PieceWork(forward, first, later, optimizer)
-
+    update = PassWork(update_host_s, {"optimizer": _update_s(plan, machine, weights)})
+    adding_s = move_s(weights * COUNTED["accumulation_bytes"] / FP32_BYTES)
     embedding = PassWork(2 * forward_host_s, {"unhooked": move_s(5 * plan.tokens * plan.model.hidden)})
+    zeroing = PassWork(backward_host_s, {"unhooked": move_s(weights)}, weights)  # of the dense gradient
     head = PassWork(forward_host_s, {"compute": head_s, "unhooked": move_s(loss_passes * logits)})
+    gradient = {"unhooked": move_s(gradient_passes * logits), "compute": constants.backward_factor * head_s}
     return (
-        piece(embedding, {"unhooked": move_s(weights)}),  # the dense gradient is zeroed
-        piece(head, {"unhooked": move_s(gradient_passes * logits), "compute": constants.backward_factor * head_s}),
+        PieceWork(embedding, zeroing, update, adding_s),
+        PieceWork(head, PassWork(backward_host_s, gradient, weights), update, adding_s),
     )
 
 
@@ -440,10 +432,7 @@ def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> dict
     start = [TimedOp("fixed", constants.fixed_s, HOST), TimedOp("", 0.0, DEVICE, after=(0,))]
     segments = {("start", 0): Segment.of("start", start, lanes=3), ("post", 0): POST}
     for number, stage in enumerate(plan.stages):
-        work = stage_work(plan, stage, machine, constants)
-        last = work.backward if plan.micro_batches > 1 else work.first_backward
-        passes = {"F": work.forward, "B first": work.first_backward, "B": work.backward, "B last": last}
-        for name, works in (passes | {"end": work.optimizer}).items():
+        for name, works in stage_work(plan, stage, machine, constants).items():
             ops = _ops(plan, machine, works, name == "B last" and plan.layout.dp > 1)
             segments[name, number] = Segment.of(name, ops, lanes=3)
     for hop in range(plan.layout.pp - 1):
@@ -523,7 +512,6 @@ def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
     if stages > 1 and stage in (0, last):
         yield "labels", 0, 0
     warm_up = min(last - stage, micro_batches)
-    steady = micro_batches - warm_up
 
     def before(kind: str, batch: int) -> list[StagePass]:
         return [(kind, batch, stage - 1)] if stage else []
@@ -531,19 +519,18 @@ def _order(stage: int, stages: int, micro_batches: int) -> Iterator[StagePass]:
     def after(kind: str, batch: int) -> list[StagePass]:
         return [(kind, batch, stage)] if stage < last else []
 
-    def backward(batch: int) -> StagePass:
-        return "B last" if batch == micro_batches - 1 else "B" if batch else "B first", batch, stage
-
-    for batch in range(warm_up):
-        yield from (*before("f", batch), ("F", batch, stage), *after("f", batch))
     delayed: list[StagePass] = []
-    for batch in range(steady):
-        yield from (*before("f", batch + warm_up), *delayed, ("F", batch + warm_up, stage))
-        yield from (*after("f", batch + warm_up), *after("b", batch), backward(batch))
-        delayed = before("b", batch)
+    for batch in range(-warm_up, micro_batches):
+        ahead = batch + warm_up
+        if ahead < micro_batches:
+            yield from (*before("f", ahead), *delayed, ("F", ahead, stage), *after("f", ahead))
+        else:
+            yield from delayed
+        if batch >= 0:
+            kind = "B last" if batch == micro_batches - 1 else "B" if batch else "B first"
+            yield from (*after("b", batch), (kind, batch, stage))
+            delayed = before("b", batch)
     yield from delayed
-    for batch in range(steady, micro_batches):
-        yield from (*after("b", batch), backward(batch), *before("b", batch))
     yield "end", 0, stage
 
 
