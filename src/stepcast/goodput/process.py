@@ -265,32 +265,32 @@ class SimulatedRuns:
 
 def simulate_runs(process: RunProcess, runs: int, generator: np.random.Generator) -> SimulatedRuns:
     """Simulate *process* this many times."""
-    if not process.failures_per_s:
-        none = np.zeros(runs)
-        pauses_s = process.checkpoints * process.pause_s
-        return SimulatedRuns(
-            np.full(runs, process.work_s + pauses_s), process.work_s, pauses_s, none, none, none, none, none
-        )
-    check_progress(process)
-    failures = expect_split(process).failures
-    if failures > MOST_FAILURES or failures * runs > INTERRUPTIONS.most:
-        raise ValueError(
-            f"{failures:.3g} interruptions in each of {runs:,} runs are too many to simulate; "
-            "lower --runs, or find out why the job is interrupted so often"
-        )
-    return _RunSimulation(process, runs, generator).run()
+    if process.failures_per_s:
+        check_progress(process)
+        failures = expect_split(process).failures
+        if failures > MOST_FAILURES or failures * runs > INTERRUPTIONS.most:
+            raise ValueError(
+                f"{failures:.3g} interruptions in each of {runs:,} runs are too many to simulate; "
+                "lower --runs, or find out why the job is interrupted so often"
+            )
+    pauses_s = process.checkpoints * process.pause_s
+    simulated = SimulatedRuns(np.zeros(runs), process.work_s, pauses_s, *(np.zeros(runs) for _ in range(5)))
+    if process.failures_per_s:
+        _RunSimulation(process, simulated, generator).run()
+    else:
+        simulated.total_s[:] = process.work_s + pauses_s
+    return simulated
 
 
 class _RunSimulation:
     """All runs in parallel from interruption to interruption; finished runs drop out."""
 
-    def __init__(self, process: RunProcess, runs: int, generator: np.random.Generator) -> None:
-        self.process, self.runs, self.generator = process, runs, generator
-        self.now_s = np.zeros(runs)
+    def __init__(self, process: RunProcess, simulated: SimulatedRuns, generator: np.random.Generator) -> None:
+        self.process, self.simulated, self.generator = process, simulated, generator
+        self.now_s = simulated.total_s
+        runs = len(self.now_s)
         self.saved = np.zeros(runs, dtype=np.int64)  # safe checkpoints
         self.fresh = np.ones(runs, dtype=bool)  # not started yet
-        self.lost_s, self.restarts_s, self.waiting_s = np.zeros(runs), np.zeros(runs), np.zeros(runs)
-        self.failures = np.zeros(runs)
         self.shrinks = process.repairs and process.shortage is Shortage.SHRINK
         spares = process.spares or 0
         # How many nodes can be under repair at once: one more than the spares stops a waiting job.
@@ -305,17 +305,14 @@ class _RunSimulation:
         slower = np.array([(self.speeds > speed).sum() for speed in self.speeds])
         self.needed = np.maximum(np.arange(most + 1) - slower + 1, 1)
 
-    def run(self) -> SimulatedRuns:
-        active = np.arange(self.runs)
+    def run(self) -> None:
+        active = np.arange(len(self.now_s))
         while active.size:
             active = active[~self._attempt(active)]
-        process = self.process
-        pauses_s = process.checkpoints * process.pause_s
-        spent_s = process.work_s + pauses_s + self.lost_s + self.restarts_s + self.waiting_s
-        shrunk_s = np.maximum(0.0, self.now_s - spent_s) if self.shrinks else np.zeros(self.runs)
-        return SimulatedRuns(
-            self.now_s, process.work_s, pauses_s, self.lost_s, self.restarts_s, self.waiting_s, shrunk_s, self.failures
-        )
+        if self.shrinks:
+            runs = self.simulated
+            spent_s = runs.work_s + runs.checkpoints_s + runs.lost_s + runs.restarts_s + runs.waiting_s
+            np.maximum(0.0, runs.total_s - spent_s, out=runs.shrunk_s)
 
     def _attempt(self, active: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Restart and work until the next interruption or the end; return which runs have ended."""
@@ -343,10 +340,10 @@ class _RunSimulation:
         ran_s = np.select([in_restart, ended, failed], [0.0, need_s, up_s], regrown * period_s + process.lag_s)
         self.saved[active] += safe
         restarting_s = np.where(in_restart, until_s, restart_s)
-        self.restarts_s[active] += restarting_s
-        self.lost_s[active] += np.where(loses, up_s - safe * period_s, 0.0)
+        self.simulated.restarts_s[active] += restarting_s
+        self.simulated.lost_s[active] += np.where(loses, up_s - safe * period_s, 0.0)
         self.now_s[active] += restarting_s + ran_s
-        self.failures[active] += failed
+        self.simulated.failures[active] += failed
         if process.repairs:
             self._break(active[failed])
         return np.asarray(ended, dtype=np.bool_)
@@ -379,5 +376,5 @@ class _RunSimulation:
         waiting = active[short]
         back_s = self.back_s[waiting]
         first_s = np.where(back_s > self.now_s[waiting, None], back_s, np.inf).min(axis=1)
-        self.waiting_s[waiting] += first_s - self.now_s[waiting]
+        self.simulated.waiting_s[waiting] += first_s - self.now_s[waiting]
         self.now_s[waiting] = first_s
