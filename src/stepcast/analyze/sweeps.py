@@ -140,15 +140,14 @@ def analyze_sweep(sweep: CollectiveSweep, cluster: Cluster) -> SweepResult:
     log = MeasuredSweep(sweep, cluster)
     measured, predicted = log.busbw(log.measured_s), log.busbw(log.predicted_s)
     columns = (log.measured_s, log.predicted_s, log.reached - 1, measured, predicted, log.reached)
-    parts, part_of = list(log.parts), np.argmax(np.stack(list(log.parts.values())), axis=0).tolist()
     rows = []
     for index, size in enumerate(log.sizes_bytes.tolist()):
         best = price(log.kind, size, log.route)
         measured_s, predicted_s, error, own, expected, reached = (float(column[index]) for column in columns)
         figures = measured_s, predicted_s, error, own, expected, reached
-        part, is_spike = parts[part_of[index]], bool(log.spikes[index])
-        rows.append(ComparedSize(round(size), *figures, best.algorithm, best.protocol, part, is_spike))
-    ranges: dict[str, ComparedRange | None] = dict.fromkeys(parts)
+        part = next(part for part, chosen in log.parts.items() if chosen[index])
+        rows.append(ComparedSize(round(size), *figures, best.algorithm, best.protocol, part, bool(log.spikes[index])))
+    ranges: dict[str, ComparedRange | None] = dict.fromkeys(log.parts)
     for part, chosen in log.parts.items():
         if chosen.any():
             sizes, figured = log.sizes_bytes[chosen], (measured, predicted, log.measured_s, log.predicted_s)
