@@ -3,12 +3,11 @@
 ``cli.analyze`` loads them for these formats alone.
 """
 
-from stepcast.analyze.megatron.analysis import MeetingTraffic, analyze_megatron
+from stepcast.analyze.megatron.analysis import analyze_megatron
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import measured, timeline_of
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.sweeps import analyze_sweep
-from stepcast.cost.collectives.sweep import reached_busbw
 from stepcast.hardware import load_cluster, load_gpu
 from stepcast.hardware.catalog import CatalogError, data_names
 from stepcast.inputs.source import Source
@@ -28,17 +27,8 @@ def measured_timeline(timeline: Timeline) -> Timeline:
 
 def analyze_megatron_run(timeline: Timeline, question: AnalyzeQuestion) -> AnalysisResult:
     """Explain the traces of a Megatron-LM step; with a cluster, next to the bandwidth it should reach."""
-    if not question.cluster:
-        return analyze_megatron(timeline).result
-    cluster = load_cluster(question.cluster, question.set)
-
-    def busbw(traffic: MeetingTraffic) -> float | None:
-        """Return the bus bandwidth that the cluster reaches for the same collective over as many adjacent ranks."""
-        if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
-            return None
-        return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
-
-    return analyze_megatron(timeline, busbw).result
+    cluster = load_cluster(question.cluster, question.set) if question.cluster else None
+    return analyze_megatron(timeline, cluster).result
 
 
 def analyze_optimus_run(log: RunLog, question: AnalyzeQuestion) -> AnalysisResult:

@@ -5,7 +5,7 @@ for experts, whose work depends on the tokens that they receive.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from statistics import mean, median
 from typing import NamedTuple
@@ -27,6 +27,8 @@ from stepcast.analyze.megatron.record import (
 )
 from stepcast.analyze.recording import BlockKind, Meeting, RankParts, RankRecord, Recording, TimePart
 from stepcast.analyze.result import AnalysisResult, list_ranks
+from stepcast.cost.collectives.sweep import reached_busbw
+from stepcast.hardware import Cluster
 from stepcast.ir.layout import Group, Layout, members
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.types import FactDict, group_by_key, pick, sum_by_key
@@ -288,10 +290,6 @@ class MeetingTraffic(msgspec.Struct, frozen=True):
     cluster_busbw_bytes_per_s: float | None = None
 
 
-BusBandwidth = Callable[[MeetingTraffic], float | None]
-"""Return the bus bandwidth that a cluster reaches for the same communication, in bytes per second."""
-
-
 class RankBreakdown(msgspec.Struct, frozen=True):
     rank: int
     stage: int
@@ -346,8 +344,8 @@ class MegatronAnalysis(NamedTuple):
     result: MegatronResult
 
 
-def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> MegatronAnalysis:
-    """Explain *timeline*; *busbw* says what a cluster should reach."""
+def analyze_megatron(timeline: Timeline, cluster: Cluster | None = None) -> MegatronAnalysis:
+    """Explain *timeline*, next to the bandwidth that *cluster* should reach over as many adjacent ranks."""
     recording = record_megatron(timeline)
     layout, step_s = recording.layout, recording.measured_step_s
     operations = operations_of(timeline, layout)
@@ -379,7 +377,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         breakdown_s=recordings.mean_parts(parts),
         waits_s=_means([rank.waits_s for rank in parts]),
         communication_s=_exposure(parts),
-        communication=_find_traffic(operations, recording, busbw),
+        communication=_find_traffic(operations, recording, cluster),
         layers=stage_layers(operations, recording),
         stages=stages,
         imbalance=max(compute_s) / mean(compute_s) - 1 if mean(compute_s) else 0.0,
@@ -450,7 +448,7 @@ def _warnings(recording: Recording, alone: bool) -> list[str]:
 
 
 def _find_traffic(
-    operations: Mapping[int, list[TraceOperation]], recording: Recording, busbw: BusBandwidth | None
+    operations: Mapping[int, list[TraceOperation]], recording: Recording, cluster: Cluster | None
 ) -> list[MeetingTraffic]:
     """Return every kind of communication, the longest first."""
     keyed = [((meeting.name, meeting.group, _even_bytes(meeting)), meeting) for meeting in recording.meetings]
@@ -474,7 +472,7 @@ def _find_traffic(
         seconds = sum(times_s) / ranks, shortest_s, median(transfers) if transfers else None
         hidden = (name, group, size_bytes) in overlapped or name.endswith("_async")
         rows.append(MeetingTraffic(*what, together, round(len(times_s) / ranks), *seconds, hidden))
-    return sorted(_add_rates(rows, busbw), key=lambda row: -row.total_s)
+    return sorted(_add_rates(rows, cluster), key=lambda row: -row.total_s)
 
 
 def _even_bytes(sent: Meeting | RankEvent) -> int | None:
@@ -482,7 +480,7 @@ def _even_bytes(sent: Meeting | RankEvent) -> int | None:
     return None if sent.uneven else sent.size_bytes
 
 
-def _add_rates(rows: list[MeetingTraffic], busbw: BusBandwidth | None) -> Iterator[MeetingTraffic]:
+def _add_rates(rows: list[MeetingTraffic], cluster: Cluster | None) -> Iterator[MeetingTraffic]:
     """Mark collectives that never come near the time of their size elsewhere, also without peers, and add rates.
 
     The rate is that of the median transfer; without peers that of the shortest, since the others also waited. None if
@@ -493,9 +491,10 @@ def _add_rates(rows: list[MeetingTraffic], busbw: BusBandwidth | None) -> Iterat
         most_s = OVERLAP_FACTOR * min(times_s[row.kind, row.group, row.size_bytes]) + NOISE_S
         if row.kind != "message" and row.name != row.operation and row.shortest_s > most_s:
             row = msgspec.structs.replace(row, overlapped=True)
-        rate, seconds = None, row.transfer_s if row.transfer_s is not None else row.shortest_s
-        is_timed = seconds >= SHORTEST_S and (row.transfer_s is not None or row.count >= 2)
-        if row.size_bytes and row.ranks >= 2 and not row.overlapped and is_timed:
-            rate = row.size_bytes * bus_factor(row.kind, row.ranks) / seconds
-        cluster_rate = busbw(row) if busbw is not None else None
+        rate = cluster_rate = None
+        if row.size_bytes and row.ranks >= 2 and not row.overlapped:
+            seconds = row.transfer_s if row.transfer_s is not None else row.shortest_s
+            if seconds >= SHORTEST_S and (row.transfer_s is not None or row.count >= 2):
+                rate = row.size_bytes * bus_factor(row.kind, row.ranks) / seconds
+            cluster_rate = reached_busbw(row.kind, row.size_bytes, row.ranks, cluster) if cluster else None
         yield msgspec.structs.replace(row, busbw_bytes_per_s=rate, cluster_busbw_bytes_per_s=cluster_rate)
