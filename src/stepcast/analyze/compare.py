@@ -144,8 +144,8 @@ def compare_files(files: Sequence[str], accounts: Sequence[Facts]) -> Comparison
         name = account.get("model") or account.get("workload")
         sides.append({"file": file, "what": f"{what}: {name}" if name else what})
     warnings = [f"{file}: {text}" for file, account in pairs for text in account.get("warnings", ())]
-    result = msgspec.structs.replace(result, sides=sides, warnings=[*result.warnings, *warnings])
-    return msgspec.structs.replace(result, warnings=[*result.warnings, *find_doubts(result.facts())])
+    warnings = [*result.warnings, *warnings, *find_doubts(result.facts())]
+    return msgspec.structs.replace(result, sides=sides, warnings=warnings)
 
 
 def compare(predicted: Facts, measured: Facts) -> Comparison:

@@ -298,7 +298,6 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
     parts = ("compute", "exposed", "copy", "idle")
     operations_s = {part: sum(getattr(device, f"{part}_s") for device in devices) / count for part in parts}
     named = [NamedRuns(name, len(rows), float(timeline.duration_s[rows].sum())) for name, rows in ranges.items()]
-    compute_s = {device.device: device.compute_s for device in devices}
     return StreamsResult(
         devices=devices,
         elapsed_s=timeline.span_s,
@@ -309,7 +308,7 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
         bubble_s=operations_s["idle"],
         kernels=[NamedRuns(*row) for row in longest_names(timeline, on_gpu, MOST_ROWS)],
         ranges=sorted(named, key=lambda row: -row.total_s)[:MOST_ROWS],
-        stragglers=[SlowDevice(rank, factor, compute_s[rank] - usual) for rank, factor, usual in find_slow(compute_s)],
+        stragglers=[SlowDevice(*row) for row in find_slow({device.device: device.compute_s for device in devices})],
         critical_path=[],
         warnings=list(timeline.warnings),
     )

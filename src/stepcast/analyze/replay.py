@@ -14,20 +14,10 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze import changes
+from stepcast.analyze import recording as recordings
 from stepcast.analyze.changes import assuming
 from stepcast.analyze.megatron.analysis import find_stragglers
-from stepcast.analyze.recording import (
-    COMMUNICATION,
-    PlayedStep,
-    Recording,
-    build_script,
-    mean_parts,
-    measured,
-    place_times,
-    play,
-    rank_parts,
-    stage_rows,
-)
+from stepcast.analyze.recording import COMMUNICATION, PlayedStep, Recording
 from stepcast.analyze.result import AnalysisResult
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.flows import collective_flows, members_of, message_flows
@@ -42,14 +32,12 @@ from stepcast.ir.types import dataclass, pick
 from stepcast.ir.work import Collective, CollectiveKind, bus_factor
 from stepcast.simulation.fluid.engine import SharedProgram, Traffic, simulate_fluid, waits_of
 from stepcast.units import Dimension, parse_quantity
+from stepcast.views.declared import phrase
 
 # ---- what-if texts (``K=V``) as changes of a recorded run -------------------------------------------------
 
 ASSUMED_GPU = "a100-sxm-80gb"
-KNOWN = (
-    "micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (or 50GB/s; also dp, pp, embedding, "
-    "ep), rank.7=healthy (or 1.5x as long), stage.3.layers=-1, dp=4, gpu=h100, compute=0.9x"
-)
+KNOWN = phrase("changes-of-recordings", {})
 FACTOR = re.compile(r"([0-9]*\.?[0-9]+(?:e[-+]?[0-9]{1,2})?)x")
 
 
@@ -150,7 +138,7 @@ def _apply_one(recording: Recording, key: str, value: str, around: Surroundings)
     if match := re.fullmatch(r"rank\.([0-9]{1,7})", key):
         rank = int(match[1])
         if value == "healthy":
-            slow = find_stragglers(recording, rank_parts(measured(recording)))
+            slow = find_stragglers(recording, recordings.rank_parts(recordings.measured(recording)))
             return changes.heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
         slower = changes.scale_rank(recording, rank, parse_factor(key, value))
         return changes.assuming(slower, f"all work of rank {rank} takes {value} as long")
@@ -183,7 +171,7 @@ def play_shared(recording: Recording, cluster: Cluster) -> PlayedStep:
     gpus = recording.layout.gpus
     if cluster.gpus is not None and gpus > cluster.gpus:
         raise ValueError(f"the run has {gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
-    script = build_script(recording)
+    script = recordings.build_script(recording)
     program = script.program.written_out
     duration_s = program.task_durations_s()
     seats = seats_of(cluster, recording.layout)
@@ -195,7 +183,7 @@ def play_shared(recording: Recording, cluster: Cluster) -> PlayedStep:
     kinds[tasks] = numbers
     traffic = Traffic(network.links, tuple(sets.values()), numbers, duration_s[tasks])
     shared = SharedProgram(program, duration_s, traffic, kinds, np.zeros(program.tasks), waits_of(program))
-    return place_times(script, simulate_fluid(shared, record=False).times)
+    return recordings.place_times(script, simulate_fluid(shared, record=False).times)
 
 
 def _meeting_flows(
@@ -268,8 +256,8 @@ class ReplayResult(AnalysisResult, frozen=True, kw_only=True):
 
 
 def _state(played: PlayedStep) -> StateResult:
-    parts = rank_parts(played)
-    return StateResult(played.step_s, mean_parts(parts), stage_rows(parts))
+    parts = recordings.rank_parts(played)
+    return StateResult(played.step_s, recordings.mean_parts(parts), recordings.stage_rows(parts))
 
 
 @dataclass(frozen=True)
@@ -328,10 +316,10 @@ def replay(
     changed = apply_changes(recording, changes, around)
     if changes and not recording.is_complete:
         changed = assuming(changed, "time spent with ranks that were not given stays as it was recorded")
-    run: Callable[[Recording], PlayedStep] = play
+    run: Callable[[Recording], PlayedStep] = recordings.play
     if shares is not None:
         run = partial(play_shared, cluster=shares)
         changed = assuming(changed, f"engine fluid: concurrent communication shares the links of {shares.name}")
     before = run(recording)
     after = run(changed) if changes else before
-    return Replay(recording, changed, tuple(changes), measured(recording), before, after)
+    return Replay(recording, changed, tuple(changes), recordings.measured(recording), before, after)

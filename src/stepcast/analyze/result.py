@@ -38,13 +38,13 @@ class AnalysisResult(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_slow(compute_s: Mapping[int, float]) -> list[tuple[int, float, float]]:
-    """Return (rank, factor, median of the other ranks) of each straggler, the slowest first."""
+    """Return (rank, factor, seconds beyond the median of the other ranks) of each straggler, the slowest first."""
     slow = []
     for rank, seconds in compute_s.items():
         others = [other_s for other, other_s in compute_s.items() if other != rank]
         usual_s = median_of_known(others) or 0.0
         if usual_s and seconds >= SLOW_FACTOR * usual_s:
-            slow.append((rank, seconds / usual_s, usual_s))
+            slow.append((rank, seconds / usual_s, seconds - usual_s))
     return sorted(slow, key=lambda straggler: -straggler[1])
 
 

@@ -5,14 +5,14 @@ members' times is the transfer, and the rest of a member's time is its wait. Thi
 holds whatever the clocks of the hosts say.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
-from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked_steps, rank_time
+from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked_lanes, rank_time
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
@@ -83,8 +83,7 @@ class MatchedCollectives:
         np.maximum.at(longest_s, self.run_of, self.duration_s)
         is_late = self.complete & (longest_s > self.shortest_s)[self.run_of]
         is_last = is_late & (self.duration_s == self.shortest_s[self.run_of])
-        last, times = np.unique(self.rank[is_last], return_counts=True)
-        self.last: dict[int, int] = dict(zip(last.tolist(), times.tolist(), strict=True))  # how often a rank came last
+        self.last = Counter[int](self.rank[is_last].tolist())  # how often a rank came last
         last_of = np.full(len(counts), NONE, np.int64)
         last_of[self.run_of[is_last]] = self.rank[is_last]
         # By row of the timeline: the matched run of a collective, and its transfer in place of its time.
@@ -299,12 +298,12 @@ class KinetoAnalysis(AnalysisResult, frozen=True, kw_only=True):
 
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     """Return where the time of the traced ranks went."""
-    timeline, steps = marked_steps(timeline)
-    lanes, matching = RankLanes(timeline), MatchedCollectives(timeline)
+    lanes = marked_lanes(timeline)
+    timeline, matching = lanes.timeline, MatchedCollectives(lanes.timeline)
     times = [
         time
         for rank in timeline.ranks
-        if (time := rank_time(lanes, rank, steps.get(rank), matching.wait_s.get(rank), matching.transfer_s.get(rank)))
+        if (time := rank_time(lanes, rank, matching.wait_s.get(rank), matching.transfer_s.get(rank)))
     ]
     if not times:
         raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
@@ -344,7 +343,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
             PathPart(slowest.rank, name, slowest.per_step(seconds)) for name, seconds in path if seconds > 0
         ],
         advice=_advise(lanes, matching, slowest, step_s, classes_s, times, stragglers),
-        warnings=[*timeline.warnings, *_doubts(lanes, ranks, matching, steps)],
+        warnings=[*timeline.warnings, *_doubts(lanes, ranks, matching)],
     )
 
 
@@ -468,23 +467,22 @@ def _fusion_savings_s(lanes: RankLanes, rank: int) -> float:
 def _find_stragglers(ranks: list[RankTime], matching: MatchedCollectives) -> list[TraceStraggler]:
     compute_s = {rank.rank: rank.per_step(rank.compute_s) for rank in ranks}
     own_s = {rank.rank: rank.per_step(rank.own_s) for rank in ranks}
-    slow = {rank: ("compute", factor, compute_s[rank] - usual_s) for rank, factor, usual_s in find_slow(compute_s)}
+    slow = {rank: ("compute", factor, extra_s) for rank, factor, extra_s in find_slow(compute_s)}
     late = [row for row in find_slow(own_s) if row[0] not in slow]
     if matching.delay_s([row[0] for row in late]) > LEAST_ADVICE * max(rank.window_s for rank in ranks):
-        slow |= {rank: ("host", factor, own_s[rank] - usual_s) for rank, factor, usual_s in late}
+        slow |= {rank: ("host", factor, extra_s) for rank, factor, extra_s in late}
     stragglers = []
     for rank, reasons in slow.items():
         waits = [wait for other, wait in matching.wait_s.items() if other != rank]
         mean_wait_s = sum(waits) / len(waits) if waits else 0.0
-        meetings = matching.last.get(rank, 0), matching.matched
+        meetings = matching.last[rank], matching.matched
         stragglers.append(TraceStraggler(rank, *reasons, compute_s[rank], *meetings, mean_wait_s))
     return stragglers
 
 
-def _doubts(
-    lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives, steps: Mapping[int, Intervals]
-) -> list[str]:
-    times_s = steps[ranks[0].rank].durations_s.tolist() if ranks[0].rank in steps else [0.0]
+def _doubts(lanes: RankLanes, ranks: list[RankTime], matching: MatchedCollectives) -> list[str]:
+    steps = lanes.steps.get(ranks[0].rank)
+    times_s = steps.durations_s.tolist() if steps else [0.0]
     longest_s, usual_s = max(times_s), median_of_known(times_s) or 0.0
     on_host = [rank.rank for rank in ranks if not lanes.streams(rank.rank)]
     bound = [rank for rank in ranks if rank.rank not in on_host and rank.launch_bound_share > LAUNCH_BOUND]

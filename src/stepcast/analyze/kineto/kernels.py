@@ -25,8 +25,8 @@ COPY, COMMUNICATION = "copy", "communication"
 PRODUCTS = (MATMUL, ATTENTION)
 FUSIBLE = (ELEMENTWISE, NORM, LOSS)
 
-FITTED = constants("kineto")
-MASKED: dict[str, tuple[float, float]] = FITTED["masked"]  # how much longer attention takes, forward and backward
+MEASURED = constants("kineto")
+MASKED: dict[str, tuple[float, float]] = MEASURED["masked"]  # how much longer attention takes, forward and backward
 # Code that looks at the mask to leave it out cannot do so while it is compiled or captured.
 READS_BACK, ATTENDS = "aten::is_nonzero", "aten::scaled_dot_product_attention"
 RULES = read_rules("kernels")
@@ -104,14 +104,14 @@ def fuse(
         np.array([bool(PATTERNS[what].search(name)) for name in names], dtype=bool)[name_of]
         for what in ("sums", "statistics", "dropout", "strided")
     )
-    duration_s = np.where(strided & can_fuse, FITTED["strided_share"] * duration_s, duration_s)
+    duration_s = np.where(strided & can_fuse, MEASURED["strided_share"] * duration_s, duration_s)
     joins = can_fuse[1:] & can_fuse[:-1] & ~ends[:-1]
     starts: IntArray = np.concatenate([[0], 1 + np.flatnonzero(~joins)]).astype(np.int64)
     longest_s = np.maximum.reduceat(duration_s, starts)
     part_of = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(duration_s))))
     next_s = np.append(longest_s, np.inf)[1 + part_of]
-    seconds = np.where(reads & can_fuse, np.minimum(duration_s, FITTED["read_share"] * next_s), duration_s)
+    seconds = np.where(reads & can_fuse, np.minimum(duration_s, MEASURED["read_share"] * next_s), duration_s)
     longest_s = np.maximum.reduceat(seconds, starts)
     others_s = np.add.reduceat(seconds, starts) - longest_s
-    dropout_s = FITTED["dropout_factor"] * np.add.reduceat(np.where(drops & can_fuse, seconds, 0.0), starts)
-    return starts, np.maximum(longest_s, dropout_s) + FITTED["own_share"] * others_s
+    dropout_s = MEASURED["dropout_factor"] * np.add.reduceat(np.where(drops & can_fuse, seconds, 0.0), starts)
+    return starts, np.maximum(longest_s, dropout_s) + MEASURED["own_share"] * others_s

@@ -34,10 +34,10 @@ def is_stream(lane_name: str) -> bool:
 
 
 class RankLanes:
-    """The rows of each lane, sorted once for all ranks."""
+    """The rows of each lane, sorted once for all ranks, and the steps of those ranks that mark them."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, steps: Mapping[int, Intervals] | None = None) -> None:
+        self.timeline, self.steps = timeline, steps or {}
         order = np.argsort(timeline.lane_of, kind="stable")
         bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
         self.rows: list[IntArray] = [order[start:stop] for start, stop in pairwise(bounds.tolist())]
@@ -71,12 +71,11 @@ class RankLanes:
         return union_of(timeline.start_s[rows], timeline.end_s[rows])
 
 
-def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, Intervals]]:
-    """Return the timeline without rows that no marked step launched, and by rank the steps, where it has marks."""
+def marked_lanes(timeline: Timeline) -> RankLanes:
+    """Return the lanes without rows that no marked step launched."""
     lanes, in_steps = RankLanes(timeline), np.ones(len(timeline), dtype=bool)
-    found = ((rank, _steps_of_rank(lanes, rank, in_steps)) for rank in timeline.ranks)
-    steps = {rank: steps for rank, steps in found if steps is not None}
-    return timeline.only(in_steps), steps
+    steps = {rank: _steps_of_rank(lanes, rank, in_steps) for rank in timeline.ranks}
+    return RankLanes(timeline.only(in_steps), {rank: marked for rank, marked in steps.items() if marked})
 
 
 def _steps_of_rank(lanes: RankLanes, rank: int, in_steps: BoolArray) -> Intervals | None:
@@ -194,10 +193,10 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_time(
-    lanes: RankLanes, rank: int, steps: Intervals | None, wait_s: float | None = None, transfer_s: float | None = None
+    lanes: RankLanes, rank: int, wait_s: float | None = None, transfer_s: float | None = None
 ) -> tuple[RankTime, GroupTimes] | None:
     """Return the times of a rank and of its communication by group; None without any work."""
-    timeline = lanes.timeline
+    timeline, steps = lanes.timeline, lanes.steps.get(rank)
     streams = lanes.streams(rank)
     working = streams or lanes.threads(rank)
     rows = lanes.rows_on(working)

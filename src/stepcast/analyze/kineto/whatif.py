@@ -16,11 +16,10 @@ from statistics import median
 
 import numpy as np
 
-from stepcast.analyze.intervals import Intervals
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, MatchedCollectives
-from stepcast.analyze.kineto.kernels import FITTED
-from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_steps, rank_time
+from stepcast.analyze.kineto.kernels import MEASURED
+from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_lanes, rank_time
 from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
@@ -33,11 +32,7 @@ RESOLUTION_S = 1e-9  # of traces: what ends this much later may have ended at th
 HOST, LOADING = "host", "data loading"  # next to names of kernels
 OPTIMIZER, GRADIENT = "Optimizer.", "torch::autograd::AccumulateGrad"  # PyTorch's marks; the optimizer stays eager
 SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
-KNOWN = (
-    "compile=elementwise, host=graphs (or unprofiled, or 0.5x as long), collective.tp=2x (bandwidth; or collective=2x "
-    "for all), kernel:NAME=0.5x, class.matmul=0.8x, rank.7=healthy (or 1.5x as long)"
-)
-
+KNOWN = phrase("changes-of-traces", {})
 ASSUMED = ("compile", "graphs", "collective", "rank")  # kinds of changes that assume something
 
 
@@ -94,7 +89,7 @@ class RankScript:
 
     def without_profiler(self) -> "RankScript":
         """Return the script with the host as fast as it is when nobody records its events."""
-        work_s = self.work_s - FITTED["event_calls"] * self.usual_call_s * self.events
+        work_s = self.work_s - MEASURED["event_calls"] * self.usual_call_s * self.events
         return replace(self, work_s=np.maximum(work_s, 0.0))
 
     def without_launches(self) -> "RankScript":
@@ -162,10 +157,10 @@ def play_together(scripts: Sequence[RankScript]) -> list[float]:
     return ends_s
 
 
-def script_of(lanes: RankLanes, rank: int, steps: Intervals | None, matching: MatchedCollectives) -> RankScript | None:
+def script_of(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> RankScript | None:
     """Return the script of a rank; None without work of a GPU."""
     timeline, streams = lanes.timeline, lanes.streams(rank)
-    time = rank_time(lanes, rank, steps)
+    time, steps = rank_time(lanes, rank), lanes.steps.get(rank)
     rows = lanes.rows_on(streams)
     if time is None or not len(rows):
         return None
@@ -288,7 +283,7 @@ def _compile(script: RankScript, share: float) -> RankScript:
     is_set = np.char.startswith(table, "Memset")[name_of]
     is_product = np.array([kernels.kernel_class(name) in kernels.PRODUCTS for name in names])[name_of]
     matches = [kernels.PATTERNS["unaligned"].search(name) for name in names]
-    padded_share = np.array([FITTED["padded_share"] * int(match[1]) if match else 1.0 for match in matches])[name_of]
+    padded_share = np.array([MEASURED["padded_share"] * int(match[1]) if match else 1.0 for match in matches])[name_of]
     for number in np.unique(script.stream).tolist():
         rows = np.flatnonzero((script.stream == number) & ~is_set)
         if not len(rows):
@@ -300,18 +295,18 @@ def _compile(script: RankScript, share: float) -> RankScript:
         rest = np.delete(rows, starts)
         duration_s[rest] = gap_s[rest] = 0.0
         launches[script.call[rest][counts[script.call[rest]] == 1]] = False
-    duration_s *= np.where(script.duration_s > FITTED["padded_from_s"], padded_share, 1.0)
+    duration_s *= np.where(script.duration_s > MEASURED["padded_from_s"], padded_share, 1.0)
     before, after = (
         float(seconds[is_product].sum() / max(seconds.sum(), 1e-12)) for seconds in (script.duration_s, duration_s)
     )
-    duration_s[is_product] *= 1 + FITTED["power_slope"] * max(0.0, after - max(before, FITTED["power_free"]))
+    duration_s[is_product] *= 1 + MEASURED["power_slope"] * max(0.0, after - max(before, MEASURED["power_free"]))
     script = script.without_profiler()
-    usual_s = FITTED["launch_calls"] * script.usual_call_s
+    usual_s = MEASURED["launch_calls"] * script.usual_call_s
     own_s = np.where(generated, usual_s, np.minimum(script.work_s + script.call_s, usual_s))
     # Kernels that generated code launches for sums, beyond those that they are fused into.
-    split_sums = [sum(count for pattern, count in FITTED["split_sums"] if re.search(pattern, name)) for name in names]
+    split_sums = [sum(count for pattern, count in MEASURED["split_sums"] if re.search(pattern, name)) for name in names]
     splits = float((np.array(split_sums)[name_of] * script.can_fuse).sum())
-    more_s = FITTED["launch_calls"] * splits + FITTED["parameter_calls"] * script.gradients
+    more_s = MEASURED["launch_calls"] * splits + MEASURED["parameter_calls"] * script.gradients
     more_s *= script.usual_call_s / max(int(launches.sum()), 1)
     eager, begins = script.stays_eager, script.optimizer_s > 0
     work_s = np.where(eager, script.work_s, own_s) + more_s
@@ -323,9 +318,9 @@ def _compile(script: RankScript, share: float) -> RankScript:
 
 def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     """Return the traced ranks as replayed, and under *changes*."""
-    timeline, steps = marked_steps(timeline)
-    lanes, matching = RankLanes(timeline), MatchedCollectives(timeline)
-    scripts = [script for rank in timeline.ranks if (script := script_of(lanes, rank, steps.get(rank), matching))]
+    lanes = marked_lanes(timeline)
+    timeline, matching = lanes.timeline, MatchedCollectives(lanes.timeline)
+    scripts = [script for rank in timeline.ranks if (script := script_of(lanes, rank, matching))]
     if not scripts:
         raise ValueError(f"{timeline.source}: holds no work of a GPU to replay")
     pairs = [split_change(text, KNOWN) for text in changes]
@@ -404,7 +399,7 @@ def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 
         elif key != "host":
             script = replace(script, duration_s=script.duration_s * _row_factors(script, key, value))
     if ("host", "graphs") in pairs:
-        script = replace(script.issued_at_once(), gap_s=np.minimum(script.gap_s, FITTED["graph_gap_s"]))
+        script = replace(script.issued_at_once(), gap_s=np.minimum(script.gap_s, MEASURED["graph_gap_s"]))
     return script
 
 
@@ -452,20 +447,17 @@ def _takes_mask(pairs: Sequence[tuple[str, str]]) -> bool:
     return any(key == "compile" or value == "graphs" for key, value in pairs)
 
 
-def _name_assumption(key: str, value: str) -> str:
-    """Return the name of the sentence that says what a change assumes; empty for none."""
-    kind = re.match(r"(compile|host|collective)$|(collective|rank|class)\.|kernel:", key)
-    if kind is None:
-        raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
-    if key == "compile" and value != "elementwise":
-        raise WhatIfError(f"compile must be elementwise, not {value!r}")
-    name = "graphs" if value == "graphs" else kind[1] or kind[2]
-    return f"assume-{name}" if name in ASSUMED else ""
-
-
 def _assume(pairs: Sequence[tuple[str, str]], scripts: Sequence[RankScript]) -> list[str]:
-    """Return what the changes assume, without repetition."""
-    texts = phrases(" ".join(_name_assumption(key, value) for key, value in pairs), FITTED)
+    """Return what the changes assume, without repetition; raise a WhatIfError for one that is not known."""
+    texts = []
+    for key, value in pairs:
+        kind = re.match(r"(compile|host|collective)$|(collective|rank|class)\.|kernel:", key)
+        if kind is None:
+            raise WhatIfError(f"unknown change {key!r}; known: {KNOWN}")
+        if key == "compile" and value != "elementwise":
+            raise WhatIfError(f"compile must be elementwise, not {value!r}")
+        name = "graphs" if value == "graphs" else kind[1] or kind[2]
+        texts += phrases(f"assume-{name}" if name in ASSUMED else "", MEASURED)
     for script in scripts if _takes_mask(pairs) else ():
         if script.mask:
             forward, backward = kernels.MASKED[script.mask]
