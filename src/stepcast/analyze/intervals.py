@@ -3,7 +3,7 @@
 import numpy as np
 
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.types import dataclass, require
+from stepcast.ir.types import dataclass
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,9 +12,6 @@ class Intervals:
 
     start_s: FloatArray
     end_s: FloatArray
-
-    def __post_init__(self) -> None:
-        require(self.start_s.shape == self.end_s.shape, "starts and ends need one length")
 
     def __len__(self) -> int:
         return len(self.start_s)

@@ -69,7 +69,6 @@ class OptimusPlan:
 
     def __post_init__(self) -> None:
         require(self.sequence > 0, f"the sequence length must be above zero, not {self.sequence!r}")
-        require(len(self.stages) == self.layout.pp, f"{len(self.stages)} stages, but PP is {self.layout.pp}")
 
     @property
     def tokens(self) -> float:
@@ -192,9 +191,6 @@ class Machine:
     launch_s: float  # the shortest a kernel takes
     all_reduce_s: Callable[[range, float], float]  # from ranks and bytes
     hop_bytes_per_s: Callable[[int, int], float]  # between two ranks
-
-    def __post_init__(self) -> None:
-        require(self.matrix_flops > 0 and self.memory_bytes_per_s > 0, "rates must be above zero")
 
     def move_s(self, values: float) -> float:
         """Return the seconds to read or write that many fp32 values."""
@@ -539,10 +535,7 @@ def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str,
     calls = slice(program.table.rank_start[stage], program.table.rank_start[stage + 1])
     tasks = slice(program.task_start[calls.start], program.task_start[calls.stop])
     start, end = times.start_s[tasks], times.end_s[tasks]
-    names: list[str] = []
-    for segment in program.segment[calls].tolist():
-        names += program.segments[segment].names
-    named = np.array(names)
+    named = np.array([name for number in program.segment[calls].tolist() for name in program.segments[number].names])
     lane = program.task_lanes()[tasks]
     seconds = dict.fromkeys(PARTS, 0.0)
     shown = (lane == DEVICE) | np.isin(named, ("messages", "fixed"))
