@@ -9,7 +9,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from stepcast.analyze.result import AnalysisResult, read_rules
+from stepcast.analyze.result import AnalysisResult, load_rules
 from stepcast.ir.types import FactDict, Facts, find_doubts, sum_by_key
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
 
@@ -19,7 +19,7 @@ PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
 
 SAME_KERNEL = 0.02  # kernels that differ by less are the same
-FIGURES: Mapping[str, Sequence[Sequence[str]]] = read_rules("figures")  # the keys that lead to each
+FIGURES: Mapping[str, Sequence[Sequence[str]]] = load_rules()["figures"]  # the keys that lead to each
 # Facts that identify a run.
 SHAPE = ("model", "parameters", "layers", "hidden")
 BATCH = ("seq", "micro_batch", "micro_batches", "global_batch", "precision")

@@ -232,11 +232,10 @@ def build_script(recording: Recording) -> ReplayScript:
     """Return a program with one lane per rank; a meeting is a rank of its own that waits for its members."""
     pieces: list[int] = []
     calls = [list(_rank_calls(record, pieces)) for record in recording.ranks]
-    joins = [[piece for piece in record.pieces() if piece.meetings] for record in recording.ranks]
     arrivals = group_by_key(
         (meeting, (rank, number))
-        for rank, attended in enumerate(joins)
-        for number, join in enumerate(attended)
+        for rank, record in enumerate(recording.ranks)
+        for number, join in enumerate(piece for piece in record.pieces() if piece.meetings)
         for meeting in join.meetings
     )
     meetings = sorted(arrivals)

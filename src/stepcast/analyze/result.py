@@ -14,10 +14,9 @@ from stepcast.views.answer import Answer
 
 
 @cache
-def read_rules(topic: str) -> FactDict:
-    """Return what analyses of a *topic* look for, and their thresholds (``data/analysis.toml``)."""
-    rules: FactDict = load_data("analysis")[topic]
-    return rules
+def load_rules() -> FactDict:
+    """Return what analyses look for (``data/analysis.toml``), by topic."""
+    return load_data("analysis")
 
 
 SLOW_FACTOR = 1.1  # a rank that computes this many times as long as the median of the others is a straggler

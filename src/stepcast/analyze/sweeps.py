@@ -14,11 +14,10 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from stepcast.analyze.result import AnalysisResult
+from stepcast.analyze.result import AnalysisResult, load_rules
 from stepcast.cost.collectives.choose import price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route, sweep_s
 from stepcast.hardware import Cluster
-from stepcast.hardware.catalog import load_data
 from stepcast.hardware.cluster import Fabric, FabricKind, Link
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.measured import CollectiveSweep
@@ -227,7 +226,7 @@ def change_field(owner: Owner, path: str, value: object) -> Owner:
 @cache
 def load_causes() -> dict[str, SweepCause]:
     """Return the causes by name, in the order in which they are tried."""
-    causes = msgspec.convert(load_data("analysis")["sweep"], list[SweepCause])
+    causes = msgspec.convert(load_rules()["sweep"], list[SweepCause])
     return {cause.cause: cause for cause in causes}
 
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from stepcast.analyze.result import read_rules
+from stepcast.analyze.result import load_rules
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.tables import constants
 from stepcast.ir.timeline import NONE, Timeline
@@ -29,7 +29,7 @@ MEASURED = constants("kineto")
 MASKED: dict[str, tuple[float, float]] = MEASURED["masked"]  # how much longer attention takes, forward and backward
 # Code that looks at the mask to leave it out cannot do so while it is compiled or captured.
 READS_BACK, ATTENDS = "aten::is_nonzero", "aten::scaled_dot_product_attention"
-RULES = read_rules("kernels")
+RULES = load_rules()["kernels"]
 PATTERNS = {name: re.compile(text) for name, text in RULES["patterns"].items()}
 # Classes of kernels and patterns of their names; the first match counts.
 CLASSES = [
