@@ -89,7 +89,7 @@ class StepWatch:
         step, factor = self.steps[-1][0] if self.steps else 0, 1 / max(score.score, 1e-3)
         words = f"rank {score.rank} on {score.node} has a relative performance of {score.score:.2f}"
         alert = WatchAlert("straggler", step, words, rank=score.rank, factor=factor)
-        yield from self._raise_or_clear(f"rank {score.rank}", factor >= SLOW_FACTOR, alert)
+        yield from self._raise_or_clear(factor >= SLOW_FACTOR, alert)
 
     def add(self, step: LoggedStep, total: int | None = None) -> Iterator[WatchedStep | WatchAlert]:
         """Yield alerts on the timers before this step, the step in its context, and alerts on it."""
@@ -122,13 +122,13 @@ class StepWatch:
         words = f"steps take {format_seconds(recent_s)}, {format_change(change)} against {started}"
         limit = max(DRIFT, DRIFT_SIGMA * noise / RECENT**0.5)
         slow = change > (limit / 2 if "drift" in self._raised else limit)
-        yield from self._raise_or_clear("drift", slow, WatchAlert("drift", step, words, factor=1 + change))
+        yield from self._raise_or_clear(slow, WatchAlert("drift", step, words, factor=1 + change))
         if self.forecast:
             interval = self.forecast.get("uncertainty") or {}
             high_s = interval.get("high_s") or self.forecast["step_s"] * (1 + DRIFT)
             words = f"steps take {format_seconds(recent_s)}, above the forecast's {format_seconds(high_s)}"
             alert = WatchAlert("forecast", step, words, factor=recent_s / self.forecast["step_s"])
-            yield from self._raise_or_clear("forecast", recent_s > high_s, alert)
+            yield from self._raise_or_clear(recent_s > high_s, alert)
 
     def _judge_timers(self, step: int) -> Iterator[WatchAlert]:
         compute_s: dict[int, float] = defaultdict(float)
@@ -143,7 +143,7 @@ class StepWatch:
             self._late[rank] = self._late[rank] + 1 if rank in slow else 0
             words = f"rank {rank} computes {factor:.2f} times as long as the median of the others"
             alert = WatchAlert("straggler", step, words, rank=rank, factor=factor)
-            yield from self._raise_or_clear(f"rank {rank}", self._late[rank] >= CONFIRMED, alert)
+            yield from self._raise_or_clear(self._late[rank] >= CONFIRMED, alert)
         for name, shortest_s in self._timers.items():
             if TRANSFER.fullmatch(name):
                 yield from self._judge_transfer(step, name, shortest_s)
@@ -162,18 +162,16 @@ class StepWatch:
         where = LINKS.get(name, name)
         words = f"{where}: {name} takes {format_seconds(median(last))} instead of {format_seconds(usual_s)}"
         alert = WatchAlert("slow link", step, words, part=name, factor=median(last) / usual_s if usual_s else None)
-        yield from self._raise_or_clear(name, slow, alert)
+        yield from self._raise_or_clear(slow, alert)
 
-    def _raise_or_clear(self, key: str, wrong: bool, alert: WatchAlert) -> Iterator[WatchAlert]:
+    def _raise_or_clear(self, wrong: bool, alert: WatchAlert) -> Iterator[WatchAlert]:
         """Yield an alert once when it begins, and once when it is over."""
-        if wrong == (key in self._raised):
+        subject = alert.part or (alert.kind if alert.rank is None else f"rank {alert.rank}")
+        if wrong == (subject in self._raised):
             return
-        if wrong:
-            self._raised.add(key)
-        else:
-            self._raised.discard(key)
-            words = {"straggler": f"rank {alert.rank}", "slow link": str(alert.part)}.get(alert.kind, alert.kind)
-            alert = WatchAlert("recovered", alert.step, f"{words} is back to normal", alert.rank, alert.part)
+        self._raised ^= {subject}
+        if not wrong:
+            alert = WatchAlert("recovered", alert.step, f"{subject} is back to normal", alert.rank, alert.part)
         self.alerts.append(alert)
         yield alert
 

@@ -515,15 +515,7 @@ def _join(operation: TraceOperation, name: str, events: Sequence[RankEvent], mee
     free_s = max([start_s + own_s, *(meetings[number].end_s for number in waits)])
     if not waits:
         own_s = end_s - start_s
-    return RankPiece(
-        part=GROUP_PARTS.get(events[0].group, TimePart.OTHER),
-        operation=operation.name,
-        role=f"{operation.name}: in {name}" if name != operation.name else name,
-        micro_batch=operation.micro_batch,
-        start_s=start_s,
-        end_s=end_s,
-        meetings=tuple(number for number, _ in attended),
-        waits=waits,
-        own_s=own_s,
-        tail_s=max(0.0, end_s - free_s) if waits else 0.0,
-    )
+    role = f"{operation.name}: in {name}" if name != operation.name else name
+    what = GROUP_PARTS.get(events[0].group, TimePart.OTHER), operation.name, role, operation.micro_batch
+    numbers, tail_s = tuple(number for number, _ in attended), max(0.0, end_s - free_s) if waits else 0.0
+    return RankPiece(*what, start_s, end_s, own_s, numbers, waits, tail_s)
