@@ -8,10 +8,8 @@ vocabulary:
 ``Headline``   the number that was asked for, its interval, and what it describes
 ``Figure``     a key figure: a line of text, a card on the page
 ``Table``      rows of cells; a cell has a text and the value it sorts by
-``Breakdown``  parts that sum to a total: bars in text, a waterfall on the page
-``Bars``       one bar per row, of one or several kinds: a table in text
-``PairTable``  two values per row (before and after, predicted and measured)
-``ExposureBars``  communication by group: exposed or hidden behind computation
+``Bars``       one bar per row, of one or several kinds: a table in text; those of parts that sum to a total
+               (``breakdown``), of times by name, of pairs of values, and of communication that is exposed or hidden
 ``HeatMap``    a share over time per row, as shades
 ``GridCharts`` values by two settings, shaded (page only)
 ``Scatter``    dots and lines within two axes (page only)

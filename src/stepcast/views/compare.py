@@ -9,8 +9,7 @@ from stepcast.views import view as ui
 from stepcast.views.declared import build_view
 from stepcast.views.measured import PART_NAMES
 
-SMALLEST_SHARE = 5e-4
-MOST_BARS = 40
+MOST_PAIRS = 40
 GOOD_ERROR = 0.1
 FIGURES = ui.columns_by_key(
     "MFU=mfu tokens/s=tokens_per_s, memory=memory_bytes days=days:,.1f GPU-hours=gpu_hours, cost=cost, "
@@ -112,9 +111,9 @@ def _key_figures(facts: FactDict) -> ui.Table | None:
     return ui.plain_table("Figures", ("figure", *side_names(facts), "first vs second"), rows)
 
 
-def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, names: tuple[str, str]) -> ui.PairTable:
+def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, names: tuple[str, str]) -> ui.Bars:
     """Return the rows that matter to the step; all of them are in the JSON."""
-    least_s = SMALLEST_SHARE * max(facts["step_s"], facts["measured_step_s"])
+    least_s = ui.SMALLEST_SHARE * max(facts["step_s"], facts["measured_step_s"])
     pairs = []
     for row in rows:
         first_s, second_s = row["predicted_s"], row["measured_s"]
@@ -124,7 +123,7 @@ def _pairs(title: str, head: str, rows: Sequence[FactDict], facts: FactDict, nam
     # An error only where one can be stated.
     differences = ("first - second", "of the second") if len(set(facts["kinds"])) == 1 else ("difference", "error")
     heads = (head, *side_names(facts), *differences[: 2 if facts["same_run"] else 1])
-    return ui.PairTable(title, pairs, names, heads, most_bars=MOST_BARS)
+    return ui.bars_of_pairs(title, pairs, names, heads, MOST_PAIRS)
 
 
 # ---- a gate: the measures against their baseline, and the trend of the step ---------------------------------

@@ -154,49 +154,9 @@ def policy() -> str:
 
 # ---- static charts as SVG in percent of their width: readable at any width, without a program ---------------
 
-BAR_HEIGHT = 20
 
-
-class BarPiece(NamedTuple):
-    """A piece of a bar, in the units of its chart; *kind* decides its colour."""
-
-    kind: str
-    start: float
-    length: float
-    tip: str = ""
-
-
-class BarRow(NamedTuple):
-    """A bar with its label before and its value after it."""
-
-    label: Child
-    pieces: Sequence[BarPiece]
-    value: Child = ""
-    marks: Sequence[tuple[str, float, str]] = ()  # kind, place, tip: lines across the bar
-    strong: bool = False
-
-
-def draw_bars(rows: Iterable[BarRow], most: float, show: Callable[[float], str], unit: float = 1.0) -> Markup:
-    """Return rows of bars on one scale from zero to *most*, with ticks at round numbers of *unit*."""
-    most = most if most > 0 else 1.0
-    bars = []
-    for row in rows:
-        pieces = []
-        for piece in row.pieces:
-            if piece.length > 0:
-                place = {"x": _percent(piece.start / most), "y": 0, "width": _percent(max(0.0, piece.length / most))}
-                about = {"class_": f"k-{piece.kind}", "data_tip": piece.tip or None}
-                pieces.append(tag("rect", **place, height=BAR_HEIGHT, **about))
-        for kind, mark, tip in row.marks:
-            x = _percent(mark / most)
-            pieces.append(tag("line", x1=x, x2=x, y1=0, y2=BAR_HEIGHT, class_=f"m-{kind}", data_tip=tip or None))
-        strip = tag("svg", pieces, class_="strip", width="100%", height=BAR_HEIGHT, aria_hidden="true")
-        label, value = tag("span", row.label, class_="label"), tag("span", row.value, class_="value")
-        bars.append(tag("li", label, strip, value, class_="strong" if row.strong else None))
-    return tag("ul", bars, axis_row(most, show, unit), class_="rows")
-
-
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a share as a length of SVG."""
     return f"{100 * share:.3f}%"
 
 
@@ -207,7 +167,7 @@ def axis_row(most: float, show: Callable[[float], str], unit: float = 1.0, about
     for tick in (*ticks[:1], *ticks[1:][-1:]):
         anchor = "start" if tick == 0 else "end" if tick > 0.97 * most else "middle"
         words = shorten(show(tick)) if tick else "0"
-        texts.append(tag("text", words, x=_percent(tick / most), y=12, text_anchor=anchor))
+        texts.append(tag("text", words, x=percent(tick / most), y=12, text_anchor=anchor))
     axis = tag("svg", texts, class_="ticks", width="100%", height=16, aria_hidden="true")
     return tag("li", tag("span"), axis, tag("span"), class_="axis")
 

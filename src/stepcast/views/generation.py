@@ -67,7 +67,7 @@ def rl_view(facts: Facts) -> ui.View:
         has_pools=facts["mode"] != "colocated",
         idle=", ".join(f"{name} {share}".strip() for name, share in shares.items()),
         has_tail=facts["tail_s"] > 0,
-        phases=ui.Breakdown("Phases", phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
+        phases=ui.breakdown("Phases", phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
         setting=ui.FactList("Setting", setting),
         spreads=spreads,
         config_keys=config,

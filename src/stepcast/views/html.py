@@ -11,10 +11,8 @@ from stepcast.views.markup import Child, Markup, explain, fill_template, join, t
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
 
-SMALLEST_SHARE = 5e-4  # of a breakdown, for a bar of its own
-CELL_HEIGHT = 16
+BAR_HEIGHT, CELL_HEIGHT = 20, 16
 SHADES = 10
-MOST_BARS, MOST_TIMES = 64, 32
 LONG_VALUE, LONG_TEXT = 24, 28  # characters of a fact, of a cell in a table
 MOST_PAIRS = 16  # of facts; more become a table
 MOST_ROWS = 40  # of a table; longer ones scroll
@@ -130,72 +128,34 @@ def _options(words: str) -> Markup:
     return tag("code", [(tag("span", option, class_="option"), " ") for option in options])
 
 
-def _breakdown(part: ui.Breakdown) -> Markup:
-    """Return the parts one behind the other, and the total below them."""
-    rows, pieces, start = [], [], 0.0
-    for kind, name, amount in part.parts:
-        if amount > 0 and amount >= SMALLEST_SHARE * part.total:
-            share = format_percent(amount / part.total) if part.total else "-"
-            piece = page.BarPiece(kind, start, amount, f"{name}: {part.show(amount)}, {share} of the {part.whole}")
-            rows.append(page.BarRow(explain(name), (piece,), (part.show(amount), tag("small", share))))
-            pieces.append(piece)
-            start += amount
-    rows.append(page.BarRow(part.whole, pieces, (part.show(part.total), tag("small", "100 %")), strong=True))
-    return page.draw_bars(rows, part.total, part.show, part.unit)
-
-
 def _bars(part: ui.Bars) -> Markup | None:
+    """Return rows of bars with ticks at round numbers, and the meanings of the colours that they have."""
     if not part.bars:
         return None
-    rows, used = [], set()
-    for bar in part.bars[: MOST_BARS if part.kinds else MOST_TIMES]:
-        start, pieces = bar.start, []
-        for kind, amount in bar.amounts.items():
-            if amount > 0:
-                used.add(kind)
-                words = part.kinds.get(kind, bar.label)
-                pieces.append(page.BarPiece(kind, start, amount, bar.tip or f"{words}: {part.show(amount)}"))
-                start += amount
-        value = (bar.value, tag("small", _minus(bar.note))) if bar.note else bar.value
-        rows.append(page.BarRow(bar.label, pieces, value, part.marks, bar.strong))
+    most, used, rows = part.most if part.most > 0 else 1.0, set[str](), []
+    for bar in part.bars[: part.most_bars]:
+        start, shapes = bar.start, []
+        for kind, length, tip in bar.pieces:
+            used.add(kind)
+            if length > 0:
+                place = {"x": page.percent(start / most), "y": 0, "width": page.percent(length / most)}
+                shapes.append(tag("rect", **place, height=BAR_HEIGHT, class_=f"k-{kind}", data_tip=tip or None))
+            start += length
+        for kind, mark, tip in part.marks:
+            x = page.percent(mark / most)
+            shapes.append(tag("line", x1=x, x2=x, y1=0, y2=BAR_HEIGHT, class_=f"m-{kind}", data_tip=tip or None))
+        strip = tag("svg", shapes, class_="strip", width="100%", height=BAR_HEIGHT, aria_hidden="true")
+        label = tag("span", explain(bar.label) if bar.is_term else bar.label, class_="label")
+        note = tag("small", _minus(bar.note)) if bar.note else None
+        value = tag("span", _minus(bar.value), note, class_="value")
+        rows.append(tag("li", label, strip, value, class_="strong" if bar.strong else None))
+    chart = tag("ul", rows, page.axis_row(most, part.show, part.unit), class_="rows")
     known = [(kind, words) for kind, words in part.kinds.items() if kind in used]
     commands = [tag("li", tag("code", command)) for command in part.commands]
     below = tag("details", tag("summary", "Commands"), tag("ol", commands)) if commands else None
-    return join((page.legend(known) if known else None, page.draw_bars(rows, part.most, part.show, part.unit), below))
-
-
-def _pairs(part: ui.PairTable) -> Markup | None:
-    """Return two bars for each row, one above the other, on one scale."""
-    if not part.rows:
-        return None
-    shown, bars = part.rows[: part.most_bars], []
-    for row in shown:
-        value = (_minus(row.difference), tag("small", _minus(row.note)) if row.note != "-" else None)
-        sides = zip(("first", "second"), part.sides, (row.first, row.second), (row.name, ""), (value, ""), strict=True)
-        for kind, side, seconds, label, text in sides:
-            piece = page.BarPiece(kind, 0, seconds, f"{row.name}, {side}: {format_seconds(seconds)}")
-            bars.append(page.BarRow(label, (piece,), text))
-    longest = max(max(row.first, row.second) for row in shown)
-    left_out = len(part.rows) - len(shown)
-    chart = tag("div", page.draw_bars(bars, longest, format_seconds), class_="pairwise")
-    more = tag("p", f"{left_out} more are in the JSON.", class_="lead") if left_out else None
-    return join((page.legend(zip(("first", "second"), part.sides, strict=True)), chart, more))
-
-
-def _exposure(part: ui.ExposureBars) -> Markup | None:
-    """Return the seconds of each group, the costliest first: exposed, then hidden behind computation."""
-    rows = []
-    for group, seconds in sorted(part.groups.items(), key=lambda item: -item[1]["exposed"]):
-        if seconds["total"] > 0:
-            name, exposed_s = part.names.get(group, group), seconds["exposed"]
-            hidden_s = max(0.0, seconds["total"] - exposed_s)
-            amounts = (("exposed", 0.0, exposed_s), ("hidden", exposed_s, hidden_s))
-            pieces = [page.BarPiece(*amount, f"{name}, {amount[0]}: {format_seconds(amount[2])}") for amount in amounts]
-            note = f"{format_percent(hidden_s / seconds['total'])} hidden"
-            rows.append(page.BarRow(name, pieces, (format_seconds(exposed_s), tag("small", note))))
-    key = page.legend((("exposed", "exposed: the step waits for it"), ("hidden", "hidden behind computation")))
-    longest = max((seconds["total"] for seconds in part.groups.values()), default=0.0)
-    return join((key, page.draw_bars(rows, longest, format_seconds))) if rows else None
+    note = tag("p", part.note, class_="lead") if part.note else None
+    chart = tag("div", chart, class_="pairwise") if part.in_pairs else chart
+    return join((page.legend(known) if known else None, chart, below, note))
 
 
 def _heat_map(part: ui.HeatMap) -> Markup | None:
@@ -299,10 +259,7 @@ def _columns(part: ui.Columns) -> Markup | None:
 
 DRAWERS: dict[type[ui.Part], Callable[..., Child]] = {
     ui.Table: _table,
-    ui.Breakdown: _breakdown,
     ui.Bars: _bars,
-    ui.PairTable: _pairs,
-    ui.ExposureBars: _exposure,
     ui.HeatMap: _heat_map,
     ui.GridCharts: _grids,
     ui.Scatter: _scatter,

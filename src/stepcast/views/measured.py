@@ -17,7 +17,6 @@ from stepcast.views.view import NAMES, say
 MOST_LINES = 16
 MOST_ROWS = 32
 MOST_NAMED = 4
-SMALLEST_SHARE = 5e-4
 # Even routers differ by a few per cent from exchange to exchange.
 UNEVEN_FACTOR = 1.15
 PART_NAMES = NAMES["measured_parts"]
@@ -94,7 +93,7 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         stragglers=ui.Remarks("Slow ranks", remarks, lead="What to look at first."),
         expert_loads=_experts(uneven_rows),
         operations=ui.bars_of_times("Operations", operations_s, heads, **detail),
-        exposed=ui.ExposureBars("Exposed communication", facts["communication_s"], **on_page),
+        exposed=ui.bars_of_exposure("Exposed communication", facts["communication_s"], **on_page),
         communication=("name", lambda row: ": ".join(dict.fromkeys((row["operation"], row["name"])))),
         bus_bandwidth=_bus_bandwidth,
         traffic=facts["communication"],
@@ -104,9 +103,9 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     )
 
 
-def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Breakdown:
-    large = [share for share in shares_of(breakdown_s) if share.amount >= SMALLEST_SHARE * step_s]
-    return ui.Breakdown(TIME_BREAKDOWN, large, step_s)
+def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Bars:
+    large = [share for share in shares_of(breakdown_s) if share.amount >= ui.SMALLEST_SHARE * step_s]
+    return ui.breakdown(TIME_BREAKDOWN, large, step_s)
 
 
 def straggler_words(facts: Facts) -> str:
@@ -160,7 +159,7 @@ def _stages(facts: Facts) -> ui.Bars | None:
     for row in facts["stages"]:
         amounts = {kind: row[f"{kind.replace('hidden', 'wait')}_s"] for kind in STAGE_KINDS}
         note = f"bubble {format_seconds(row['bubble_s'])}"
-        bars.append(ui.Bar(f"stage {row['stage']}", amounts, format_seconds(row["compute_s"]), note))
+        bars.append(ui.stack(f"stage {row['stage']}", amounts, STAGE_KINDS, format_seconds(row["compute_s"]), note))
     columns = ui.columns("stage compute=compute_s optimizer=optimizer_s wait_within=wait_s bubble=bubble_s")
     listed = ui.table_of("Stages", facts["stages"], columns, most_lines=MOST_LINES)
     return ui.Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
@@ -199,25 +198,25 @@ def replay_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a Replay: as measured, replayed, and changed."""
     rates, layers, is_changed = facts["sequences_per_s"], facts["layers"], bool(facts["changes"])
     same_work, more_work = (is_changed and (facts["work_factor"] == 1) == is_same for is_same in (True, False))
-    breakdown: ui.Part = _breakdown(facts["breakdown_s"], facts["step_s"])
+    breakdown = _breakdown(facts["breakdown_s"], facts["step_s"])
     stage_pairs = None
     if is_changed:
         before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
-        least_s, sides = SMALLEST_SHARE * facts["replayed_step_s"], ("before", "after")
+        least_s, sides = ui.SMALLEST_SHARE * facts["replayed_step_s"], ("before", "after")
         parts = [part for part in after if max(before[part], after[part]) >= least_s]
-        pairs = [ui.ValuePair.of_change(PART_NAMES.get(part, part), before[part], after[part]) for part in parts]
+        pairs = [ui.pair_of_change(PART_NAMES.get(part, part), before[part], after[part]) for part in parts]
         change = ui.signed_seconds(facts["change_s"])
         pairs.append(ui.ValuePair("step", facts["replayed_step_s"], facts["step_s"], change))
         heads = ("time breakdown (mean over ranks)", *sides, "change")
-        breakdown = ui.PairTable(TIME_BREAKDOWN, pairs, sides, heads)
+        breakdown = ui.bars_of_pairs(TIME_BREAKDOWN, pairs, sides, heads)
         stages = {row["stage"]: row for row in facts["before"]["stages"]}
         pairs = [
-            ui.ValuePair.of_change(f"stage {row['stage']} {part}", stages[row["stage"]][f"{part}_s"], row[f"{part}_s"])
+            ui.pair_of_change(f"stage {row['stage']} {part}", stages[row["stage"]][f"{part}_s"], row[f"{part}_s"])
             for row in facts["stages"][:MOST_LINES]
             if row["stage"] in stages
             for part in ("busy", "bubble")
         ]
-        stage_pairs = ui.PairTable("Stages", pairs, sides, ("stage", *sides, "change"))
+        stage_pairs = ui.bars_of_pairs("Stages", pairs, sides, ("stage", *sides, "change"))
     return build_view(
         "replay",
         facts,
@@ -266,7 +265,9 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         advised=ui.Remarks("Advice", [ui.Remark("", row["text"], [row["evidence"]]) for row in advice]),
         classes=ui.bars_of_times("Classes of kernels", facts["operations_s"], heads, lead="Per step, mean of ranks."),
         kernel=("name", lambda row: _short_name(row["name"])),
-        groups=ui.ExposureBars("Communication", facts["communication_by_group_s"], {}, "communication of", **detail),
+        groups=ui.bars_of_exposure(
+            "Communication", facts["communication_by_group_s"], {}, "communication of", **detail
+        ),
         waits=("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
         waited=facts.get("waits"),
         streams=first["streams"] if count == 1 else [],
@@ -293,18 +294,18 @@ def _straggler_figures(facts: Facts) -> list[ui.Figure]:
 
 def _ranks(facts: Facts) -> ui.Bars:
     parts = list(facts["ranks"][0]["breakdown_s"])
+    kinds = {KINDS.get(part, part): part for part in parts}
     bars, rows = [], []
     for rank in facts["ranks"]:
         count = max(rank["steps"], 1)
         seconds = {part: rank["breakdown_s"][part] / count for part in parts}
         amounts = {KINDS.get(part, part): amount for part, amount in seconds.items()}
-        bars.append(ui.Bar(f"rank {rank['rank']}", amounts, format_seconds(rank["step_s"])))
+        bars.append(ui.stack(f"rank {rank['rank']}", amounts, kinds, format_seconds(rank["step_s"])))
         waits = "-" if rank["wait_s"] is None else format_seconds(rank["wait_s"] / count)
         rows.append((rank["rank"], *map(format_seconds, seconds.values()), waits))
     heads = ("rank", *(HEADS.get(part, part) for part in parts), "waits")
     listed = ui.plain_table("Time breakdown by rank", heads, rows, most_lines=MOST_RANKS)
-    kinds = {KINDS.get(part, part): part for part in parts}
-    most_s = max(sum(bar.amounts.values()) for bar in bars)
+    most_s = max(bar.length for bar in bars)
     return ui.Bars("Time breakdown by rank", bars, kinds, most_s, table=listed, lead="Per step.")
 
 
@@ -347,20 +348,19 @@ def optimus_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         hops=max(facts["messages"]["forward_per_hop"], default=None),
         bottleneck=bottleneck_figures(named, step_s, [OPTIMUS_PARTS[part] for part in OPTIMUS_WORK]),
         slow=_slow_stages(facts),
-        breakdown=ui.Breakdown(title, shares_of(parts_s, OPTIMUS_PARTS), step_s),
+        breakdown=ui.breakdown(title, shares_of(parts_s, OPTIMUS_PARTS), step_s),
         stage_bars=_optimus_stages(facts),
         modules=ui.bars_of_times("Timed modules", facts["operations_s"], heads, **on_page),
     )
 
 
 def _optimus_stages(facts: Facts) -> ui.Bars:
-    bars = []
+    kinds, bars = {KINDS.get(part, part): title for part, title in OPTIMUS_PARTS.items()}, []
     for row in facts["stages"]:
         amounts = sum_by_key((KINDS.get(part, part), seconds) for part, seconds in row["parts_s"].items())
-        bars.append(ui.Bar(f"stage {row['stage']}", amounts, format_seconds(row["busy_s"]), "busy"))
+        bars.append(ui.stack(f"stage {row['stage']}", amounts, kinds, format_seconds(row["busy_s"]), "busy"))
     columns = ui.columns("stage ends_with layers=layers:g timed_forward=forward_s busy=busy_s bubble=bubble_s")
-    kinds = {KINDS.get(part, part): title for part, title in OPTIMUS_PARTS.items()}
-    most_s = max(sum(bar.amounts.values()) for bar in bars)
+    most_s = max(bar.length for bar in bars)
     return ui.Bars("Stages", bars, kinds, most_s, table=ui.table_of("Stages", facts["stages"], columns))
 
 
@@ -482,13 +482,12 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     slow = [figure for row in facts["stragglers"] for figure in build_figures("stream straggler", row)]
     if facts["devices"] and not slow:
         slow = [ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU")]
-    bars = []
+    bars, kinds = [], {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
     for row in facts["devices"]:
         amounts = {STREAM_COLOURS[part]: row[f"{part}_s"] for part in STREAM_PARTS}
-        bars.append(ui.Bar(f"GPU {row['device']}", amounts, format_seconds(row["compute_s"])))
-    most_s = max((sum(bar.amounts.values()) for bar in bars), default=1.0)
+        bars.append(ui.stack(f"GPU {row['device']}", amounts, kinds, format_seconds(row["compute_s"])))
+    most_s = max((bar.length for bar in bars), default=1.0)
     columns = ui.columns("GPU=device compute=compute_s exposed_communication=exposed_s copies=copy_s idle=idle_s")
-    kinds = {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
     devices = ui.table_of("GPUs", facts["devices"], columns)
     ranges = "Span" if facts.get("format") == "otlp" else "NVTX range"
     more: Facts = {

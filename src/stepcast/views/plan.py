@@ -76,7 +76,7 @@ def _memory(facts: Facts) -> ui.Figure:
     return ui.Figure("memory", used, f"of {verdict}", line=words, mood=mood)
 
 
-def _lost(facts: Facts) -> ui.Breakdown | None:
+def _lost(facts: Facts) -> ui.Bars | None:
     lost = {part: seconds for part, seconds in facts["split_s"].items() if part != "steps" and seconds > 0}
     total_s = sum(lost.values())
     if not total_s:
@@ -88,12 +88,12 @@ def _lost(facts: Facts) -> ui.Breakdown | None:
 
 def _split(
     title: str, parts_s: Mapping[str, float], whole: str, lead: str, shown: ui.Shown = ui.Shown.ALWAYS
-) -> ui.Breakdown:
+) -> ui.Bars:
     shares = [ui.Share(PART_COLOURS[part], PART_NAMES[part], seconds) for part, seconds in parts_s.items()]
     total_s = sum(parts_s.values())
     unit = units.DAY if total_s > 2 * units.DAY else units.HOUR
     show = units.format_duration
-    return ui.Breakdown(title, shares, total_s, whole=whole, show=show, unit=unit, lead=lead, shown=shown)
+    return ui.breakdown(title, shares, total_s, whole=whole, show=show, unit=unit, lead=lead, shown=shown)
 
 
 def _progress(facts: Facts) -> ui.Scatter:
@@ -151,12 +151,16 @@ def _phases(facts: Facts, shown: ui.Shown) -> ui.Part | None:
     ends = list(accumulate(phase["days"] for phase in phases))
     begins = [end - phase["days"] for end, phase in zip(ends, phases, strict=True)]
     if shown is ui.Shown.PAGE:
+        show = "{:g} d".format
         bars = [
-            ui.Bar(f"stage {number}", {"compute": phase["days"]}, f"{phase['days']:.1f} days", start=begin)
+            ui.stack(
+                f"stage {number}", {"compute": phase["days"]}, {}, f"{phase['days']:.1f} days", show=show, start=begin
+            )
             for number, (begin, phase) in enumerate(zip(begins, phases, strict=True), 1)
         ]
         lead = "Mean run, with everything that is lost."
-        return ui.Bars("Gantt chart", bars, {}, ends[-1], show="{:g} d".format, lead=lead, wide=True, shown=shown)
+        on_page: Facts = {"show": show, "lead": lead, "wide": True, "shown": shown, "most_bars": ui.MOST_TIMES}
+        return ui.Bars("Gantt chart", bars, {}, ends[-1], **on_page)
     rows = [
         {**phase, "stage": number, "begin": begin, "end": end}
         for number, (begin, end, phase) in enumerate(zip(begins, ends, phases, strict=True), 1)

@@ -187,7 +187,7 @@ def _breakdowns(rows: Sequence[Facts]) -> ui.Bars | None:
     bars = []
     for row in shown:
         amounts = {part: row["breakdown_s"].get(part, 0.0) for part in PART_NAMES}
-        bars.append(ui.Bar(_rank(row), amounts, units.format_seconds(row["step_s"])))
+        bars.append(ui.stack(_rank(row), amounts, PART_NAMES, units.format_seconds(row["step_s"])))
     most_s = max(row["step_s"] for row in shown)
     lead = "The ranked strategies, part by part."
     return ui.Bars("Time breakdown by rank", bars, PART_NAMES, most_s, lead=lead, shown=ui.Shown.PAGE)
@@ -289,7 +289,8 @@ def alternatives_view(facts: Facts) -> ui.View:
         value, fits = units.format_seconds(best["step_s"]), best["fits"] is not False
         words = f"per step with {best['name']}: {'the only answer that fits' if fits else 'none of them fits'}"
     row = by_name[best["name"]]
-    bars = [ui.Bar(row["name"], {"compute": row["step_s"]}, units.format_seconds(row["step_s"])) for row in rows]
+    kinds, step_s = {"compute": "step"}, units.format_seconds
+    bars = [ui.stack(row["name"], {"compute": row["step_s"]}, kinds, step_s(row["step_s"])) for row in rows]
     most_s, currency = max(row["step_s"] for row in rows), rows[0]["currency"]
     winning = []
     for winner in facts["winners"]:
@@ -309,7 +310,7 @@ def alternatives_view(facts: Facts) -> ui.View:
         unanswered=[ui.Figure(name, "no answer", why, mood=ui.Mood.BAD) for name, why in facts["failed"].items()],
         in_text=_table(rows, ui.Shown.TEXT),
         on_page=_table(rows, ui.Shown.PAGE),
-        bars=ui.Bars("Step time", bars, {"compute": "step"}, most_s, shown=ui.Shown.PAGE),
+        bars=ui.Bars("Step time", bars, kinds, most_s, shown=ui.Shown.PAGE),
         commands=ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
         **{
             "price_per_GPU-hour": lambda row: units.format_money(row["price"], currency),

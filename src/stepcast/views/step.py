@@ -83,9 +83,9 @@ def step_view(
         has_stages=len(facts["stages"]) > 1,
         has_one_stage=len(facts["stages"]) == 1,
         remedies=_remedies(facts),
-        breakdown=ui.Breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
+        breakdown=ui.breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
         advice=_advice(facts, changes),
-        communication=ui.ExposureBars("Communication", groups, GROUP_NAMES, lead=costliest) if groups else None,
+        communication=ui.bars_of_exposure("Communication", groups, GROUP_NAMES, lead=costliest) if groups else None,
         stages=_stages(facts),
         memory_bars=_memory(facts, explain_memory),
         critical_path=critical_path,
@@ -184,7 +184,7 @@ def _stages(facts: Facts) -> ui.Bars | None:
     for stage in shown:
         amounts = {kind: stage[f"{kind.replace('compute', 'busy')}_s"] for kind in STAGE_KINDS}
         note = f"bubble {format_percent(stage['bubble_s'] / step_s)}"
-        bars.append(ui.Bar(f"stage {stage['stage']}", amounts, format_seconds(stage["busy_s"]), note))
+        bars.append(ui.stack(f"stage {stage['stage']}", amounts, STAGE_KINDS, format_seconds(stage["busy_s"]), note))
     busiest = max(stages, key=lambda stage: stage["busy_s"])
     mean_s = sum(stage["busy_s"] for stage in stages) / len(stages)
     above = busiest["busy_s"] / mean_s - 1 if mean_s else 0.0
@@ -204,14 +204,14 @@ def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
     if memory is None:
         return None
     stages, capacity = memory["stages"], memory["capacity"]
-    bars = []
+    kinds, bars = {f"mem-{name}": words for name, words in MEMORY_KINDS.items()}, []
     for stage in _first_and_last(stages, MOST_STAGES):
         parts = {name: value for name, value in stage.items() if name in MEMORY_KINDS}
         parts["rest"] = stage["total"] - sum(parts.values())
         amounts = {f"mem-{name}": parts[name] / GIB for name in MEMORY_KINDS if parts.get(name, 0) > 1}
         label = f"stage {stage['stage']}" if len(stages) > 1 else "each GPU"
         share = format_percent(stage["total"] / capacity)
-        bars.append(ui.Bar(label, amounts, format_bytes(stage["total"]), share))
+        bars.append(ui.stack(label, amounts, kinds, format_bytes(stage["total"]), share, show="{:.3g} GiB".format))
     lead = phrase(
         "memory-of-stages",
         memory,
@@ -220,7 +220,7 @@ def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
         what="free" if memory["fits"] else "missing",
         uncertain=memory["low"] < memory["high"],
     )
-    kinds, most = {f"mem-{name}": words for name, words in MEMORY_KINDS.items()}, max(capacity, memory["total"])
+    most = max(capacity, memory["total"])
     marks = [("capacity", capacity / GIB, f"capacity {format_bytes(capacity)}")]
     texts: Facts = {"show": "{:.3g} GiB".format, "table": _memory_table(memory) if explain else None, "lead": lead}
     return ui.Bars("Memory", bars, kinds, most / GIB * 1.02, marks=marks, **texts)
@@ -264,7 +264,8 @@ def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
 
 def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
     ordered = sorted(changes, key=lambda change: (not change["fits"], change["step_s"]))
-    bars = [ui.Bar("this run", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)]
+    own = format_seconds(step_s)
+    bars = [ui.Bar("this run", [ui.BarPiece("band", step_s, own)], own, strong=True)]
     for change in ordered:
         kind = "bad" if not change["fits"] else "good" if change["step_s"] < step_s else "hidden"
         notes = [format_change(change["step_s"] / step_s - 1)]
@@ -272,9 +273,8 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
             notes.append(format_bytes(change["memory_bytes"]))
         if not change["fits"]:
             notes.append("does not fit")
-        seconds = {kind: change["step_s"]}
-        value, note = format_seconds(change["step_s"]), ", ".join(notes)
-        bars.append(ui.Bar(change["change"], seconds, value, note, change["command"]))
+        piece = ui.BarPiece(kind, change["step_s"], change["command"])
+        bars.append(ui.Bar(change["change"], [piece], format_seconds(change["step_s"]), ", ".join(notes)))
     verdict = "None of these is faster and fits."
     if best := next((change for change in ordered if change["fits"] and change["step_s"] < step_s), None):
         verdict = f"Best of these: {best['change']}, {ui.signed_seconds(best['step_s'] - step_s)}."
@@ -371,7 +371,8 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
                 tips.append(f"{group} {format_bytes(size)}")
         at_capacity = f"at capacity {format_percent(link['full_s'] / step_s)}" if step_s else ""
         share, tip = format_percent(link["share"]), f"{link['link']}: {', '.join(tips)}"
-        bars.append(ui.Bar(_link_name(link), amounts, share, at_capacity, tip))
+        pieces = [ui.BarPiece(kind, amount, tip) for kind, amount in amounts.items()]
+        bars.append(ui.Bar(_link_name(link), pieces, share, at_capacity))
     columns: dict[str, ui.Source] = {
         **ui.columns("busiest_links=link links=alike, mean_use=share"),
         "at capacity": lambda link: format_percent(link["full_s"] / step_s) if step_s else "-",

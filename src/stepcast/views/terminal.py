@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from stepcast.units import format_percent, format_seconds
+from stepcast.units import format_seconds
 from stepcast.views import view as ui
-from stepcast.views.text import GAP, bullet, facts, parts_table, table, visible
+from stepcast.views.text import GAP, bullet, facts, table, visible
 
 # From idle to the capacity of a link, in ten steps that any terminal shows.
 SHADES = " .:-=+*#%@"
@@ -23,7 +23,7 @@ def render_text(view: ui.View, width: int, verbose: bool = True) -> str:
             continue
         text = render_part(part, width)
         if text and part.shown is ui.Shown.DETAIL and not verbose:
-            hidden.append(_within_sentence(part.title))
+            hidden.append(ui.within_sentence(part.title))
         else:
             blocks.append(text)
     if hidden:
@@ -33,11 +33,6 @@ def render_text(view: ui.View, width: int, verbose: bool = True) -> str:
         blocks.append("\n".join(["defaults used:", *(bullet(note, "  - ", width) for note in notes)]))
     blocks.append("\n".join(bullet(note, "config: ", width) for note in view.config))
     return "\n\n".join(block for block in blocks if block)
-
-
-def _within_sentence(title: str) -> str:
-    """Return a title as words within a sentence: its first letter small, unless it begins an acronym."""
-    return title if title[:2].isupper() else title[:1].lower() + title[1:]
 
 
 def render_part(part: ui.Part, width: int) -> str:
@@ -59,7 +54,7 @@ def _singular(text: str) -> str:
 
 
 def _table(part: ui.Table, width: int) -> str:
-    if not part.cells:
+    if not part.cells and not part.is_shown_empty:
         return ""
     lines = [[cell.text for cell in row] for row in part.cells[: part.most_lines]]
     text = table(part.heads, lines, width, whole=part.uncut)
@@ -68,29 +63,6 @@ def _table(part: ui.Table, width: int) -> str:
     left_out = len(part.cells) - len(lines)
     more = f"... and {left_out:,} more (--json)" if left_out else ""
     return "\n".join(line for line in (text, more, part.note) if line)
-
-
-def _breakdown(part: ui.Breakdown, width: int) -> str:
-    total = part.total or 1.0
-    parts = [(share.name, share.amount) for share in part.parts if share.amount > 0]
-    return parts_table(_within_sentence(part.title), parts, total, part.show, width)
-
-
-def _pairs(part: ui.PairTable, width: int) -> str:
-    rows = []
-    for row in part.rows:
-        cells = (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note)
-        rows.append(cells[: len(part.heads)])
-    return table(part.heads, rows, width) if rows else ""
-
-
-def _exposure(part: ui.ExposureBars, width: int) -> str:
-    rows = []
-    for group, seconds in part.groups.items():
-        total_s, exposed_s = seconds["total"], seconds["exposed"]
-        hidden = format_percent(max(0.0, 1 - exposed_s / total_s)) if total_s else "-"
-        rows.append((group, format_seconds(total_s), format_seconds(exposed_s), hidden))
-    return table((part.head, "total", "exposed", "hidden"), rows, width) if rows else ""
 
 
 def _heat_map(part: ui.HeatMap, width: int) -> str:
@@ -132,7 +104,7 @@ def _commands(part: ui.Commands, width: int) -> str:
         lines = [f"{number:>3}  {line}" for number, line in enumerate(lines, 1)]
     if left := len(part.commands) - len(lines):
         lines.append(f"     and {left} more with --html or --json")
-    return "\n".join([f"{_within_sentence(part.title)}:", *lines])
+    return "\n".join([f"{ui.within_sentence(part.title)}:", *lines])
 
 
 def _columns(part: ui.Columns, width: int) -> str:
@@ -143,10 +115,7 @@ def _columns(part: ui.Columns, width: int) -> str:
 
 WRITERS: dict[type[ui.Part], Callable[..., str]] = {
     ui.Table: _table,
-    ui.Breakdown: _breakdown,
     ui.Bars: lambda part, width: _table(part.table, width) if part.table else "",
-    ui.PairTable: _pairs,
-    ui.ExposureBars: _exposure,
     ui.HeatMap: _heat_map,
     ui.FactList: lambda part, width: facts(part.pairs, width),
     ui.Remarks: _remarks,

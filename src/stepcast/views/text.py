@@ -1,12 +1,9 @@
 """Plain-text building blocks: tables and fact lists that fit a terminal."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-
-from stepcast.units import format_percent
+from collections.abc import Iterable, Sequence
 
 GAP = "  "
-BAR_WIDTH = 24
 # A number as people write it, with a unit: 1,024   3.5 GiB   -12 %   46.59 GB/s   $1,024
 NUMBER = re.compile(r"[-+]?[$\u20ac\u00a3\u00a5]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
 
@@ -35,17 +32,6 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int =
 
     rule = GAP.join("-" * size for size in sizes)
     return "\n".join([line(list(headers)), rule, *(line(row) for row in cells)])
-
-
-def parts_table(
-    head: str, parts: Iterable[tuple[str, float]], total: float, words: Callable[[float], str], width: int
-) -> str:
-    """Return the amount of each part, its share of *total* and a bar."""
-    rows = [
-        (name, words(part), format_percent(part / total), "#" * round(min(part / total, 1) * BAR_WIDTH))
-        for name, part in parts
-    ]
-    return table((head, "time", "share", ""), rows, width)
 
 
 def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:

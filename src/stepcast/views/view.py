@@ -6,7 +6,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace as replace
 
 from stepcast import units
@@ -142,6 +142,7 @@ class Table(Part, frozen=True):
     most_lines: int | None = None
     sortable: bool = False
     ids: Sequence[object] | None = None
+    is_shown_empty: bool = False  # in text, its heads alone
     uncut: Sequence[int] = ()  # columns that text never shortens
     note: str = ""  # a line below the table in text
     narrow: "Table | None" = None  # the table for terminals that this one is too wide for
@@ -260,26 +261,28 @@ class Share(NamedTuple):
     amount: float
 
 
-class Breakdown(Part, frozen=True):
-    """Parts that sum to *total*, which is the time of *whole*."""
+class BarPiece(NamedTuple):
+    """A piece of a bar, in the units of its chart; *kind* decides its colour."""
 
-    parts: Sequence[Share]
-    total: float
-    whole: str = "step"
-    show: Show = units.format_seconds
-    unit: float = 1.0  # of the ticks
+    kind: str
+    length: float
+    tip: str = ""
 
 
 class Bar(NamedTuple):
-    """A row of bars: the amounts by kind, then the value and a note after it."""
+    """A row of bars: pieces one after the other from *start*, then the value and a note after it."""
 
     label: str
-    amounts: Mapping[str, float]
+    pieces: Sequence[BarPiece]
     value: str = ""
     note: str = ""
-    tip: str = ""
     strong: bool = False
     start: float = 0.0
+    is_term: bool = False  # the label, which a page explains
+
+    @property
+    def length(self) -> float:
+        return sum(piece.length for piece in self.pieces)
 
 
 class Bars(Part, frozen=True):
@@ -292,10 +295,57 @@ class Bars(Part, frozen=True):
     kinds: Mapping[str, str]
     most: float
     show: Show = units.format_seconds
-    unit: float = 1.0
-    marks: Sequence[tuple[str, float, str]] = ()
+    unit: float = 1.0  # of the ticks
+    marks: Sequence[tuple[str, float, str]] = ()  # kind, place, tip: lines across all bars
     table: Table | None = None
     commands: Sequence[str] = ()  # of the bars, folded below them on a page
+    note: str = ""  # a sentence below them on a page
+    in_pairs: bool = False
+    most_bars: int = 64
+
+
+def stack(
+    label: str,
+    amounts: Mapping[str, float],
+    kinds: Mapping[str, str],
+    value: str,
+    note: str = "",
+    show: Show = units.format_seconds,
+    start: float = 0.0,
+) -> Bar:
+    """Return the bar of an amount of each of *kinds*, which name them in tips."""
+    known = ((kind, amount) for kind, amount in amounts.items() if amount > 0)
+    pieces = [BarPiece(kind, amount, f"{kinds.get(kind, label)}: {show(amount)}") for kind, amount in known]
+    return Bar(label, pieces, value, note, start=start)
+
+
+SMALLEST_SHARE = 5e-4  # of a breakdown, for a bar of its own
+MOST_TIMES = 32
+BAR_WIDTH = 24  # characters of a whole, in text
+
+
+def breakdown(title: str, parts: Iterable[Share], total: float, whole: str = "step", **options: Fact) -> Bars:
+    """Return parts that sum to *total*, the time of *whole*: one behind the other, in text with their shares."""
+    show: Show = options.get("show", units.format_seconds)
+    bars, rows, start = list[Bar](), [], 0.0
+    for kind, name, amount in parts:
+        if amount > 0:
+            share = amount / (total or 1.0)
+            texts = show(amount), units.format_percent(share)
+            rows.append((name, *texts, "#" * round(min(share, 1) * BAR_WIDTH)))
+            if amount >= SMALLEST_SHARE * total:
+                piece = BarPiece(kind, amount, f"{name}: {texts[0]}, {texts[1]} of the {whole}")
+                bars.append(Bar(name, [piece], *texts, start=start, is_term=True))
+                start += amount
+    bars.append(Bar(whole, [piece for bar in bars for piece in bar.pieces], show(total), "100 %", strong=True))
+    heads = (within_sentence(title), "time", "share", "")
+    listed = plain_table(title, heads, rows, is_shown_empty=True)
+    return Bars(title, bars, {}, total, table=listed, **options)
+
+
+def within_sentence(title: str) -> str:
+    """Return a title as words within a sentence: its first letter small, unless it begins an acronym."""
+    return title if title[:2].isupper() else title[:1].lower() + title[1:]
 
 
 def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str], **options: Fact) -> Bars | None:
@@ -305,9 +355,9 @@ def bars_of_times(title: str, times_s: Mapping[str, float], heads: Sequence[str]
     total_s = sum(times_s.values()) or 1.0
     rows = {name: (name, units.format_seconds(s), units.format_percent(s / total_s)) for name, s in times_s.items()}
     longest_first = sorted(times_s.items(), key=lambda item: -item[1])
-    bars = [Bar(name, {"compute": seconds}, *rows[name][1:]) for name, seconds in longest_first]
+    bars = [stack(name, {"compute": seconds}, {}, *rows[name][1:]) for name, seconds in longest_first]
     listed = plain_table(title, heads, [row[: len(heads)] for row in rows.values()])
-    return Bars(title, bars, {}, longest_first[0][1], table=listed, **options)
+    return Bars(title, bars, {}, longest_first[0][1], table=listed, most_bars=MOST_TIMES, **options)
 
 
 class ValuePair(NamedTuple):
@@ -319,27 +369,55 @@ class ValuePair(NamedTuple):
     difference: str
     note: str = ""
 
-    @classmethod
-    def of_change(cls, name: str, before_s: float, after_s: float) -> "ValuePair":
-        """Return the pair of a time before and after a change."""
-        return cls(name, before_s, after_s, signed_seconds(after_s - before_s))
+
+def pair_of_change(name: str, before_s: float, after_s: float) -> ValuePair:
+    """Return a time before and after a change."""
+    return ValuePair(name, before_s, after_s, signed_seconds(after_s - before_s))
 
 
-class PairTable(Part, frozen=True):
-    """Two values per row; *sides* name them on the page, *heads* in text."""
+def bars_of_pairs(
+    title: str, pairs: Sequence[ValuePair], sides: Sequence[str], heads: Sequence[str], most: int = 64
+) -> Bars:
+    """Return two bars per row, one above the other; *sides* name them on the page, *heads* in text."""
+    bars, rows, kinds = list[Bar](), [], {"first": sides[0], "second": sides[1]}
+    for name, first_s, second_s, difference, note in pairs:
+        texts = first, second = units.format_seconds(first_s), units.format_seconds(second_s)
+        rows.append((name, *texts, difference, note)[: len(heads)])
+        upper = BarPiece("first", first_s, f"{name}, {sides[0]}: {first}")
+        lower = BarPiece("second", second_s, f"{name}, {sides[1]}: {second}")
+        bars += [Bar(name, [upper], difference, "" if note == "-" else note), Bar("", [lower])]
+    left_out = len(pairs) - most
+    longest = max((piece.length for bar in bars[: 2 * most] for piece in bar.pieces), default=0.0)
+    note = f"{left_out} more are in the JSON." if left_out > 0 else ""
+    on_page: Facts = {"note": note, "in_pairs": True, "most_bars": 2 * most}
+    return Bars(title, bars, kinds, longest, table=plain_table(title, heads, rows), **on_page)
 
-    rows: Sequence[ValuePair]
-    sides: tuple[str, str]
-    heads: Sequence[str]
-    most_bars: int = 64
+
+EXPOSURE_KINDS = {"exposed": "exposed: the step waits for it", "hidden": "hidden behind computation"}
 
 
-class ExposureBars(Part, frozen=True):
-    """Seconds of communication by group: in total, and exposed."""
-
-    groups: Mapping[str, Mapping[str, float]]
-    names: Mapping[str, str] = field(default_factory=dict)
-    head: str = "communication"
+def bars_of_exposure(
+    title: str,
+    groups: Mapping[str, Mapping[str, float]],
+    names: Mapping[str, str] | None = None,
+    head: str = "communication",
+    **options: Fact,
+) -> Bars:
+    """Return the seconds of communication by group: exposed, then hidden; on the page the most exposed first."""
+    bars, rows, show = list[Bar](), [], units.format_seconds
+    for group, seconds in groups.items():
+        total_s, exposed_s, name = seconds["total"], seconds["exposed"], (names or {}).get(group, group)
+        hidden_s = max(0.0, total_s - exposed_s)
+        hidden = units.format_percent(hidden_s / total_s) if total_s else "-"
+        rows.append((group, show(total_s), show(exposed_s), hidden))
+        if total_s > 0:
+            amounts = {"exposed": exposed_s, "hidden": hidden_s}
+            pieces = [BarPiece(kind, size, f"{name}, {kind}: {show(size)}") for kind, size in amounts.items()]
+            bars.append(Bar(name, pieces, show(exposed_s), f"{hidden} hidden"))
+    bars.sort(key=lambda bar: -bar.pieces[0].length)
+    longest = max((seconds["total"] for seconds in groups.values()), default=0.0)
+    listed = plain_table(title, (head, "total", "exposed", "hidden"), rows)
+    return Bars(title, bars, EXPOSURE_KINDS, longest, table=listed, **options)
 
 
 class HeatMap(Part, frozen=True):
