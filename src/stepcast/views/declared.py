@@ -37,7 +37,7 @@ def build_view(section: str, facts: Facts, /, **more: Fact) -> View:
             about += [text] if match[1] == "about" and text is not None else []
             heads[match[1]] = text or ""
         elif row.startswith("+ "):
-            parts.append(_table(row[2:], known) if "|" in row else known[row[2:]])
+            parts.append(_part(row[2:], known) if "|" in row else known[row[2:]])
         elif row == "asked":
             asked = asked_pairs(facts)
         else:
@@ -94,26 +94,54 @@ def phrases(names: str, facts: Facts, /, **more: Fact) -> list[str]:
     return [text for name in names.split() if (text := phrase(name, facts, **more))]
 
 
-def _table(row: str, facts: Facts) -> ui.Table:
-    """Return the table of a row: its title, the path of its rows and how many of them, columns, options and texts."""
-    title, place, spec, words, caption, lead = (*re.split(r" *\| *", row), "", "", "")[:6]
-    path, _, most = place.partition(":")
+def _part(row: str, facts: Facts) -> ui.Part | None:
+    """Return the part of a row: its title, the kind of part and what it shows, then texts that depend on the kind."""
+    heading, source, *texts = re.split(r" *\| *", row)
+    kind, _, name = source.partition(" ")
+    title = str(say(heading, facts))
+    if kind == "facts":
+        pairs = build_pairs(name, facts) if name in _read_sections() else facts[name]
+        return ui.FactList(title, pairs, **_options(texts, facts)) if pairs else None
+    path, _, most = (name or source).partition(":")
     rows = (find_value(facts, path) or [])[: int(most) if most else None]
+    return (_remarks if kind == "remarks" else _table)(title, rows, facts, *texts)
+
+
+def _options(texts: Sequence[str], facts: Facts) -> FactDict:
+    """Return the options of a part: sentences with their names, and words."""
+    options: FactDict = {}
+    for text in texts:
+        name, is_sentence, sentence = text.partition(": ")
+        if is_sentence:
+            options[name] = say(sentence, facts) or ""
+            continue
+        for word in text.split():
+            name, _, value = word.partition("=")
+            if word.isdigit():
+                options["most_lines"] = int(word)
+            else:
+                options |= {"shown": PLACES[word]} if word in PLACES else {name: (int(value),) if value else True}
+    return options
+
+
+def _table(title: str, rows: Sequence[Facts], facts: Facts, spec: str, *texts: str) -> ui.Table:
+    """Return a table with the columns of *spec*, some of which may be computed."""
     is_pair = {head: isinstance(source, tuple) and len(source) == 2 for head, source in facts.items()}
     computed = {head: source for head, source in facts.items() if callable(source[1] if is_pair[head] else source)}
-    options: FactDict = {"caption": caption, "lead": lead}
-    for word in words.split():
-        name, _, value = word.partition("=")
-        if word.isdigit():
-            options["most_lines"] = int(word)
-        else:
-            options |= {"shown": PLACES[word]} if word in PLACES else {name: (int(value),) if value else True}
     # A column whose head ends in a question mark is left out where no row has a value of it.
     heads = []
     for head, _, key in (word.partition("?=") for word in spec.split()):
         if not key or any(find_value(row, key.partition(":")[0]) is not None for row in rows):
             heads.append(f"{head}={key}" if key else head)
-    return ui.table_of(str(say(title, facts)), rows, ui.columns(" ".join(heads), **computed), **options)
+    return ui.table_of(title, rows, ui.columns(" ".join(heads), **computed), **_options(texts, facts))
+
+
+def _remarks(title: str, rows: Sequence[Facts], facts: Facts, template: str, *texts: str) -> ui.Remarks:
+    """Return a sentence for each row, its strong words between asterisks, and the evidence that the row has for it."""
+    before, *strong_and_rest = template.split("**")
+    strong, rest = strong_and_rest or ("", before)
+    remarks = [ui.Remark(say(strong, row) or "", say(rest, row) or "", row.get("evidence", ())) for row in rows]
+    return ui.Remarks(title, remarks, **_options(texts, facts))
 
 
 def asked_pairs(facts: Facts) -> list[tuple[str, str]]:

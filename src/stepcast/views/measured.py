@@ -73,10 +73,8 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     uneven = max(uneven_rows, key=_unevenness, default=None)
     waits_s = max(uneven["waits_caused_s"].values(), default=0.0) if uneven else 0.0
     operations_s = {**facts["operations_s"], "(between operations)": facts["gaps_s"]}
-    heads, on_page = ("operation", "mean of ranks"), FactDict(shown=ui.Shown.PAGE)
+    heads = ("operation", "mean of ranks")
     detail = {"lead": "Mean of ranks.", "shown": ui.Shown.DETAIL}
-    slow = " is slow: {factor:x} as long as others for the same work"
-    remarks = [ui.Remark(f"rank {row['rank']}", str(ui.say(slow, row)), row["evidence"]) for row in facts["stragglers"]]
     return build_view(
         "megatron",
         facts,
@@ -90,15 +88,14 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         read=len(facts["ranks"]) if len(facts["ranks"]) > 1 else f"rank {facts['ranks'][0]}",
         breakdown=_breakdown(facts["breakdown_s"], step_s),
         stage_bars=_stages(facts),
-        stragglers=ui.Remarks("Slow ranks", remarks, lead="What to look at first."),
-        expert_loads=_experts(uneven_rows),
+        uneven_rows=[{**row, "evidence": _evidence_of_experts(row)} for row in uneven_rows[:MOST_LINES]],
         operations=ui.bars_of_times("Operations", operations_s, heads, **detail),
-        exposed=ui.bars_of_exposure("Exposed communication", facts["communication_s"], **on_page),
+        exposed=ui.bars_of_exposure("Exposed communication", facts["communication_s"], shown=ui.Shown.PAGE),
         communication=("name", lambda row: ": ".join(dict.fromkeys((row["operation"], row["name"])))),
         bus_bandwidth=_bus_bandwidth,
         traffic=facts["communication"],
         path=_critical_path(facts),
-        ran=ui.FactList("What ran", plain_pairs(known), lead="Read or solved from the traces.", **on_page),
+        ran=plain_pairs(known),
         timeline=ui.timeline_chart(timeline),
     )
 
@@ -136,20 +133,15 @@ def _unevenness(row: Facts) -> float:
     return float(max(row["factor"], row["exchange_factor"]))
 
 
-def _experts(rows: Sequence[Facts]) -> ui.Remarks:
-    remarks = []
-    for row in rows[:MOST_LINES]:
-        tokens = ", ".join(map(str, row["tokens"].values()))
-        evidence = [
-            f"ranks {', '.join(row['tokens'])} work on {tokens} tokens, mean {row['mean_tokens']:.0f}; "
-            f"the busiest of each exchange on {row['exchange_factor']:.2f}x its mean"
-        ]
-        waits = [f"rank {rank} {format_seconds(s)}" for rank, s in row["waits_caused_s"].items() if s > 0]
-        if waits:
-            evidence.append(f"waiting for it: {', '.join(waits[:8])}")
-        words = f" has busy experts: {row['factor']:.2f}x the mean tokens of the ranks it shares them with"
-        remarks.append(ui.Remark(f"rank {row['busiest_rank']}", words, evidence))
-    return ui.Remarks("Expert imbalance", remarks)
+def _evidence_of_experts(row: Facts) -> list[str]:
+    """Return the tokens of the ranks that share experts, and who waits for the busiest."""
+    tokens = ", ".join(map(str, row["tokens"].values()))
+    waits = [f"rank {rank} {format_seconds(s)}" for rank, s in row["waits_caused_s"].items() if s > 0]
+    return [
+        f"ranks {', '.join(row['tokens'])} work on {tokens} tokens, mean {row['mean_tokens']:.0f}; "
+        f"the busiest of each exchange on {row['exchange_factor']:.2f}x its mean",
+        *([f"waiting for it: {', '.join(waits[:8])}"] if waits else ()),
+    ]
 
 
 def _stages(facts: Facts) -> ui.Bars | None:
@@ -247,12 +239,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         part: sum(rank["breakdown_s"][part] / max(rank["steps"], 1) for rank in ranks) / count
         for part in first["breakdown_s"]
     }
-    heads, advice = ("class of kernels", "per step", "share"), facts.get("advice", ())
-    detail = FactDict(shown=ui.Shown.DETAIL)
-    remarks = [
-        ui.Remark(f"rank {row['rank']}", f" {SLOW_WORDS[row['cause']]} {row['factor']:.2f}x as long as the usual rank")
-        for row in facts["stragglers"]
-    ]
+    heads, detail = ("class of kernels", "per step", "share"), FactDict(shown=ui.Shown.DETAIL)
     view = build_view(
         "kineto",
         facts,
@@ -261,8 +248,8 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         bottleneck=bottleneck_figures(parts_s, facts["step_s"], ("compute",)),
         slow=_straggler_figures(facts),
         breakdown=_ranks(facts),
-        remarks=ui.Remarks("Slow ranks", remarks, shown=ui.Shown.PAGE),
-        advised=ui.Remarks("Advice", [ui.Remark("", row["text"], [row["evidence"]]) for row in advice]),
+        slow_ranks=[{**row, "works": SLOW_WORDS[row["cause"]]} for row in facts["stragglers"]],
+        advised=[{**row, "evidence": [row["evidence"]]} for row in facts.get("advice", ())],
         classes=ui.bars_of_times("Classes of kernels", facts["operations_s"], heads, lead="Per step, mean of ranks."),
         kernel=("name", lambda row: _short_name(row["name"])),
         groups=ui.bars_of_exposure(
@@ -381,17 +368,6 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     causes = "; ".join(row["means"] for row in facts["findings"])
     disturbed = "* slower than the next larger size: disturbed, and not judged"
     spikes = disturbed if any(row["spike"] for row in facts["rows"]) else ""
-    findings = [
-        ui.Remark(row["cause"], f": {row['means']}", (f"because {row['rule']}", f"look at {row['check']}"))
-        for row in facts["findings"]
-    ]
-    columns = ui.columns(
-        "size measured=measured_s predicted=predicted_s busbw=measured_busbw_bytes_per_s "
-        "predicted_busbw=predicted_busbw_bytes_per_s reached predicted_with",
-        size=("size_bytes", lambda row: format_bytes(row["size_bytes"]) + (" *" if row["spike"] else "")),
-        predicted_with=("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
-    )
-    texts = {"caption": f"Size by size; {spikes}" if spikes else "Size by size", "note": spikes}
     sizes: list[ui.Figure] = []
     for name, row in facts["ranges"].items():
         if row:
@@ -402,9 +378,11 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         facts,
         verdict=causes or "all sizes reach the predicted bandwidth",
         sizes=sizes,
-        short=ui.Remarks("What falls short", findings, "Nothing does."),
+        short=[{**row, "evidence": (f"because {row['rule']}", f"look at {row['check']}")} for row in facts["findings"]],
         chart=_bandwidth(facts["rows"]),
-        table=ui.table_of("Sizes", facts["rows"], columns, sortable=True, wide=True, **texts),
+        spikes=spikes,
+        size=("size_bytes", lambda row: format_bytes(row["size_bytes"]) + (" *" if row["spike"] else "")),
+        predicted_with=("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
     )
 
 
@@ -456,24 +434,9 @@ def step_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
 
 def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the collectives that NCCL recorded: what hangs, who came last, how fast each was."""
-    unfinished, mismatched = facts["unfinished"], facts["mismatched"]
-    is_wrong = bool(unfinished or mismatched)
-    late = [row for row in facts["stragglers"] if row["waited_s"] > 0]
-    stuck, different = [], []
-    for row in unfinished:
-        absent = f" for ranks {row['absent']}, which never called it" if row["absent"] else ""
-        name = f"{row['kind']} {row['turn']} of group {row['group']}"
-        stuck.append(ui.Remark(name, f": ranks {row['waiting']} wait{absent}"))
-    for row in mismatched:
-        different.append(ui.Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}"))
-    more: Facts = {
-        "is_wrong": is_wrong,
-        "is_right": not is_wrong,
-        "late": late[0] if late else None,
-        "stuck": ui.Remarks("Unfinished calls", stuck),
-        "different": ui.Remarks("Mismatched calls", different),
-    }
-    return _job_view("collective log", facts, timeline, **more)
+    is_wrong = bool(facts["unfinished"] or facts["mismatched"])
+    late = next((row for row in facts["stragglers"] if row["waited_s"] > 0), None)
+    return _job_view("collective log", facts, timeline, is_wrong=is_wrong, is_right=not is_wrong, late=late)
 
 
 def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
@@ -489,29 +452,21 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     most_s = max((bar.length for bar in bars), default=1.0)
     columns = ui.columns("GPU=device compute=compute_s exposed_communication=exposed_s copies=copy_s idle=idle_s")
     devices = ui.table_of("GPUs", facts["devices"], columns)
-    ranges = "Span" if facts.get("format") == "otlp" else "NVTX range"
+    ranges = "spans" if facts.get("format") == "otlp" else "nvtx_ranges"
     more: Facts = {
         "bottleneck": bottleneck_figures(named, sum(named.values()), (STREAM_PARTS["compute"],), "the time of a GPU"),
         "slow": slow,
         "bars": ui.Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
-        "kernel_runs": _runs("Kernels", "kernel", facts["kernels"]),
-        "range_runs": _runs(f"{ranges}s", ranges.replace("Span", "span"), facts["ranges"]),
+        ranges: facts["ranges"],
     }
     return _job_view("streams", facts, timeline, **more)
-
-
-def _runs(title: str, head: str, rows: Sequence[Facts]) -> ui.Table:
-    columns: dict[str, ui.Source] = {head: "name", "runs": "runs", "total": "total_s"}
-    return ui.table_of(title, rows[:MOST_LINES], columns, sortable=True, shown=ui.Shown.DETAIL)
 
 
 def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of a straggler trace: what slow operations cost, who is slow, and each part alone."""
     by_stage = {f"stage {stage}": value for stage, value in enumerate(facts["by_stage"])}
     by_replica = {f"replica {replica}": value for replica, value in enumerate(facts["by_dp_rank"])}
-    alone = [(name, f"{value:.3f}") for name, value in {**by_stage, **by_replica, **facts["by_kind"]}.items()]
-    heads = ("with recorded times of this alone", "slowdown")
-    title = "The slowdown by each stage, replica and kind of operation"
+    alone = {**by_stage, **by_replica, **facts["by_kind"]}
     kind, factor = next(iter(facts["by_kind"].items()), (None, None))
     cost_s = max(0.0, facts["undelayed_s"] - facts["ideal_s"])
     more: Facts = {
@@ -520,7 +475,7 @@ def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         "worst": {"kind": kind, "factor": factor},
         "straggler": facts["stragglers"][0] if facts["stragglers"] else None,
         "fine": not facts["stragglers"],
-        "alone": ui.plain_table(title, heads, alone[:40], shown=ui.Shown.DETAIL),
+        "alone": [{"name": name, "slowdown": value} for name, value in alone.items()],
     }
     return _job_view("stragglers", facts, timeline, **more)
 
