@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.types import FactDict, Facts, PointFacts
+from stepcast.ir.types import FactDict, Facts, PointFacts, group_by_key
 from stepcast.units import format_bytes, format_change, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
@@ -71,25 +71,12 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
         part_pairs=_pairs("Parts of the step", "part of the step", parts, facts, names),
         stage_pairs=_pairs("Stages", "stage", stages, facts, names),
         operation_pairs=_pairs("Operations", "operation", facts["operations"], facts, names),
-        gpu=_kernels("Kernels that differ", "gpu", facts),
-        host=_kernels("Operators of the host that differ", "host", facts),
+        changed=group_by_key((row["on"], row) for row in facts["kernels"] if row["change"] != "same"),
+        name=("name", lambda row: row["name"].replace("void at::native::", "")[:48]),
+        runs=("second_runs", lambda row: f"{row['first_runs']:.4g} -> {row['second_runs']:.4g}"),
         settings=settings,
         timeline=ui.timeline_chart(timeline, "both runs, aligned at their start"),
     )
-
-
-def _kernels(title: str, on: str, facts: FactDict) -> ui.Table | None:
-    """Return the kernels of two traces that were added, removed, or changed their time."""
-    rows = [row for row in facts["kernels"] if row["on"] == on and row["change"] != "same"][:200]
-    if not rows:
-        return None
-    columns = ui.columns(
-        "name change runs first=first_s second=second_s second_-_first=difference_s:+s",
-        name=("name", lambda row: row["name"].replace("void at::native::", "")[:48]),
-        runs=("second_runs", lambda row: f"{row['first_runs']:.4g} -> {row['second_runs']:.4g}"),
-    )
-    shown = ui.Shown.ALWAYS if on == "gpu" else ui.Shown.PAGE
-    return ui.table_of(title, rows, columns, most_lines=12, sortable=True, wide=True, shown=shown)
 
 
 def side_names(facts: FactDict) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """The view of a planned run: how long, how much, and where the time goes."""
 
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
 from math import sqrt
 
 from stepcast import units
@@ -25,6 +24,9 @@ def plan_view(facts: Facts) -> ui.View:
     ends = {name: units.format_duration(days[name] * units.DAY) for name in ("p10", "p90")}
     hours, lead = facts["gpu_hours"], "From the first step of the run to its last."
     money = [units.format_money(facts["cost"] or 0.0, facts["currency"], short=short) for short in (True, False)]
+    timed = _time_phases(facts)
+    # The best interval with each number of spares, and other intervals with those that were asked for.
+    best = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
     view = build_view(
         "plan",
         facts,
@@ -41,9 +43,10 @@ def plan_view(facts: Facts) -> ui.View:
         breakdown=_split("Time breakdown (mean run)", facts["split_s"], "run", lead),
         lost=_lost(facts),
         progress=_progress(facts),
-        chart=_phases(facts, ui.Shown.PAGE),
-        stages=_phases(facts, ui.Shown.ALWAYS),
-        choices=_choices(facts),
+        chart=_gantt(timed) if timed else None,
+        timed=timed,
+        spare_nodes=("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
+        best_choices=best if any(row["interval_s"] for row in facts["choices"]) else None,
     )
     return ui.replace(view, warnings=list(dict.fromkeys(facts["warnings"])))
 
@@ -131,43 +134,20 @@ def _progress(facts: Facts) -> ui.Scatter:
     return ui.Scatter("Progress", x, y, marks, "Progress of the run over days", **on_page)
 
 
-def _choices(facts: Facts) -> ui.Table | None:
-    """Return the best interval with each number of spares, and other intervals with those that were asked for."""
-    if not any(row["interval_s"] for row in facts["choices"]):
-        return None
-    rows = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
-    columns = ui.columns(
-        "spare_nodes checkpoint_every=interval_s:duration goodput days=days:.1f",
-        spare_nodes=("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
-    )
-    return ui.table_of("Other intervals and spares", rows, columns, caption="In closed form", sortable=True)
+def _time_phases(facts: Facts) -> list[Facts]:
+    """Return the stages of the run with the days at which they begin and end; none where there is one alone."""
+    rows, day = list[Facts](), 0.0
+    for number, phase in enumerate(facts["phases"], 1):
+        begin, day = day, day + phase["days"]
+        memory = memory_words(phase["memory_bytes"]) if phase["memory_bytes"] else "not checked"
+        rows.append({**phase, "stage": number, "begin": begin, "end": day, "memory": memory})
+    return rows if len(rows) > 1 else []
 
 
-def _phases(facts: Facts, shown: ui.Shown) -> ui.Part | None:
-    """Return the stages of the run: a Gantt chart on the page, a table everywhere."""
-    phases = facts["phases"]
-    if len(phases) < 2:
-        return None
-    ends = list(accumulate(phase["days"] for phase in phases))
-    begins = [end - phase["days"] for end, phase in zip(ends, phases, strict=True)]
-    if shown is ui.Shown.PAGE:
-        show = "{:g} d".format
-        bars = [
-            ui.stack(
-                f"stage {number}", {"compute": phase["days"]}, {}, f"{phase['days']:.1f} days", show=show, start=begin
-            )
-            for number, (begin, phase) in enumerate(zip(begins, phases, strict=True), 1)
-        ]
-        lead = "Mean run, with everything that is lost."
-        on_page: Facts = {"show": show, "lead": lead, "wide": True, "shown": shown, "most_bars": ui.MOST_TIMES}
-        return ui.Bars("Gantt chart", bars, {}, ends[-1], **on_page)
-    rows = [
-        {**phase, "stage": number, "begin": begin, "end": end}
-        for number, (begin, end, phase) in enumerate(zip(begins, ends, phases, strict=True), 1)
-    ]
-    columns = ui.columns(
-        "stage GPUs=gpus:, steps=steps:, step=step_s from_day=begin:.1f to_day=end:.1f "
-        "interruptions=interruptions:,.0f memory",
-        memory=lambda row: memory_words(row["memory_bytes"]) if row["memory_bytes"] else "not checked",
-    )
-    return ui.table_of("Stages of the run", rows, columns, caption="One after the other, mean run", wide=True)
+def _gantt(phases: Sequence[Facts]) -> ui.Bars:
+    bars = []
+    for phase in phases:
+        piece = ui.BarPiece("compute", phase["days"], f"stage {phase['stage']}: {phase['days']:g} d")
+        bars.append(ui.Bar(f"stage {phase['stage']}", [piece], f"{phase['days']:.1f} days", start=phase["begin"]))
+    on_page: Facts = {"lead": "Mean run, with everything that is lost.", "wide": True, "shown": ui.Shown.PAGE}
+    return ui.Bars("Gantt chart", bars[: ui.MOST_TIMES], {}, phases[-1]["end"], show="{:g} d".format, **on_page)

@@ -41,7 +41,6 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
     nothing = None if rows else "nothing fits" if is_complete else "nothing yet"
     # What to do where nothing fits.
     without = {**facts, "change": change or {}} if is_complete and not rows else {}
-    within_error = "Ranks marked = are within our error of rank 1, on as many GPUs."
 
     def slower_words(row: Facts) -> str:
         """Return how much slower a row is than the best of its layout, or than rank 1."""
@@ -63,7 +62,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
         least=(change["words"] if change else "none of those tried is enough") if without else None,
         changed=strategy_words(change) if change and without else None,
         ranked=_ranked(facts),
-        reasons=ui.FactList("Why rank 1 wins", _reasons(facts), lead=within_error) if rows else None,
+        reasons=_reasons(facts) if rows else [],
         change=slower_words,
         variant=strategy_words,
         variants=[{**each, "rank": row["rank"], "best": row} for row in rows for each in row["variants"]],
@@ -389,7 +388,6 @@ def _names_words(names: Sequence[str]) -> str:
 def sweep_view(facts: Facts) -> ui.View:
     """Return the view of all answers of a sweep, for its page."""
     rows, kinds, cost = facts["rows"], facts["kinds"], facts["least_cost"]
-    errors = [(f"{row['points']:,} points", row["error"]) for row in facts["common_errors"]]
     view = build_view(
         "sweep",
         facts,
@@ -402,7 +400,7 @@ def sweep_view(facts: Facts) -> ui.View:
         maps=_maps(facts["heat"], kinds) if facts["heat"] else None,
         trade_off=_speed_by_memory(rows, facts["words"], kinds),
         ranked=_ranked_points(rows, facts["words"]) if rows else None,
-        failed=ui.FactList("Errors", errors, wide=True) if errors else None,
+        failed=[(f"{row['points']:,} points", row["error"]) for row in facts["common_errors"]],
     )
     return ui.replace(view, parts=[*_scaling(facts["scaling"], kinds), *view.parts])
 

@@ -53,18 +53,12 @@ def step_view(
     group, worst = max(groups.items(), key=lambda item: item[1]["exposed"], default=("", {}))
     costliest = phrase("costliest", worst, name=GROUP_NAMES.get(group, group).capitalize()) if groups else ""
     lead = "Only exposed communication counts; the parts sum to the step."
-    sources = "The least certain source of each kind of cost, from measured to roofline."
     # The head of the page states the run, unless neither a model nor a workload is named.
     stated = [] if facts.get("model") or facts.get("workload") else plain_pairs(run)
-    jitter, critical_path = [], None
+    jittered = []
     if known := facts.get("jitter"):
         ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in known["percentiles_s"].items())
-        runs = f"with jitter {known['deviation']:g} over {known['runs']} runs"
-        jitter = [ui.Remark(runs, f": mean {format_seconds(known['mean_s'])}, {ranks}")]
-    if "critical_path" in facts:
-        spec = "on_the_critical_path=name count time=seconds:s share"
-        columns = ui.columns(spec, share=lambda row: format_percent(row["seconds"] / facts["step_s"]))
-        critical_path = ui.table_of("Critical path", facts["critical_path"], columns)
+        jittered = [{**known, "ranks": ranks}]
     view = build_view(
         "step",
         facts,
@@ -82,15 +76,16 @@ def step_view(
         largest=max(shares, key=lambda share: share.amount)._asdict(),
         has_stages=len(facts["stages"]) > 1,
         has_one_stage=len(facts["stages"]) == 1,
-        remedies=_remedies(facts),
+        Change=lambda remedy: ui.Cell(remedy["options"], code=True),
+        no_remedies=[] if facts.get("remedies", True) else [{"why": remedy_pairs(facts)[0][1]}],
         breakdown=ui.breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
         advice=_advice(facts, changes),
         communication=ui.bars_of_exposure("Communication", groups, GROUP_NAMES, lead=costliest) if groups else None,
         stages=_stages(facts),
         memory_bars=_memory(facts, explain_memory),
-        critical_path=critical_path,
-        jitter=ui.Remarks("Jitter", jitter) if jitter else None,
-        sources=ui.FactList("Sources", [*stated, *facts["sources"].items()], lead=sources, shown=ui.Shown.PAGE),
+        share=lambda row: format_percent(row["seconds"] / facts["step_s"]),
+        jittered=jittered,
+        all_sources=[*stated, *facts["sources"].items()],
         timeline=ui.timeline_chart(timeline),
         roofline=_roofline(roofline) if roofline is not None else None,
     )
@@ -147,20 +142,6 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
         )
         for index, remedy in enumerate(facts["remedies"])
     ]
-
-
-def _remedies(facts: Facts) -> ui.Part | None:
-    """Return the changes with which a step that does not fit would; text has them among its figures."""
-    title = "How to make it fit"
-    if "remedies" not in facts:
-        return None
-    if not facts["remedies"]:
-        ((_, why),) = remedy_pairs(facts)
-        return ui.Remarks(title, [ui.Remark("Nothing tried is enough: ", why)], wide=True, shown=ui.Shown.PAGE)
-    spec = "Change Step=step_s Slower=slower:+% Memory=memory_bytes"
-    columns = ui.columns(spec, Change=lambda remedy: ui.Cell(remedy["options"], code=True))
-    words = {"caption": "Options to add, the fastest first", "lead": "Each row is a prediction that fits."}
-    return ui.table_of(title, facts["remedies"], columns, **words, wide=True, shown=ui.Shown.PAGE)
 
 
 def step_shares(facts: Facts) -> list[ui.Share]:
