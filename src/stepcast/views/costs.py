@@ -1,12 +1,28 @@
 """Views of single costs and of measurements of them: operators, collectives, fitted constants, executed workloads."""
 
 import math
-from collections.abc import Container, Mapping, Sequence
 
 from stepcast.ir.types import Fact, Facts
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
+
+
+def operator_view(facts: Facts) -> ui.View:
+    """Return the view of the estimated time of an operator, or of a sweep over its first size."""
+    operator = facts["operator"] + (" backward" if facts["backward"] else "")
+    if "rows" not in facts:
+        sizes = ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in facts["size"].items())
+        return build_view("operator", facts, operator=operator, sizes=sizes, rate=_rate(facts))
+    first = next(iter(facts["rows"][0]["size"]))
+    columns: dict[str, ui.Source] = {first: lambda row: f"{next(iter(row['size'].values())):,}"}
+    columns |= ui.columns(
+        "time=time_s bound efficiency=efficiency:% rate 90_%_interval=~{uncertainty.low_s}_to_{uncertainty.high_s} "
+        "source",
+        rate=_rate,
+    )
+    table = ui.table_of("Sizes", facts["rows"], columns, sortable=True, wide=True)
+    return build_view("operator sizes", facts, operator=operator, table=table, curve=_curve(facts, first))
 
 
 def _rate(row: Facts) -> str:
@@ -16,86 +32,24 @@ def _rate(row: Facts) -> str:
     return format_rate(row["bytes_per_s"])
 
 
-OPERATOR_COLUMNS: Mapping[str, ui.Source] = {
-    **ui.columns("time=time_s bound efficiency=efficiency:% rate", rate=_rate),
-    "90 % interval": lambda row: " to ".join(format_seconds(row["uncertainty"][end]) for end in ("low_s", "high_s")),
-    "source": "source",
-}
-
-
-def operator_view(facts: Facts) -> ui.View:
-    """Return the view of the estimated time of an operator, or of a sweep over its first size."""
-    operator = facts["operator"] + (" backward" if facts["backward"] else "")
-    about = {"operator": operator, "gpu": facts["gpu"], "dtype": facts["dtype"]}
-    if "rows" in facts:
-        first = next(iter(facts["rows"][0]["size"]))
-        columns: dict[str, ui.Source] = {first: lambda row: f"{next(iter(row['size'].values())):,}"}
-        return _sweep_view(facts, about, {**columns, **OPERATOR_COLUMNS})
-    sizes = ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in facts["size"].items())
-    return _single_view(facts, about, {"size": sizes, **_texts(facts, OPERATOR_COLUMNS)})
-
-
-def _texts(facts: Facts, columns: Mapping[str, ui.Source]) -> dict[str, str]:
-    return {head: ui.cell_of(facts, source).text for head, source in columns.items()}
-
-
-def _figures(values: Mapping[str, object], in_text: Container[str]) -> list[ui.Figure]:
-    """Return a figure for each value; those *in_text* are no cards of a page."""
-    shown = {name: ui.Shown.TEXT if name in in_text else ui.Shown.ALWAYS for name in values}
-    return [ui.Figure(name, str(value), shown=shown[name]) for name, value in values.items()]
-
-
-def _words(about: Mapping[str, object]) -> list[str]:
-    """Return what was asked, numbers with their names: ``all-reduce``, ``16 ranks``."""
-    return [f"{value} {name}" if isinstance(value, int) else str(value) for name, value in about.items()]
-
-
-def _single_view(
-    facts: Facts, about: Mapping[str, object], values: Mapping[str, str], parts: Sequence[ui.Part] = ()
-) -> ui.View:
-    """Return the view of one cost: every value is a figure; a page has the question and the time as its headline."""
-    figures, words = _figures({**about, **values}, {*about, "time"}), _words(about)
-    headline = ui.Headline.of_seconds(facts["time_s"], "", words)
-    return ui.View(f"{format_seconds(facts['time_s'])}: {', '.join(words)}", headline, figures, parts, facts)
-
-
-def _sweep_view(facts: Facts, about: Mapping[str, object], columns: Mapping[str, ui.Source]) -> ui.View:
-    """Return the view of costs over sizes: a row for each size, and on the page a curve."""
-    rows, words = facts["rows"], _words(about)
-    sizes = [float(row.get("size_bytes") or next(iter(row["size"].values()))) for row in rows]
-    times = [row["time_s"] for row in rows]
-    points = list(zip(sizes, times, strict=True))
-    x = ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, lambda size: f"{size:g}", next(iter(columns)))
+def _curve(facts: Facts, size: str) -> ui.Scatter:
+    """Return the curve of time over *size*."""
+    rows = facts["rows"]
+    points = [(float(row.get("size_bytes") or next(iter(row["size"].values()))), row["time_s"]) for row in rows]
+    sizes, times = zip(*points, strict=True)
+    x = ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, lambda size: f"{size:g}", size)
     y = ui.Axis(min(times) / 2, max(times) * 2, format_seconds, "time")
-    dots = [ui.Dot(size, time, "first", format_seconds(time)) for size, time in points]
+    dots = [ui.Dot(*point, "first", format_seconds(point[1])) for point in points]
     line = ui.Line(points, "first")
-    curve = ui.Scatter("Time by size", x, y, [line, *dots], "Time by size", log=True, shown=ui.Shown.PAGE)
-    table = ui.table_of("Sizes", rows, columns, sortable=True, wide=True)
-    headline = ui.Headline(f"{len(rows)}", "sizes", words)
-    title = f"{len(rows)} sizes: {', '.join(words)}"
-    return ui.View(title, headline, _figures(about, about), [table, curve], facts)
-
-
-COLLECTIVE_COLUMNS = ui.columns(
-    "size=size_bytes time=time_s algorithm_bandwidth=algbw_bytes_per_s bus_bandwidth=busbw_bytes_per_s "
-    "algorithm protocol"
-)
+    return ui.Scatter("Time by size", x, y, [line, *dots], "Time by size", log=True, shown=ui.Shown.PAGE)
 
 
 def collective_view(facts: Facts) -> ui.View:
     """Return the view of the estimated time of a collective: one size, a sweep, or flows on shared links."""
-    about = {name: facts[name] for name in ("collective", "cluster", "ranks", "nodes", "engine") if name in facts}
     if "rows" in facts:
-        return _sweep_view(facts, about, COLLECTIVE_COLUMNS)
-    values = _texts(facts, COLLECTIVE_COLUMNS)
-    if "alone_s" not in facts:
-        return _single_view(facts, about, values)
-    alone = f"{format_seconds(facts['alone_s'])}, so {facts['slowdown']:.2f} times as long"
-    values = {"time": values["time"], "alone": alone, **{name: values[name] for name in ("bus bandwidth", "algorithm")}}
-    if facts["rates_within"]:
-        values["rates"] = f"within {format_percent(facts['rates_within'])}: too many flows to follow every change"
-    links = [(link["link"], f"busy {format_percent(link['busy'], 0)} of the time") for link in facts["links"]]
-    return _single_view(facts, about, values, [ui.FactList("Busiest links", links)])
+        return build_view("collective sizes", facts, curve=_curve(facts, "size"))
+    links = [(row["link"], f"busy {format_percent(row['busy'], 0)} of the time") for row in facts.get("links", ())]
+    return build_view("collective", facts, is_alone="alone_s" not in facts, busiest=links)
 
 
 def _fit_view(section: str, facts: Facts, **more: Fact) -> ui.View:
@@ -106,31 +60,28 @@ def _fit_view(section: str, facts: Facts, **more: Fact) -> ui.View:
 
 def calibration_view(facts: Facts) -> ui.View:
     """Return the view of constants fitted to measured operators or Megatron runs."""
-    columns = ui.columns(
-        "class=name points error_before=before:% after=after:% left_out=left_out:% factor slope least",
-        factor=lambda row: f"{row['factor']:.3f}" if row["used"] else "not used",
-        slope=lambda row: "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
-        least=lambda row: "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
-    )
     classes = [] if facts.get("constants") else [{"name": name, **row} for name, row in facts["classes"].items()]
     return _fit_view(
         "calibration",
         facts,
         assumed=[ui.text_line("assumed", text) for text in facts.get("assumptions", ())],
         fitted=list((facts.get("constants") or {}).values()),
-        by_class=ui.table_of("Classes", classes, columns),
+        by_class=classes,
+        factor=lambda row: f"{row['factor']:.3f}" if row["used"] else "not used",
+        slope=lambda row: "-" if "slope" in row["unidentified"] else f"{row['slope']:+.3f}",
+        least=lambda row: "-" if "least_s" in row["unidentified"] else format_seconds(row["least_s"]),
     )
 
 
 def collective_calibration_view(facts: Facts) -> ui.View:
     """Return the view of constants fitted to sweeps of collectives."""
-    rows = []
-    for key, row in facts["constants"].items():
+
+    def show_error(row: Facts) -> str:
         error = row["standard_error"]
-        spread = format_seconds(error) if row["text"].endswith(" us") else f"{error:.2g}"
-        rows.append((key, row["text"], spread, row["means"]))
-    heads = ("constant", "value", "standard error", "what it is")
-    return _fit_view("collective calibration", facts, fitted=ui.plain_table("Constants", heads, rows, uncut=(0,)))
+        return format_seconds(error) if row["text"].endswith(" us") else f"{error:.2g}"
+
+    rows = [{**row, "name": name} for name, row in facts["constants"].items()]
+    return _fit_view("collective calibration", facts, fitted=rows, standard_error=show_error)
 
 
 def optimus_calibration_view(facts: Facts) -> ui.View:
@@ -140,10 +91,8 @@ def optimus_calibration_view(facts: Facts) -> ui.View:
         spread = facts["spread"].get(name)
         shown = format_seconds(value) if name.endswith("_s") else f"{value:.3f}"
         known = "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
-        rows.append((facts["titles"][name], shown, known))
-    words = str(ui.say("mean absolute error of the fit {mean_abs_error} over {#runs} runs", facts))
-    constants = ui.plain_table("Constants", ("constant", "value", "known"), rows)
-    return _fit_view("optimus calibration", facts, fitted=constants, fit=ui.Remarks("Fit", [ui.Remark(words, "")]))
+        rows.append({"title": facts["titles"][name], "value": shown, "known": known})
+    return _fit_view("optimus calibration", facts, fitted=rows, fit=[facts])
 
 
 def fit_view(facts: Facts) -> ui.View:

@@ -10,7 +10,6 @@ from stepcast.views.measured import collective_log_view, step_log_view, straggle
 from stepcast.views.view import NAMES
 
 Parts = list[ui.Part | None]
-MOST_ROWS = 16
 JOB_VIEWS = {"step log": step_log_view, "collectives": collective_log_view, "worker steps": stragglers_view}
 
 
@@ -139,12 +138,10 @@ def _framework(facts: Facts) -> FactDict:
 
 
 def _calibration(facts: Facts) -> FactDict:
-    classes = [{"class": name, **row} for name, row in facts["classes"].items()]
-    columns = ui.columns("class measured_/_predicted=factor:.3f least_time=least_s 90_%_within=spread:%")
-    above = f"cost estimates of {facts['gpu']} corrected by measurements"
-    rows = [(name, f"{value:.6g}") for name, value in facts["constants"].items()]
-    constants = ui.plain_table("Constants", ("constant", "value"), rows, above=f"constants of runs on {facts['gpu']}")
-    return {"corrected": ui.table_of("Classes", classes, columns, above=above), "fitted": constants}
+    return {
+        "corrected": [{"class": name, **row} for name, row in facts["classes"].items()],
+        "fitted": [{"name": name, "value": value} for name, value in facts["constants"].items()],
+    }
 
 
 def captured_view(facts: Facts) -> ui.View:
@@ -155,27 +152,23 @@ def captured_view(facts: Facts) -> ui.View:
 
 def captured_search_view(facts: Facts) -> ui.View:
     """Return the view of the ways to distribute a captured program."""
-    best = facts["rows"][0]
-    about = f"fastest step of {facts['model']} on {facts['gpus']:,} GPUs"
-    headline = ui.Headline.of_seconds(best["step_s"], about, ())
-    if not best["fits"]:
-        headline = ui.Headline("does not fit", about, ())
     rows = [{"rank": rank, **row} for rank, row in enumerate(facts["rows"], 1)]
-    columns = ui.columns("rank tp pp dp sharding step=step_s memory=memory_bytes fits=fits:yes")
-    table = ui.table_of(f"{facts['candidates']} layouts, {facts['fitting']} fit", rows, columns)
-    return ui.View(f"search {facts['model']}", headline, (), (table,), facts)
+    about = f"fastest step of {facts['model']} on {facts['gpus']:,} GPUs"
+    headline = ui.Headline.of_seconds(rows[0]["step_s"], about, ())
+    if not rows[0]["fits"]:
+        headline = ui.Headline("does not fit", about, ())
+    return ui.replace(build_view("captured search", facts, ranked=rows), headline=headline)
 
 
 def _captured(facts: Facts) -> FactDict:
     names = ("parameters", "gradients", "optimizer", "activations", "temporary")
     parts = [(f"  {name}", format_bytes(facts["memory_bytes"][name])) for name in names]
-    rows = []
-    for block in facts["body"]:
-        if block["repeat"] > 1 and (layers := block["layers"]):
-            rows.append((block["repeat"], len(layers), ", ".join(dict.fromkeys((layers[0], layers[-1])))))
+    repeated = [block for block in facts["body"] if block["repeat"] > 1 and block["layers"]]
     return {
         "more": _lines([*parts, *((name, value) for name, value in facts["facts"].items() if value)]),
-        "repeated": ui.plain_table("Repeated layers", ("repeats", "modules", "from, to"), rows[:MOST_ROWS]),
+        "repeated": [
+            {**block, "ends": ", ".join(dict.fromkeys((block["layers"][0], block["layers"][-1])))} for block in repeated
+        ],
     }
 
 

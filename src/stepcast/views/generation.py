@@ -3,7 +3,7 @@
 import re
 
 from stepcast.ir.types import Facts
-from stepcast.units import format_bytes, format_money, format_percent, format_seconds
+from stepcast.units import format_money, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
 from stepcast.views.view import NAMES
@@ -18,8 +18,6 @@ def layout_words(layout: Facts) -> str:
 def generation_view(facts: Facts) -> ui.View:
     """Return the view of a forecast of serving or of a batch."""
     memory = facts["memory_bytes"]
-    rows = [(name.replace("_", " "), format_bytes(size)) for name, size in memory.items()]
-    texts = [(name, facts[name]) for name in ("prompt", "response", "weights")]
     chart = None
     if points := [(point["time_s"], point["running"]) for point in facts["curve"]]:  # falls in the long tail
         x = ui.Axis(0.0, max(time for time, _ in points), format_seconds, "time")
@@ -32,9 +30,8 @@ def generation_view(facts: Facts) -> ui.View:
         layout=layout_words(facts["layout"]),
         serves=facts["batch_s"] is None,
         used_bytes=memory["weights"] + memory["reserved"] + memory["cache"],
-        parts=ui.plain_table("Memory of a GPU", ("part", "size"), rows),
+        parts=[{"part": name.replace("_", " "), "size": size} for name, size in memory.items()],
         chart=chart,
-        texts=ui.FactList("Requests", [*texts, ("KV cache", facts["kv_cache"])]),
     )
 
 
@@ -46,21 +43,11 @@ def rl_view(facts: Facts) -> ui.View:
     total = sum(share.amount for share in phases)
     overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
     trained = facts["training_layout"].items()
-    setting = [
-        ("responses", f"{facts['responses']:,}, {facts['mean_length']:,.0f} tokens with prompt on average"),
-        ("response length", facts["response"]),
-        ("rollout layout", layout_words(facts["rollout_layout"])),
-        ("training layout", ", ".join(f"{name} {degree}" for name, degree in trained if degree != "1")),
-    ]
-    spreads = config = None
-    if facts["sensitivity_s"]:
-        rows = [(name, format_seconds(seconds)) for name, seconds in facts["sensitivity_s"].items()]
-        lead = "The spread of response lengths is assumed: the same mean with other standard deviations."
-        spreads = ui.plain_table("If lengths vary more or less", ("spread", "step"), rows, lead=lead)
+    config_keys = []
     if facts["config"]:
         unread, more = facts["config"]["unread"], " ..." if facts["config"]["unread"][8:] else ""
-        rows = [(f"{len(unread)} of its keys", f"without effect here: {', '.join(unread[:8])}{more}")]
-        config = ui.plain_table(f"Configuration of {facts['config']['tool']}", ("keys", "use"), rows)
+        use = f"without effect here: {', '.join(unread[:8])}{more}"
+        config_keys = [{"keys": f"{len(unread)} of its keys", "use": use}]
     return build_view(
         "rl",
         facts,
@@ -68,9 +55,10 @@ def rl_view(facts: Facts) -> ui.View:
         idle=", ".join(f"{name} {share}".strip() for name, share in shares.items()),
         has_tail=facts["tail_s"] > 0,
         phases=ui.breakdown("Phases", phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
-        setting=ui.FactList("Setting", setting),
-        spreads=spreads,
-        config_keys=config,
+        rollout=layout_words(facts["rollout_layout"]),
+        training=", ".join(f"{name} {degree}" for name, degree in trained if degree != "1"),
+        spreads=[{"spread": name, "step_s": seconds} for name, seconds in facts["sensitivity_s"].items()],
+        config_keys=config_keys,
     )
 
 
