@@ -76,7 +76,9 @@ def measure_nccl_tests(folder: str, cluster: str = CLUSTER) -> scoreboard.Measur
     described = load_cluster(cluster)
     skipped: Counter[str] = Counter()
     if os.path.isdir(folder):
-        sweeps, skipped = scoreboard.compare_each(folder_files(folder), read_sweep, os.path.basename)
+        sweeps, skipped = scoreboard.compare_each(
+            folder_files(folder), lambda path: [read_sweep(path)], os.path.basename
+        )
     else:
         sweeps = [read_sweep(folder)]
     rows = [row for sweep in sweeps for row in compare_sweep(sweep, described)]
@@ -339,7 +341,7 @@ def measure_tables(folder: str) -> scoreboard.Measurements:
     by_exclusion = group_by_key((find_exclusion(row), row) for row in rows)
     errors: dict[str, list[float]] = defaultdict(list)
 
-    def compare(row: TableRow) -> scoreboard.ScoredRow:
+    def compare(row: TableRow) -> list[scoreboard.ScoredRow]:
         route = row_route(row)
         priced = price_row(row, route)
         seconds = priced.seconds
@@ -358,7 +360,8 @@ def measure_tables(folder: str) -> scoreboard.Measurements:
             "system": row.system,
         }
         sizes.append(row.size_bytes)
-        return scoreboard.ScoredRow(f"{row.table} {format_bytes(row.size_bytes)}", row.measured_s, priced.seconds, tags)
+        name = f"{row.table} {format_bytes(row.size_bytes)}"
+        return [scoreboard.ScoredRow(name, row.measured_s, priced.seconds, tags)]
 
     sizes: list[float] = []
     compared, skipped = scoreboard.compare_each(by_exclusion.pop(None, []), compare, lambda row: row.table)

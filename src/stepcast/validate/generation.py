@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -193,9 +193,8 @@ def measure_serving(folder: str) -> scoreboard.Measurements:
         for name, cases in ranked.items()
         if (right := list(_pairs_right(cases)))
     }
-    columns = scoreboard.columns_of(chain.from_iterable(scored))
-    selections = {part: columns.labels("part") == part for part in PARTS}
-    return scoreboard.Measurements(columns, untimed + skipped, selections, figures)
+    table = scoreboard.columns_of(scored)
+    return scoreboard.Measurements(table, untimed + skipped, table.select("part", *PARTS), figures)
 
 
 RL_FILE, RECIPES = "rl_runs.csv", "nemo_rl_recipes.csv"
@@ -332,8 +331,7 @@ def measure_rl(folder: str) -> scoreboard.Measurements:
         ]
 
     scored, skipped = scoreboard.compare_each(scoreboard.read_records(folder, RL_FILE), compare)
-    columns = scoreboard.columns_of(chain.from_iterable(scored))
-    selections = {name: columns.labels("quantity") == name for name in QUANTITIES}
+    table = scoreboard.columns_of(scored)
     right = [
         (measured > other_measured) == (predicted > other_predicted)
         for members in group_by_key(steps).values()
@@ -342,4 +340,4 @@ def measure_rl(folder: str) -> scoreboard.Measurements:
     ]
     pairs = "colocated against async on as many GPUs: share of pairs right"
     figures = {pairs: sum(right) / len(right)} if right else {}
-    return scoreboard.Measurements(columns, waits + skipped, selections, figures, NOTES)
+    return scoreboard.Measurements(table, waits + skipped, table.select("quantity", *QUANTITIES), figures, NOTES)

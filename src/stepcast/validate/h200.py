@@ -26,7 +26,7 @@ from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.model_table import model_of
 from stepcast.inputs.op_times import read_works
-from stepcast.inputs.source import Source, csv_records
+from stepcast.inputs.source import DATA, Source, csv_records
 from stepcast.ir.arrays import BoolArray
 from stepcast.ir.framework import Execution, Framework, Kernels, Optimizer
 from stepcast.ir.layout import Layout
@@ -145,7 +145,7 @@ def measure_h200(folder: str) -> scoreboard.Measurements:
     for file in files:
         rows += _rows_of(file, skipped, peaks)
     table = scoreboard.columns_of(rows)
-    figures = scoreboard.error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error")
+    figures = scoreboard.error_figures({"peak memory": peaks}, "mean_abs_error", "worst_abs_error")
     fit = table.labels("fit") if len(table) else np.array([""])
     left_out, unseen, others = (int(np.sum(fit == word)) for word in ("left out", "never", ""))
     committed = "prices from operators, host times from these rows"
@@ -161,7 +161,7 @@ def measure_h200(folder: str) -> scoreboard.Measurements:
 
 def shipped_folder() -> Path:
     """Return the folder of the set inside the package."""
-    return scoreboard.DATA / "h200"
+    return DATA / "h200"
 
 
 # Operator -> kind of rows that are left out of a fit together, and the columns that make a family of shapes.

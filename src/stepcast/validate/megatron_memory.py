@@ -97,7 +97,7 @@ def measure_peak_memory(*folders: str) -> scoreboard.Measurements:
     return scoreboard.Measurements(table, skipped, large, details=(COMMAND, "size"), unit="bytes")
 
 
-def compare_case(record: scoreboard.Record) -> scoreboard.ScoredRow:
+def compare_case(record: scoreboard.Record) -> list[scoreboard.ScoredRow]:
     """Return the bytes that a test had allocated at its peak, and those predicted of its last stage."""
     run, flags, cut_off = read_case(record)
     gpu = run.cluster.gpu
@@ -117,4 +117,4 @@ def compare_case(record: scoreboard.Record) -> scoreboard.ScoredRow:
     if run.model.experts and "moe-grouped-gemm" not in flags and not cut_off:
         allocated -= EXPERT_STREAMS * engine_workspace_bytes(gpu)  # experts one by one run on one stream
     name = " ".join(record[column] for column in ("id", "test", "gpu", "software"))
-    return scoreboard.ScoredRow(name, float(record["max_mem_bytes"]), allocated, tags)
+    return [scoreboard.ScoredRow(name, float(record["max_mem_bytes"]), allocated, tags)]

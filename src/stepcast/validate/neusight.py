@@ -276,7 +276,7 @@ def _compare_models(path: Path, skipped: Counter[str], figures: dict[str, float]
     unseen: list[float] = []
     theirs: list[tuple[float, float]] = []
 
-    def compare(numbered: tuple[int, scoreboard.Record]) -> scoreboard.ScoredRow:
+    def compare(numbered: tuple[int, scoreboard.Record]) -> list[scoreboard.ScoredRow]:
         number, record = numbered
         gpu = _gpu(record["device"])
         if gpu is None:
@@ -296,7 +296,7 @@ def _compare_models(path: Path, skipped: Counter[str], figures: dict[str, float]
         unseen.append(abs(unseen_s / measured_s - 1.0))
         if record.get("neusight_ms"):
             theirs.append((abs(row.error), abs(float(record["neusight_ms"]) * 1e-3 / measured_s - 1.0)))
-        return row
+        return [row]
 
     rows, left_out = scoreboard.compare_each(enumerate(scoreboard.read_records(path), start=2), compare)
     skipped.update(left_out)

@@ -27,20 +27,19 @@ from stepcast.cost.fits import ComputeFit, compute_fit, merge_tables
 from stepcast.cost.power import Load
 from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster, Gpu, load_cluster
-from stepcast.hardware.catalog import load_fit
-from stepcast.inputs.source import FormatError, Source, csv_records, read_toml
+from stepcast.hardware.catalog import load_data, load_fit
+from stepcast.inputs.source import FormatError, Source, csv_records
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
 from stepcast.ir.step import LEVEL
-from stepcast.ir.types import FactDict, dataclass, require
+from stepcast.ir.types import dataclass, require
 from stepcast.ir.work import Compute
 
 Item = TypeVar("Item")
 Compared = TypeVar("Compared")
 Record = Mapping[str, str]  # a row of a csv file, by its columns
 Pair = tuple[float, float]  # measured and predicted
-DATA = Path(__file__).parents[1] / "data"
 WORST = 10
 # Measured times: launches decide the first, the hardware the last.
 TIME_EDGES_S = (20e-6, 50e-6, 1e-3, 10e-3)
@@ -93,6 +92,10 @@ class MeasuredColumns:
     def labels(self, tag: str) -> TextArray:
         """Return the labels of a tag, blank for rows without one."""
         return self.tags.get(tag, np.full(len(self), ""))
+
+    def select(self, tag: str, *labels: str) -> dict[str, BoolArray]:
+        """Return the rows that have each of these *labels* of a tag."""
+        return {label: self.labels(tag) == label for label in labels}
 
     @property
     def error(self) -> FloatArray:
@@ -156,10 +159,7 @@ class Scoreboard:
     unit: str = "s"
 
 
-@lru_cache(maxsize=8)
-def load_table(name: str) -> FactDict:
-    """Return a table of the package's data, such as ``rows/sets``."""
-    return read_toml(DATA / f"{name}.toml")
+load_table = lru_cache(maxsize=8)(load_data)  # of the package's data, such as ``rows/sets``
 
 
 @lru_cache(maxsize=64)
@@ -186,20 +186,20 @@ def read_records(place: str | Path, *files: str, needed: Sequence[str] = ()) -> 
 
 def compare_each(
     items: Iterable[Item],
-    compare: Callable[[Item], Compared],
+    compare: Callable[[Item], Sequence[Compared]],
     where: Callable[[Item], str] | None = None,
     count: Callable[[Item], int] = lambda item: 1,
 ) -> tuple[list[Compared], Counter[str]]:
     """Compare every item with its prediction, and count why the others could not be compared.
 
-    *compare* raises a ValueError (or a KeyError for a missing column) for an item that it has no prediction for;
-    *where* names the file that the reason is put after; *count* is the number of rows of an item.
+    *compare* gives the results of an item, and raises a ValueError (or a KeyError for a missing column) where it has no
+    prediction; *where* names the file that the reason is put after; *count* is the number of rows of an item.
     """
     compared: list[Compared] = []
     skipped: Counter[str] = Counter()
     for item in report_progress(items):
         try:
-            compared.append(compare(item))
+            compared += compare(item)
         except (ValueError, KeyError) as error:
             reason = error.message if isinstance(error, FormatError) else str(error)
             skipped[f"{where(item)}: {reason}" if where else reason] += count(item)
@@ -255,11 +255,13 @@ def summarise(measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArra
     )
 
 
-def error_figures(what: str, pairs: Sequence[Pair], *names: str) -> dict[str, float]:
-    """Return the fields *names* of the Summary of measured and predicted *pairs*, as figures of *what*."""
-    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    summary = summarise(table[:, 0], table[:, 1])
-    return {f"{what}: {name}": getattr(summary, name) for name in names} if summary else {}
+def error_figures(pairs: Mapping[str, Sequence[Pair]], *names: str) -> dict[str, float]:
+    """Return the fields *names* of the Summary of measured and predicted *pairs*, by what they are of."""
+    figures: dict[str, float] = {}
+    for what, of_rows in pairs.items():
+        summary = summarise(*np.array(of_rows, dtype=np.float64).reshape(-1, 2).T)
+        figures |= {f"{what}: {name}": getattr(summary, name) for name in names if summary}
+    return figures
 
 
 def build_scoreboard(measurements: Measurements) -> Scoreboard:

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from stepcast.validate.scoreboard import Measurements, Pair, ScoredRow, columns_
 
 # A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
 REAL_LAYERS = 16
-SIZE = "size"
 REAL, TOY = "real size", "toy"
 AS_RECORDED, ANEW = "as recorded", "laid out anew"
 
@@ -40,7 +38,7 @@ def measure_megatron_traces(folder: str) -> Measurements:
     """
     pairs: dict[str, list[Pair]] = {f"{what}, {size}": [] for what in (AS_RECORDED, ANEW) for size in (REAL, TOY)}
 
-    def compare(path: str) -> ScoredRow:
+    def compare(path: str) -> list[ScoredRow]:
         timeline = read(path)
         if not isinstance(timeline, Timeline) or timeline.layout is None:
             raise ValueError("is no Megatron-LM trace")
@@ -48,18 +46,17 @@ def measure_megatron_traces(folder: str) -> Measurements:
         layers, measured_s = recording.facts.get("layers"), recording.measured_step_s
         size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
         name, predicted_s = os.path.basename(os.path.normpath(path)), play(from_durations(recording)).step_s
-        row = ScoredRow(name, measured_s, predicted_s, {SIZE: size})
+        row = ScoredRow(name, measured_s, predicted_s, {"size": size})
         pairs[f"{AS_RECORDED}, {size}"].append((measured_s, play(recording).step_s))
         if recording.is_complete:
             pairs[f"{ANEW}, {size}"].append((measured_s, play(reschedule(recording, recording.micro_batches)).step_s))
-        return row
+        return [row]
 
     runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     rows, skipped = compare_each(runs or [folder], compare)
-    table, figures = columns_of(rows), dict[str, float]()
-    for what, of_runs in pairs.items():
-        figures |= error_figures(what, of_runs, "mean_abs_error", "worst_abs_error")
-    return Measurements(table, skipped, {size: table.labels(SIZE) == size for size in (REAL, TOY)}, figures)
+    table = columns_of(rows)
+    figures = error_figures(pairs, "mean_abs_error", "worst_abs_error")
+    return Measurements(table, skipped, table.select("size", REAL, TOY), figures)
 
 
 # ---- OptimusPrime runs predicted from their configuration, each left out of its own fit -----------------------
@@ -76,13 +73,13 @@ def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]
     """
     machine = machine_of(load_cluster(CLUSTER))
 
-    def observe(log: RunLog) -> Observation:
+    def observe(log: RunLog) -> list[Observation]:
         try:
-            return observed(log, machine)
+            return [observed(log, machine)]
         except ValueError as error:
             raise ValueError(str(error).removeprefix(f"{log.source}: ")) from None
 
-    def predict(run: Observation) -> ScoredRow:
+    def predict(run: Observation) -> list[ScoredRow]:
         others = [other for other in observations if other is not run]
         if run.name not in shipped().runs:
             constants, source = shipped().constants, "shipped"
@@ -92,7 +89,7 @@ def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]
             raise ValueError(f"fewer than {FEWEST_OTHERS} other runs to fit to")
         layout = run.plan.layout
         tags = {"layout": f"tp{layout.tp} dp{layout.dp} pp{layout.pp}", "constants": source}
-        return ScoredRow(run.name, run.measured_s, step_s(run.plan, machine, constants), tags)
+        return [ScoredRow(run.name, run.measured_s, step_s(run.plan, machine, constants), tags)]
 
     observations, unread = compare_each(logs, observe)
     rows, skipped = compare_each(observations, predict)
@@ -116,8 +113,7 @@ def read_stage_peaks(logs: Sequence[RunLog]) -> list[Pair]:
         stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
         return [(max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total) for stage in stages]
 
-    compared, _ = compare_each(logs, compare)  # predict_runs counts what is left out
-    return list(chain.from_iterable(compared))
+    return compare_each(logs, compare)[0]  # predict_runs counts what is left out
 
 
 def measure_optimus(folder: str) -> Measurements:
@@ -128,7 +124,7 @@ def measure_optimus(folder: str) -> Measurements:
     rows, skipped = predict_runs(logs)
     notes = [f"{os.path.basename(log.source)}: {warning}" for log in logs for warning in log.warnings]
     peaks, names = read_stage_peaks(logs), ("mean_abs_error", "worst_abs_error", "mean_error")
-    figures = error_figures("peak memory by stage", peaks, *names)
+    figures = error_figures({"peak memory by stage": peaks}, *names)
     if peaks:
         within = np.mean([abs(predicted / measured - 1) <= WITHIN for measured, predicted in peaks])
         figures[f"stages whose peak memory is within {format_percent(WITHIN, 0)}"] = float(within)

@@ -7,7 +7,7 @@ Every row is a ``config.json`` and the words of its setting (``data/rows/setting
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -109,20 +109,19 @@ def measure_transformers(folder: str, calibration: str = "") -> scoreboard.Measu
         kind = kind_of(setting.model, cluster, setting.strategy)
         return list(step_rows(record, prediction, setting.command + option, peaks, ("kind", kind)))
 
-    rows, skipped = scoreboard.compare_each(merge_visits(step_files(folder)), compare, lambda visit: visit[0].name)
-    return measurements_of(chain.from_iterable(rows), skipped, peaks)
+    return measure_visits(merge_visits(step_files(folder)), compare, peaks)
 
 
-def measurements_of(
-    rows: Iterable[scoreboard.ScoredRow],
-    skipped: Mapping[str, int],
+def measure_visits(
+    visits: Iterable[Visit],
+    compare: Callable[[Visit], list[scoreboard.ScoredRow]],
     peaks: Sequence[scoreboard.Pair],
-    notes: tuple[str, ...] = (),
+    *notes: str,
 ) -> scoreboard.Measurements:
-    """Return steps and their phases, and the bytes allocated at their peaks."""
-    table = scoreboard.columns_of(rows)
-    selections = {name: table.labels("phase") == name for name in ("step", *scoreboard.PHASES)}
-    figures = scoreboard.error_figures("peak memory", peaks, *ERRORS)
+    """Return steps and their phases, and the bytes allocated at their peaks, which *compare* adds to *peaks*."""
+    rows, skipped = scoreboard.compare_each(visits, compare, lambda visit: visit[0].name)
+    table, figures = scoreboard.columns_of(rows), scoreboard.error_figures({"peak memory": peaks}, *ERRORS)
+    selections = table.select("phase", "step", *scoreboard.PHASES)
     return scoreboard.Measurements(table, skipped, selections, figures, notes, details=(COMMAND,))
 
 
@@ -192,8 +191,7 @@ def measure_captured(*folders: str) -> scoreboard.Measurements:
             peaks.extend(own_peaks)
             return rows
 
-        rows, skipped = scoreboard.compare_each(asked, compare, lambda visit: visit[0].name)
-    return measurements_of(chain.from_iterable(rows), skipped, peaks, (note,))
+        return measure_visits(asked, compare, peaks, note)
 
 
 @contextmanager
@@ -289,7 +287,7 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
     before: dict[str, list[scoreboard.Pair]] = {}
     paced: dict[str, list[scoreboard.Pair]] = {"GPU": [], "CPU": []}
 
-    def compare(record: scoreboard.Record) -> scoreboard.ScoredRow:
+    def compare(record: scoreboard.Record) -> list[scoreboard.ScoredRow]:
         choices = read_choices_of(record, Path(folder))
 
         def step_s(pace: float) -> float:
@@ -310,18 +308,15 @@ def measure_tuning(folder: str) -> scoreboard.Measurements:
         command = shlex.join(["stepcast", "predict", *spell_choices(choices)])
         named = {name: record[name] for name in ("visit", "setting", "model")}
         tags = {"bottleneck": bottleneck, **named, "command": command}
-        return scoreboard.ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)
+        return [scoreboard.ScoredRow(label, measured_s, prediction.step_s, tags, prediction.interval_s)]
 
-    rows, skipped = scoreboard.compare_each(
-        scoreboard.read_records(folder, "tuning.csv"), compare, lambda record: record["setting"]
-    )
+    records = scoreboard.read_records(folder, "tuning.csv")
+    rows, skipped = scoreboard.compare_each(records, compare, lambda record: record["setting"])
     compared = {
         **{f"{name} memory": pairs for name, pairs in peaks.items()},
         **before,
         "pace of the host measured": [*paced["GPU"], *paced["CPU"]],
         **{f"the same, {name}-limited steps": pairs for name, pairs in paced.items()},
     }
-    figures: dict[str, float] = {}
-    for part, pairs in compared.items():
-        figures |= scoreboard.error_figures(part, pairs, *ERRORS)
+    figures = scoreboard.error_figures(compared, *ERRORS)
     return scoreboard.Measurements(scoreboard.columns_of(rows), skipped, figures=figures, details=(COMMAND,))

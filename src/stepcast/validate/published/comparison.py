@@ -107,7 +107,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
     predicted: dict[tuple[object, ...], tuple[float, tuple[float, float] | None]] = {}
     records = list(correct_records(records, load_corrections()))
 
-    def compare(record: Record) -> tuple[ScoredRow, Record]:
+    def compare(record: Record) -> list[tuple[ScoredRow, Record]]:
         setup = read_setup(record)
         if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
             memories.append(memory_row(setup))
@@ -120,7 +120,7 @@ def compare_records(records: Iterable[Record]) -> PublishedRows:
         degrees = " ".join(f"{name} {getattr(strategy.layout, name)}" for name in ("tp", "pp", "dp"))
         batch = f"batch {strategy.micro_batch}/{run.global_batch}"
         name = f"{run.name} {run.model} {run.gpus} x {run.gpu} {degrees} {batch}"
-        return ScoredRow(name, measured_s, step_s, _tags(setup), ends), record
+        return [(ScoredRow(name, measured_s, step_s, _tags(setup), ends), record)]
 
     compared, skipped = scoreboard.compare_each(complete_heads(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
@@ -210,7 +210,7 @@ def memory_figures(published: PublishedRows) -> dict[str, float]:
 
 
 def _memory_errors(what: str, rows: Iterable[MemoryRow], *names: str) -> dict[str, float]:
-    return error_figures(what, [(row.measured_bytes, row.predicted_bytes) for row in rows], *names)
+    return error_figures({what: [(row.measured_bytes, row.predicted_bytes) for row in rows]}, *names)
 
 
 # ---- MLPerf Training runs: the columns of published runs, and some of their own ------------------------------

@@ -17,7 +17,7 @@ from typing import get_args, get_type_hints
 
 from stepcast.frameworks.catalog import Profile, load_profile, settle
 from stepcast.hardware import Cluster, load_cluster
-from stepcast.inputs.source import parse_toml
+from stepcast.inputs.source import DATA, parse_toml
 from stepcast.ir.framework import Dispatcher, Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model, spread_layers
@@ -29,7 +29,7 @@ from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.questions.runs import NoOptionError, predict_words
 from stepcast.questions.settle import adapter_fields
 from stepcast.units import TFLOPS
-from stepcast.validate.scoreboard import DATA, load_table
+from stepcast.validate.scoreboard import load_table
 
 Record = Mapping[str, str | None]
 CORRECTED = "corrected"  # the column that lists what was changed, and why
