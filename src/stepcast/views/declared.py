@@ -1,7 +1,7 @@
 """Answers as ``data/views.txt`` declares them, and the question at their head, which explains a saved result."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from stepcast.ir.types import Fact, FactDict, Facts
@@ -104,7 +104,7 @@ def _part(row: str, facts: Facts) -> ui.Part | None:
         return ui.FactList(title, pairs, **_options(texts, facts)) if pairs else None
     path, _, most = (name or source).partition(":")
     rows = (find_value(facts, path) or [])[: int(most) if most else None]
-    return (_remarks if kind == "remarks" else _table)(title, rows, facts, *texts)
+    return BUILDERS.get(kind, _table)(title, rows, facts, *texts)
 
 
 def _options(texts: Sequence[str], facts: Facts) -> FactDict:
@@ -120,7 +120,8 @@ def _options(texts: Sequence[str], facts: Facts) -> FactDict:
             if word.isdigit():
                 options["most_lines"] = int(word)
             else:
-                options |= {"shown": PLACES[word]} if word in PLACES else {name: (int(value),) if value else True}
+                known = (int(value),) if value.isdigit() else find_value(facts, value) if value else True
+                options |= {"shown": PLACES[word]} if word in PLACES else {name: known}
     return options
 
 
@@ -136,12 +137,31 @@ def _table(title: str, rows: Sequence[Facts], facts: Facts, spec: str, *texts: s
     return ui.table_of(title, rows, ui.columns(" ".join(heads), **computed), **_options(texts, facts))
 
 
+def _bars(
+    title: str, rows: Sequence[Facts], facts: Facts, label: str, spec: str, value: str, note: str, *texts: str
+) -> ui.Bars | None:
+    """Return a bar for each row, with a piece of each kind of *spec*."""
+    if not rows:
+        return None
+    pieces = [re.split("[=:]", word) for word in spec.split()]
+    kinds = {kind: (words or [kind])[0].replace("_", " ") for kind, _, *words in pieces}
+    bars = []
+    for row in rows:
+        name, shown, more = (say(text, row) or "" for text in (label, value, note))
+        bars.append(ui.stack(name, {kind: row[key] for kind, key, *_ in pieces}, kinds, shown, more))
+    options = {"most": max(bar.length for bar in bars), **_options(texts, facts)}
+    return ui.Bars(title, bars, kinds, **options)
+
+
 def _remarks(title: str, rows: Sequence[Facts], facts: Facts, template: str, *texts: str) -> ui.Remarks:
     """Return a sentence for each row, its strong words between asterisks, and the evidence that the row has for it."""
     before, *strong_and_rest = template.split("**")
     strong, rest = strong_and_rest or ("", before)
     remarks = [ui.Remark(say(strong, row) or "", say(rest, row) or "", row.get("evidence", ())) for row in rows]
     return ui.Remarks(title, remarks, **_options(texts, facts))
+
+
+BUILDERS: Mapping[str, Callable[..., ui.Part | None]] = {"remarks": _remarks, "bars": _bars}
 
 
 def asked_pairs(facts: Facts) -> list[tuple[str, str]]:

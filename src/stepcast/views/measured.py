@@ -24,7 +24,6 @@ WORK = ("compute", "optimizer")
 TIME_BREAKDOWN = "Time breakdown (mean over ranks)"
 # Parts of measured runs by the colours of pages.
 KINDS = NAMES["measured_colours"]
-STAGE_KINDS = {"compute": "compute", "optimizer": "optimizer", "hidden": "waiting within the stage", "bubble": "bubble"}
 HEADS = NAMES["rank_parts"]
 MOST_RANKS = 16
 MOST_LOGGED = 10
@@ -36,7 +35,6 @@ OPTIMUS_WORK = ("compute", "unhooked", "accumulation", "optimizer")
 OPTIMUS_PARTS = NAMES["optimus_parts"]
 FILE_TITLES = NAMES["job_files"]
 STREAM_PARTS = {"compute": "computation", "exposed": "exposed communication", "copy": "copies", "idle": "GPU idle"}
-STREAM_COLOURS = {"compute": "compute", "exposed": "exposed", "copy": "copy", "idle": "bubble"}
 
 
 def shares_of(breakdown_s: Mapping[str, float], names: Mapping[str, str] = PART_NAMES) -> list[ui.Share]:
@@ -87,7 +85,7 @@ def megatron_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         experts=ep if ep > 1 else None,
         read=len(facts["ranks"]) if len(facts["ranks"]) > 1 else f"rank {facts['ranks'][0]}",
         breakdown=_breakdown(facts["breakdown_s"], step_s),
-        stage_bars=_stages(facts),
+        several=facts["stages"] if len(facts["stages"]) > 1 else [],
         uneven_rows=[{**row, "evidence": _evidence_of_experts(row)} for row in uneven_rows[:MOST_LINES]],
         operations=ui.bars_of_times("Operations", operations_s, heads, **detail),
         exposed=ui.bars_of_exposure("Exposed communication", facts["communication_s"], shown=ui.Shown.PAGE),
@@ -142,19 +140,6 @@ def _evidence_of_experts(row: Facts) -> list[str]:
         f"the busiest of each exchange on {row['exchange_factor']:.2f}x its mean",
         *([f"waiting for it: {', '.join(waits[:8])}"] if waits else ()),
     ]
-
-
-def _stages(facts: Facts) -> ui.Bars | None:
-    if len(facts["stages"]) < 2:
-        return None
-    bars = []
-    for row in facts["stages"]:
-        amounts = {kind: row[f"{kind.replace('hidden', 'wait')}_s"] for kind in STAGE_KINDS}
-        note = f"bubble {format_seconds(row['bubble_s'])}"
-        bars.append(ui.stack(f"stage {row['stage']}", amounts, STAGE_KINDS, format_seconds(row["compute_s"]), note))
-    columns = ui.columns("stage compute=compute_s optimizer=optimizer_s wait_within=wait_s bubble=bubble_s")
-    listed = ui.table_of("Stages", facts["stages"], columns, most_lines=MOST_LINES)
-    return ui.Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
 
 
 def _bus_bandwidth(row: Facts) -> ui.Cell:
@@ -445,18 +430,10 @@ def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     slow = [figure for row in facts["stragglers"] for figure in build_figures("stream straggler", row)]
     if facts["devices"] and not slow:
         slow = [ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU")]
-    bars, kinds = [], {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
-    for row in facts["devices"]:
-        amounts = {STREAM_COLOURS[part]: row[f"{part}_s"] for part in STREAM_PARTS}
-        bars.append(ui.stack(f"GPU {row['device']}", amounts, kinds, format_seconds(row["compute_s"])))
-    most_s = max((bar.length for bar in bars), default=1.0)
-    columns = ui.columns("GPU=device compute=compute_s exposed_communication=exposed_s copies=copy_s idle=idle_s")
-    devices = ui.table_of("GPUs", facts["devices"], columns)
     ranges = "spans" if facts.get("format") == "otlp" else "nvtx_ranges"
     more: Facts = {
         "bottleneck": bottleneck_figures(named, sum(named.values()), (STREAM_PARTS["compute"],), "the time of a GPU"),
         "slow": slow,
-        "bars": ui.Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
         ranges: facts["ranges"],
     }
     return _job_view("streams", facts, timeline, **more)

@@ -9,7 +9,7 @@ from stepcast import units
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.types import Fact, Facts
 from stepcast.views import view as ui
-from stepcast.views.declared import LAYOUT, asked_pairs, build_pairs, build_view
+from stepcast.views.declared import LAYOUT, asked_pairs, build_figures, build_pairs, build_view
 from stepcast.views.step import PART_NAMES, step_band
 
 # Choices that a row names where they were searched.
@@ -269,8 +269,6 @@ VALUES: Mapping[str, Callable[[Facts, float], str]] = {
 }
 # Objectives in the order in which one becomes the headline.
 HEADLINES = ("cost", "days", "throughput per GPU", "step time")
-# Columns that not every answer fills, and their keys.
-OPTIONAL = {"time": "days", "cost": "cost", "energy": "energy_mwh", "goodput": "goodput"}
 
 
 def alternatives_view(facts: Facts) -> ui.View:
@@ -288,15 +286,12 @@ def alternatives_view(facts: Facts) -> ui.View:
         value, fits = units.format_seconds(best["step_s"]), best["fits"] is not False
         words = f"per step with {best['name']}: {'the only answer that fits' if fits else 'none of them fits'}"
     row = by_name[best["name"]]
-    kinds, step_s = {"compute": "step"}, units.format_seconds
-    bars = [ui.stack(row["name"], {"compute": row["step_s"]}, kinds, step_s(row["step_s"])) for row in rows]
-    most_s, currency = max(row["step_s"] for row in rows), rows[0]["currency"]
-    winning = []
+    currency, layouts = rows[0]["currency"], set(map(strategy_words, rows))
+    winning: list[ui.Figure] = []
     for winner in facts["winners"]:
         shown = VALUES[winner["objective"]](by_name[winner["name"]], winner["value"])
         certain = "" if winner["clear"] else ", within our error"
-        note = f"{winner['name']}, {units.format_percent(winner['advantage'])} ahead of {winner['second']}{certain}"
-        winning.append(ui.Figure(f"best {winner['objective']}", shown, note, mood=ui.Mood.GOOD))
+        winning += build_figures("winner", winner, winner=winner["name"], shown=shown, certain=certain, fine=True)
     return build_view(
         "alternatives",
         facts,
@@ -307,37 +302,21 @@ def alternatives_view(facts: Facts) -> ui.View:
         about=(facts["model"], f"{row['gpus']:,} {row['gpu']}: {strategy_words(row)}"),
         winning=winning,
         unanswered=[ui.Figure(name, "no answer", why, mood=ui.Mood.BAD) for name, why in facts["failed"].items()],
-        in_text=_table(rows, ui.Shown.TEXT),
-        on_page=_table(rows, ui.Shown.PAGE),
-        bars=ui.Bars("Step time", bars, kinds, most_s, shown=ui.Shown.PAGE),
+        in_text=[{**row, "layout": True if len(layouts) > 1 else None} for row in rows],
+        layout=strategy_words,
+        memory=("memory_bytes", _fit_words),
         commands=ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True),
         **{
+            "90_%_interval": ("high_s", lambda row: ui.say("{low_s} to {high_s}", row)),
             "price_per_GPU-hour": lambda row: units.format_money(row["price"], currency),
             "break-even_price": lambda row: units.format_money(row["break_even_price"], currency),
         },
     )
 
 
-def _table(rows: list[Facts], shown: ui.Shown) -> ui.Table:
-    """Return all figures of each alternative; columns that no row fills are left out."""
-
-    def fit_words(row: Facts) -> str:
-        size = row["memory_bytes"]
-        return "-" if size is None else f"{units.format_bytes(size)}{'' if row['fits'] else ', does not fit'}"
-
-    columns = ui.columns(
-        "alternative=name step=step_s time=days:days cost=cost:money energy=energy_mwh:mwh goodput "
-        "tokens/s/GPU=tokens_per_s_per_gpu:,.0f MFU=mfu memory",
-        memory=("memory_bytes", fit_words),
-    )
-    for head, key in OPTIONAL.items():
-        if all(row[key] is None for row in rows):
-            del columns[head]
-    if shown is ui.Shown.PAGE:
-        columns |= {"90 % interval": ("high_s", lambda row: ui.say("{low_s} to {high_s}", row)), "GPUs": "gpus,"}
-    if shown is ui.Shown.PAGE or len(set(map(strategy_words, rows))) > 1:
-        columns["layout"] = strategy_words
-    return ui.table_of("Alternatives", rows, columns, sortable=True, wide=True, shown=shown, uncut=(0,))
+def _fit_words(row: Facts) -> str:
+    size = row["memory_bytes"]
+    return "-" if size is None else f"{units.format_bytes(size)}{'' if row['fits'] else ', does not fit'}"
 
 
 def counts_view(facts: Facts) -> ui.View:
