@@ -17,7 +17,6 @@ MOST_STAGES = 64
 LEAST_SHOWN = 0.001  # of the step, for a column of its own
 STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
 PART_NAMES = NAMES["parts"]
-STAGE_KINDS = {"compute": "busy", "exposed": "exposed communication", "host": "CPU launch overhead", "bubble": "bubble"}
 MEMORY_KINDS = NAMES["memory_colours"]
 GROUP_NAMES = NAMES["groups"]
 # What usually makes a part smaller.
@@ -81,7 +80,7 @@ def step_view(
         breakdown=ui.breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
         advice=_advice(facts, changes),
         communication=ui.bars_of_exposure("Communication", groups, GROUP_NAMES, lead=costliest) if groups else None,
-        stages=_stages(facts),
+        **_stage_values(facts),
         memory_bars=_memory(facts, explain_memory),
         share=lambda row: format_percent(row["seconds"] / facts["step_s"]),
         jittered=jittered,
@@ -157,27 +156,23 @@ def _first_and_last(stages: Sequence[Facts], most: int) -> Sequence[Facts]:
     return stages if len(stages) <= most else [*stages[: most - 1], stages[-1]]
 
 
-def _stages(facts: Facts) -> ui.Bars | None:
+def _stage_values(facts: Facts) -> FactDict:
+    """Return the stages that bars and table show, and which of them is the busiest; nothing for a single stage."""
     stages, step_s = facts["stages"], facts["step_s"]
     if len(stages) < 2:
-        return None
-    shown, bars = _first_and_last(stages, MOST_STAGES), []
-    for stage in shown:
-        amounts = {kind: stage[f"{kind.replace('compute', 'busy')}_s"] for kind in STAGE_KINDS}
-        note = f"bubble {format_percent(stage['bubble_s'] / step_s)}"
-        bars.append(ui.stack(f"stage {stage['stage']}", amounts, STAGE_KINDS, format_seconds(stage["busy_s"]), note))
+        return {}
+    has_host = any(stage["host_s"] > LEAST_SHOWN * step_s for stage in stages)
+    rows = [{**row, "shown_host_s": row["host_s"] if has_host else None, "whole_s": step_s} for row in stages]
     busiest = max(stages, key=lambda stage: stage["busy_s"])
     mean_s = sum(stage["busy_s"] for stage in stages) / len(stages)
     above = busiest["busy_s"] / mean_s - 1 if mean_s else 0.0
     lead = f"Stage {busiest['stage']} is the busiest, {format_percent(above)} above the mean."
     if above < LEAST_SHOWN:
         lead = "All stages are equally busy."
-    if len(shown) < len(stages):
-        lead += f" {len(stages) - len(shown)} stages in the middle are left out."
-    host = "host=host_s" if any(stage["host_s"] > LEAST_SHOWN * step_s for stage in stages) else ""
-    columns = ui.columns(f"stage busy=busy_s exposed=exposed_s {host} bubble=bubble_s in_flight=peak_in_flight")
-    listed = ui.table_of("Stages", _first_and_last(stages, MOST_LINES), columns)
-    return ui.Bars("Stages", bars, STAGE_KINDS, step_s, table=listed, lead=lead)
+    if (left_out := len(stages) - MOST_STAGES) > 0:
+        lead += f" {left_out} stages in the middle are left out."
+    most = {"drawn_stages": MOST_STAGES, "listed_stages": MOST_LINES}
+    return {"stage_lead": lead, **{name: _first_and_last(rows, count) for name, count in most.items()}}
 
 
 def _memory(facts: Facts, explain: bool) -> ui.Bars | None:
