@@ -153,11 +153,11 @@ def captured_view(facts: Facts) -> ui.View:
 def captured_search_view(facts: Facts) -> ui.View:
     """Return the view of the ways to distribute a captured program."""
     rows = [{"rank": rank, **row} for rank, row in enumerate(facts["rows"], 1)]
+    view = build_view("captured search", facts, best=rows[0], ranked=rows)
+    if rows[0]["fits"]:
+        return view
     about = f"fastest step of {facts['model']} on {facts['gpus']:,} GPUs"
-    headline = ui.Headline.of_seconds(rows[0]["step_s"], about, ())
-    if not rows[0]["fits"]:
-        headline = ui.Headline("does not fit", about, ())
-    return ui.replace(build_view("captured search", facts, ranked=rows), headline=headline)
+    return ui.replace(view, headline=ui.Headline("does not fit", about, ()))
 
 
 def _captured(facts: Facts) -> FactDict:

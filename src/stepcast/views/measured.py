@@ -103,26 +103,20 @@ def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> ui.Bars:
     return ui.breakdown(TIME_BREAKDOWN, large, step_s)
 
 
-def straggler_words(facts: Facts) -> str:
-    """Return which ranks are slow and how much of the step they cost, in a line."""
+def _straggler_figure(facts: Facts) -> ui.Figure:
+    """Return which ranks are slow and how much of the step they cost."""
     slow, cost_s = facts["stragglers"], facts.get("straggler_cost_s")
     if not slow:
-        return "not known from one rank" if len(facts["ranks"]) == 1 and facts["gpus"] > 1 else "none"
-    named = ", ".join(f"rank {row['rank']} ({row['factor']:.2f}x)" for row in slow[:MOST_NAMED])
-    more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
-    if len(slow) == 1:
-        named = f"rank {slow[0]['rank']} takes {slow[0]['factor']:.2f}x as long as its peers"
-    if cost_s is None:
-        return named + more
-    share = format_percent(cost_s / facts["step_s"]) if facts["step_s"] else "-"
-    return f"{named}{more}: costs {format_seconds(cost_s)}, {share} of the step"
-
-
-def _straggler_figure(facts: Facts) -> ui.Figure:
-    slow, words = facts["stragglers"], straggler_words(facts)
-    if not slow:
-        mood = ui.Mood.GOOD if words == "none" else ui.Mood.NEUTRAL
+        is_unknown = len(facts["ranks"]) == 1 and facts["gpus"] > 1
+        words, mood = ("not known from one rank", ui.Mood.NEUTRAL) if is_unknown else ("none", ui.Mood.GOOD)
         return ui.Figure("straggler", words.capitalize(), line=words, mood=mood)
+    words = ", ".join(f"rank {row['rank']} ({row['factor']:.2f}x)" for row in slow[:MOST_NAMED])
+    words += f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+    if len(slow) == 1:
+        words = f"rank {slow[0]['rank']} takes {slow[0]['factor']:.2f}x as long as its peers"
+    if cost_s is not None:
+        share = format_percent(cost_s / facts["step_s"]) if facts["step_s"] else "-"
+        words += f": costs {format_seconds(cost_s)}, {share} of the step"
     name = "straggler" if len(slow) == 1 else "stragglers"
     return ui.Figure(name, str(len(slow)), words, line=words, mood=ui.Mood.BAD)
 

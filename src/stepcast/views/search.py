@@ -244,18 +244,21 @@ def strategies_view(counts: Facts, ranked_candidates: Sequence[Candidate], on_fr
     )
     shown = {name: count for name, count in counts.items() if name not in ("complete", "out_of_time")}
     figures = [ui.Figure(name.replace("_", " "), f"{count:,}") for name, count in shown.items()]
-    if not best:
-        words = _describe_nothing(counts)
-        first, _, rest = words.capitalize().partition(" ")
-        return ui.View(words, ui.Headline(first, rest, ("search",)), figures, (), {})
-    step_s, ranked = best[0]["step_s"], [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
-    columns = ui.columns("rank GPUs=gpus, strategy step=step_s memory=memory_bytes", strategy=strategy_words)
-    texts = {"caption": "The best first", "ids": range(1, len(ranked) + 1)}
-    table = ui.table_of("Strategies", ranked, columns, sortable=True, wide=True, **texts)
-    about = (f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
-    headline = ui.Headline.of_seconds(step_s, "per step, the best found", about)
-    parts = [table, _trade_off(front, ranked, (), None)]
-    return ui.View(f"{units.format_seconds(step_s)} per step", headline, figures, parts, {})
+    ranked = [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
+    nothing = None if ranked else _describe_nothing(counts)
+    return build_view(
+        "strategies",
+        {},
+        best=ranked[0] if ranked else None,
+        chosen=strategy_words(ranked[0]) if ranked else None,
+        nothing=nothing,
+        nothing_found=nothing and nothing.capitalize(),
+        counted=figures,
+        ranked=ranked,
+        ids=[row["rank"] for row in ranked],
+        strategy=strategy_words,
+        trade_off=_trade_off(front, ranked, (), None) if ranked else None,
+    )
 
 
 # ---- alternatives: one table, and what wins under which objective -------------------------------------------

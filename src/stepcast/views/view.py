@@ -79,12 +79,6 @@ class Headline(Struct, frozen=True):
     about: Sequence[str]
     band: HeadlineInterval | None = None
 
-    @classmethod
-    def of_seconds(cls, seconds: float, words: str, about: Sequence[str]) -> "Headline":
-        """Return the headline of a duration; *words* follow its unit."""
-        number, unit = units.format_seconds(seconds).split(" ")
-        return cls(number, f"{unit} {words}", about)
-
 
 class Figure(Struct, frozen=True):
     """A key figure; *line* is its text where that is not the value and the note with a comma."""
