@@ -11,10 +11,10 @@ from stepcast.ir.types import Fact, Facts
 from stepcast.views import view as ui
 from stepcast.views.declared import LAYOUT, asked_pairs, build_figures, build_pairs, build_view
 from stepcast.views.step import PART_NAMES, step_band
+from stepcast.views.view import NAMES
 
 # Choices that a row names where they were searched.
-CHOSEN = {"dispatcher": "{}", "cp_comm": "{}", "gradients": "gradients {}", "optimizer": "{}", "offload": "offload {}"}
-CHOSEN |= {"fp8_params": "fp8 parameters", "mtp_layers": "{} MTP layers", "base_weights": "{} weights"}
+CHOSEN = NAMES["chosen"]
 LARGEST_PARTS = 4
 MOST_BARS = 16
 # Dots beyond so many hide each other.

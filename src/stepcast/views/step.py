@@ -21,13 +21,7 @@ MEMORY_KINDS = NAMES["memory_colours"]
 GROUP_NAMES = NAMES["groups"]
 # What usually makes a part smaller.
 REMEDIES = NAMES["remedies"]
-OPERATOR_KINDS = {
-    "matmul": ("compute", "matrix product"),
-    "groupedmatmul": ("ep", "expert products"),
-    "attention": ("dp", "attention"),
-    "scan": ("pp", "scan"),
-    "elementwise": ("tp", "memory-bound"),
-}
+OPERATOR_NAMES, OPERATOR_COLOURS = NAMES["operators"], NAMES["operator_colours"]
 MOST_OPERATORS = 12
 MOST_DOTS = 80
 MOST_LINKS = 10
@@ -277,7 +271,7 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     y = ui.Axis(min([peak / 1e3, *reached]) / 2, peak * 2, lambda value: f"{value / TFLOPS:g}", "TFLOP/s reached")
     dots = []
     for intensity, speed, operator in zip(intensities, reached, operators, strict=True):
-        kind, _ = OPERATOR_KINDS.get(operator["kind"], ("other", ""))
+        kind = OPERATOR_COLOURS.get(operator["kind"], "other")
         radius = 3 + 15 * (operator["seconds"] / total_s) ** 0.5
         tip = phrase("operator", operator, total_s=total_s, rate=speed)
         dots.append(ui.Dot(intensity, speed, kind, tip, radius))
@@ -285,14 +279,13 @@ def _roofline(facts: RooflineFacts) -> ui.Columns:
     lead = phrase("roofline", facts)
     roof = ui.Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof")
     label = f"Roofline of {len(operators)} operators on {facts['gpu']}"
-    legend = [OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS]
+    legend = [(OPERATOR_COLOURS[kind], OPERATOR_NAMES[kind]) for kind in kinds if kind in OPERATOR_NAMES]
     chart = ui.Scatter("Roofline", x, y, [roof, *dots], label, legend=legend, log=True)
     shown = facts["operators"][:MOST_OPERATORS]
     rows = [{**operator, "reached_flops": operator["flops"] / operator["seconds"]} for operator in shown]
     columns = ui.columns(
-        "operator=name time=seconds:s of_computing count=count:,.0f TFLOP/s bound_by=bound",
+        "operator=name time=seconds:s of_computing count=count:,.0f TFLOP/s=reached_flops/TFLOPS:,.1f bound_by=bound",
         of_computing=("seconds", lambda row: format_percent(row["seconds"] / total_s)),
-        **{"TFLOP/s": ("reached_flops", lambda row: f"{row['reached_flops'] / TFLOPS:,.1f}")},
     )
     caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
     table = ui.table_of("Operators", rows, columns, caption=caption, sortable=True)
@@ -349,11 +342,11 @@ def _busiest_links(links: Sequence[Facts], step_s: float) -> ui.Bars | None:
         share, tip = format_percent(link["share"]), f"{link['link']}: {', '.join(tips)}"
         pieces = [ui.BarPiece(kind, amount, tip) for kind, amount in amounts.items()]
         bars.append(ui.Bar(_link_name(link), pieces, share, at_capacity))
-    columns: dict[str, ui.Source] = {
-        **ui.columns("busiest_links=link links=alike, mean_use=share"),
-        "at capacity": lambda link: format_percent(link["full_s"] / step_s) if step_s else "-",
-        "used by": lambda link: _users_words(link["users"]),
-    }
+    columns = ui.columns(
+        "busiest_links=link links=alike, mean_use=share at_capacity used_by",
+        at_capacity=lambda link: format_percent(link["full_s"] / step_s) if step_s else "-",
+        used_by=lambda link: _users_words(link["users"]),
+    )
     kinds: dict[str, str] = {}
     for group in groups:
         kind = _group_colour(group)
