@@ -269,7 +269,7 @@ def print_view(args: argparse.Namespace, view: View, verbose: bool = True, below
         print(f"\n{more}")
     if args.html:
         print(f"\n{page_note(args)}")
-    print_warnings(view.shown_warnings)
+    print_warnings(view.warnings)
 
 
 def page_note(args: argparse.Namespace) -> str:

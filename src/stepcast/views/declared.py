@@ -44,7 +44,8 @@ def build_view(section: str, facts: Facts, /, **more: Fact) -> View:
             figures += _figures(row, known)
     number, _, unit = heads["headline"].partition(" ")
     headline = ui.Headline(number, unit, about, more.get("band"))
-    return View(heads["title"], headline, figures, parts, facts, asked=asked)
+    notes = {name: facts.get(name, ()) for name in ("assumptions", "warnings")}
+    return View(heads["title"], headline, figures, parts, facts, asked=asked, **notes)
 
 
 def build_figures(section: str, facts: Facts, /, **more: Fact) -> list[Figure]:

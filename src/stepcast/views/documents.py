@@ -23,7 +23,7 @@ def documents_view(documents: Sequence[Facts]) -> ui.View:
         figures = ui.FactList("Key figures", [(figure.name, figure.text) for figure in view.figures])
         named = (part for part in (figures, *view.parts) if part)
         parts += [ui.replace(part, title=f"{document['file']}: {part.title}") for part in named]
-    warnings = [warning for view in views for warning in view.shown_warnings]
+    warnings = [warning for view in views for warning in view.warnings]
     headline = ui.Headline(f"{len(views):,}", "documents", [document["file"] for document in documents])
     return ui.View(f"{len(views)} documents", headline, (), parts, {"documents": list(documents)}, warnings=warnings)
 

@@ -24,8 +24,7 @@ def page_of(view: ui.View, about: page.About) -> page.Page:
     """Return the page of an answer."""
     shown = (_section(part, about) for part in view.parts if part and part.shown is not ui.Shown.TEXT)
     sections = [section for section in shown if section]
-    notes = view.shown_assumptions, view.shown_warnings
-    return page.Page(view.title, _answer(view), sections, about, view.facts, *notes)
+    return page.Page(view.title, _answer(view), sections, about, view.facts, view.assumptions, view.warnings)
 
 
 def render_page(view: ui.View, about: page.About) -> bytes:

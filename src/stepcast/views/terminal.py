@@ -29,8 +29,8 @@ def render_text(view: ui.View, width: int, verbose: bool = True) -> str:
     if hidden:
         *first, last = hidden
         blocks.append(f"--verbose adds {', '.join(first)} and {last}" if first else f"--verbose adds {last}")
-    if notes := view.shown_assumptions:
-        blocks.append("\n".join(["defaults used:", *(bullet(note, "  - ", width) for note in notes)]))
+    if view.assumptions:
+        blocks.append("\n".join(["defaults used:", *(bullet(note, "  - ", width) for note in view.assumptions)]))
     blocks.append("\n".join(bullet(note, "config: ", width) for note in view.config))
     return "\n\n".join(block for block in blocks if block)
 

@@ -543,18 +543,8 @@ class View(Struct, frozen=True):
     facts: Facts
     asked: Sequence[tuple[str, object]] = ()
     config: Sequence[str] = ()  # what became of the keys of a configuration file
-    assumptions: Sequence[str] | None = None  # None: those of the facts
-    warnings: Sequence[str] | None = None  # None: those of the facts
-
-    @property
-    def shown_assumptions(self) -> Sequence[str]:
-        """Return the defaults that the answer used."""
-        return [*self.facts.get("assumptions", ())] if self.assumptions is None else self.assumptions
-
-    @property
-    def shown_warnings(self) -> Sequence[str]:
-        """Return the warnings of the answer."""
-        return [*self.facts.get("warnings", ())] if self.warnings is None else self.warnings
+    assumptions: Sequence[str] = ()  # the defaults that the answer used
+    warnings: Sequence[str] = ()
 
 
 def signed_seconds(seconds: float) -> str:
