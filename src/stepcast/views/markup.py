@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepcast.ir.tables import parse_tables
-from stepcast.views.text import visible
+from stepcast.views.text import cut_middle, visible
 
 VOID = {"meta", "link", "input", "br", "hr", "rect", "circle", "line", "path", "polygon", "polyline"}
 LONGEST_TEXT = 600
@@ -28,11 +28,7 @@ def text(value: object, most: int = LONGEST_TEXT) -> Markup:
 
     Overlong text is cut in the middle, with a note; the facts of the page have all of it.
     """
-    shown = visible(str(value))
-    if len(shown) > most:
-        tail = most // 4
-        shown = f"{shown[: most - tail]}…[{len(shown) - most:,} more]…{shown[-tail:]}"
-    return Markup(html.escape(shown, quote=True))
+    return Markup(html.escape(cut_middle(visible(str(value)), most, "…"), quote=True))
 
 
 def join(children: Iterable[Child]) -> Markup:

@@ -4,7 +4,7 @@ Megatron runs come first, then profiler traces, OptimusPrime logs and sweeps of 
 behind: logs of steps and collectives, databases of kernels, straggler traces.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.types import Fact, FactDict, Facts, sum_by_key
@@ -218,6 +218,9 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         part: sum(rank["breakdown_s"][part] / max(rank["steps"], 1) for rank in ranks) / count
         for part in first["breakdown_s"]
     }
+    # How long the others wait in collectives that they come to last.
+    more: Facts = {"steps": max(first["steps"], 1)}
+    slow = [{**row, "works": SLOW_WORDS[row["cause"]], **more} for row in facts["stragglers"]]
     heads, detail = ("class of kernels", "per step", "share"), FactDict(shown=ui.Shown.DETAIL)
     view = build_view(
         "kineto",
@@ -225,9 +228,9 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         first=first,
         marked=first["steps"] or None,
         bottleneck=bottleneck_figures(parts_s, facts["step_s"], ("compute",)),
-        slow=_straggler_figures(facts),
+        slow=_slow_figures("kineto straggler", slow, count > 1, "one rank"),
         breakdown=_ranks(facts),
-        slow_ranks=[{**row, "works": SLOW_WORDS[row["cause"]]} for row in facts["stragglers"]],
+        slow_ranks=slow,
         advised=[{**row, "evidence": [row["evidence"]]} for row in facts.get("advice", ())],
         classes=ui.bars_of_times("Classes of kernels", facts["operations_s"], heads, lead="Per step, mean of ranks."),
         kernel=("name", lambda row: _short_name(row["name"])),
@@ -249,13 +252,10 @@ def kineto_replay_view(facts: Facts) -> ui.View:
     return build_view("kineto replay", facts, replayed=replayed_figures(facts), **more)
 
 
-def _straggler_figures(facts: Facts) -> list[ui.Figure]:
-    """Return the slow ranks, and how long the others wait in collectives that they come to last."""
-    if not facts["stragglers"]:
-        return [ui.Figure("straggler", "none" if len(facts["ranks"]) > 1 else "not known from one rank")]
-    more = {"steps": max(facts["ranks"][0]["steps"], 1)}
-    rows = ({**row, "works": SLOW_WORDS[row["cause"]], **more} for row in facts["stragglers"])
-    return [figure for row in rows for figure in build_figures("kineto straggler", row)]
+def _slow_figures(section: str, rows: Iterable[Facts], is_comparable: bool, of: str) -> list[ui.Figure]:
+    """Return a figure for each that is slow, or one that says that none is, as far as they can be compared."""
+    figures = [figure for row in rows for figure in build_figures(section, row)]
+    return figures or [ui.Figure("straggler", "none" if is_comparable else f"not known from {of}")]
 
 
 def _ranks(facts: Facts) -> ui.Bars:
@@ -333,13 +333,12 @@ def _optimus_stages(facts: Facts) -> ui.Bars:
 def _slow_stages(facts: Facts) -> list[ui.Figure]:
     """Return the slow stages, and how much longer their forward passes take in a step."""
     forward_s = {row["stage"]: row["forward_s"] for row in facts["stages"]}
-    figures = []
+    rows = []
     for row in facts["stragglers"]:
         own_s = forward_s.get(row["stage"])
         extra_s = own_s * (1 - 1 / row["factor"]) * facts["micro_batches"] if own_s else None
-        figures += build_figures("optimus straggler", row, extra_s=extra_s)
-    unknown = "none" if len(facts["stages"]) > 2 else "not known from so few stages"
-    return figures or [ui.Figure("straggler", unknown)]
+        rows.append({**row, "extra_s": extra_s})
+    return _slow_figures("optimus straggler", rows, len(facts["stages"]) > 2, "so few stages")
 
 
 def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
@@ -421,13 +420,11 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.Vi
 def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the kernels that Nsight Systems saw, by GPU."""
     named = {words: facts["operations_s"][part] for part, words in STREAM_PARTS.items()}
-    slow = [figure for row in facts["stragglers"] for figure in build_figures("stream straggler", row)]
-    if facts["devices"] and not slow:
-        slow = [ui.Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU")]
+    slow = _slow_figures("stream straggler", facts["stragglers"], len(facts["devices"]) > 1, "one GPU")
     ranges = "spans" if facts.get("format") == "otlp" else "nvtx_ranges"
     more: Facts = {
         "bottleneck": bottleneck_figures(named, sum(named.values()), (STREAM_PARTS["compute"],), "the time of a GPU"),
-        "slow": slow,
+        "slow": slow if facts["devices"] or facts["stragglers"] else [],
         ranges: facts["ranges"],
     }
     return _job_view("streams", facts, timeline, **more)

@@ -111,11 +111,13 @@ def _spelt(match: re.Match[str]) -> str:
 
 def message(text: str) -> str:
     """Return *text* as one line for a person; overlong text keeps its beginning and its end."""
-    return _cut(_WORD.sub(lambda word: _cut(word[0], LONGEST_WORD), visible(text.strip())), LONGEST_MESSAGE)
+    short_words = _WORD.sub(lambda word: cut_middle(word[0], LONGEST_WORD), visible(text.strip()))
+    return cut_middle(short_words, LONGEST_MESSAGE)
 
 
-def _cut(text: str, most: int) -> str:
+def cut_middle(text: str, most: int, dots: str = "...") -> str:
+    """Return the beginning and the end of an overlong text."""
+    tail = most // 4
     if len(text) <= most:
         return text
-    tail = most // 4
-    return f"{text[: most - tail]}...[{len(text) - most:,} more]...{text[-tail:]}"
+    return f"{text[: most - tail]}{dots}[{len(text) - most:,} more]{dots}{text[-tail:]}"

@@ -50,6 +50,10 @@ class MemoryRow(NamedTuple):
     def out_of_memory(self) -> bool:
         return self.measured_bytes == 0.0
 
+    @property
+    def pair(self) -> scoreboard.Pair:
+        return self.measured_bytes, self.predicted_bytes
+
 
 class PublishedRows(NamedTuple):
     """Published runs with their predictions; *corrected* and *left_out* count rows that contradict their sources."""
@@ -198,19 +202,16 @@ def _tags(setup: Setup) -> dict[str, str]:
 
 def memory_figures(published: PublishedRows) -> dict[str, float]:
     """Return the errors of peak memory, and the share of runs out of memory that are predicted not to fit."""
-    by_fate = group_by_key((row.out_of_memory, row) for row in published.memory_rows)
-    names = ("mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
-    known = by_fate.get(False, [])
-    figures = _memory_errors("peak memory", known, *names)
-    for fitted, words in ((True, "overhead fitted to such rows"), (False, "nothing fitted")):
-        figures |= _memory_errors(f"peak memory, {words}", [row for row in known if row.fitted is fitted], *names)
-    if over := by_fate.get(True, []):
+    known = [row for row in published.memory_rows if not row.out_of_memory]
+    pairs = {
+        "peak memory": [row.pair for row in known],
+        "peak memory, overhead fitted to such rows": [row.pair for row in known if row.fitted],
+        "peak memory, nothing fitted": [row.pair for row in known if not row.fitted],
+    }
+    figures = error_figures(pairs, "mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
+    if over := [row for row in published.memory_rows if row.out_of_memory]:
         figures["out of memory, predicted not to fit"] = sum(not row.fits for row in over) / len(over)
     return figures
-
-
-def _memory_errors(what: str, rows: Iterable[MemoryRow], *names: str) -> dict[str, float]:
-    return error_figures({what: [(row.measured_bytes, row.predicted_bytes) for row in rows]}, *names)
 
 
 # ---- MLPerf Training runs: the columns of published runs, and some of their own ------------------------------
@@ -271,11 +272,11 @@ def measure_ultrascale(*folders: str) -> Measurements:
         own = {name: row.tags[name] for name in ("parallelism", *DETAILS) if name in row.tags}
         rows.append(replace(row, tags={"cell": cell, **degrees, **own}))
     clean = np.array([float(record.get("mfu_pct") or 0) >= CLEAN_MFU for record in compared.records], dtype=bool)
-    names = ("mean_abs_error", "median_abs_error", "mean_error")
+    peaks = {"peak memory": [row.pair for row in compared.memory_rows]}
     figures = {
         **dict(rank_figures(rows)),
         **dict(verdict_figures(compared.memory_rows, failed, timed)),
-        **_memory_errors("peak memory", compared.memory_rows, *names),
+        **error_figures(peaks, "mean_abs_error", "median_abs_error", "mean_error"),
     }
     skipped = {**compared.skipped, "failed: compared for memory alone": len(failed)}
     selections = {f"MFU of {CLEAN_MFU:.0f} % and more": clean}
