@@ -6,7 +6,7 @@ from stepcast.ir.timeline import Timeline
 from stepcast.ir.types import FactDict, Facts, PointFacts, group_by_key
 from stepcast.units import format_bytes, format_change, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
-from stepcast.views.declared import build_view
+from stepcast.views.declared import build_figures, build_view
 from stepcast.views.measured import PART_NAMES
 
 MOST_PAIRS = 40
@@ -169,10 +169,7 @@ def validate_view(
     sets = facts["sets"]
     compared = {name: board for name, board in sets.items() if board["rows"]}
     rows = sum(board["rows"] for board in compared.values())
-    figures = []
-    for name, board in compared.items():
-        note = f"mean of {board['rows']:,}; median {format_percent(board['median_abs_error'])}"
-        figures.append(ui.Figure(name, format_percent(board["mean_abs_error"]), note, shown=ui.Shown.PAGE))
+    figures = [row for name, board in compared.items() for row in build_figures("errors of a set", board, set=name)]
     about = ("Errors of predictions", "mean absolute error, as a share of the measured value")
     headline = ui.Headline(f"{rows:,}", f"measurements in {len(compared)} sets", about)
     if len(compared) == 1:

@@ -7,7 +7,7 @@ behind: logs of steps and collectives, databases of kernels, straggler traces.
 from collections.abc import Iterable, Mapping, Sequence
 
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.types import Fact, FactDict, Facts, sum_by_key
+from stepcast.ir.types import Fact, Facts, sum_by_key
 from stepcast.units import format_bytes, format_change, format_percent, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_figures, build_pairs, build_view, plain_pairs
@@ -219,9 +219,9 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         for part in first["breakdown_s"]
     }
     # How long the others wait in collectives that they come to last.
-    more: Facts = {"steps": max(first["steps"], 1)}
-    slow = [{**row, "works": SLOW_WORDS[row["cause"]], **more} for row in facts["stragglers"]]
-    heads, detail = ("class of kernels", "per step", "share"), FactDict(shown=ui.Shown.DETAIL)
+    steps, heads = max(first["steps"], 1), ("class of kernels", "per step", "share")
+    slow = [{**row, "works": SLOW_WORDS[row["cause"]], "steps": steps} for row in facts["stragglers"]]
+    by_group = facts["communication_by_group_s"]
     view = build_view(
         "kineto",
         facts,
@@ -234,9 +234,7 @@ def kineto_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
         advised=[{**row, "evidence": [row["evidence"]]} for row in facts.get("advice", ())],
         classes=ui.bars_of_times("Classes of kernels", facts["operations_s"], heads, lead="Per step, mean of ranks."),
         kernel=("name", lambda row: _short_name(row["name"])),
-        groups=ui.bars_of_exposure(
-            "Communication", facts["communication_by_group_s"], {}, "communication of", **detail
-        ),
+        groups=ui.bars_of_exposure("Communication", by_group, "communication of", shown=ui.Shown.DETAIL),
         waits=("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
         waited=facts.get("waits"),
         streams=first["streams"] if count == 1 else [],

@@ -73,7 +73,7 @@ def step_view(
         no_remedies=[] if facts.get("remedies", True) else [{"why": remedy_pairs(facts)[0][1]}],
         breakdown=ui.breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
         advice=_advice(facts, changes),
-        communication=ui.bars_of_exposure("Communication", groups, GROUP_NAMES, lead=costliest) if groups else None,
+        communication=ui.bars_of_exposure("Communication", groups, names=GROUP_NAMES, lead=costliest),
         **_stage_values(facts),
         memory_bars=_memory(facts, explain_memory),
         share=lambda row: format_percent(row["seconds"] / facts["step_s"]),

@@ -393,8 +393,8 @@ EXPOSURE_KINDS = {"exposed": "exposed: the step waits for it", "hidden": "hidden
 def bars_of_exposure(
     title: str,
     groups: Mapping[str, Mapping[str, float]],
-    names: Mapping[str, str] | None = None,
     head: str = "communication",
+    names: Mapping[str, str] | None = None,
     **options: Fact,
 ) -> Bars:
     """Return the seconds of communication by group: exposed, then hidden; on the page the most exposed first."""
