@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from stepcast.views.declared import FIGURE, HEAD, _read_sections
+from stepcast.ir.types import FactDict
+from stepcast.views import view as ui
+from stepcast.views.declared import FIGURE, HEAD, _read_sections, build_view
 from stepcast.views.view import say
 from tests.shared import ROOT
 
@@ -48,3 +50,25 @@ def test_every_section_can_be_read_and_is_used() -> None:
         assert f'"{section}"' in code or section.startswith("show ") or section in listed, section
         for row in rows:
             assert row == "asked" or re.match(r"[@+]", row) or HEAD.fullmatch(row) or FIGURE.fullmatch(row), row
+
+
+def test_remarks_and_bars_have_the_values_of_their_rows() -> None:
+    call = {"kind": "all_reduce", "turn": 2, "group": "", "waiting": [0], "absent": []}
+    rows = [call, {**call, "absent": [1], "evidence": ["the log ends"]}]
+    unfinished = build_view("collective log", {"unfinished": rows}, timeline=None).parts[0]
+    name = "all_reduce 2 of group "
+    assert isinstance(unfinished, ui.Remarks)
+    assert list(unfinished.remarks) == [
+        ui.Remark(name, ": ranks [0] wait", ()),
+        ui.Remark(name, ": ranks [0] wait for ranks [1], which never called it", ["the log ends"]),
+    ]
+    device = {"device": 3, "compute_s": 2.0, "exposed_s": 0.5, "copy_s": 0.0, "idle_s": 0.5}
+    more: FactDict = {"bottleneck": [], "slow": [], "timeline": None}
+    drawn, listed, *_ = build_view("streams", {"devices": [device]}, **more).parts
+    assert isinstance(drawn, ui.Bars)
+    assert isinstance(listed, ui.Table)
+    assert (drawn.most, drawn.shown, listed.shown) == (3.0, ui.Shown.PAGE, ui.Shown.TEXT)
+    (bar,) = drawn.bars
+    assert (bar.label, bar.value) == ("GPU 3", "2.000 s")
+    assert [piece.kind for piece in bar.pieces] == ["compute", "exposed", "bubble"]
+    assert drawn.kinds["bubble"] == "GPU idle"
