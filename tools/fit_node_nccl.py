@@ -25,7 +25,7 @@ from stepcast.hardware.catalog import convert_units, load_fit
 from stepcast.inputs.operator_tables import read_operator_table
 from stepcast.ir.tables import convert_table
 from stepcast.ir.work import CollectiveKind
-from stepcast.pytorch.profile.cases import gpu_of
+from stepcast.pytorch.profile import gpu_of
 from stepcast.units import MIB, MS
 from stepcast.validate.operators import COLLECTIVES, RECENT
 

@@ -23,7 +23,7 @@ from stepcast.cost import serving
 from stepcast.cost.serving import ServingFit, serving_fit
 from stepcast.hardware import Gpu, load_cluster
 from stepcast.inputs.operator_tables import OperatorTable, read_operator_table
-from stepcast.pytorch.profile.cases import RECIPES, gpu_of
+from stepcast.pytorch.profile import RECIPES, gpu_of
 from stepcast.units import KIB, MS
 from stepcast.validate.operators import COPIES, attention_cost_s, sequence_cost_s
 

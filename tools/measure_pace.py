@@ -26,7 +26,7 @@ STEPS_S = 0.8
 def host_us(call, calls: int = 300) -> float:
     import torch
 
-    from stepcast.pytorch.profile.measure import host_s
+    from stepcast.pytorch.profile import host_s
 
     return 1e6 * host_s(torch, call, calls)
 

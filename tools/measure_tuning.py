@@ -30,7 +30,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, T
 from transformers import TrainingArguments as Arguments
 from transformers.masking_utils import AttentionMaskInterface
 
-from stepcast.pytorch.profile.measure import host_s, small_step
+from stepcast.pytorch.profile import host_s, small_step
 
 WARM, LEAST, LONGEST_S, WINDOW_S = 2, 3, 5.0, 1.6
 LOOKS = 20

@@ -154,8 +154,8 @@ def test_a_gpu_at_hand_has_its_host_measured(monkeypatch: pytest.MonkeyPatch) ->
     for lines, seconds in ((usual, 7.7e-3), (slow, 11.6e-3)):
         monkeypatch.setattr("stepcast.checking.run.detect_gpu", lambda: "NVIDIA H200")
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
-        monkeypatch.setattr("stepcast.pytorch.profile.measure.small_step", lambda *known: None)
-        monkeypatch.setattr("stepcast.pytorch.profile.measure.host_s", lambda *known, host_s=seconds: host_s)
+        monkeypatch.setattr("stepcast.pytorch.profile.small_step", lambda *known: None)
+        monkeypatch.setattr("stepcast.pytorch.profile.host_s", lambda *known, host_s=seconds: host_s)
         run = check(model="llama-3.2-1b", framework="peft", lora_rank=16, seq=512, gbs=1, write=lines.append)
         lines.append(run.facts["predicted_s"])
     assert usual[-1] * 1.3 < slow[-1] < usual[-1] * 1.5
@@ -170,8 +170,8 @@ def test_a_cpu_that_slows_down_during_the_run_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr("stepcast.checking.run.has_gpu", lambda: True)
     monkeypatch.setattr("stepcast.checking.run.measure_peaks", lambda: None)
     monkeypatch.setattr("stepcast.checking.run.gather_slowest", lambda loading_s: None)
-    monkeypatch.setattr("stepcast.pytorch.profile.measure.small_step", lambda *known: None)
-    monkeypatch.setattr("stepcast.pytorch.profile.measure.host_s", lambda *known: next(seconds))
+    monkeypatch.setattr("stepcast.pytorch.profile.small_step", lambda *known: None)
+    monkeypatch.setattr("stepcast.pytorch.profile.host_s", lambda *known: next(seconds))
     lines: list[str] = []
     run = check(model="llama-3.2-1b", framework="peft", lora_rank=16, seq=512, gbs=1, steps=9999, write=lines.append)
     for _ in range(22):

@@ -15,8 +15,8 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.types import DType
-from stepcast.pytorch.profile import measure
-from stepcast.pytorch.profile.cases import Operator
+from stepcast.pytorch import profile as measuring
+from stepcast.pytorch.profile import Operator
 
 
 class FakeBackend:
@@ -132,7 +132,7 @@ def test_several_gpus_are_timed_together(
 ) -> None:
     gpus.cuda.device_count = lambda: 4
     point = {"kind": "all-reduce", "ranks": 4, "size_bytes": 2**30, "seconds": 4e-3}
-    monkeypatch.setattr(measure, "all_reduce_points", lambda torch, ranks: [point])
+    monkeypatch.setattr(measuring, "all_reduce_points", lambda torch, ranks: [point])
     out = tmp_path / "mine.toml"
     assert main(["profile", "-o", str(out), "--quick"]) == 0
     assert "402.65 GB/s" in capsys.readouterr().out
@@ -147,7 +147,7 @@ def test_a_broken_fabric_is_noted(
     def broken(torch: object, ranks: int) -> None:
         raise RuntimeError("no route")
 
-    monkeypatch.setattr(measure, "all_reduce_points", broken)
+    monkeypatch.setattr(measuring, "all_reduce_points", broken)
     out = tmp_path / "mine.toml"
     assert main(["profile", "-o", str(out), "--quick"]) == 0
     assert tomllib.loads(out.read_text())["failed"] == {"all-reduce over 4 GPUs": "no route"}

@@ -157,7 +157,7 @@ def _others() -> Iterator[Target]:
     from stepcast.inputs.source import csv_records
     from stepcast.inputs.token_counts import read_sample_lengths
     from stepcast.optimus.calibration import calibrated_of
-    from stepcast.pytorch.profile.measure import read_document
+    from stepcast.pytorch.profile import read_document
     from stepcast.simulation.schedule_file import parse_schedule
 
     schedule = b"stages 2\nmicro-batches 4\nchunks 1\nplacement loop\n\n0: F0 F1 B0 F2 B1 F3 B2 B3\n1: F0 B0 F1 B1 F2 B2 F3 B3\n"

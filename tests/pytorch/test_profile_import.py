@@ -6,7 +6,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.hardware import load_gpu
-from stepcast.pytorch.profile.cases import import_tables
+from stepcast.pytorch.profile import import_tables
 
 HEADER = "system,device,framework,version,kernel_source,dtype,m,n,k,latency_ms\n"
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcast.calibrate.classes import fit_classes, fit_energies
 from stepcast.cost.calibration import CalibrationError, Correction, calibration
 from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.fits import default_fit
@@ -18,18 +19,21 @@ from stepcast.cost.power import SUSTAINED
 from stepcast.hardware import load_gpu
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
-from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes, sustained_cases
-from stepcast.pytorch.profile.measure import (
+from stepcast.pytorch.profile import (
+    LONGEST_S,
+    Case,
     CollectiveRow,
     Document,
     MeasuredPoints,
     MeasuringProgress,
+    Operator,
     TorchBackend,
-    fit_classes,
-    fit_energies,
+    gpu_cases,
+    held_bytes,
     measure,
     measure_sustained,
     read_document,
+    sustained_cases,
     to_toml,
 )
 

@@ -4,13 +4,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import mean, median
-from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.analyze.megatron.analysis import MeetingTraffic, MegatronAnalysis
 from stepcast.analyze.recording import BlockKind
-from stepcast.calibrate.classes import Facts, overall_errors
+from stepcast.calibrate.classes import FittedClass, overall_errors
 from stepcast.cost.calibration import Correction
 from stepcast.cost.collectives.sweep import reached_busbw
 from stepcast.cost.compute import compute_price, step_load, work_class
@@ -21,7 +20,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Norm, NormKind, Position, PositionKind
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.types import DType, dataclass, group_by_key
+from stepcast.ir.types import DType, FactDict, dataclass, group_by_key
 from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul, bus_factor
 from stepcast.ir.workload import Layer, Phase, Workload
 from stepcast.models.catalog import load_model
@@ -110,24 +109,7 @@ def _works(layers: Sequence[Layer], phases: Iterable[Phase]) -> list[Compute]:
     return [op.work for layer in layers for phase in phases for op in layer.ops(phase) if isinstance(op.work, Compute)]
 
 
-@dataclass(frozen=True, slots=True)
-class FactorFit:
-    """One factor over some points: errors without it, with it, and on runs or stages left out."""
-
-    factor: float
-    points: int
-    before: float
-    after: float
-    left_out: float | None
-    spread: float
-
-    @property
-    def helps(self) -> bool:
-        """Return whether points that a factor has not seen come closer with it; True for a single point."""
-        return self.left_out is None or self.left_out < self.before
-
-
-def fit_factor(points: Sequence[ComputePoint]) -> FactorFit:
+def fit_factor(points: Sequence[ComputePoint]) -> FittedClass:
     """Fit measured over predicted as a mean logarithm; runs are left out in turn, or stages of a single run."""
     ratios = np.array([point.measured_s / point.predicted_s for point in points])
     has_several_runs = len({point.run for point in points}) > 1
@@ -138,10 +120,9 @@ def fit_factor(points: Sequence[ComputePoint]) -> FactorFit:
         if not unseen.all():
             errors += np.abs(np.exp(np.log(ratios[~unseen]).mean()) / ratios[unseen] - 1).tolist()
     before, after = np.abs(1 / ratios - 1), np.abs(factor / ratios - 1)
+    correction = Correction(factor, spread=max(errors or after.tolist()))
     left_out = mean(errors) if errors else None
-    return FactorFit(
-        factor, len(points), float(before.mean()), float(after.mean()), left_out, max(errors or after.tolist())
-    )
+    return FittedClass("", len(points), correction, float(before.mean()), float(after.mean()), left_out)
 
 
 # Collectives whose time on the host is known.
@@ -154,16 +135,6 @@ LONG_S = 2e-4
 MATRIX = ("matmul", "bmm", "grouped")
 UNLIKE = 1.1  # ratio of factors that can no longer be one
 SCATTERED = 0.15  # errors of transfers that are not of one link
-
-
-class NamedConstant(NamedTuple):
-    """A fitted constant: its value, also as text, the number of points and how certain it is."""
-
-    title: str
-    value: float
-    text: str
-    points: int
-    known: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +236,7 @@ class _Calibration:
             str(dtype): fit_factor([point for point in self.points if point.dtype is dtype])
             for dtype in dict.fromkeys(point.dtype for point in self.points)
         }
-        self.constants: dict[str, NamedConstant] = {}
+        self.constants: dict[str, FactDict] = {}
         # Slow ranks, and what the runs cannot show.
         for source, analysis in runs.items():
             name = os.path.basename(source.rstrip("/"))
@@ -325,12 +296,13 @@ class _Calibration:
         self.warnings += analysis.result.warnings
 
     def add(self, name: str, title: str, value: float, text: str, points: int, known: str) -> None:
-        self.constants[name] = NamedConstant(title, value, text, points, known)
+        """Add a fitted constant: its value, also as *text*, the number of points and how certain it is."""
+        self.constants[name] = {"title": title, "value": value, "text": text, "points": points, "known": known}
 
-    def add_factor(self, name: str, title: str, fit: FactorFit) -> None:
-        off = fit.left_out
+    def add_factor(self, name: str, title: str, fit: FittedClass) -> None:
+        off, factor = fit.left_out, fit.correction.factor
         known = "one point: cannot be checked" if off is None else f"{format_percent(off)} off where left out"
-        self.add(name, title, fit.factor, f"{fit.factor:.3f}", fit.points, known)
+        self.add(name, title, factor, f"{factor:.3f}", fit.points, known)
 
     def add_computation(self) -> None:
         for dtype, fit in self.factors.items():
@@ -339,7 +311,7 @@ class _Calibration:
             phases = {phase: fit_factor([point for point in dtype_points if point.phase is phase]) for phase in PHASES}
             for phase, phase_fit in phases.items():
                 self.add_factor(f"{phase}_compute_factor_{dtype}", f"  {phase}", phase_fit)
-            forward, backward = (phase_fit.factor for phase_fit in phases.values())
+            forward, backward = (phase_fit.correction.factor for phase_fit in phases.values())
             if max(forward, backward) > UNLIKE * min(forward, backward):
                 self.warnings.append(
                     f"{dtype}: forward takes {forward:.2f} and backward {backward:.2f} times what is predicted; "
@@ -414,8 +386,7 @@ class _Calibration:
         for kind in dict.fromkeys(self.classes):
             family, _, dtype = kind.partition(".")
             if family not in MATRIX or dtype in formats:
-                fit = self.factors[dtype] if family in MATRIX else shared
-                corrections[kind] = Correction(fit.factor, spread=fit.spread)
+                corrections[kind] = (self.factors[dtype] if family in MATRIX else shared).correction
         return corrections
 
     def toml(self, classes: Mapping[str, Correction], errors: Mapping[str, float | None]) -> str:
@@ -430,7 +401,7 @@ class _Calibration:
         for kind, correction in classes.items():
             lines += ["", f'[class."{kind}"]', *(f"{key} = {value:.6g}" for key, value in asdict(correction).items())]
         lines += ["", "[constants]"]
-        lines += [f"{name} = {constant.value:.6g}  # {constant.known}" for name, constant in self.constants.items()]
+        lines += [f"{name} = {about['value']:.6g}  # {about['known']}" for name, about in self.constants.items()]
         lines += ["", "[fit]  # mean errors of computation", f"points = {len(self.points)}"]
         lines += [f"{name} = {error:.4g}" for name, error in errors.items() if error is not None]
         return "\n".join(lines) + "\n"
@@ -438,7 +409,7 @@ class _Calibration:
 
 def calibrate_megatron(
     runs: Mapping[str, MegatronAnalysis], gpu: Gpu, cluster: str | None = None, model: str | None = None
-) -> tuple[Facts, str]:
+) -> tuple[FactDict, str]:
     """Return the constants of all *runs* (by where each was read from) together, and the file that holds them."""
     calibration = _Calibration(runs, gpu, model)
     calibration.add_computation()
@@ -449,13 +420,13 @@ def calibrate_megatron(
     known, value = f"{format_seconds(min(host_s))} to {format_seconds(max(host_s))}", median(host_s)
     calibration.add("fixed_step_s", "fixed step overhead (host)", value, format_seconds(value), len(host_s), known)
     classes = calibration.class_corrections()
-    errors = overall_errors([(fit.points, fit.before, fit.after, fit.left_out) for fit in calibration.factors.values()])
-    facts: Facts = {
+    errors = overall_errors(calibration.factors.values())
+    facts: FactDict = {
         "kind": "calibration",
         "source": "megatron",
         "gpu": gpu.name,
         "points": len(calibration.points),
-        "constants": {name: constant._asdict() for name, constant in calibration.constants.items()},
+        "constants": calibration.constants,
         "classes": {kind: asdict(correction) for kind, correction in classes.items()},
         **errors,
         "stages": [asdict(point) for point in calibration.points],

@@ -84,7 +84,7 @@ class RunCheck:
         if "cluster" not in choices and "gpu" not in choices:
             choices["gpu"] = detect_gpu()
             if "calibration" not in choices:
-                from stepcast.pytorch.profile.measure import measure_host, watch_host
+                from stepcast.pytorch.profile import measure_host, watch_host
 
                 choices["calibration"] = measure_host(sys.modules["torch"], choices["gpu"])
                 self.facts["host_pace"] = choices["calibration"].pace

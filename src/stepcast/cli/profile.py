@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from types import ModuleType
 
-from stepcast.calibrate.classes import gpu_of
+from stepcast.calibrate.classes import FittedClass, fit_classes, fit_energies, gpu_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.streams import show_status
 from stepcast.cost.calibration import LOOKS, Calibration
@@ -18,10 +18,9 @@ from stepcast.hardware import load_gpu
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.types import FactDict, pick
+from stepcast.pytorch import profile as measuring
 from stepcast.pytorch.load import load_torch_with_gpu
-from stepcast.pytorch.profile import measure as measuring
-from stepcast.pytorch.profile.cases import gpu_cases, import_tables, sustained_cases
-from stepcast.pytorch.profile.measure import Document, TorchBackend
+from stepcast.pytorch.profile import Document, TorchBackend, gpu_cases, import_tables, sustained_cases
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 from stepcast.views.text import facts, table
 
@@ -48,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
     kept_up = sustained_cases(gpu, default_fit(), backend.formats)
     points = measuring.measure_sustained(kept_up, backend, points)
     show_status("")
-    power = measuring.fit_energies(kept_up, points, gpu, default_fit())
+    power = fit_energies(kept_up, points, gpu, default_fit())
     # Points of an earlier run with other options count too.
     every = {case.name: case for quick in (False, True)
              for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
     every |= {case.name: case for case in kept_up}
     fit = Calibration(gpu.name, {}, power=power).adapt_fit(gpu, default_fit())
-    fitted = measuring.fit_classes(tuple(every.values()), points.seconds, gpu, fit)
+    fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
     before = int(paces[0].get(LOOKS, 1))
     names = [name for name in paces[0] if name != LOOKS]
     seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
@@ -76,7 +75,7 @@ def _import_tables(args: argparse.Namespace) -> int:
     if args.quick:
         raise ValueError("--quick has no effect with --import: nothing is measured; leave it out")
     rows = import_tables(vars(args)["import"], load_gpu(args.gpu) if args.gpu else None)
-    fitted = measuring.fit_classes(rows.cases, rows.seconds, rows.gpu, default_fit())
+    fitted = fit_classes(rows.cases, rows.seconds, rows.gpu, default_fit())
     corrections = {entry.kind: entry.correction for entry in fitted}
     document = Document(rows.gpu.name, rows.device, rows.software, measuring.MeasuredPoints(rows.seconds), corrections)
     _write(args.output, document)
@@ -132,7 +131,7 @@ class _Keeper:
             _write(self._path, replace(self._document, points=progress.points))
 
 
-def _show(args: argparse.Namespace, document: Document, fitted: Sequence[measuring.FittedClass]) -> None:
+def _show(args: argparse.Namespace, document: Document, fitted: Sequence[FittedClass]) -> None:
     points = document.points
     about = pick(document, "gpu device software")
     about |= {"points": len(points.seconds), "failed": len(points.failed), "left": len(points.left)}

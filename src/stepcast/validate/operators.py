@@ -24,7 +24,7 @@ from stepcast.ir.model_parts import Routing
 from stepcast.ir.progress import report_progress
 from stepcast.ir.types import require
 from stepcast.ir.work import CollectiveKind
-from stepcast.pytorch.profile.cases import RECIPES, gpu_of
+from stepcast.pytorch.profile import RECIPES, gpu_of
 from stepcast.units import MIB, MS, US
 from stepcast.validate.scoreboard import MeasuredColumns, Measurements, join_columns
 

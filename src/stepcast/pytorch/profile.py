@@ -1,43 +1,58 @@
-"""Measure a GPU with PyTorch case by case, and fit the corrections of a calibration to the points.
+"""Measure a GPU with PyTorch case by case, or import what others measured, and write the points to a file.
 
 Each run starts with a cold L2 cache: a buffer larger than the cache is overwritten in between. The GPU is kept busy
 while the host issues the operator, so that the time between two events is the GPU's alone. Data is random: zeros
 draw less power and run faster. What is known is skipped, failures are noted, and measuring stops when the time is up.
-Points that were left out of a fit show how much it helps.
+
+The cases are sizes of training (``data/profile.toml``), few enough for three minutes. Matmuls are (tokens, outputs,
+inputs) of common layer widths, so that every class has points from small ones, where launches and waves decide, to
+large ones, where the peak does. Of the operators that others measured, rows of public tables, products are taken: those
+in fp8 after the estimated time of quantising their input. Tables of attention include rotary embedding and the write
+into a cache, which training has apart or not at all, and are not taken.
 """
 
 import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field, replace
-from itertools import pairwise
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, field
+from itertools import chain, count, pairwise, product, zip_longest
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
 from stepcast.cost import calibration
-from stepcast.cost.calibration import LOOKS, STEP, CalibrationError, Correction, fit_correction, shows_slope
-from stepcast.cost.compute import compute_price
-from stepcast.cost.fits import ATTENTION, ComputeFit
-from stepcast.cost.power import ALONE, energy_seen
-from stepcast.hardware import load_gpu
+from stepcast.cost.calibration import LOOKS, STEP, CalibrationError, Correction
+from stepcast.cost.compute import compute_price, work_class
+from stepcast.cost.fits import ComputeFit
+from stepcast.cost.power import ALONE
+from stepcast.cost.serving import LINEAR_FORMATS, fit_for, quantize_s
+from stepcast.hardware.catalog import load_data, load_gpu
 from stepcast.hardware.cluster import Gpu
+from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.inputs.source import parse_toml
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.types import DType, dataclass
-from stepcast.ir.work import Attention, Matmul
-from stepcast.pytorch.profile.cases import Case, Operator
+from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.pytorch.run.execute import call_on_ranks
 from stepcast.pytorch.run.operators import Call, Operators
+from stepcast.units import MS
 
 CollectiveRow = Mapping[str, str | int | float]  # kind, ranks, size_bytes, seconds
-FEWEST = 3  # points that a class needs for a correction with all constants
-FOLDS = 4
-# The points do not show a least time that reduces the mean error by less than this.
-VISIBLE_ERROR = 0.002
+Operator = Matmul | GroupedMatmul | Attention | Elementwise
+K = ElementwiseKind
+
+SIZES = load_data("profile")
+LONGEST_S = 0.05  # longer operators are not measured
+MEMORY_SHARE = 0.4  # of the GPU's memory that one case may take
+SYSTEMS, RECIPES = SIZES["systems"], SIZES["recipes"]  # by the words of the public tables
+PRODUCTS = ("gemm", "gemm_small")
+IMPORTED = ("bf16", "fp8")  # recipes of products that training has too
+LEAST_S = 50e-6  # shorter ones show how they were launched: from a CUDA graph, where ``profile`` launches each
+LEAST_SHARE = 0.5  # of the measured time must be left when the quantisation is subtracted
+MOST_POINTS = 300  # of a class, evenly over their times
 WARM_UP = 3
 FEWEST_RUNS, MOST_RUNS = 7, 25  # of a case
 SUSTAINED_S = 1.2  # seconds of one operator without a pause; the second half counts
@@ -50,6 +65,171 @@ HOST_LOOKS = 12  # one of these steps says as much as so many spread over a prof
 ALL_REDUCE_SIZES = tuple(2**power for power in range(10, 31, 2))  # 1 KiB to 1 GiB
 ALL_REDUCE_RUNS = 9
 ALL_REDUCE_WAIT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operator to time; the name is its key in a calibration file."""
+
+    work: Operator
+
+    @property
+    def kind(self) -> str:
+        """Return the class under which it is calibrated."""
+        return work_class(self.work)
+
+    @property
+    def name(self) -> str:
+        work = self.work
+        match work:
+            case Matmul():
+                batch = f" batch {work.batch}" if work.batch > 1 else ""
+                return f"{self.kind} {work.m}x{work.n}x{work.k}{batch}"
+            case GroupedMatmul():
+                return f"{self.kind} {work.m}x{work.n}x{work.k} groups {work.groups}"
+            case Attention():
+                heads = f"heads {work.heads}/{work.kv_heads}x{work.head_dim}"
+                return f"{self.kind} {work.batch}x{work.query_len} {heads}"
+        return f"{self.kind} {work.dtype} {work.rows}x{work.columns}"
+
+
+def gpu_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType], quick: bool = False) -> tuple[Case, ...]:
+    """Return the cases worth measuring on *gpu*, the classes in turns so that an early end leaves some of each.
+
+    *formats* are the matrix formats its PyTorch can multiply in.
+    """
+    cases = [Case(work) for work in dict.fromkeys(_list_works(formats, quick)) if _fits(work, gpu, fit)]
+    numbers: dict[str, Iterator[int]] = defaultdict(count)
+    turns = {case: next(numbers[case.kind]) for case in cases}
+    return tuple(sorted(cases, key=lambda case: turns[case]))
+
+
+def sustained_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType]) -> tuple[Case, ...]:
+    """Return the cases to run without a pause: products in the formats of training, and attention."""
+    used = [dtype for dtype in (DType.BF16, DType.FP8, DType.FP16) if dtype in formats]
+    works: list[Operator] = [Matmul(m, n, k, 1, dtype) for dtype in used for m, n, k in SIZES["sustained"]["products"]]
+    batch, length, heads, kv_heads, dim = SIZES["sustained"]["attention"]
+    for half, backward in product([dtype for dtype in used if dtype is not DType.FP8][:1], (False, True)):
+        works.append(Attention(batch, length, length, heads, kv_heads, dim, dim, True, backward, half))
+    return tuple(Case(work) for work in works if _fits(work, gpu, fit))
+
+
+def _list_works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
+    chosen = SIZES["quick" if quick else "usual"]
+    for dtype in formats:
+        # The widest sweep for the format that training uses; half as many sizes for the others.
+        sizes = [(m, n, k) for m in chosen["tokens"] for n, k in chosen["weights"]][:: 1 if dtype is DType.BF16 else 2]
+        # Small and large sizes in turns, so that the first few points already span the range.
+        sizes.sort(key=math.prod)
+        middle = (len(sizes) + 1) // 2
+        for m, n, k in filter(None, chain.from_iterable(zip_longest(sizes[:middle], sizes[middle:]))):
+            yield Matmul(m, n, k, 1, dtype)
+    half = DType.BF16 if DType.BF16 in formats else DType.FP16
+    if half in formats:
+        for length in chosen["batched"]:
+            yield Matmul(length, length, 128, 32, half)
+            yield Matmul(length, 128, length, 32, half)
+        for groups, rows in chosen["experts"] if half is DType.BF16 else ():
+            yield GroupedMatmul(rows, 4096, 2048, groups, half)
+            yield GroupedMatmul(rows, 2048, 4096, groups, half)
+        for (batch, length), (query, key, dim), backward in product(chosen["lengths"], chosen["heads"], (False, True)):
+            yield Attention(batch, length, length, query, key, dim, dim, True, backward, half)
+    dtype = half if half in formats else DType.FP32
+    for rows, columns in chosen["shapes"]:
+        size = rows * columns * dtype.bytes
+        for kind, reads in ((K.ADD, 2), (K.COPY, 1), (K.GELU, 1), (K.LAYER_NORM, 1), (K.RMS_NORM, 1)):
+            yield Elementwise(kind, rows, columns, reads * size, size, False, dtype)
+        # PyTorch has a kernel for rows of up to 1,024 elements, which unfused attention runs.
+        short = min(columns, 1024)
+        moved = rows * short * dtype.bytes
+        yield Elementwise(K.SOFTMAX, rows, short, moved, moved, False, dtype)
+        if dtype is not DType.FP32:
+            yield Elementwise(K.CAST, rows, columns, size, 4.0 * rows * columns, False, dtype)
+        yield Elementwise(K.OPTIMIZER, 1, rows * columns, 4 * size, 3 * size, False, dtype)
+
+
+def _fits(work: Operator, gpu: Gpu, fit: ComputeFit) -> bool:
+    """Return True if *work* takes neither too long nor too much memory on *gpu*."""
+    small = held_bytes(work) <= MEMORY_SHARE * gpu.memory_bytes
+    return small and compute_price(work, gpu, fit, ALONE).seconds <= LONGEST_S
+
+
+def held_bytes(work: Operator) -> float:
+    """Return the bytes of the tensors that a case needs at once."""
+    if not isinstance(work, Attention):
+        return work.moved_bytes
+    query = work.batch * work.query_len * work.heads * work.head_dim
+    return (4 if not work.backward else 8) * 2 * query * work.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedPoints:
+    """The cases of one GPU with their seconds, and the rows that were not taken by reason."""
+
+    gpu: Gpu
+    device: str
+    software: str
+    cases: tuple[Case, ...]
+    seconds: dict[str, float]
+    skipped: Counter[str]
+
+
+def gpu_of(rows: OperatorTable) -> Gpu:
+    """Return the GPU of rows by the system or the device that they name."""
+    system = rows.word("system")
+    return load_gpu(SYSTEMS.get(system, system) or rows.word("device"))
+
+
+def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
+    """Return the products of tables in files and folders, those of *gpu* or of the one GPU that they name."""
+    skipped: Counter[str] = Counter()
+    points: dict[Case, float] = {}
+    seen: dict[str, OperatorTable] = {}
+    for table in (read_operator_table(path) for place in places for path in find_operator_tables(place)):
+        if table.name not in PRODUCTS:
+            skipped[f"{table.name}: not an operator of training steps by itself"] += len(table)
+            continue
+        for rows in table.split(("system", "device", "dtype", "gemm_dtype")):
+            own = gpu_of(rows)
+            if gpu is not None and own.name != gpu.name:
+                skipped[f"{table.name}: measured on {own.name}, not {gpu.name}"] += len(rows)
+                continue
+            seen[own.name] = rows
+            try:
+                points |= _products(rows, own)
+            except ValueError as error:
+                skipped[f"{table.name}: {error}"] += len(rows)
+    if len(seen) != 1:
+        names = ", ".join(sorted(seen)) or "none"
+        raise ValueError(f"the tables hold products of {names}; name one GPU with --gpu")
+    cases: dict[Case, float] = {}
+    for kind in dict.fromkeys(case.kind for case in points):
+        own_cases = sorted((case for case in points if case.kind == kind), key=lambda case: points[case])
+        picked = np.unique(np.linspace(0, len(own_cases) - 1, min(len(own_cases), MOST_POINTS)).astype(int))
+        cases |= {own_cases[index]: points[own_cases[index]] for index in picked.tolist()}
+    [(name, rows)] = seen.items()
+    software = f"{rows.word('framework')} {rows.word('version')}, imported tables"
+    seconds = {case.name: value for case, value in cases.items()}
+    return ImportedPoints(load_gpu(name), rows.word("device"), software, tuple(cases), seconds, skipped)
+
+
+def _products(rows: OperatorTable, gpu: Gpu) -> Iterator[tuple[Case, float]]:
+    """Yield each product with its seconds alone."""
+    recipe = RECIPES.get(rows.word("dtype", "gemm_dtype"), "")
+    if recipe not in IMPORTED:
+        raise ValueError(f"products in {rows.word('dtype', 'gemm_dtype')!r} are not imported")
+    m, n, k = (rows.counts(side) for side in "mnk")
+    measured_s = rows.numbers("latency_ms") * MS
+    alone_s = measured_s.copy()
+    for kind in LINEAR_FORMATS[recipe].quantise if fit_for(gpu).quantize else ():
+        alone_s = alone_s - quantize_s(m, k, gpu, kind)
+    sizes = np.stack([m, n, k], axis=1).astype(np.int64).tolist()
+    for index in np.flatnonzero(alone_s > np.maximum(LEAST_S, LEAST_SHARE * measured_s)).tolist():
+        rows_m, columns_n, depth_k = sizes[index]
+        yield Case(Matmul(rows_m, columns_n, depth_k, dtype=LINEAR_FORMATS[recipe].product)), float(alone_s[index])
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
 
 
 class Backend(Protocol):
@@ -192,103 +372,6 @@ def read_document(text: str, where: str) -> Document:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CalibrationError(f"{where}: {problem}; expected a file that 'stepcast profile' wrote, or none") from None
-
-
-@dataclass(frozen=True, slots=True)
-class FittedClass:
-    """One class of operators: its correction, and the mean errors without it and with it."""
-
-    kind: str
-    points: int
-    correction: Correction
-    before: float
-    after: float
-    left_out: float | None  # each point by a correction that was not fitted to it; None if there is one point
-    unidentified: tuple[str, ...] = ()  # constants that the points do not show
-
-    @property
-    def helps(self) -> bool:
-        """Return True if the correction brings other points closer; for one point that is not known."""
-        return self.left_out is None or self.left_out < self.before
-
-
-def fit_energies(cases: Sequence[Case], points: MeasuredPoints, gpu: Gpu, fit: ComputeFit) -> dict[str, float]:
-    """Return joule per operation by format, and attention's as a multiple, from cases that slowed when sustained."""
-    law = fit.power.of(gpu.architecture)
-    seen: dict[str, list[float]] = {}
-    for case in cases:
-        work = case.work
-        if case.name not in points.sustained or not isinstance(work, Matmul | Attention):
-            continue
-        energy = energy_seen(points.seconds[case.name], points.sustained[case.name], work.flops, gpu.power_w, law)
-        if energy > 0:
-            name = ATTENTION if isinstance(work, Attention) else gpu.runs_as(work.dtype)
-            seen.setdefault(name, []).append(energy)
-    energies = {name: float(np.exp(np.mean(np.log(values)))) for name, values in seen.items()}
-    half = energies.get("bf16") or energies.get("fp16")
-    attention = energies.pop(ATTENTION, None)
-    return energies if attention is None or half is None else {**energies, ATTENTION: attention / half}
-
-
-def fit_classes(
-    cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit
-) -> tuple[FittedClass, ...]:
-    """Return a correction for every class with enough points."""
-    fitted, measured = [], [case for case in cases if case.name in seconds]
-    for kind in dict.fromkeys(case.kind for case in measured):
-        own = [case for case in measured if case.kind == kind]
-        if len(own) >= FEWEST:
-            predicted = np.array([compute_price(case.work, gpu, fit, ALONE).seconds for case in own])
-            fitted.append(fit_class(kind, predicted, np.array([seconds[case.name] for case in own])))
-    return tuple(fitted)
-
-
-def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: bool = False) -> FittedClass:
-    """Return the correction of one class; for one or two points only a factor.
-
-    *in_step*: the points are of operators within a step, not of each by itself.
-    """
-    few = predicted.size < FEWEST
-    correction = _fit_factor(predicted, measured) if few else fit_correction(predicted, measured, in_step)
-    after = np.asarray(correction.applied_s(predicted))
-    spread, left_out = max(correction.spread, Correction(1.0).spread if few else 0.0), None
-    if predicted.size > 1:
-        unseen = _predict_left_out(predicted, measured, in_step)
-        # The range must hold for operators that were not measured, so errors on points left out set it.
-        spread = max(spread, float(np.quantile(np.abs(unseen / measured - 1.0), 0.9)))
-        left_out = _mean_error(unseen, measured)
-    try:
-        correction = replace(correction, spread=min(spread, calibration.PLAUSIBLE["spread"][1])).check_plausible()
-    except CalibrationError as error:
-        raise CalibrationError(f"class {kind!r}: {error}; are its times in the unit their file says?") from None
-    without_least = np.asarray(replace(correction, least_s=0.0).applied_s(predicted))
-    errors = _mean_error(predicted, measured), _mean_error(after, measured)
-    hides_least = _mean_error(without_least, measured) - errors[1] < VISIBLE_ERROR
-    unidentified = {"slope": not shows_slope(predicted), "least_s": hides_least}
-    hidden = tuple(name for name, is_hidden in unidentified.items() if is_hidden)
-    return FittedClass(kind, int(predicted.size), correction, *errors, left_out, hidden)
-
-
-def _fit_factor(predicted: FloatArray, measured: FloatArray) -> Correction:
-    return Correction(float(np.exp(np.mean(np.log(measured / predicted)))))
-
-
-def _predict_left_out(predicted: FloatArray, measured: FloatArray, in_step: bool) -> FloatArray:
-    """Return every point as corrected by a fit to the other folds."""
-    order = np.argsort(predicted, kind="stable")
-    folds = min(FOLDS, order.size)
-    result = predicted.copy()
-    for fold in range(folds):
-        held_out = np.zeros(order.size, dtype=bool)
-        held_out[order[fold::folds]] = True
-        rest = predicted[~held_out], measured[~held_out]
-        own = fit_correction(*rest, in_step) if rest[0].size > 1 else _fit_factor(*rest)
-        result[held_out] = own.applied_s(predicted[held_out])
-    return result
-
-
-def _mean_error(predicted: FloatArray, measured: FloatArray) -> float:
-    return float(np.mean(np.abs(predicted / measured - 1.0)))
 
 
 class ProfiledOperators(Operators):

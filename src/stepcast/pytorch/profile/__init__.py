@@ -1,1 +1,0 @@
-"""Measure a GPU with PyTorch, for a calibration of the estimates."""
