@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -50,14 +51,14 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MOST_QUERY_BYTES = 16_384
 FIRST_REQUEST_S = 5.0  # from the connection to the end of the headers of its first request
-HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"x-frame-options", b"DENY"),
-    (b"cache-control", b"no-store"),
-)
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -363,7 +364,7 @@ class Guard:
         try:
             path = self._check(scope)
         except RefusedError as refused:
-            await _refuse(send, refused)
+            await _refuse(refused)(scope, receive, send)
             return
         inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
         begun = False
@@ -371,11 +372,9 @@ class Guard:
         async def send_headers(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
-                begun = True
-                own = {name for name, _ in message["headers"]}
-                policy = (b"content-security-policy", POLICY.encode())
-                added = [each for each in (*HEADERS, policy) if each[0] not in own]
-                message = {**message, "headers": [*message["headers"], *added]}
+                begun, headers = True, MutableHeaders(scope=message)
+                for name, value in {**HEADERS, "content-security-policy": POLICY}.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
@@ -383,31 +382,27 @@ class Guard:
         except RefusedError as refused:
             if begun:
                 raise
-            await _refuse(send, refused)
+            await _refuse(refused)(scope, receive, send)
 
     def _check(self, scope: Scope) -> str:
         """Return the path after the token; raise a RefusedError if the request is not allowed."""
-        headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            if name in headers and name in (b"host", b"origin", b"content-length"):
-                raise RefusedError(400, "a header occurs twice")
-            headers[name] = value
-        host = headers.get(b"host", b"").decode("latin-1").lower()
+        headers = Headers(scope=scope)
+        if any(len(headers.getlist(name)) > 1 for name in ("host", "origin", "content-length")):
+            raise RefusedError(400, "a header occurs twice")
+        host = headers.get("host", "").lower()
         if host not in self.hosts:
             raise RefusedError(421, "unknown host: use the URL that stepcast serve printed")
-        origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").lower() != f"http://{host}":
-            raise RefusedError(403, "requests of other pages are refused")
-        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        origin = headers.get("origin", f"http://{host}")
+        if origin.lower() != f"http://{host}" or not {*headers.getlist("sec-fetch-site")} <= {"none", "same-origin"}:
             raise RefusedError(403, "requests of other pages are refused")
         if scope["method"] not in ("GET", "HEAD", "POST"):
             raise RefusedError(405, "only GET and POST are allowed")
-        if scope["method"] == "POST" and origin is None:
+        if scope["method"] == "POST" and "origin" not in headers:
             raise RefusedError(403, "a POST request needs an Origin")
         if len(scope.get("query_string", b"")) > MOST_QUERY_BYTES:
             raise RefusedError(414, "the request is too long")
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self.most_bytes:
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self.most_bytes:
             raise self._too_large()
         _, token, *rest = [*scope["path"].split("/", 2), ""] if scope["path"].startswith("/") else ("", "")
         if not hmac.compare_digest(token.encode(), self.token.encode()):
@@ -433,10 +428,6 @@ class Guard:
         return receive_limited
 
 
-async def _refuse(send: Send, refused: RefusedError) -> None:
-    body = f"stepcast: {refused.why}\n".encode()
-    kind = (b"content-type", b"text/plain; charset=utf-8")
+def _refuse(refused: RefusedError) -> Response:
     # A body that is not read cannot be followed by another request.
-    headers = [kind, (b"content-length", str(len(body)).encode()), (b"connection", b"close"), *HEADERS]
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return PlainTextResponse(f"stepcast: {refused.why}\n", refused.status, {"connection": "close", **HEADERS})
