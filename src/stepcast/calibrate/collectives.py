@@ -11,6 +11,7 @@ import numpy as np
 
 from stepcast.analyze.sweeps import MeasuredSweep, change_field
 from stepcast.hardware import Cluster
+from stepcast.hardware.catalog import load_fit
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.types import dataclass
 from stepcast.units import US
@@ -60,16 +61,7 @@ class Constant:
         return f'"{value / US:.4g} us"' if self.is_time else f"{value:.4g}"
 
 
-CONSTANTS = (
-    Constant("communication.launch_overhead", "to start a rank's kernel", is_time=True),
-    Constant("communication.channel_overhead", "for each channel that opens", is_time=True),
-    Constant("node.fabric.link.latency", "of a hop within a node", is_time=True),
-    Constant("node.fabric.link.efficiency", "of the rate of a link within a node"),
-    Constant(REDUCTION, "that a port keeps while the switch adds"),
-    Constant("node.nic.latency", "of a hop between nodes", is_time=True),
-    Constant("node.nic.efficiency", "of the rate of a NIC"),
-    Constant(EXCHANGE, "that an all-to-all reaches in a node"),
-)
+CONSTANTS = tuple(Constant(key, means, unit == "time") for key, (unit, means) in load_fit("calibrated").items())
 
 
 @dataclass(frozen=True)
@@ -149,12 +141,9 @@ def _left_out(points: SweepPoints, described: Cluster, chosen: Sequence[Constant
     # Neighbouring sizes of a log are in different folds.
     folds = np.concatenate([np.arange(int(used.sum())) % FOLDS for used in points.used])
     errors = np.zeros(len(points))
-    for fold in range(FOLDS):
-        unseen = folds == fold
-        if unseen.any() and not unseen.all():
-            errors[unseen] = points.log_errors(_fit(points, described, chosen, ~unseen)[0])[unseen]
-        elif unseen.any():
-            errors[unseen] = points.log_errors(described)[unseen]
+    for unseen in (folds == fold for fold in np.unique(folds)):
+        cluster = described if unseen.all() else _fit(points, described, chosen, ~unseen)[0]
+        errors[unseen] = points.log_errors(cluster)[unseen]
     return errors
 
 
