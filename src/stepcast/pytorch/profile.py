@@ -15,10 +15,10 @@ import json
 import math
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
-from itertools import chain, count, pairwise, product, zip_longest
+from itertools import chain, pairwise, product, zip_longest
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ from stepcast.hardware.catalog import load_data, load_gpu
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.operator_tables import OperatorTable, find_operator_tables, read_operator_table
 from stepcast.inputs.source import parse_toml
-from stepcast.ir.types import DType, dataclass
+from stepcast.ir.types import DType, dataclass, group_by_key
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.pytorch.run.execute import call_on_ranks
 from stepcast.pytorch.run.operators import Call, Operators
@@ -99,9 +99,8 @@ def gpu_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType], quick: bool =
     *formats* are the matrix formats its PyTorch can multiply in.
     """
     cases = [Case(work) for work in dict.fromkeys(_list_works(formats, quick)) if _fits(work, gpu, fit)]
-    numbers: dict[str, Iterator[int]] = defaultdict(count)
-    turns = {case: next(numbers[case.kind]) for case in cases}
-    return tuple(sorted(cases, key=lambda case: turns[case]))
+    by_class = group_by_key((case.kind, case) for case in cases).values()
+    return tuple(filter(None, chain.from_iterable(zip_longest(*by_class))))
 
 
 def sustained_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType]) -> tuple[Case, ...]:
@@ -202,14 +201,14 @@ def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
     if len(seen) != 1:
         names = ", ".join(sorted(seen)) or "none"
         raise ValueError(f"the tables hold products of {names}; name one GPU with --gpu")
-    cases: dict[Case, float] = {}
-    for kind in dict.fromkeys(case.kind for case in points):
-        own_cases = sorted((case for case in points if case.kind == kind), key=lambda case: points[case])
+    cases = list[Case]()
+    for own_cases in group_by_key((case.kind, case) for case in points).values():
+        own_cases.sort(key=lambda case: points[case])
         picked = np.unique(np.linspace(0, len(own_cases) - 1, min(len(own_cases), MOST_POINTS)).astype(int))
-        cases |= {own_cases[index]: points[own_cases[index]] for index in picked.tolist()}
+        cases += [own_cases[index] for index in picked.tolist()]
     [(name, rows)] = seen.items()
     software = f"{rows.word('framework')} {rows.word('version')}, imported tables"
-    seconds = {case.name: value for case, value in cases.items()}
+    seconds = {case.name: points[case] for case in cases}
     return ImportedPoints(load_gpu(name), rows.word("device"), software, tuple(cases), seconds, skipped)
 
 
