@@ -141,7 +141,7 @@ class Operators:
 
     def _unary(self, work: Elementwise) -> Call | None:
         # Log-softmax over rows that no block holds reads them for a maximum, a sum and the result.
-        if not _moves(work, 2 if work.backward else 3 if work.kind is K.CROSS_ENTROPY else 1, 1):
+        if not _moves(work, 2 if work.backward else 3 if work.kind is K.CROSS_ENTROPY else 1):
             return None
         torch, aten = self._torch, self._torch.ops.aten
         data, name = self._rows(work), UNARY[work.kind]
@@ -156,7 +156,7 @@ class Operators:
 
     def _norm(self, work: Elementwise) -> Call | None:
         """Run a norm forward; a gradient is one pass in Transformer Engine and two in PyTorch."""
-        if work.backward or not _moves(work, 1, 1):
+        if work.backward or not _moves(work, 1):
             return None
         torch, data, shape = self._torch, self._rows(work), (work.columns,)
         scale, functional = torch.randn_like(data[0]), torch.nn.functional
@@ -186,7 +186,7 @@ class Operators:
         The heads are part of the result of a projection, so that the kernel computes the address of each element. A
         rotation moves as many bytes and needs one product more.
         """
-        if not _moves(work, 1, 1) or work.columns % HEAD:
+        if not _moves(work, 1) or work.columns % HEAD:
             return None
         torch, heads = self._torch, work.columns // HEAD
         projected = self._random(work.rows, heads + 2, HEAD, dtype=work.dtype)[:, :heads]
@@ -197,14 +197,14 @@ class Operators:
     def _strided(self, work: Elementwise) -> Call | None:
         """Multiply by an operand that is repeated along rows, or whose dimensions are swapped."""
         swapped = work.kind is K.STRIDED
-        if not _moves(work, 2 if swapped else 1, 1):
+        if not _moves(work, 2 if swapped else 1):
             return None
         shape = (work.columns, work.rows) if swapped else (work.columns,)
         other = self._random(*shape, dtype=work.dtype)
         return partial(self._torch.mul, self._rows(work), other.t() if swapped else other)
 
     def _join(self, work: Elementwise) -> Call | None:
-        if not _moves(work, 1, 1) or work.columns < 2:
+        if not _moves(work, 1) or work.columns < 2:
             return None
         return partial(self._torch.cat, self._rows(work).chunk(2, -1)[::-1], -1)
 
@@ -259,12 +259,11 @@ class Operators:
         return _repeat(kernels[operands], pieces)
 
 
-def _moves(work: Elementwise, reads: float, writes: float) -> bool:
-    """Return True if *work* moves as many bytes as *reads* and *writes* operands of its rows and columns."""
+def _moves(work: Elementwise, reads: int) -> bool:
+    """Return True if *work* reads as many bytes as *reads* operands of its rows and columns, and writes one."""
     operand = work.elements * work.dtype.bytes
-    return math.isclose(work.read_bytes, reads * operand, rel_tol=BYTES_TOLERANCE) and math.isclose(
-        work.write_bytes, writes * operand, rel_tol=BYTES_TOLERANCE
-    )
+    pairs = (work.read_bytes, reads * operand), (work.write_bytes, operand)
+    return all(math.isclose(moved, expected, rel_tol=BYTES_TOLERANCE) for moved, expected in pairs)
 
 
 def _repeat(call: Call, times: int) -> Call:
