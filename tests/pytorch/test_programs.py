@@ -16,8 +16,7 @@ from stepcast.ir.types import DType  # noqa: E402
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
 from stepcast.ir.workload import Op  # noqa: E402
 from stepcast.pytorch.capture.build import LAUNCH_US, STEP, TIMES, HostedEvent, RecentCalls, count_calls, name_ops  # noqa: E402
-from stepcast.pytorch.capture.emulation import EmulatedGpu, define_operators  # noqa: E402
-from stepcast.pytorch.capture.host import CALLS  # noqa: E402
+from stepcast.pytorch.capture.emulation import CALLS, EmulatedGpu, define_operators  # noqa: E402
 from stepcast.pytorch.capture.kernels import Works, works_of  # noqa: E402
 from stepcast.pytorch.capture.program import CaptureOptions, capture  # noqa: E402
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, Tracer  # noqa: E402

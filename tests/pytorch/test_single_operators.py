@@ -16,8 +16,7 @@ from stepcast.hardware import load_cluster  # noqa: E402
 from stepcast.ir.framework import MEGATRON_CORE  # noqa: E402
 from stepcast.ir.work import Compute  # noqa: E402
 from stepcast.ir.workload import Stage, Workload  # noqa: E402
-from stepcast.pytorch.capture.emulation import EmulatedGpu  # noqa: E402
-from stepcast.pytorch.capture.host import CALLS, take_host_work  # noqa: E402
+from stepcast.pytorch.capture.emulation import CALLS, EmulatedGpu, take_host_work  # noqa: E402
 from stepcast.pytorch.capture.kernels import works_of  # noqa: E402
 from stepcast.pytorch.capture.program import _answer_as_gpu  # noqa: E402
 from stepcast.pytorch.capture.tracer import Event, Moment, Tracer, _transform_bytes  # noqa: E402

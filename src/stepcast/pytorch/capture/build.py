@@ -20,21 +20,13 @@ from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
 from stepcast.pytorch.capture.compiled import Fusion
-from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.host import CALLS
-from stepcast.pytorch.capture.kernels import MEASURED, Works, works_of
+from stepcast.pytorch.capture.emulation import CALLS, FIT, MEASURED, RecurrentSizes
+from stepcast.pytorch.capture.kernels import Works, works_of
 from stepcast.pytorch.capture.splits import Splits, find_splits
 from stepcast.pytorch.capture.tracer import LISTED, PRODUCTS, RECURRENT, Event, Moment, StepTrace
-from stepcast.units import MIB
 
-# Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
-LISTED_PASSES = 8
-DISPATCH, TIMES = load_fit("captured")["dispatch"], load_fit("calls")
+DISPATCH, TIMES = FIT["dispatch"], load_fit("calls")
 STEP, LAUNCH_US = TIMES["step"], 1e6 * DISPATCH["light_s"]
-REPLAYED_STEPS = 5
-# cuBLAS on Hopper keeps a buffer for each thread that multiplies: that of the program and that of its backward
-# (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp).
-PRODUCT_BUFFER = 32 * MIB
 
 
 class HostedEvent(NamedTuple):
@@ -307,12 +299,12 @@ def _update_ops(trace: StepTrace, host_waits: Container[int], calls: Sequence[fl
         if event.moment is Moment.OPTIMIZER and not event.name.startswith(LISTED):
             others.append(HostedEvent(event.name, works, number in host_waits, calls[number]))
         elif works and isinstance(works[0], Elementwise):
-            length = max((size for size in event.options if isinstance(size, int)), default=1)
+            length = max(event.options, default=1)
             timed.append((number, length, works[0]))
     ops, _ = name_ops(others)
     passes = [(length, work) for _, length, work in timed if work.kind is ElementwiseKind.LISTED_OPTIMIZER]
     total = sum(length for length, _ in passes)
-    columns = max(1, round(sum(work.elements for _, work in passes) / LISTED_PASSES))
+    columns = max(1, round(sum(work.elements for _, work in passes) / MEASURED["listed_passes"]))
     read, written = sum(work.read_bytes for _, work in passes), sum(work.write_bytes for _, work in passes)
     # The host launches them one by one, and the GPU begins with the first.
     updates = list[Op]()
@@ -420,10 +412,10 @@ def count_calls(trace: StepTrace, works: dict[int, Works]) -> list[float]:
 
 def _time_event(event: Event, works: Works, recent: RecentCalls, node_us: float) -> float:
     if event.name.startswith(LISTED):
-        length = max((size for size in event.options if isinstance(size, int)), default=1)
+        length = max(event.options, default=1)
         return float(STEP["list"] + length * STEP["fused" if event.name.startswith("_fused") else "listed"])
     if event.name in RECURRENT:
-        sizes = RecurrentSizes(*(option for option in event.options if isinstance(option, int)))
+        sizes = RecurrentSizes(*event.options)
         launched = sum(work.steps for work in works if isinstance(work, RecurrentCells) and not work.is_persistent)
         call_us, layer_us, step_us = STEP[event.name]
         layers = sizes.layers * sizes.directions
@@ -446,10 +438,10 @@ def reserve_bytes(trace: StepTrace) -> int:
     """Return the bytes that the allocator reserves for *trace*, without the buffers of cuBLAS.
 
     Optimizer states are allocated at the end of the first step, in blocks that its activations left; the activations
-    of the second step then need blocks elsewhere. A GPT on an H200 still reserved more in its fourth step, none after.
+    of the second step then need blocks elsewhere.
     """
     replay = _Replay(trace)
-    for number in range(REPLAYED_STEPS):
+    for number in range(MEASURED["replayed_steps"]):
         replay.run_step(is_first=number == 0)
     return replay.memory.peak_reserved - replay.buffers
 
@@ -523,8 +515,8 @@ class _Replay:
                     if self._storages[number].freed == tick:  # by the operator itself, before it makes the next
                         self._free((number,))
             if is_first and tick in self._products:
-                self.memory.allocate(PRODUCT_BUFFER)
-                self.buffers += PRODUCT_BUFFER
+                self.memory.allocate(MEASURED["product_buffer"])
+                self.buffers += MEASURED["product_buffer"]
             self._free(number for number in self._freed[tick] if self._storages[number].made >= tick)
         expected = Counter(size for sizes in self._stale.values() for size in sizes)
         for number, storage in enumerate(self._storages):

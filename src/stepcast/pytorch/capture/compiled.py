@@ -20,18 +20,15 @@ from typing import TYPE_CHECKING
 
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, HostCopy, Matmul
-from stepcast.pytorch.capture.kernels import FIT, LOOKUPS, MEASURED, POINTWISE, Works, bytes_of, pass_over, works_of
+from stepcast.pytorch.capture.emulation import FIT, MEASURED
+from stepcast.pytorch.capture.kernels import LOOKUPS, Works, bytes_of, pass_over, works_of
 from stepcast.pytorch.capture.tracer import Event, Moment, StepTrace, TracedTensor, round_up
 
 if TYPE_CHECKING:
     import networkx as nx
 
 K = ElementwiseKind
-# Kinds that a compiler joins: element by element, sums along rows, copies and lookups.
-FUSIBLE = frozenset((*POINTWISE, K.BROADCAST, K.STRIDED, K.JOIN, K.ROW_SUM, K.COLUMN_SUM, K.FILL, K.SOFTMAX,
-                     K.LAYER_NORM, K.RMS_NORM, K.NORM_WEIGHT, K.IRREGULAR, K.SWIGLU, K.DROPOUT,
-                     K.CROSS_ENTROPY, K.OTHER))  # fmt: skip
-NEVER_FUSED, LOSSES = (frozenset(FIT["compiler"][name]) for name in ("never_fused", "losses"))
+FUSIBLE, NEVER_FUSED, LOSSES = (frozenset(FIT["compiler"][name]) for name in ("fusible", "never_fused", "losses"))
 
 
 def find_near_side(network: "nx.DiGraph[Hashable]", source: Hashable, sink: Hashable) -> set[Hashable]:

@@ -4,6 +4,9 @@ On meta tensors PyTorch would choose the kernels of a CPU, or decompose an opera
 one kernel that saves queries, keys, values, its result and a number for each row (the logarithm of its sum);
 RMSNorm is one kernel forward and one operator backward (ATen/native/cuda/layer_norm_kernel.cu); LSTM, GRU and RNN
 are one call of cuDNN in each direction (ATen/native/cudnn/RNN.cpp).
+
+So is the host: its time outside of operators, in checkpoints that it enters and runs again and in copies to and from
+the GPU, is counted in additions (data/fits/captured.toml); the next operator is launched after them.
 """
 
 import math
@@ -17,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from stepcast.hardware.catalog import load_fit
+from stepcast.ir.tables import constants
 
 F, T = torch.nn.functional, Tensor
 Tensors = list[Tensor]
@@ -25,6 +29,8 @@ VALUES = "_stepcast_values"  # attribute of a tensor whose values are known
 # The most elements of a tensor whose values are computed: a batch of token ids; the experts that a router chose.
 KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 GPU = "cuda"
+# Attributes of a tensor without data that is in the memory of the host, and of one in memory that the GPU can read.
+HOST, PINNED = "_stepcast_host", "_stepcast_pinned"
 ATTENTION, DROPOUT = F.scaled_dot_product_attention, F.dropout
 
 
@@ -34,18 +40,16 @@ def _find_functions(names: str) -> frozenset[object]:
     return frozenset(getattr(space, name) for space in spaces for name in names.split() if hasattr(space, name))
 
 
-RUN_IN_BF16, RUN_IN_FP32 = map(_find_functions, load_fit("captured", ("[autocast]",))["autocast"].values())
+FIT, MEASURED = load_fit("captured"), constants("captured")
+CALLS, STAGED_BYTES = FIT["calls"], MEASURED["staged_bytes"]  # the host's time of calls, in launches
+CELLS = FIT["cells"]  # gates, and the elements that cuDNN saves for each element of a result
+RUN_IN_BF16, RUN_IN_FP32 = map(_find_functions, FIT["autocast"].values())
 if "AutocastCUDA: registered" not in torch._C._dispatch_dump_table("aten::rms_norm"):  # PyTorch 2.11
     RUN_IN_FP32 -= {F.rms_norm, torch.rms_norm}
 SOFTMAXES = {
     **dict.fromkeys((torch.softmax, T.softmax, F.softmax), "_softmax"),
     **dict.fromkeys((F.log_softmax, torch.log_softmax, T.log_softmax, F.cross_entropy), "_log_softmax"),
 }
-# Gates of a cell, and the elements that cuDNN saves for each element of its result: measured as the memory that a
-# forward leaves behind on an H200 with cuDNN 9.19, for one to four layers, both directions, fp32 and bf16.
-CELLS = {"lstm": (4, 6), "gru": (3, 7), "rnn_tanh": (1, 2), "rnn_relu": (1, 2)}
-# While it runs backward, cuDNN holds the gradients of the gates twice (measured in the same runs).
-GATE_GRADIENTS = 2
 
 
 class RecurrentSizes(NamedTuple):
@@ -110,7 +114,7 @@ def _recurrent_backward(
     grad: Tensor, data: Tensor, out: Tensor, reserve: Tensor, states: Tensors, weights: Tensors, numbers: Sequence[int]
 ) -> Tensors:
     sizes, rows = RecurrentSizes(*numbers), math.prod(data.shape[:-1])
-    scratch = data.new_empty(GATE_GRADIENTS * sizes.gates * sizes.hidden * sizes.directions * rows)
+    scratch = data.new_empty(MEASURED["gate_gradients"] * sizes.gates * sizes.hidden * sizes.directions * rows)
     return [torch.empty_like(data), scratch, *map(torch.empty_like, (*states, *weights))]
 
 
@@ -509,3 +513,44 @@ def choose_evenly(indices: Tensor, count: int) -> None:
     if count and indices.dtype is torch.int64 and may_be_known(indices):
         chosen = torch.arange(indices.numel(), device="cpu").remainder(count).reshape(indices.shape)
         setattr(indices, VALUES, chosen)
+
+
+_spent, _called = [0.0], list[str]()
+
+
+def spend(calls: float) -> None:
+    """Keep the host busy before the next operator for so many additions."""
+    _spent[0] += calls
+
+
+def call(kind: str) -> None:
+    """Note that the host runs code of Python around operators: a module, or a function with a gradient of its own."""
+    _called.append(kind)
+
+
+def take_host_work() -> tuple[float, tuple[str, ...]]:
+    """Return what the host spent, in additions, and what it called since it was last asked, and begin anew."""
+    work = _spent[0], tuple(_called)
+    _spent[0] = 0.0
+    _called.clear()
+    return work
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    return bool(tensor.device.type == "cpu") or hasattr(tensor, HOST)
+
+
+def begin_copy(source: Tensor, size_bytes: int) -> tuple[str, bool]:
+    """Return the operator of a copy to the GPU, and whether the CPU waits for the GPU before it.
+
+    The GPU reads pinned memory itself. The CPU stages other memory in parts, and waits before it stages many.
+    """
+    if hasattr(source, PINNED):
+        return "host_copy", False
+    spend(CALLS["staged"] * size_bytes)
+    return "_to_copy", size_bytes > STAGED_BYTES
+
+
+def fetch(size_bytes: int) -> None:
+    """Copy a result to new memory of the host."""
+    spend(CALLS["fetched"] * size_bytes if size_bytes > STAGED_BYTES else 0.0)

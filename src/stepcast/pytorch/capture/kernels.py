@@ -12,10 +12,8 @@ from itertools import pairwise
 
 import torch
 
-from stepcast.hardware.catalog import load_fit
 from stepcast.ir.layout import HostWay
 from stepcast.ir.recurrent import RecurrentCells
-from stepcast.ir.tables import constants
 from stepcast.ir.types import DType
 from stepcast.ir.work import (
     Attention,
@@ -28,15 +26,13 @@ from stepcast.ir.work import (
     HostCopy,
     Matmul,
 )
-from stepcast.pytorch.capture.emulation import RecurrentSizes
-from stepcast.pytorch.capture.tracer import TF32, Event, Moment, TracedTensor, is_channels_last, round_up
+from stepcast.pytorch.capture.emulation import FIT, MEASURED, RecurrentSizes
+from stepcast.pytorch.capture.tracer import Event, Moment, TracedTensor, is_channels_last, round_up
 
 K, P = ElementwiseKind, ConvolutionPass
-FIT = load_fit("captured")
 KINDS = {name: K(kind) for kind, names in FIT["kinds"].items() for name in names}
 ZEROED = frozenset(FIT["zeroed"]["names"])
 LOOKUPS, WRITE_INTO, ADD_INTO = (frozenset(FIT["memory"][name]) for name in ("lookups", "write_into", "add_into"))
-MEASURED = constants("captured")
 # Kernels of PyTorch's TensorIterator: one output for as many inputs, element by element.
 POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 # Kinds whose gradient is a kernel of its own.
@@ -59,7 +55,7 @@ def works_of(event: Event) -> Works:
         return ()
     reads, writes = (tuple(tensor._replace(storage=0) for tensor in side) for side in (event.reads, event.writes))
     moment = Moment.FORWARD if event.moment is Moment.FORWARD or event.recomputed else Moment.BACKWARD
-    return _works_of_call(Event(event.name, reads, writes, event.options, moment, module=0, recomputed=False))
+    return _works_of_call(Event(event.name, reads, writes, event.options, moment, 0, False, is_tf32=event.is_tf32))
 
 
 @lru_cache(maxsize=65536)
@@ -95,7 +91,7 @@ def _copy(kind: ElementwiseKind, tensor: TracedTensor) -> Elementwise:
 
 def _product_dtype(call: Event, operand: TracedTensor) -> DType:
     """Return the format in which the call multiplies *operand*."""
-    return DType.TF32 if TF32 in call.options else DType(operand.dtype)
+    return DType.TF32 if call.is_tf32 else DType(operand.dtype)
 
 
 def _describe_product(call: Event) -> Works:
@@ -149,7 +145,7 @@ def _describe_convolution(call: Event) -> Works:
     """Describe each pass of a convolution that is asked for, and the kernels of a bias: its sum, or its gradient."""
     is_gradient = call.name == "convolution_backward"
     out, data, weight = call.reads[:3] if is_gradient else (call.writes[0], *call.reads[:2])
-    transformed, transposed, groups = [option for option in call.options if isinstance(option, int)]
+    transformed, transposed, groups = call.options
     taps, positions = math.prod(weight.shape[2:]), math.prod(data.shape[2:])
     last = is_channels_last(data) or is_channels_last(weight)
     copied = (data,) if last and len(data.shape) == 4 and not is_channels_last(data) and data.shape[1] > 1 else ()
@@ -186,7 +182,7 @@ def _describe_recurrent(call: Event) -> Works:
     steps the CPU launches are in parts, since the GPU runs the first while the CPU launches others.
     """
     dtype, data_dtype = _product_dtype(call, call.reads[0]), DType(call.reads[0].dtype)
-    sizes = RecurrentSizes(*(option for option in call.options if isinstance(option, int)))
+    sizes = RecurrentSizes(*call.options)
     rows, wide = sizes.steps * sizes.batch, sizes.gates * sizes.hidden
     works: list[Compute] = []
     cells = RecurrentCells(sizes.steps, sizes.batch, sizes.hidden, sizes.width, sizes.gates, call.is_backward, dtype)
@@ -276,7 +272,7 @@ def _describe_along(call: Event) -> Works:
     several times (aten/src/ATen/native/cuda/SoftMax.cu, ScanUtils.cuh).
     """
     name, out = call.name, call.writes[0]
-    axes = [option % max(1, len(out.shape)) for option in call.options if isinstance(option, int)]
+    axes = [option % max(1, len(out.shape)) for option in call.options]
     length, inner = (out.shape[axes[0]], math.prod(out.shape[axes[0] + 1 :])) if axes and out.shape else (1, 1)
     read, written = bytes_of(*call.reads[:2]), bytes_of(*call.writes)
     along_rows, along_others, along_few = FIT["along"][name]
@@ -420,9 +416,8 @@ HANDLERS |= dict.fromkeys(FIT["counted"], _describe_counted)
 def _describe_listed(call: Event) -> Works:
     """Describe one pass of an optimizer over lists of tensors."""
     name, reads = call.name, call.reads
-    lengths = [option for option in call.options if isinstance(option, int)]
-    ends = [sum(lengths[:count]) for count in range(5)]
-    first = reads[: ends[1]] if lengths else reads
+    ends = [sum(call.options[:count]) for count in range(5)]  # options are the lengths of its lists
+    first = reads[: ends[1]] if call.options else reads
     changed = first if name.endswith("_") else call.writes
     if name.startswith(("_fused_adam", "_fused_sgd")):  # parameters and, after the gradients, moments
         changed = (*first, *reads[ends[2] : ends[4] if name.startswith("_fused_adam") else None])

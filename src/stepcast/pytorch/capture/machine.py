@@ -28,12 +28,7 @@ from stepcast.pytorch.capture.tracer import DTYPES, CaptureError, TracedUnit
 
 GPUS_PER_NODE = 8
 DESCRIBED = 1000  # batches of a loader whose batches are described
-# CUDA's compute capability by architecture (CUDA C++ Programming Guide); others answer as an H100.
-CAPABILITIES = {
-    "pascal": (6, 0), "volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "ada": (8, 9), "hopper": (9, 0),
-    "blackwell": (10, 0), "blackwell-ultra": (10, 3), "blackwell-rtx": (12, 0),
-}  # fmt: skip
-# Functions of PyTorch by what becomes of them.
+# Functions of PyTorch by what becomes of them, and compute capabilities by architecture.
 CALLS = {name: words.split() for table in read_words("pytorch").values() for name, words in table.items()}
 
 
@@ -94,28 +89,23 @@ class PretendMachine:
     def _cuda(self) -> Iterator[tuple[object, str, object]]:
         cuda, accelerator = torch.cuda, getattr(torch, "accelerator", None)
         gpu, name, memory = self.gpu, f"{self.gpu.vendor} {self.gpu.name}".upper(), round(self.gpu.memory_bytes)
-        major, minor = CAPABILITIES.get(gpu.architecture, (9, 0))
+        major, minor = map(int, CALLS.get(gpu.architecture, CALLS["hopper"]))
         properties = SimpleNamespace(
             name=name, total_memory=memory, major=major, minor=minor, multi_processor_count=gpu.sms,
             L2_cache_size=round(gpu.l2_bytes), warp_size=32, max_threads_per_multi_processor=2048,
         )  # fmt: skip
         state = torch.zeros(16, dtype=torch.uint8)
         answers: dict[str, object] = {
-            **dict.fromkeys(CALLS["nothing"]), **dict.fromkeys(CALLS["zeros"], 0),
-            "is_available": True, "is_initialized": True, "device_count": self._local_gpus, "current_device": 0,
-            "get_device_name": name, "get_device_capability": (major, minor), "is_bf16_supported": major >= 8,
-            "get_device_properties": properties, "mem_get_info": (memory, memory),
+            **dict.fromkeys(CALLS["nothing"]), **dict.fromkeys(CALLS["zeros"], 0), **dict.fromkeys(CALLS["true"], True),
+            "device_count": self._local_gpus, "get_device_name": name, "get_device_capability": (major, minor),
+            "is_bf16_supported": major >= 8, "get_device_properties": properties, "mem_get_info": (memory, memory),
             "memory_summary": "", "memory_stats": Counter[str](), "get_arch_list": [f"sm_{major}{minor}"],
             "is_current_stream_capturing": False, "get_rng_state": state, "get_rng_state_all": [state],
-            "initial_seed": 0,
         }  # fmt: skip
         for owner, kind in ((cuda, "handles"), (cuda.nvtx, "ranges")):
             yield from ((owner, name, _Handle) for name in CALLS[kind])
-        accelerated: dict[str, object] = {
-            "is_available": True, "device_count": self._local_gpus, "current_device_index": 0, "memory_allocated": 0,
-            "current_accelerator": torch.device(GPU), "max_memory_allocated": 0, "current_stream": _Handle(),
-            **dict.fromkeys(("synchronize", "set_device_index", "empty_cache")),
-        }  # fmt: skip
+        accelerated = {name: answers[name] for name in CALLS["accelerated"]}
+        accelerated |= {"current_accelerator": torch.device(GPU), "current_stream": _Handle()}
         for owner, known in ((cuda, answers), (accelerator, accelerated)):
             yield from ((owner, question, _answer(answer)) for question, answer in known.items())
         yield torch, "Generator", HostGenerator

@@ -21,9 +21,9 @@ from stepcast.inputs.source import Source
 from stepcast.ir.captured import Captured
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.types import dataclass
+from stepcast.pytorch.capture import emulation
 from stepcast.pytorch.capture.build import build_captured
-from stepcast.pytorch.capture.emulation import GPU, META, EmulatedGpu, move_to_meta, with_known_values
-from stepcast.pytorch.capture.host import HOST_CALLS, apply_function, count_calls, enter_checkpoint
+from stepcast.pytorch.capture.emulation import CALLS, GPU, META, EmulatedGpu, move_to_meta, spend, with_known_values
 from stepcast.pytorch.capture.machine import PretendMachine, read_shapes, sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, parameters_of
 from stepcast.pytorch.load import load_transformers
@@ -291,8 +291,30 @@ def _shorten_message(error: BaseException) -> str:
     return " ".join(str(error).split())[:MOST_MESSAGE] or type(error).__name__
 
 
+def apply_function(own: Callable[..., object]) -> object:
+    """Return ``torch.autograd.Function.apply`` that notes the functions of a program; *own* is that of PyTorch."""
+
+    def apply(function: type, /, *args: object, **kwargs: object) -> object:
+        if not function.__module__.startswith(__package__):
+            emulation.call("function")
+        return own(function, *args, **kwargs)
+
+    return classmethod(apply)
+
+
+def count_calls(own: Callable[..., object], calls: Callable[..., float]) -> Callable[..., object]:
+    """Return *own*, which spends so many *calls* of the CPU's time whenever it is called."""
+
+    def counted(*args: object, **kwargs: object) -> object:
+        spend(calls(*args, **kwargs))
+        return own(*args, **kwargs)
+
+    return counted
+
+
 # Questions of PyTorch about the machine, with the answers of one with a GPU: optimizers ask which kernels the device
-# of their weights has, autocast whether it can be on, checkpoints whose autocast they restore.
+# of their weights has, autocast whether it can be on, checkpoints, once when they are entered, whose autocast they
+# restore.
 GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
     ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
@@ -300,7 +322,20 @@ GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.cuda", "is_bf16_supported"): lambda including_emulation=True: True,
     ("torch.nn.utils.clip_grad", "_has_foreach_support"): lambda tensors, device: True,
     ("torch.nn.utils.clip_grad", "_device_has_foreach_support"): lambda device: True,
-    ("torch.utils.checkpoint", "_infer_device_type"): lambda *args: enter_checkpoint(),
+    ("torch.utils.checkpoint", "_infer_device_type"): count_calls(lambda *_: GPU, lambda *_: CALLS["checkpoint"]),
+}
+# Functions and classes by module, with the CPU's time of their calls: of checkpoints an object for each tensor that is
+# saved without reentrance, and the second forward, without reentrance (which saves again what hooks saved in the first)
+# and with it; of ``torch.autograd.grad``, while that of ``backward()`` is counted apart.
+HOST_CALLS: dict[tuple[str, str], Callable[..., float]] = {
+    ("torch.utils.checkpoint", "_Holder"): lambda: CALLS["hook"],
+    ("torch.utils.checkpoint", "_recomputation_hook"): lambda frame, *_: (
+        CALLS["recompute"] + CALLS["unhook"] * len(getattr(frame(), "weak_holders", ()))
+    ),
+    ("torch.utils.checkpoint", "detach_variable"): lambda inputs: CALLS["recompute"],
+    ("torch.autograd", "_engine_run_backward"): lambda *_, accumulate_grad=True, **__: (
+        0.0 if accumulate_grad else CALLS["grad"]
+    ),
 }
 STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 

@@ -24,10 +24,10 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._device import _device_constructors
 
 from stepcast.ir.captured import Captured
+from stepcast.pytorch.capture import emulation
 from stepcast.pytorch.capture import tracer as tracing
 from stepcast.pytorch.capture.build import build_captured
-from stepcast.pytorch.capture.emulation import META, VALUES, EmulatedGpu, move_to_meta
-from stepcast.pytorch.capture.host import CALLS, HOST, PINNED, fetch, is_on_host, spend
+from stepcast.pytorch.capture.emulation import HOST, META, PINNED, VALUES, EmulatedGpu, is_on_host
 from stepcast.pytorch.capture.machine import PretendMachine, read_command, sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, list_tensors, parameters_of
 
@@ -89,7 +89,7 @@ class ScriptTracer(Tracer):
                 return self._run_on_host(func, name, args, kwargs, read)
             if any(tensor.device.type == "cpu" and tensor.dim() for tensor in read) and name not in tracing.COPIES:
                 args, kwargs = torch.utils._pytree.tree_map_only(
-                    Tensor, lambda tensor: move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
+                    Tensor, lambda tensor: emulation.move_to_meta(tensor) if tensor.dim() else tensor, (args, kwargs)
                 )
             return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -207,7 +207,7 @@ class ScriptGpu(EmulatedGpu):
         if not isinstance(result, Tensor):
             return func(*args, **{**kwargs, "device": torch.device("cpu")})
         if func in RANDOM and self._tracer.recording:
-            spend(CALLS["random"] * result.numel())
+            emulation.spend(emulation.CALLS["random"] * result.numel())
         if result.numel() > (HOST_FLOATS if result.is_floating_point() else HOST_INTEGERS):
             setattr(result, HOST, True)
         else:
@@ -237,7 +237,7 @@ class ScriptGpu(EmulatedGpu):
             result = own * 1 if own.requires_grad else own.detach()  # a product keeps the graph
             setattr(result, HOST, True)
             self._tracer._add_host_wait()
-            fetch(own.nbytes)
+            emulation.fetch(own.nbytes)
             return result
         if hasattr(own, HOST):
             with torch._C._DisableTorchDispatch():  # which would place it where *own* is

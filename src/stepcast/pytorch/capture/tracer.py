@@ -19,35 +19,27 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepcast.cost.memory.allocator import ROUNDING
 from stepcast.ir.types import dataclass
 from stepcast.pytorch.capture import emulation
-from stepcast.pytorch.capture.emulation import META, VALUES, may_be_known
-from stepcast.pytorch.capture.host import begin_copy, call, is_on_host, take_host_work
+from stepcast.pytorch.capture.emulation import (
+    FIT,
+    MEASURED,
+    META,
+    VALUES,
+    call,
+    is_on_host,
+    may_be_known,
+    take_host_work,
+)
 
-TF32 = "tf32"  # the first option of an event that multiplies fp32 operands as TF32
-# PyTorch's allocator on a GPU hands out blocks of a multiple of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
-BLOCK_BYTES = 512
-PARTIAL_SUMS = 132 * 64 * 64 * 4
-TRANSFORMED_SIDES = {1: 256, 2: 64}  # the longest that cuDNN transforms, by dimensions
-DTYPES = {
-    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8",
-    torch.uint8: "int8", torch.bool: "bool", torch.complex64: "fp64", torch.float8_e4m3fn: "fp8",
-    torch.float8_e5m2: "fp8",
-}  # fmt: skip
-READ_A_VALUE = ("_local_scalar_dense", "item", "equal", "is_nonzero")
-HAVE_UNKNOWN_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "bernoulli", "native_dropout")
-# The host reads how large the results of these are; of the indexed ones where a mask selects the elements.
-SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_consecutive")
-INDEXED = ("index", "index_put_", "index_put", "_index_put_impl_")
-COPIES = ("_to_copy", "copy_")
-CHOICES = ("topk", "argmax", "max")  # operators by which a router chooses; their integer results are its choices
-RECURRENT = ("recurrent", "recurrent_backward")
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear")
+DTYPES = {getattr(torch, name): dtype for name, dtype in FIT["dtypes"].items()}
+TRACED = {name: tuple(words) for name, words in FIT["traced"].items()}
+READ_A_VALUE, INDEXED, COPIES, RECURRENT, PRODUCTS, LISTED = (
+    TRACED[name] for name in ("read_a_value", "indexed", "copies", "recurrent", "products", "listed")
+)
 # A GPU copies operands of these that are not contiguous (aten/src/ATen/native/cuda/layer_norm_kernel.cu): how many.
 COPIED = {"native_layer_norm": 1, "native_layer_norm_backward": 2}
-# Operators of an optimizer over lists of tensors.
-LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_amp_foreach")
 
 
 class CaptureError(ValueError):
@@ -86,7 +78,7 @@ class Event(NamedTuple):
     name: str
     reads: tuple[TracedTensor, ...]
     writes: tuple[TracedTensor, ...]
-    options: tuple[object, ...]
+    options: tuple[int, ...]  # such as its dimensions
     moment: Moment
     module: int
     recomputed: bool  # part of a forward that the backward runs again
@@ -96,6 +88,7 @@ class Event(NamedTuple):
     called: tuple[str, ...] = ()  # code of Python before it: modules, functions
     begins_backward: bool = False
     updated: int | None = None  # weights of an optimizer whose update begins with it
+    is_tf32: bool = False  # whether it multiplies fp32 operands as TF32
 
     @property
     def is_backward(self) -> bool:
@@ -250,7 +243,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         key = storage._cdata
         number = self._storage_numbers.get(key)
         if number is None:
-            size = round_up(storage.nbytes(), BLOCK_BYTES) if _is_meta(tensor) else 0
+            size = round_up(storage.nbytes(), ROUNDING) if _is_meta(tensor) else 0
             number = self._storage_numbers[key] = len(self.trace.storages)
             self.trace.storages.append(Storage(size, 0 if is_read else len(self.trace.events), is_carried=is_read))
             self._watches[key] = weakref.ref(storage, partial(self._free, key, number))
@@ -297,14 +290,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
                 self.copy_from_host(read[-1], written[0], bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
         elif self.moment is not Moment.OPTIMIZER or any(map(_is_meta, read)):
             self._add_event(name, args, read, written)
-            if name in SIZED_BY_VALUES or (name in INDEXED and any(tensor.dtype is torch.bool for tensor in read)):
+            if name in TRACED["sized_by_values"] or (
+                name in INDEXED and any(tensor.dtype is torch.bool for tensor in read)
+            ):
                 self._add_host_wait()
         del held
         return result
 
     def copy_from_host(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
         """Note a copy to the GPU; the CPU waits for it if it is asked to, or if it stages many parts."""
-        name, is_staged = begin_copy(source, target.nbytes)
+        name, is_staged = emulation.begin_copy(source, target.nbytes)
         self._add_event(name, (), [], [target])
         if (is_staged or not non_blocking) and not torch.compiler._is_compiling_flag:
             self._add_host_wait()
@@ -337,11 +332,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if name.startswith("convolution"):
             return _lay_channels_last(func(*args, **kwargs), read)
         values = self._values_of(read)
-        if values is None or name in HAVE_UNKNOWN_VALUES:
+        if values is None or name in TRACED["unknown_values"]:
             if name.endswith("_") and read and hasattr(read[0], VALUES):
                 delattr(read[0], VALUES)
             result = func(*(emulation.expand_masks(args) if name in INDEXED else args), **kwargs)
-            if name in CHOICES and self._runs_forward() and args[0].is_floating_point():
+            if name in TRACED["choices"] and self._runs_forward() and args[0].is_floating_point():
                 for choices in list_tensors((result,)):
                     emulation.choose_evenly(choices, args[0].shape[-1])
             return result
@@ -399,7 +394,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         module, recomputed, source = self._locate()
         reads = tuple(self._describe(tensor, is_read=True) for tensor in read)
         writes = reads if written is read else tuple(map(self._describe, written))
-        options: tuple[object, ...]
+        options: tuple[int, ...]
         if name.startswith(LISTED):
             options = tuple(len(value) for value in args if isinstance(value, list | tuple))
         elif name.startswith("attention"):
@@ -411,14 +406,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         else:  # the first list of integers, such as dimensions, or else those that are by themselves
             lists = (value for value in args if isinstance(value, list | tuple) and value and type(value[0]) is int)
             options = tuple(next(lists, [value for value in args if type(value) is int]))
-        if read and read[0].dtype is torch.float32 and _runs_as_tf32(name):
-            options = (TF32, *options)
+        is_tf32 = bool(read) and read[0].dtype is torch.float32 and _runs_as_tf32(name)
         sequence = torch.autograd._get_sequence_nr()
         nodes, self._sequence = sequence - self._sequence if self._sequence else 0, sequence
         begins = *take_host_work(), self.begins_backward, self.updated
         self.begins_backward, self.updated = False, None
         ran = self.moment, module, recomputed, source, nodes
-        self.trace.events.append(Event(name, reads, writes, options, *ran, *begins))
+        self.trace.events.append(Event(name, reads, writes, options, *ran, *begins, is_tf32))
 
     def _describe(self, tensor: Tensor, is_read: bool = False) -> TracedTensor:
         dtype = DTYPES.get(tensor.dtype, "fp32")
@@ -472,7 +466,7 @@ def _convolution_bytes(args: Any, written: list[Tensor]) -> tuple[int, ...]:
     for_data, for_weight = args[-1][:2]
     padding = (round_up(channels, 8) - channels) * data.nbytes // channels
     is_copied = for_weight and (is_half or channels >= 8)
-    for_sums = transformed or copied - weight.nbytes + padding + PARTIAL_SUMS
+    for_sums = transformed or copied - weight.nbytes + padding + MEASURED["partial_sums"]
     return (*(copied,) * for_data, *(for_sums,) * is_copied)
 
 
@@ -486,7 +480,8 @@ def _transform_bytes(args: Any) -> int:
         return 0
     data, weight, taps = args[1], args[2], max(args[2].shape[2:])
     side = 2 ** (max(data.shape[2:]) + taps - 2).bit_length()
-    is_short = side <= TRANSFORMED_SIDES.get(data.dim() - 2, 0) and {*args[4], *args[6]} == {1}
+    longest = (*MEASURED["transformed_sides"], 0)[data.dim() - 3]
+    is_short = side <= longest and {*args[4], *args[6]} == {1}
     is_short = is_short and not is_channels_last(data)
     is_narrow = weight.shape[0] <= 64 and weight.shape[1] >= 32
     return weight.shape[0] * weight.shape[1] * side * (side // 2 + 1) * 16 if taps > 4 and is_short and is_narrow else 0
@@ -507,7 +502,7 @@ def _runs_as_tf32(name: str) -> bool:
     else:
         return False
     try:  # since PyTorch 2.9, which refuses to read the older switch where a program sets the newer
-        return bool(own.fp32_precision == TF32)
+        return bool(own.fp32_precision == "tf32")
     except (AttributeError, AssertionError):
         return bool(legacy.allow_tf32)
 
