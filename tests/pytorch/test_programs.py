@@ -376,7 +376,7 @@ def test_a_call_takes_longer_the_more_others_ran_since_its_last() -> None:
 
 
 def test_the_cpu_s_time_counts_modules_nodes_and_code_around_operators() -> None:
-    add = Event("add", (), (), (), Moment.FORWARD, 0, False, nodes=1)
+    add = Event("add", (), (), (), Moment.FORWARD, "", False, nodes=1)
     trace = StepTrace(events=[add, add._replace(moment=Moment.BACKWARD, nodes=0)])
     works: dict[int, Works] = {0: (), 1: ()}
     plain = count_calls(trace, works)
@@ -395,7 +395,7 @@ def test_few_ids_of_an_embedding_are_not_sorted() -> None:
         gradient, rows = TracedTensor((ids, 16), (16, 1), "fp32", 0), TracedTensor((ids,), (1,), "int64", 1)
         table = TracedTensor((5000, 16), (16, 1), "fp32", 2)
         name = "embedding_dense_backward"
-        return len(works_of(Event(name, (gradient, rows), (table,), (), Moment.BACKWARD, 0, False)))
+        return len(works_of(Event(name, (gradient, rows), (table,), (), Moment.BACKWARD, "", False)))
 
     assert kernels(3072) == 2
     assert kernels(4096) > 12
@@ -410,7 +410,7 @@ def test_operands_without_a_contiguous_side_are_copied_for_cublas() -> None:
             TracedTensor((144, 32, 32), (1024, 32, 1), "fp32", 1),
             TracedTensor((144, 4, 32), (128, 32, 1), "fp32", 2),
         )
-        event = Event("bmm", (left, right), (out,), (), Moment.FORWARD, 0, recomputed=False)
+        event = Event("bmm", (left, right), (out,), (), Moment.FORWARD, "", recomputed=False)
         return [type(work).__name__ for work in works_of(event)]
 
     assert kinds((128, 32, 1)) == kinds((128, 1, 4)) == ["Matmul"]

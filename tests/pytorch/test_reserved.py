@@ -13,7 +13,7 @@ from stepcast.units import MIB
 
 def trace_of(*storages: Storage) -> StepTrace:
     """Return a step of one operator each: forward, backward, update."""
-    events = [Event("add", (), (), (), moment, 0, recomputed=False) for moment in Moment]
+    events = [Event("add", (), (), (), moment, "", recomputed=False) for moment in Moment]
     return StepTrace(events=events, storages=list(storages))
 
 

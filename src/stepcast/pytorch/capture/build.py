@@ -94,9 +94,9 @@ def _join_parts(parts: Sequence[LayerPart], remaining: Sequence[int]) -> Iterato
 def _place_events(trace: StepTrace) -> list[int]:
     """Return for each event the segment it belongs to, a run of one module's forward; -1 for the optimizer."""
     places: list[int] = []
-    forwards: dict[int, list[int]] = defaultdict(list)  # events of a module's forward, in order
-    recomputed: dict[int, int] = defaultdict(int)
-    last_module, segment = -1, -1
+    forwards: dict[str, list[int]] = defaultdict(list)  # events of a module's forward, in order
+    recomputed: dict[str, int] = defaultdict(int)
+    last_module, segment = None, -1
     for number, event in enumerate(trace.events):
         own, place = forwards[event.module], -1
         if event.moment is Moment.FORWARD:
@@ -168,7 +168,7 @@ class _Segments:
                 for same in zip(*(segments[place] for place in places), strict=True)
             ]
             phases = self._events[places[0]]
-            module = self._trace.modules[self._trace.events[phases[0][0]].module if phases[0] else 0]
+            module = self._trace.events[phases[0][0]].module if phases[0] else ""
             # Indices into lists of modules are left open.
             name = ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
             layer = Layer(name, tuple(ops[:first]), tuple(ops[first:second]), tuple(ops[second:]))
@@ -215,8 +215,8 @@ class _Segments:
 
     def units(self, remaining: Sequence[int]) -> Iterator[ShardUnit]:
         """Yield the units that the script shards, in places of *remaining*."""
-        events, modules = self._trace.events, self._trace.modules
-        names = [modules[events[phases[0][0]].module] + "." if phases[0] else "" for phases in self._events]
+        events = self._trace.events
+        names = [f"{events[phases[0][0]].module}." if phases[0] else "" for phases in self._events]
         for unit in self._trace.units:
             prefixes = tuple(f"{name}." if name else "" for name in unit.names)
             places = [place for place, name in enumerate(names) if name.startswith(prefixes)]

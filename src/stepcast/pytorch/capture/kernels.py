@@ -55,7 +55,7 @@ def works_of(event: Event) -> Works:
         return ()
     reads, writes = (tuple(tensor._replace(storage=0) for tensor in side) for side in (event.reads, event.writes))
     moment = Moment.FORWARD if event.moment is Moment.FORWARD or event.recomputed else Moment.BACKWARD
-    return _works_of_call(Event(event.name, reads, writes, event.options, moment, 0, False, is_tf32=event.is_tf32))
+    return _works_of_call(Event(event.name, reads, writes, event.options, moment, "", False, is_tf32=event.is_tf32))
 
 
 @lru_cache(maxsize=65536)

@@ -153,7 +153,7 @@ class ScriptTracer(Tracer):
 
     def open_window(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to record, with everything that exists."""
-        self.begin_trace(self.trace.modules)
+        self.begin_trace()
         self.recording = True
         self.add_existing(self.roots.values(), optimizers)
 

@@ -80,7 +80,7 @@ class Event(NamedTuple):
     writes: tuple[TracedTensor, ...]
     options: tuple[int, ...]  # such as its dimensions
     moment: Moment
-    module: int
+    module: str  # its name in the model
     recomputed: bool  # part of a forward that the backward runs again
     source: int = -1  # in a backward: the event of the forward whose gradient this computes
     nodes: int = 0  # of autograd, made for it
@@ -122,7 +122,6 @@ class StepTrace:
 
     events: list[Event] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
-    modules: list[str] = field(default_factory=list)
     parameters: dict[int, int] = field(default_factory=dict)  # elements by storage
     gradients: dict[int, int] = field(default_factory=dict)  # storage of the gradient by storage of the parameter
     reduced: dict[int, int] = field(default_factory=dict)  # bytes of the gradient, likewise
@@ -144,15 +143,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.moment = Moment.FORWARD
         self._module_names = module_names
-        self._module_numbers = {"": 0}
-        self._stack = [0]
-        self._owners: dict[int, int] = {}
+        self._stack = [""]
+        self._owners: dict[int, str] = {}
         self._last_source = 0
-        self.begin_trace([""])
+        self.begin_trace()
 
-    def begin_trace(self, modules: list[str]) -> None:
-        """Begin a new trace, with the modules that are known."""
-        self.trace = StepTrace(modules=modules)
+    def begin_trace(self) -> None:
+        self.trace = StepTrace()
         self._event_of_node: dict[int, int] = {}  # by the sequence number of an autograd node
         self._storage_numbers: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
@@ -160,15 +157,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self.updated: int | None = None
         take_host_work()
 
-    def _number_module(self, name: str) -> int:
-        number = self._module_numbers.setdefault(name, len(self.trace.modules))
-        if number == len(self.trace.modules):
-            self.trace.modules.append(name)
-        return number
-
     def add_parameter(self, module: str, parameter: Tensor) -> None:
         """Note that *module* owns *parameter*; one with several owners is counted once."""
-        self._owners[id(parameter)] = self._number_module(module)
+        self._owners[id(parameter)] = module
         self.add_tensor(parameter, "parameters")
         self.trace.parameters[self._number_storage(parameter)] = parameter.numel()
 
@@ -183,14 +174,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             yield
 
     def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
-        name = self._module_names.get(id(module))
-        self._stack.append(self._stack[-1] if name is None else self._number_module(name))
+        self._stack.append(self._module_names.get(id(module), self._stack[-1]))
         call("module")
 
     def leave_module(self, *_: object) -> None:
         self._stack.pop()
 
-    def _locate(self) -> tuple[int, bool, int]:
+    def _locate(self) -> tuple[str, bool, int]:
         """Return the module of the current operator, whether it is recomputed, and the event of its forward."""
         node = torch._C._current_autograd_node() if self.moment is Moment.BACKWARD else None
         if node is None or len(self._stack) > 1:
@@ -200,9 +190,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             return self._stack[-1], node is not None, -1
         variable = getattr(node, "variable", None)
         if variable is not None:
-            return self._owners.get(id(variable), 0), False, -1
+            return self._owners.get(id(variable), ""), False, -1
         self._last_source = self._event_of_node.get(node._sequence_nr(), self._last_source)
-        return self.trace.events[self._last_source].module if self.trace.events else 0, False, self._last_source
+        return self.trace.events[self._last_source].module if self.trace.events else "", False, self._last_source
 
     def add_tensor(self, tensor: Tensor, role: str) -> None:
         """Note a tensor that exists before the step."""
@@ -384,10 +374,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def read_unknown(self, read: list[Tensor]) -> object:
         """Return the value of a tensor that has none; here a program must not read it."""
-        module = self.trace.modules[self._stack[-1]] or "the program"
         raise CaptureError(
-            f"{module} looks at the value of a tensor that depends on weights or data, and a captured "
-            "step has none; leave that out"
+            f"{self._stack[-1] or 'the program'} looks at the value of a tensor that depends on weights or data, and a "
+            "captured step has none; leave that out"
         )
 
     def _add_event(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
