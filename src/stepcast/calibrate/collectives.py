@@ -64,25 +64,6 @@ class Constant:
 CONSTANTS = tuple(Constant(key, means, unit == "time") for key, (unit, means) in load_fit("calibrated").items())
 
 
-@dataclass(frozen=True)
-class SweepPoints:
-    """Every size of every log that was not disturbed."""
-
-    logs: tuple[MeasuredSweep, ...]
-    used: tuple[BoolArray, ...]
-
-    def __len__(self) -> int:
-        return int(sum(used.sum() for used in self.used))
-
-    def log_errors(self, cluster: Cluster) -> FloatArray:
-        """Return log(predicted / measured) of each."""
-        parts = [
-            np.log(log.seconds_on(cluster)[used] / log.measured_s[used])
-            for log, used in zip(self.logs, self.used, strict=True)
-        ]
-        return np.concatenate(parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """*unidentified*: by key, why the logs do not show it. Errors are means of |predicted / measured - 1|."""
@@ -99,23 +80,24 @@ class Fitted:
 
 def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
     """Fit the constants that *logs*, all of one cluster, identify; the others remain as described."""
-    points, described = SweepPoints(tuple(logs), tuple(~log.spikes for log in logs)), logs[0].cluster
-    every = np.ones(len(points), dtype=bool)
+    described = logs[0].cluster
+    before = _log_errors(logs, described)
+    every = np.ones(before.size, dtype=bool)
     chosen = [constant for constant in CONSTANTS if constant.of(described) is not None]
     unidentified: dict[str, str] = {}
-    cluster, loss = _fit(points, described, chosen, every)
+    cluster, loss = _fit(logs, described, chosen, every)
     # Without one that the logs do not show, others may become certain: so one at a time, the least certain first.
     while True:
-        errors = _standard_errors(points, cluster, chosen)
+        errors = _standard_errors(logs, cluster, chosen)
         judged = [constant for constant in chosen if constant.key not in unidentified]
         shares = [errors[constant.key] / (constant.of(cluster) or constant.scale) for constant in judged]
         if not shares or max(shares) < UNSURE:
             break
         constant = judged[shares.index(max(shares))]
-        reason = _reason(constant, points, errors[constant.key])
+        reason = _reason(constant, logs, errors[constant.key])
         fewer = [candidate for candidate in chosen if candidate is not constant]
-        without, loss_without = _fit(points, described, fewer, every)
-        if loss_without > loss + WORSE * len(points):
+        without, loss_without = _fit(logs, described, fewer, every)
+        if loss_without > loss + WORSE * before.size:
             reason = ""  # it has no slope at its value, and the fit needs it there
         else:
             chosen, cluster, loss = fewer, without, loss_without
@@ -125,30 +107,36 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
         values={constant.key: constant.of(cluster) or 0.0 for constant in chosen},
         spread=errors,
         unidentified={key: reason for key, reason in unidentified.items() if reason},
-        points=len(points),
-        before=_mean_error(points.log_errors(described)),
-        after=_mean_error(points.log_errors(cluster)),
-        left_out=_mean_error(_left_out(points, described, chosen)),
+        points=before.size,
+        before=_mean_error(before),
+        after=_mean_error(_log_errors(logs, cluster)),
+        left_out=_mean_error(_left_out(logs, described, chosen)),
     )
+
+
+def _log_errors(logs: Sequence[MeasuredSweep], cluster: Cluster) -> FloatArray:
+    """Return log(predicted / measured) of every size of every log that was not disturbed."""
+    used = ((log.seconds_on(cluster)[~log.spikes], log.measured_s[~log.spikes]) for log in logs)
+    return np.concatenate([np.log(predicted_s / measured_s) for predicted_s, measured_s in used])
 
 
 def _mean_error(log_errors: FloatArray) -> float:
     return float(np.abs(np.exp(log_errors) - 1).mean())
 
 
-def _left_out(points: SweepPoints, described: Cluster, chosen: Sequence[Constant]) -> FloatArray:
+def _left_out(logs: Sequence[MeasuredSweep], described: Cluster, chosen: Sequence[Constant]) -> FloatArray:
     """Return the errors of each point by a fit that has not seen it."""
     # Neighbouring sizes of a log are in different folds.
-    folds = np.concatenate([np.arange(int(used.sum())) % FOLDS for used in points.used])
-    errors = np.zeros(len(points))
+    folds = np.concatenate([np.arange(int((~log.spikes).sum())) % FOLDS for log in logs])
+    errors = np.zeros(folds.size)
     for unseen in (folds == fold for fold in np.unique(folds)):
-        cluster = described if unseen.all() else _fit(points, described, chosen, ~unseen)[0]
-        errors[unseen] = points.log_errors(cluster)[unseen]
+        cluster = described if unseen.all() else _fit(logs, described, chosen, ~unseen)[0]
+        errors[unseen] = _log_errors(logs, cluster)[unseen]
     return errors
 
 
 def _fit(
-    points: SweepPoints, described: Cluster, chosen: Sequence[Constant], is_used: BoolArray
+    logs: Sequence[MeasuredSweep], described: Cluster, chosen: Sequence[Constant], is_used: BoolArray
 ) -> tuple[Cluster, float]:
     """Return the cluster with the least loss: coarse steps of one constant at a time, then Gauss and Newton's.
 
@@ -160,7 +148,7 @@ def _fit(
 
     def loss_of(values: FloatArray) -> float:
         """Return Huber's loss, squares near and distances far, and the pull of the description."""
-        size = np.abs(points.log_errors(with_constants(described, chosen, values))[is_used])
+        size = np.abs(_log_errors(logs, with_constants(described, chosen, values))[is_used])
         far = np.where(size <= NEAR, size**2 / (2 * NEAR), size - NEAR / 2)
         pull = HELD**2 / NEAR * len(size) * (((values - start) / scales) ** 2).sum() / 2
         return float(far.sum() + pull)
@@ -177,8 +165,8 @@ def _fit(
                     values, loss = trial, trial_loss
     for _ in range(ROUNDS):
         cluster = with_constants(described, chosen, values)
-        errors = points.log_errors(cluster)[is_used]
-        slopes = _slopes(points, cluster, chosen)[is_used]
+        errors = _log_errors(logs, cluster)[is_used]
+        slopes = _slopes(logs, cluster, chosen)[is_used]
         weights = 1 / np.maximum(np.abs(errors), NEAR)
         stiffness = HELD**2 / NEAR * len(errors)
         moves = (slopes * weights[:, None]).T @ slopes + np.eye(len(chosen)) * stiffness
@@ -196,7 +184,7 @@ def _clip_values(values: FloatArray, chosen: Sequence[Constant]) -> FloatArray:
     return np.clip(values, [1e-3 * constant.scale for constant in chosen], 1.0)
 
 
-def _slopes(points: SweepPoints, cluster: Cluster, chosen: Sequence[Constant]) -> FloatArray:
+def _slopes(logs: Sequence[MeasuredSweep], cluster: Cluster, chosen: Sequence[Constant]) -> FloatArray:
     """Return the change of each point's log(predicted) for a change of each constant by its scale."""
     columns = []
     for constant in chosen:
@@ -204,15 +192,15 @@ def _slopes(points: SweepPoints, cluster: Cluster, chosen: Sequence[Constant]) -
         assert value is not None, "only constants that the cluster has are fitted"
         step = constant.scale * STEP
         ends = [min(1.0, value + step), max(0.0 if constant.is_time else 1e-3, value - step)]
-        high, low = (points.log_errors(with_constants(cluster, [constant], [end])) for end in ends)
+        high, low = (_log_errors(logs, with_constants(cluster, [constant], [end])) for end in ends)
         columns.append((high - low) / (ends[0] - ends[1]) * constant.scale)
-    return np.array(columns).T.reshape(len(points), len(chosen))
+    return np.array(columns).T.reshape(sum(int((~log.spikes).sum()) for log in logs), len(chosen))
 
 
-def _standard_errors(points: SweepPoints, cluster: Cluster, chosen: Sequence[Constant]) -> dict[str, float]:
+def _standard_errors(logs: Sequence[MeasuredSweep], cluster: Cluster, chosen: Sequence[Constant]) -> dict[str, float]:
     """Return the standard error of each constant, by how well the others can replace it."""
-    slopes = _slopes(points, cluster, chosen)
-    error = max(NEAR, float(np.median(np.abs(points.log_errors(cluster)))))
+    slopes = _slopes(logs, cluster, chosen)
+    error = max(NEAR, float(np.median(np.abs(_log_errors(logs, cluster)))))
     errors = {}
     for index, constant in enumerate(chosen):
         others = np.delete(slopes, index, axis=1)
@@ -225,14 +213,14 @@ def _standard_errors(points: SweepPoints, cluster: Cluster, chosen: Sequence[Con
     return errors
 
 
-def _reason(constant: Constant, points: SweepPoints, spread: float) -> str:
+def _reason(constant: Constant, logs: Sequence[MeasuredSweep], spread: float) -> str:
     """Return why the logs do not show *constant*."""
-    logs = [log.sweep for log in points.logs]
-    if constant.key.startswith("node.nic.") and all(log.nodes == 1 for log in logs):
+    sweeps = [log.sweep for log in logs]
+    if constant.key.startswith("node.nic.") and all(sweep.nodes == 1 for sweep in sweeps):
         return "no log crosses nodes; add one of at least two"
-    if constant.key.startswith("node.fabric.") and all(log.ranks <= log.nodes for log in logs):
+    if constant.key.startswith("node.fabric.") and all(sweep.ranks <= sweep.nodes for sweep in sweeps):
         return "every node holds one rank; add a log of several GPUs of a node"
-    if constant.key == EXCHANGE and not any(str(log.kind) == "all-to-all" for log in logs):
+    if constant.key == EXCHANGE and not any(str(sweep.kind) == "all-to-all" for sweep in sweeps):
         return "no log times an all-to-all"
     if np.isinf(spread):
         return "these logs do not depend on it; other sizes or ranks would"
