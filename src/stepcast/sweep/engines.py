@@ -84,31 +84,35 @@ class ChunkPace:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkSite:
-    """The program and the files that every worker must have to give the answers of the driver.
+class EngineSetting:
+    """How an engine works, and what its workers must have to give the answers of the driver.
 
-    *identify* returns the digest of a worker's program and data. *files* are paths, relative to the driver's folder,
-    and their bytes; a worker on another machine runs in a folder that holds them.
+    *identify* returns the digest of a worker's program and data, which must be *program*. *files* are paths, relative
+    to the driver's folder, and their bytes; a worker on another machine runs in a folder that holds them.
     """
 
-    program: str = ""
-    identify: Callable[[], str] | None = None
-    files: tuple[tuple[str, bytes], ...] = ()
+    answer: Answer
+    workers: int
+    address: str | None  # of a cluster
+    folder: str  # for files of the engine
+    program: str
+    identify: Callable[[], str] | None
+    files: tuple[tuple[str, bytes], ...]
 
 
 _folders: dict[tuple[tuple[str, bytes], ...], str] = {}
 
 
-def answer_chunk(answer: Answer, chunk: PointChunk, site: WorkSite) -> AnsweredChunk:
+def answer_chunk(chunk: PointChunk, setting: EngineSetting) -> AnsweredChunk:
     """Answer a chunk, in a worker of any engine; raise a ValueError if its program is not the driver's."""
-    if site.identify is not None and site.identify() != site.program:
+    if setting.identify is not None and setting.identify() != setting.program:
         raise ValueError(
             f"the worker on {platform.node()} runs another version of stepcast, or has other data, than the driver: "
             "install the same version on every node"
         )
     began = time.perf_counter()
-    with chdir(_unpack(site.files)) if site.files else nullcontext():
-        answers = answer(chunk.ask, chunk.words)
+    with chdir(_unpack(setting.files)) if setting.files else nullcontext():
+        answers = setting.answer(chunk.ask, chunk.words)
     return AnsweredChunk(chunk, answers, time.perf_counter() - began)
 
 
@@ -124,17 +128,7 @@ def _unpack(files: tuple[tuple[str, bytes], ...]) -> str:
     return _folders[files]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSetting:
-    """The *workers* of an engine, the *address* of its cluster, the *folder* for its files, and the work *site*."""
-
-    workers: int
-    address: str | None
-    folder: str
-    site: WorkSite = WorkSite()
-
-
-SweepEngine = Callable[[Iterator[PointChunk], Answer, EngineSetting], Iterator[AnsweredChunk]]
+SweepEngine = Callable[[Iterator[PointChunk], EngineSetting], Iterator[AnsweredChunk]]
 
 
 def load_engine(name: str) -> SweepEngine:
@@ -205,12 +199,12 @@ class _Worker(Child):
     is_started = False
 
 
-def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
+def run_locally(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks in processes; those of workers that die go to new ones, at most DEATHS times a point."""
     from multiprocessing.connection import wait
 
     def start() -> _Worker:
-        return _Worker(_serve, answer, setting.site)
+        return _Worker(_serve, setting)
 
     def submit(chunk: PointChunk) -> _Worker:
         worker = idle.popleft()
@@ -253,7 +247,7 @@ def run_locally(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
             worker.end()
 
 
-def _serve(pipe: "Connection", answer: Answer, site: WorkSite) -> None:
+def _serve(pipe: "Connection", setting: EngineSetting) -> None:
     """Work until the driver ends, which closes its end of the pipe."""
     sys.stderr = io.StringIO()  # errors are sent, and the driver shows the progress
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -263,7 +257,7 @@ def _serve(pipe: "Connection", answer: Answer, site: WorkSite) -> None:
         while True:
             chunk = pipe.recv()
             try:
-                result: AnsweredChunk | BaseException = answer_chunk(answer, chunk, site)
+                result: AnsweredChunk | BaseException = answer_chunk(chunk, setting)
             except Exception as error:
                 result = error
             pipe.send(result)
@@ -272,7 +266,7 @@ def _serve(pipe: "Connection", answer: Answer, site: WorkSite) -> None:
 # ---- clusters ---------------------------------------------------------------------------------------------
 
 
-def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
+def run_on_dask(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks as Dask tasks on a cluster, or on this machine without an address."""
     import dask
     from distributed import Client, Future, KilledWorker, wait
@@ -289,7 +283,7 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
         running: dict[Future, PointChunk] = {}
 
         def submit(chunk: PointChunk) -> Future:
-            return client.submit(answer_chunk, answer, chunk, setting.site, pure=False)
+            return client.submit(answer_chunk, chunk, setting, pure=False)
 
         def count_workers() -> int:
             return len(client.scheduler_info()["workers"])
@@ -310,7 +304,7 @@ def run_on_dask(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSet
         yield from run_tasks(chunks, running, submit, take, lambda: AHEAD * max(1, count_workers()))
 
 
-def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
+def run_on_ray(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks as Ray tasks, which run again if a node is lost."""
     import ray
 
@@ -323,7 +317,7 @@ def run_on_ray(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSett
     running: dict[ray.ObjectRef, PointChunk] = {}
 
     def submit(chunk: PointChunk) -> ray.ObjectRef:
-        return task.remote(answer, chunk, setting.site)
+        return task.remote(chunk, setting)
 
     def take() -> tuple[ray.ObjectRef, AnsweredChunk | str]:
         (ready, *_), _ = ray.wait(list(running), num_returns=1)
@@ -360,7 +354,7 @@ def _check_address(address: str | None) -> None:
         raise ValueError(f"--address {address}: no Ray cluster answers there ({reason})") from None
 
 
-def run_on_slurm(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSetting) -> Iterator[AnsweredChunk]:
+def run_on_slurm(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks as Slurm jobs through submitit; lost jobs are submitted again.
 
     The address is a partition; ``local`` and ``debug`` are clusters that submitit simulates.
@@ -376,7 +370,7 @@ def run_on_slurm(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSe
     try:
         while True:
             if new := list(islice(chunks, max(0, setting.workers - len(waiting)))):
-                jobs = executor.map_array(lambda chunk: answer_chunk(answer, chunk, setting.site), new)
+                jobs = executor.map_array(lambda chunk: answer_chunk(chunk, setting), new)
                 waiting.update(zip(jobs, ((chunk, 1) for chunk in new), strict=True))
             if not waiting:
                 return
@@ -388,7 +382,7 @@ def run_on_slurm(chunks: Iterator[PointChunk], answer: Answer, setting: EngineSe
                 except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError):
                     if tries >= JOB_TRIES:
                         raise
-                    waiting[executor.submit(answer_chunk, answer, chunk, setting.site)] = (chunk, tries + 1)
+                    waiting[executor.submit(answer_chunk, chunk, setting)] = (chunk, tries + 1)
             if not ready:
                 time.sleep(LOOK_EVERY_S)
     finally:

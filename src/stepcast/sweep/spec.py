@@ -12,10 +12,12 @@ from random import Random
 from stepcast.inputs.expression import Expression
 from stepcast.inputs.source import FormatError, parse_toml
 from stepcast.ir.limits import POINTS
-from stepcast.ir.types import FactDict, dataclass
+from stepcast.ir.types import FactDict, dataclass, replace
 
 Words = FactDict
 """One point: options of the command line and their values."""
+SweepAxis = tuple[Words, ...]
+"""Settings that vary together, row by row."""
 
 # Characters of the filter times points, to count those it lets through: some seconds.
 LOOKED_AT = 10_000_000
@@ -30,19 +32,6 @@ DOUBLING = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
-class SweepAxis:
-    """Settings that vary together, row by row."""
-
-    rows: tuple[Words, ...]
-
-    @property
-    def rank(self) -> int:
-        """The order of axes; the smaller, the slower its values change."""
-        places = [SLOWEST.index(name) for name in self.rows[0] if name in SLOWEST]
-        return min(places, default=len(SLOWEST))
-
-
-@dataclass(frozen=True, slots=True)
 class Spec:
     """All points of a sweep, by position, without writing them out."""
 
@@ -54,20 +43,20 @@ class Spec:
     @property
     def size(self) -> int:
         """Points before the filter."""
-        return prod(len(axis.rows) for axis in self.axes)
+        return prod(map(len, self.axes))
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names of points, the fixed ones last."""
-        varying = [name for axis in self.axes for row in axis.rows for name in row]
+        varying = [name for axis in self.axes for row in axis for name in row]
         return tuple(dict.fromkeys([*varying, *self.fixed]))
 
     def point(self, position: int) -> Words:
         """Return the point at *position*; the last axis changes fastest."""
         words = dict(self.fixed)
         for axis in reversed(self.axes):
-            position, row = divmod(position, len(axis.rows))
-            words.update(axis.rows[row])
+            position, row = divmod(position, len(axis))
+            words.update(axis[row])
         return words
 
     def points(self, most: int | None = None) -> Iterator[tuple[int, Words]]:
@@ -113,11 +102,11 @@ def read_spec(text: str, path: str | None = None) -> Spec:
     axes = [_axis(item, number, path) for number, item in enumerate(tables, 1)]
     seen: set[str] = set()
     for axis in axes:
-        names = {name for row in axis.rows for name in row}
+        names = {name for row in axis for name in row}
         if both := sorted(seen & names):
             raise FormatError(f"two axes set {both[0]!r}; a point has one value of it", path)
         seen |= names
-    spec = Spec(ask, _words(fixed, "[fixed]", path), tuple(sorted(axes, key=lambda axis: axis.rank)))
+    spec = Spec(ask, _words(fixed, "[fixed]", path), tuple(sorted(axes, key=_rank_axis)))
     if spec.size > POINTS.most:
         raise FormatError(POINTS.message, path)
     where = table.get("where")
@@ -125,7 +114,12 @@ def read_spec(text: str, path: str | None = None) -> Spec:
         return spec
     if not isinstance(where, str):
         raise FormatError('where is not text; write it in quotes, such as where = "tp * pp <= gpus"', path)
-    return Spec(spec.ask, spec.fixed, spec.axes, Expression(where, spec.names))
+    return replace(spec, filter=Expression(where, spec.names))
+
+
+def _rank_axis(axis: SweepAxis) -> int:
+    """Return the place of an axis among all; the smaller, the slower its values change."""
+    return min((SLOWEST.index(name) for name in axis[0] if name in SLOWEST), default=len(SLOWEST))
 
 
 def _axis(table: Mapping[str, object], number: int, path: str | None) -> SweepAxis:
@@ -136,18 +130,15 @@ def _axis(table: Mapping[str, object], number: int, path: str | None) -> SweepAx
             raise FormatError(
                 f"{where}: rows is a list of tables without other keys, such as [{{tp = 8, pp = 2}}]", path
             )
-        if not rows:
-            raise FormatError(f"{where}: has no values", path)
-        return SweepAxis(tuple(_words(row, where, path) for row in rows))
-    columns = {name: _values(value) for name, value in table.items()}
-    lengths = {len(values) for values in columns.values()}
-    if not columns or 0 in lengths:
+    else:
+        columns = {name: _values(value) for name, value in table.items()}
+        if len(set(map(len, columns.values()))) > 1 and all(columns.values()):
+            lengths = ", ".join(f"{len(values)} of {name}" for name, values in columns.items())
+            raise FormatError(f"{where}: its lists vary together and differ in length: {lengths}", path)
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+    if not rows:
         raise FormatError(f"{where}: has no values", path)
-    if len(lengths) > 1:
-        lengths_text = ", ".join(f"{len(values)} of {name}" for name, values in columns.items())
-        raise FormatError(f"{where}: its lists vary together and differ in length: {lengths_text}", path)
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return SweepAxis(tuple(_words(row, where, path) for row in rows))
+    return tuple(_words(row, where, path) for row in rows)
 
 
 def _values(value: object) -> Sequence[object]:

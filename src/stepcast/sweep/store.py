@@ -19,7 +19,7 @@ from stepcast.inputs.source import Source, read_toml
 from stepcast.ir.limits import RESULT
 from stepcast.ir.types import FactDict, dataclass
 from stepcast.outputs.files import hold
-from stepcast.sweep.engines import Answer, AnsweredChunk, ChunkPace, EngineSetting, PointChunk, WorkSite, load_engine
+from stepcast.sweep.engines import Answer, AnsweredChunk, ChunkPace, EngineSetting, PointChunk, load_engine
 from stepcast.sweep.spec import Spec, Words
 from stepcast.units import DEFAULT_CURRENCY, MIB
 
@@ -404,7 +404,8 @@ def sweep(
         identify: a module-level function that returns *program* where a worker has the same; None trusts them.
     """
     run = load_engine(engine)
-    site = WorkSite(program, identify, () if engine == "local" else named_files(spec))
+    files = () if engine == "local" else named_files(spec)
+    setting = EngineSetting(answer, workers, address, folder, program, identify, files)
     with Store(folder, writes=True) as store:
         key_of = point_keys(program, spec.ask, digest)
         store.ask(spec.names, ((position, key_of(words), words) for position, words in spec.points(most)))
@@ -415,7 +416,7 @@ def sweep(
             return Progress(**counts, new=new, seconds=time.monotonic() - began, best=best)
 
         watch(progress())
-        for chunk in run(_chunks(spec, store, pace), answer, EngineSetting(workers, address, folder, site)):
+        for chunk in run(_chunks(spec, store, pace), setting):
             store.add(chunk)
             pace.note(chunk)
             new += len(chunk.answers)
@@ -430,7 +431,7 @@ def sweep(
 
 def named_files(spec: Spec) -> tuple[tuple[str, bytes], ...]:
     """Return the files that words of *spec* name, and those that they build on, by their relative paths."""
-    names = [value for row in (spec.fixed, *(row for axis in spec.axes for row in axis.rows)) for value in row.values()]
+    names = [value for row in (spec.fixed, *(row for axis in spec.axes for row in axis)) for value in row.values()]
     files: dict[str, bytes] = {}
     while names:
         value = names.pop()
