@@ -170,7 +170,11 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     logarithms = group_by_key((case.name, math.log(seconds)) for case, seconds in timed)
     points = MeasuredPoints({name: math.exp(sum(values) / len(values)) for name, values in logarithms.items()})
     cases = {case.name: case for case, _ in timed}.values()
-    fitted = list(map(_hide_least_time, fit_classes(cases, points.seconds, gpu, default_fit(), load, least=1)))
+    # A least time that no point shows would raise smaller operators to that of the smallest.
+    fitted = [
+        replace(entry, correction=replace(entry.correction, least_s=0.0)) if "least_s" in entry.unidentified else entry
+        for entry in fit_classes(cases, points.seconds, gpu, default_fit(), load, least=1)
+    ]
     if not fitted:
         raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
     software = f"stepcast calibrate on {', '.join(os.path.basename(times.source) for times in measured)}"
@@ -191,13 +195,6 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
         "warnings": _warnings(measured, fitted, in_step=share is not None),
     }
     return facts, to_toml(document, "calibrate")
-
-
-def _hide_least_time(entry: FittedClass) -> FittedClass:
-    """Return *entry* without a least time that no point shows: it would raise smaller operators to the least."""
-    if "least_s" not in entry.unidentified:
-        return entry
-    return replace(entry, correction=replace(entry.correction, least_s=0.0))
 
 
 def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[FittedClass], in_step: bool) -> list[str]:
