@@ -18,21 +18,8 @@ class WireError(ValueError):
 class AttributeKind(IntEnum):
     """Value kinds of Chakra's AttributeProto: the field number of the single value; a list's is one more."""
 
-    DOUBLE = 3
-    FLOAT = 5
-    INT32 = 7
-    INT64 = 9
-    UINT32 = 11
-    UINT64 = 13
-    SINT32 = 15
-    SINT64 = 17
-    FIXED32 = 19
-    FIXED64 = 21
-    SFIXED32 = 23
-    SFIXED64 = 25
-    BOOL = 27
-    STRING = 29
-    BYTES = 31
+    DOUBLE, FLOAT, INT32, INT64, UINT32, UINT64, SINT32, SINT64 = range(3, 18, 2)
+    FIXED32, FIXED64, SFIXED32, SFIXED64, BOOL, STRING, BYTES = range(19, 32, 2)
 
 
 Scalar = float | int | bool | str | bytes
@@ -84,7 +71,7 @@ def number_field(number: int, value: int) -> bytes:
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    return field(number, LENGTH) + varint(len(value)) + value
+    return field(number, LENGTH) + delimited(value)
 
 
 def delimited(message: bytes) -> bytes:
@@ -166,11 +153,9 @@ def _read_items(kind: AttributeKind, wire: int, content: int | bytes) -> Iterato
     elif wire != LENGTH or not isinstance(content, bytes):
         raise WireError(f"a list entry has wire type {wire}")
     elif kind in STRUCTS:
-        size = STRUCTS[kind].size
-        if len(content) % size:
+        if len(content) % STRUCTS[kind].size:
             raise WireError("a packed list ends within a value")
-        for position in range(0, len(content), size):
-            yield _read_scalar(kind, content[position : position + size])
+        yield from (value for (value,) in STRUCTS[kind].iter_unpack(content))
     else:
         position = 0
         while position < len(content):

@@ -143,24 +143,22 @@ def join_workloads(workloads: Mapping[str, Workload], ranks: Sequence[int | None
     if len(paths) == 1:
         return first
     layout = first.layout
-    per_stage = layout.gpus // layout.pp
-    chosen: dict[int, str] = {}
-    shortest: dict[int, float] = {}
+    paths_of: dict[int, list[str]] = {}  # by stage
     structures: dict[int, list[tuple[str, Work | None]]] = {}
     seconds: dict[str, float] = {}
     for path, rank in zip(paths, ranks, strict=True):
-        stage = (rank or 0) // per_stage
-        best = chosen.setdefault(stage, path)
+        stage = (rank or 0) // (layout.gpus // layout.pp)
         structure, seconds[path] = _structure(workloads[path])
+        others = paths_of.setdefault(stage, [])
         if structures.setdefault(stage, structure) != structure:
+            longest = max(others, key=seconds.__getitem__)
             raise FormatError(
-                f"runs other ops than {best}, and neither is a stage of its own; expected ranks that do the "
+                f"runs other ops than {longest}, and neither is a stage of its own; expected ranks that do the "
                 "same, or the stages of a pipeline that send to each other",
                 path,
             )
-        shortest[stage] = min(shortest.get(stage, seconds[path]), seconds[path])
-        if seconds[path] > seconds[best]:
-            chosen[stage] = path
+        others.append(path)
+    chosen = {stage: max(others, key=seconds.__getitem__) for stage, others in sorted(paths_of.items())}
     if missing := sorted(set(range(layout.pp)) - chosen.keys()):
         raise FormatError(
             f"no file is of stage {missing[0]} of {layout.pp}; name all files of the run, or their folder", paths[0]
@@ -168,21 +166,17 @@ def join_workloads(workloads: Mapping[str, Workload], ranks: Sequence[int | None
     warnings = [text for workload in workloads.values() for text in workload.warnings]
     if len(paths) < layout.gpus:
         warnings.append(f"{len(paths)} of {layout.gpus} ranks' traces were given: the others are taken to do the same")
-    for stage, path in sorted(chosen.items()):
-        if shortest[stage] < (1 - NOISE) * seconds[path]:
+    for stage, path in chosen.items():
+        if min(map(seconds.__getitem__, paths_of[stage])) < (1 - NOISE) * seconds[path]:
             warnings.append(f"ranks of one stage compute for different times: {path}, the longest, represents all")
     if layout.pp > 1:
         warnings.append("stages wait for the time of a message, not for its sender: the step may take longer")
     # Equal stages are one object; one alone where all are equal.
     distinct: dict[Stage, Stage] = {}
-    stages = [workloads[chosen[stage]].stages[0] for stage in range(layout.pp)]
-    stages = [distinct.setdefault(stage, stage) for stage in stages]
-    return replace(
-        first,
-        stages=tuple(stages[:1] if len(distinct) == 1 else stages),
-        name=first.name.rsplit(".", 1)[0],
-        warnings=tuple(dict.fromkeys(warnings)),
-    )
+    stages = tuple(distinct.setdefault(stage, stage) for path in chosen.values() for stage in workloads[path].stages)
+    stages = stages[:1] if len(distinct) == 1 else stages
+    name = first.name.rsplit(".", 1)[0]
+    return replace(first, stages=stages, name=name, warnings=tuple(dict.fromkeys(warnings)))
 
 
 def _structure(workload: Workload) -> tuple[list[tuple[str, Work | None]], float]:
@@ -193,7 +187,7 @@ def _structure(workload: Workload) -> tuple[list[tuple[str, Work | None]], float
     return [(name, None if isinstance(work, Recorded) else work) for name, work in ran], recorded_s
 
 
-COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
+COMM_TYPES = (*TRANSFERS, NodeType.COMM_COLL)
 IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
 # Noted with the layer, as the trace has them.
 NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
@@ -205,9 +199,8 @@ def read_workload(
     """Return nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
     warnings: list[str] = []
     runs = nodes.matching(lambda content: content.type not in (NodeType.INVALID, NodeType.METADATA))
-    if any(
-        content.type == NodeType.COMP and content.attributes.get("is_cpu_op") is False for content in nodes.contents
-    ):
+    computed = (content.attributes for content in nodes.contents if content.type == NodeType.COMP)
+    if any(attributes.get("is_cpu_op") is False for attributes in computed):
         on_host = nodes.matching(lambda content: content.attributes.get("is_cpu_op") is True)
         if left_out := int((runs & on_host).sum()):
             warnings.append(f"{left_out} host ops were left out: they run at the same time as the device's")
@@ -301,11 +294,8 @@ def _read_layers(
             content = nodes.content(index)
             op = Op("", _read_work(nodes, index, known, path), bool(blocks[index]) or content.type not in COMM_TYPES)
             values = ((name, content.attributes.get(name)) for name in NOTED)
-            notes = tuple(
-                (name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-                for name, value in values
-                if value is not None
-            )
+            words = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values)
+            notes = tuple((name, ",".join(map(str, items))) for name, items in words if items != (None,))
             layer_of[row] = Layer(content.name, (op,), notes=notes)
         layers.append(layer_of[row])
     if after_of:
