@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepcast.inputs.optimus_log import GPUSTAT_LINE, read_gpustat
+from stepcast.inputs.optimus_log import PRINTS, read_gpustat
 from stepcast.inputs.source import FormatError, Source
 from stepcast.units import MIB
 from tests.shared import DATA, needs_data
@@ -19,7 +19,7 @@ s8             Wed Dec 24 11:19:56 2025  560.35.05
 
 
 def test_peak_of_each_gpu() -> None:
-    assert GPUSTAT_LINE.search(LOG)
+    assert PRINTS["gpustat"].search(LOG)
     assert read_gpustat(Source("log", LOG.encode())) == (8745 * MIB, 9000 * MIB)
 
 

@@ -9,33 +9,21 @@ import math
 import re
 from collections.abc import Iterable
 
-from stepcast.inputs.kineto.reader import collective_named, dtype_named
+from stepcast.inputs.kineto.reader import WORDS, collective_named, dtype_named
 from stepcast.inputs.source import FormatError, Source
 from stepcast.ir.measured import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
 
-# mpirun --tag-output and srun --label.
-TAG = re.compile(r"^(?:\[\d+,\d+\](?:<\w+>|\[[^\]]*\])?:|\s*\d+:(?=\s*(?:#|\d)))")
-HEADER = re.compile(r"#\s*(?:size|bytes)\s+(?:count|N)\s.*\balgbw\b")
-DEVICE = re.compile(
-    r"#\s*Rank\s+(\d+)(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
-)
-SHAPE = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)\b")
-PROGRAM = re.compile(
-    r"\b(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather|scatter|sendrecv|hypercube)_perf"
-)
-WRONG = re.compile(r"Out of bounds values\s*:\s*([1-9]\d*)")
+LINES = {name: re.compile(pattern) for name, pattern in WORDS["nccl_tests"].items()}
 # Lines outside the table that are used; a log may hold any number of others.
-USED_LINES = re.compile("|".join(pattern.pattern for pattern in (DEVICE, SHAPE, PROGRAM, WRONG)))
-COLUMN_NAMES = {"bytes": "size", "N": "count", "op": "redop", "cputime": "time", "res": "error"}
-# Version 1 used C's names for the types.
-VERSION_1_TYPES = {"char": "int8", "int": "int32"}
+USED_LINES = re.compile("|".join(LINES[name].pattern for name in ("device", "shape", "program", "wrong")))
+NEW_NAMES = WORDS["nccl_tests_names"]
 
 
 def looks_like(head: str) -> bool:
     """Return whether it has the table's header, or the first lines that every version prints."""
-    return HEADER.search(head) is not None or (SHAPE.search(head) is not None and "minBytes" in head)
+    return LINES["header"].search(head) is not None or (LINES["shape"].search(head) is not None and "minBytes" in head)
 
 
 def read(source: Source) -> CollectiveSweep:
@@ -44,14 +32,14 @@ def read(source: Source) -> CollectiveSweep:
     lines_before: list[str] = []
     for number, header in lines:
         text = _strip_tag(header)
-        if HEADER.match(text):
+        if LINES["header"].match(text):
             start = number
             break
         if USED_LINES.search(text):
             lines_before.append(text)
     else:
         raise FormatError("has no table; expected a header line with size, count, time, algbw and busbw", source.path)
-    table = _SweepTable(text, source, is_tagged=TAG.match(header) is not None)
+    table = _SweepTable(text, source, is_tagged=LINES["tag"].match(header) is not None)
     table.read(lines)
     if not table.rows:
         raise FormatError("has a table header but no rows; expected sizes and times", source.path, start)
@@ -59,14 +47,14 @@ def read(source: Source) -> CollectiveSweep:
 
 
 def _strip_tag(line: str) -> str:
-    return TAG.sub("", line, count=1).strip()
+    return LINES["tag"].sub("", line, count=1).strip()
 
 
 class _SweepTable:
     """The rows of one table, and the used lines after them."""
 
     def __init__(self, header: str, source: Source, is_tagged: bool) -> None:
-        self._columns = [COLUMN_NAMES.get(word, word) for word in header.lstrip("# ").split()]
+        self._columns = [NEW_NAMES.get(word, word) for word in header.lstrip("# ").split()]
         self._times = [index for index, word in enumerate(self._columns) if word == "time"]  # out of place, in place
         if len(self._times) != 2 or self._times[-1] + 2 >= len(self._columns):
             raise FormatError("the table's header needs time, algbw and busbw out of place and in place")
@@ -83,7 +71,7 @@ class _SweepTable:
             fields = (_strip_tag(line) if self._is_tagged else line).split()
             if not fields or not fields[0].isdecimal():
                 text = _strip_tag(line)
-                self._others += HEADER.match(text) is not None
+                self._others += LINES["header"].match(text) is not None
                 if USED_LINES.search(text):
                     self._lines_after.append(text)
                 continue
@@ -112,20 +100,20 @@ class _SweepTable:
 
     def sweep(self, lines_before: list[str]) -> CollectiveSweep:
         warnings: list[str] = []
-        shape = _first_match(SHAPE, lines_before)
+        shape = _first_match(LINES["shape"], lines_before)
         ranks, nodes, device = _participants(lines_before, shape, warnings)
         kind = self._kind([*lines_before, *self._lines_after], ranks, warnings)
         type_name = self._value("type")
         if self._others:
             warnings.append(f"{self._others} more tables follow the first; only the first is read")
-        if wrong := _first_match(WRONG, self._lines_after):
+        if wrong := _first_match(LINES["wrong"], self._lines_after):
             warnings.append(f"the test found {wrong[1]} wrong values")
         return CollectiveSweep(
             kind=kind,
             ranks=ranks,
             nodes=nodes,
             device=device,
-            dtype=dtype_named(VERSION_1_TYPES.get(type_name, type_name)),
+            dtype=dtype_named(NEW_NAMES.get(type_name, type_name)),
             rows=tuple(self.rows),
             source=self._source.path,
             warnings=tuple(warnings),
@@ -135,7 +123,7 @@ class _SweepTable:
 
     def _kind(self, lines: list[str], ranks: int, warnings: list[str]) -> CollectiveKind | None:
         """Return the kind by the program's name where the log prints it, else by bandwidths, operation and root."""
-        if program := _first_match(PROGRAM, lines):
+        if program := _first_match(LINES["program"], lines):
             named = None if program[1] == "sendrecv" else collective_named(program[1])
             kind = named if isinstance(named, CollectiveKind) else None
             unclear = f"{program[1]} is not a collective; its times are read all the same"
@@ -180,7 +168,7 @@ def _first_match(pattern: re.Pattern[str], lines: list[str]) -> re.Match[str] | 
 
 def _participants(lines: list[str], shape: re.Match[str] | None, warnings: list[str]) -> tuple[int, int, str]:
     """Return ranks, nodes and device name, of one group where the test split the ranks."""
-    listed = [match for match in map(DEVICE.match, lines) if match]
+    listed = [match for match in map(LINES["device"].match, lines) if match]
     if not listed:
         ranks = max(1, int(shape[1]) * int(shape[2])) if shape else 1
         warnings.append(f"the log lists no devices; {ranks} ranks in one process and one node are assumed")

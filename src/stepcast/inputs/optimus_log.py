@@ -26,32 +26,10 @@ from stepcast.ir.measured import BatchTime, LayerTimes, RunLog
 from stepcast.ir.types import dataclass
 from stepcast.units import MIB, MS
 
-NUMBER = r"[0-9]{1,12}\.?[0-9]{0,9}"
-# Few groups, because each one costs time for every print: a header is one, taken apart later.
-REPORT = re.compile(
-    r"layer\[([A-Za-z0-9_.]{1,80})\]: total=(" + NUMBER + r")ms, ops=([0-9]{1,9}), avg/op=" + NUMBER + "ms"
-    r"|(\[rank:[0-9]{1,7} stage:[0-9]{1,7}\] transformer-block\(module\) forward time \(no send/recv\)"
-    r" - step [0-9]{1,9})",
-    re.ASCII,
-)
-RANK_AND_STAGE = re.compile(r"\[rank:([0-9]+) stage:([0-9]+)\]", re.ASCII)
-BATCH = re.compile(
-    r"\| epoch +([0-9]{1,9}) \| +([0-9]{1,9})/ *[0-9]{1,9} batches \| lr +[^|]{1,40}\| ms/batch +("
-    + NUMBER
-    + r") \| loss +("
-    + NUMBER
-    + r"|nan|inf) \|",
-    re.ASCII,
-)
-# The beginning of each kind of print, to count those that are damaged.
-BEGINNINGS = {
-    "reports": "transformer-block(module) forward time",
-    "layer records": "]: total=",
-    "batch lines": "| ms/batch",
-}
-ONCE = {name: re.compile(pattern, re.ASCII) for name, pattern in read_words("traces")["optimus"].items()}
-FINISHED = re.compile(r"\[rank:([0-9]{1,7}), run completed", re.ASCII)
-STAGE_END = re.compile(r"\(([0-9]{1,6}), '([A-Za-z0-9_.]{1,200})'\)")
+WORDS = read_words("traces")
+ONCE = {name: re.compile(pattern, re.ASCII) for name, pattern in WORDS["optimus"].items()}
+PRINTS = {name: re.compile(pattern, re.ASCII) for name, pattern in WORDS["optimus_prints"].items()}
+BEGINNINGS = WORDS["optimus_beginnings"]
 NO_REPORT = -1
 # Enough to learn from; a long log repeats itself.
 MOST_LEARNT_FROM = 1000
@@ -94,7 +72,7 @@ def read(source: Source) -> RunLog:
     layout, sizes = _read_settings(scan, warnings)
     if "parameters" not in scan.once:
         warnings.append("the number of parameters is not printed")
-    ends = {int(stage): name for stage, name in STAGE_END.findall(scan.once.get("stage_ends", ""))}
+    ends = {int(stage): name for stage, name in PRINTS["stage_end"].findall(scan.once.get("stage_ends", ""))}
     return RunLog(
         layout=layout,
         micro_batch=sizes["micro_batch"],
@@ -130,7 +108,7 @@ class _RecordSigns(dict[tuple[str, str], int]):
 @lru_cache(maxsize=100_000)
 def _header_origin(text: str) -> tuple[int, int]:
     """Return rank and stage of a header, from its text before the step."""
-    rank, stage = RANK_AND_STAGE.findall(text)[0]
+    rank, stage = PRINTS["origin"].findall(text)[0]
     return int(rank), int(stage)
 
 
@@ -156,19 +134,19 @@ class _LogScan:
         self.header_of = np.cumsum(self.sign < 0) - 1
 
     def _add(self, text: str) -> None:
-        if reports := REPORT.findall(text):
+        if reports := PRINTS["report"].findall(text):
             self._sign.extend([self._signs[row[0], row[2]] for row in reports])
             self._total_ms.extend([float(row[1]) if row[1] else 0.0 for row in reports])
             headers = [row[3].rpartition(" ") for row in reports if row[3]]
             self._ranks.extend([_header_origin(front)[0] for front, _, _ in headers])
             self._stages.extend([_header_origin(front)[1] for front, _, _ in headers])
             self._steps.extend([int(step) for _, _, step in headers])
-        for epoch, index, batch_ms, loss in BATCH.findall(text):
+        for epoch, index, batch_ms, loss in PRINTS["batch"].findall(text):
             self.batches.append(BatchTime(int(epoch), int(index), float(batch_ms) * MS, float(loss)))
         for name, pattern in ONCE.items():
             if name not in self.once and (match := pattern.search(text)):
                 self.once[name] = match[1]
-        self._finished.update(map(int, FINISHED.findall(text)))
+        self._finished.update(map(int, PRINTS["finished"].findall(text)))
         for name, mark in BEGINNINGS.items():
             self.begun[name] += text.count(mark)
 
@@ -316,11 +294,6 @@ def _read_settings(scan: _LogScan, warnings: list[str]) -> tuple[Layout, dict[st
 LENGTHS_FILE = "seqlen_per_step.json"
 # ``20251224_105911_TP1_DP1_PP8_MBS1_GBS32_log.txt`` comes with ``20251224_105911_gpustat_TP1_..._GBS32.log``.
 LOG_END, GPUSTAT_END, GPUSTAT = "_log.txt", ".log", "gpustat_"
-# A ``gpustat`` call prints a line per GPU: ``[0] NVIDIA A40 | 48'C,   0 % |  8745 / 46068 MB |``. Its MB are
-# MiB: it divides NVML's bytes by 1024 x 1024 (gpustat/core.py).
-GPUSTAT_LINE = re.compile(
-    r"^\[([0-9]{1,4})\] [^|\n]*\|[^|\n]*\| *([0-9]{1,9}) */ *([0-9]{1,9}) MB", re.MULTILINE | re.ASCII
-)
 
 
 def read_logs(paths: Sequence[str], skip: Callable[[str, str], None]) -> list[RunLog]:
@@ -368,7 +341,7 @@ def read_gpustat(source: Source) -> tuple[int, ...]:
     """Return the most bytes in use on each GPU, by GPU number."""
     peaks_mib: dict[int, int] = {}
     for text in source.slabs(errors="replace"):
-        for gpu, used, total in GPUSTAT_LINE.findall(text):
+        for gpu, used, total in PRINTS["gpustat"].findall(text):
             if int(used) > int(total):
                 raise FormatError(f"GPU {gpu} uses {used} of {total} MB; expected at most all", source.path)
             peaks_mib[int(gpu)] = max(peaks_mib.get(int(gpu), 0), int(used))

@@ -12,19 +12,17 @@ from itertools import pairwise
 
 import msgspec
 
-from stepcast.inputs.source import DATA, FormatError, Source, read_toml
+from stepcast.inputs.source import DATA, FormatError, Source, read_toml, read_words
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer, StepLog
 from stepcast.ir.types import FactDict
 from stepcast.units import GIB, MIB, MS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-LINE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+LINES = {name: re.compile(pattern) for name, pattern in read_words("traces")["log_lines"].items()}
+MLPERF_FACTS = read_words("traces")["mlperf"]["facts"].split()
 Values = dict[str, float]
 UNITS = {"": 1.0, "%": 0.01, "ms": MS, "GiB": GIB}
 NAMED_NUMBERS = r"([^|]*):([^|:]*)"  # name: value | name: value
-# NeMo RL (nemo_rl/algorithms/grpo.py): a heading, then a line for the step and one for each phase.
-NEMO_RL_STEP = re.compile(r"=+ Step (\d{1,15})/(\d{1,15}) =+")
-NEMO_RL_PHASE = re.compile(r"\u2022 ([a-z_]{3,60}): (\d+\.?\d*)s \(")
 
 
 def _finite_numbers(texts: Iterable[tuple[str, str]]) -> Values:
@@ -75,14 +73,7 @@ class LogProgram(msgspec.Struct, frozen=True):
 PROGRAMS = msgspec.convert(read_toml(DATA / "step_logs.toml"), dict[str, LogProgram])
 VARIANTS = {name.lower().replace("-lm", "").replace(" ", "_"): name for name in PROGRAMS}
 
-# Megatron-LM's memory and timers of ranks.
-RANK_MEMORY = re.compile(r"\[Rank (\d+)\].*memory \(MB\)(.*)")
 SLOW_SCORE = 1 / 1.1  # as analyses call a rank a straggler
-TIMER = re.compile(r"\s+([A-Za-z][\w-]*)(?: \.+)?:\s*(?:\((\d+\.?\d*), (\d+\.?\d*)\))?\s*$")
-TIMED_RANK = re.compile(r"\s+rank\s+(\d{1,7}): (\d+\.?\d*)\s*$")
-# NVIDIA's resiliency extension, in logs of NeMo and Megatron-Bridge: scores of GPUs relative to the fastest.
-SCORES = re.compile(r"GPU (relative|individual) performance:")
-SCORE = re.compile(r"\s*Rank=(\d{1,7}) Node=(\S{1,200}) Score=(\d+\.?\d*)\s*$")
 
 
 class StepLines:
@@ -103,26 +94,26 @@ class StepLines:
     def feed(self, line: str) -> Iterator[LoggedStep | LoggedTimer | LoggedScore]:
         """Yield the step, the timers or the score of a line."""
         text = COLOUR.sub("", line)
-        if "times across ranks (ms):" in text or "time across ranks (ms):" in text:
+        if LINES["timers"].search(text):
             self._in_timers = True
-        elif self._in_timers and (match := TIMER.match(text)):
+        elif self._in_timers and (match := LINES["timer"].match(text)):
             self._timer = match[1]
             if match[2]:
                 yield LoggedTimer(match[1], float(match[2]) * MS, float(match[3]) * MS)
-        elif self._in_timers and (match := TIMED_RANK.match(text)) and self._timer:
+        elif self._in_timers and (match := LINES["timed_rank"].match(text)) and self._timer:
             seconds = float(match[2]) * MS
             yield LoggedTimer(self._timer, seconds, seconds, int(match[1]))
-        elif match := SCORES.search(text):
+        elif match := LINES["scores"].search(text):
             self._relative = match[1] == "relative"
-        elif self._relative and (match := SCORE.search(text)):
+        elif self._relative and (match := LINES["score"].search(text)):
             yield LoggedScore(int(match[1]), match[2], float(match[3]))
-        elif match := RANK_MEMORY.search(text):
+        elif match := LINES["rank_memory"].search(text):
             values = _finite_numbers(re.findall(NAMED_NUMBERS, match[2].lstrip(" |")))
             rank = int(match[1])
             self.peaks[rank] = max(self.peaks.get(rank, 0.0), values.get("max allocated", 0.0) * MIB)
-        elif match := NEMO_RL_STEP.search(text):
+        elif match := LINES["nemo_rl_step"].search(text):
             self._heading, self.total = int(match[1]), int(match[2])
-        elif self.program == "NeMo RL" and (match := NEMO_RL_PHASE.search(text)):
+        elif self.program == "NeMo RL" and (match := LINES["nemo_rl_phase"].search(text)):
             self.facts.setdefault(f"{match[1]}_s", []).append(float(match[2]))
         elif MLPERF_MARK in text and self.program in ("", "MLPerf"):
             yield from self._mlperf(text)
@@ -140,7 +131,7 @@ class StepLines:
 
     def _with_time(self, step: LoggedStep, text: str) -> LoggedStep:
         """Return the step with its time; lines may be steps apart, and share the time since the one before."""
-        printed = LINE_TIME.search(text)
+        printed = LINES["time"].search(text)
         if step.seconds is not None or printed is None:
             return step
         try:
@@ -169,7 +160,7 @@ class StepLines:
 
 def looks_like(head: str, variant: str) -> bool:
     program, plain = PROGRAMS[VARIANTS[variant]], COLOUR.sub("", head)
-    pattern = NEMO_RL_STEP if variant == "nemo_rl" else program.step
+    pattern = LINES["nemo_rl_step"] if variant == "nemo_rl" else program.step
     return re.search(pattern, plain) is not None and all(word in plain for word in (*program.words, *program.head))
 
 
@@ -198,13 +189,6 @@ def read(source: Source, variant: str) -> StepLog:
 
 # MLPerf Training: lines of ``:::MLLOG`` and a JSON object (mlcommons/logging).
 MLPERF_MARK = ":::MLLOG"
-# What a submission states of its run.
-MLPERF_FACTS = (
-    *("submission_benchmark", "submission_org", "submission_platform", "global_batch_size", "max_sequence_length"),
-    *("gradient_accumulation_steps", "seed", "max_steps", "opt_base_learning_rate", "train_samples"),
-    *("tensor_parallelism", "pipeline_parallelism", "context_parallelism", "expert_parallelism"),
-    *("micro_batch_size", "world_size", "number_of_nodes", "accelerators_per_node"),
-)
 
 
 def _mlperf_event(line: str) -> FactDict | None:
