@@ -241,13 +241,14 @@ def write_torchtitan(run: EmittedRun) -> str:
     shards = layout.dp * layout.cp if strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP) else 1
     copies = layout.dp * layout.cp // (layout.shard or shards) if shards > 1 else layout.dp
     split = (layout.shard or shards) // (layout.cp if shards > 1 else 1)
-    model, known = run.model.name, sorted({*FLAVOURS.values(), *FAMILIES.values()})
-    named = [pair for pair, ours in FLAVOURS.items() if ours == model] + [
-        (family, model.removeprefix(start).upper()) for family, start in FAMILIES.items() if model.startswith(start)
-    ]
+    model = run.model.name
+    sizes = {family: model.removeprefix(start) for family, start in FAMILIES.items() if model.startswith(start)}
+    named = [words for words, ours in FLAVOURS.items() if ours == model]
+    named += [f"{family} {size.upper()}" for family, size in sizes.items()]
     if not named:
+        known = sorted({*FLAVOURS.values(), *FAMILIES.values()})
         raise ValueError(f"torchtitan has no model {model}; it has {', '.join(known)}")
-    name, flavour = named[0]
+    name, _, flavour = named[0].partition(" ")
     keys: Table = {
         "job.description": run.title,
         "model.name": name,

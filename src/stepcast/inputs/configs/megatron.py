@@ -14,21 +14,14 @@ from stepcast.ir.types import FactDict, Facts
 
 WORDS = read_words("configs")
 MODULES, ACTIVATIONS = WORDS["megatron_modules"], WORDS["activations"]
-SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
 CONTEXTS = ("p2p", "a2a", "allgather")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
+TABLES = known_keys("megatron").table
+DEFAULT_PARTS: FactDict = TABLES["default_parts"]
 # Size of latent attention -> Megatron's argument and its default.
-LATENT: Mapping[str, tuple[str, int]] = known_keys("megatron").table["latent"]
-LAUNCHERS: Mapping[str, str] = known_keys("megatron").table["launchers"]
-# Megatron's words for the parts of a model -> ours.
-NORMS = {"rmsnorm": "rms", "layernorm": "layer+bias", "layernorm1p": "layer+bias"}
-POSITIONS = {"learned_absolute": "learned", "mrope": "rotary", "rope": "rotary", "yarn": "yarn", "none": "none"}
-POSITIONS |= {"alibi": "alibi"}  # of NeMo
-LINEAR_BIASES = "qkv+attention_output+mlp"
-# The parts of a model without arguments for them (training/arguments.py).
-DEFAULT_PARTS: FactDict = {"gated": 0, "activation": "gelu", "tied": 1, "norm": "layer+bias", "biases": LINEAR_BIASES}
-ABSENT_PARTS = ("attention_sinks", "attention_gate", "window", "embedding_norm", "post_norms", "parallel_block")
-DEFAULT_PARTS |= dict.fromkeys(ABSENT_PARTS, 0)
+LATENT: Mapping[str, tuple[str, int]] = TABLES["latent"]
+# Megatron's words for the positions of tokens -> ours.
+POSITIONS: Mapping[str, str] = TABLES["positions"]
 SWIFT = re.compile(r"\bmegatron\s+(sft|pt|rlhf)\b")
 MOST_STAGES = 4_096
 COUNTED_AS_LAYERS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
@@ -233,15 +226,15 @@ def _read_parts(keys: Keys, is_latent: bool) -> FactDict:
     if position and position not in POSITIONS:
         keys.report("predicted with rotary positions", "position-embedding-type")
     has_biases = False if keys.flag("disable-bias-linear") else keys.flag("bias", "add-bias-linear")
-    has_qkv_bias = keys.flag("add-qkv-bias", "qkv-bias")
+    other_biases = "qkv" if keys.flag("add-qkv-bias", "qkv-bias") else "none"
     has_qk_norm, has_plain_norm = keys.flag("qk-layernorm"), keys.flag("qk-l2-norm")
     untied = keys.flag("untie-embeddings-and-output-weights")
     parts = {
         "gated": "glu" in activation if activation else keys.flag("swiglu", "gated-linear-unit"),
         "activation": ACTIVATIONS.get(re.sub("^(fast|quick)-", "", activation).replace("-", "_")),
         "tied": keys.flag("share-embeddings-and-output-weights") if untied is None else not untied,
-        "norm": NORMS.get(norm),
-        "biases": None if has_biases is None else LINEAR_BIASES if has_biases else "qkv" if has_qkv_bias else "none",
+        "norm": TABLES["norms"].get(norm),
+        "biases": None if has_biases is None else DEFAULT_PARTS["biases"] if has_biases else other_biases,
         "attention_sinks": softmax == "learnable" if softmax else None,
         "attention_gate": keys.flag("attention-output-gate"),
         "moe_shared_gate": keys.flag("moe-shared-expert-gate"),
@@ -262,7 +255,7 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
     if tp == 1:
         stated.pop("sequence-parallel", None)
     gathers_fp8 = keys.flag("fp8-param-gather", "fp8-param")
-    nodes, per_node = (keys.number(*LAUNCHERS[name].split()) for name in ("nodes", "gpus_per_node"))
+    nodes, per_node = (keys.number(*TABLES["launchers"][name].split()) for name in ("nodes", "gpus_per_node"))
     # A script that names its GPUs and not its nodes runs on one.
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
     stated_layout = keys.raw("pipeline-model-parallel-layout")
@@ -343,7 +336,7 @@ def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
 
 
 def _precision(keys: Keys) -> str | None:
-    plain = {name: keys.flag(name) for name in ("bf16", "fp16")}
+    plain = [name for name in ("bf16", "fp16") if keys.flag(name)]
     fp8 = keys.word("fp8-format", "fp8")
     is_on = fp8 not in ("false", "no", "none")  # NeMo's files keep the format of an fp8 that they switch off
     recipe = keys.word("fp8-recipe")
@@ -355,11 +348,8 @@ def _precision(keys: Keys) -> str | None:
     if is_on and (fp8 in ("hybrid", "e4m3", "true") or any(formats)):
         return "fp8"
     words = keys.word("precision", "mixed-precision")
-    parts = {"nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8": "fp8", "bf16": "bf16", "16": "fp16", "32": "fp32"}
-    for part, precision in parts.items():
-        if part in words:
-            return precision
-    return next((name for name, on in plain.items() if on), None)
+    stated = [precision for part, precision in TABLES["precisions"].items() if part in words]
+    return next(iter([*stated, *plain]), None)
 
 
 def parse_layout(layout: str, pp: int) -> tuple[int, ...]:
@@ -438,7 +428,7 @@ def _sharding(keys: Keys) -> dict[str, OptionValue]:
     is_fsdp = keys.flag("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "fsdp")
     is_distributed = keys.flag("use-distributed-optimizer")
     copies = keys.number("num-distributed-optimizer-instances") or 1
-    kind = SHARDINGS.get(strategy, "fsdp" if is_fsdp else "zero-1" if is_distributed else "none")
+    kind = TABLES["shardings"].get(strategy, "fsdp" if is_fsdp else "zero-1" if is_distributed else "none")
     if copies == 1 or kind == "none":
         return {"sharding": kind}
     return {"sharding": "hybrid-fsdp" if kind in ("zero-3", "fsdp") else kind, "replicate": copies}
@@ -489,7 +479,7 @@ def _overlap(keys: Keys, tp: int, pp: int) -> str:
 def _format(text: str) -> str:
     """Return the format that an argument (fp8) or a dtype of PyTorch (torch.uint8) names, or nothing."""
     word = text.lower().removeprefix("torch.")
-    word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}.get(word, word)
+    word = TABLES["formats"].get(word, word)
     return word if word in FORMATS else ""
 
 

@@ -2,19 +2,13 @@
 
 from collections.abc import Mapping
 
-from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options
+from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options, known_keys
 from stepcast.inputs.source import read_words
 
-# Model and flavour -> name; most families carry their size in the flavour.
-FLAVOURS = {
-    ("llama4", "17bx16e"): "llama-4-scout",
-    ("llama4", "17bx128e"): "llama-4-maverick",
-    ("deepseek_v3", "16b"): "deepseek-v2-lite",
-    ("deepseek_v3", "671b"): "deepseek-v3",
-}
-FAMILIES = {"llama3": "llama-3.1-", "qwen3": "qwen3-", "llama2": "llama-2-", "qwen3_next": "qwen3-next-"}
+TABLES = known_keys("torchtitan").table
+FLAVOURS: Mapping[str, str] = TABLES["flavours"]
+FAMILIES: Mapping[str, str] = TABLES["families"]
 SCHEDULES = {name.lower(): ours for name, ours in read_words("configs")["torchtitan_schedules"].items()}
-CONTEXTS = {"alltoall": "p2p", "allgather": "allgather"}
 LOCAL_BATCH, SEQ_LEN = 8, 2048  # torchtitan's defaults
 # Options of weights in bf16: so are their gradients and moments.
 BF16_STATES: Mapping[str, OptionValue] = {"master_weights": False, "gradients": "bf16", "optimizer": "adamw:bf16"}
@@ -65,7 +59,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         vpp=STAGES_OF_A_RANK if schedule == "interleaved" else None,
         kernels="compiled" if keys.flag("compile.enable", "training.compile") and compiles_model else "plain",
         overlap="gradients,parameters,tensor,transfers" if overlaps_tp else None,
-        cp_comm=CONTEXTS.get(rotation) if cp > 1 else None,
+        cp_comm=TABLES["contexts"].get(rotation) if cp > 1 else None,
         **(BF16_STATES if keys.word("training.dtype") == "bfloat16" else {"optimizer": "adamw"}),
     )
     # Logits stay split over tensor parallel ranks unless that is switched off.
@@ -74,7 +68,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         keys.report("the loss is predicted on logits split over tensor parallel ranks", *off, *on)
     name, flavour = keys.word("model.name"), keys.word("model.flavor")
     model = f"{FAMILIES[name]}{flavour}" if name in FAMILIES and flavour[:1].isdigit() else f"{name} {flavour}"
-    return keys.config("torchtitan", "torchtitan", options, model=FLAVOURS.get((name, flavour), model))
+    return keys.config("torchtitan", "torchtitan", options, model=FLAVOURS.get(f"{name} {flavour}", model))
 
 
 def _places(name: str, *tables: str) -> list[str]:

@@ -189,9 +189,8 @@ class TraceLines:
         if separator and not body.endswith("])"):
             raise FormatError(f"sub_operations of {name} is cut off; expected the line to end with '])'")
         fields = parse_fields(head if separator else head[:-1])
-        for word in ("stage_id", "duration", "timestamp"):
-            if word not in fields:
-                raise FormatError(f"{name} has no {word}; expected stage_id, duration and timestamp")
+        if missing := [word for word in ("stage_id", "duration", "timestamp") if word not in fields]:
+            raise FormatError(f"{name} has no {missing[0]}; expected stage_id, duration and timestamp")
         stage = parse_count("stage_id", fields.pop("stage_id"))
         times = pop_times(fields)
         batch = fields.pop("batch_id", fields.get("trigger_batch_id", "None"))
