@@ -67,20 +67,21 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class NotModelled:
-    """A key that is not modelled, with what is predicted if it is switched on, or (*off*) switched off.
+    """Keys that are not modelled, with what is predicted if one is switched on, or (*off*) switched off.
 
     A key with a value in *unless* is predicted as it is.
     """
 
+    keys: str
     why: str
-    unless: frozenset[str] = frozenset()
+    unless: str = ""
     off: bool = False
 
     def concerns(self, value: object) -> bool:
         text = str(value).strip().lower()
         if self.off:
             return value is not None and text in NO
-        return text not in OFF and text not in self.unless
+        return text not in OFF and text not in self.unless.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,8 @@ def known_keys(tool: str) -> KnownKeys:
         reasons |= base.not_modelled
         for part in {"keys", "words", "options", "acting"} & base.table.keys():
             table[part] = {**base.table[part], **table.get(part, {})}
-    for entry in table.get("not_modelled", []):
-        reason = NotModelled(entry["why"], frozenset(entry.get("unless", "").split()), entry.get("off", False))
-        reasons |= dict.fromkeys(entry["keys"].split(), reason)
+    for reason in (NotModelled(**entry) for entry in table.get("not_modelled", [])):
+        reasons |= dict.fromkeys(reason.keys.split(), reason)
     return KnownKeys(frozenset(no_effect), reasons, table)
 
 

@@ -1,7 +1,7 @@
 """NeMo and Megatron-Bridge: YAML whose keys are Megatron's arguments with underscores, in tables."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, RunConfig, closest, flat
 from stepcast.inputs.configs.megatron import fill_sizes, read_options, read_sizes
@@ -69,13 +69,8 @@ class _NestedKeys(Keys):
     def __contains__(self, name: str) -> bool:
         return name in self._names_of_alias
 
-    def raw(self, *names: str) -> object:
-        self._read_names.update(names)
-        return super().raw(*(own for name in names for own in (*self.own_names(name), name)))
-
-    def own_names(self, *names: str) -> Iterator[str]:
-        for name in names:
-            yield from self._names_of_alias.get(name, ())
+    def spell(self, *names: str) -> tuple[str, ...]:
+        return tuple(own for name in names for own in (*self._names_of_alias.get(name, ()), name))
 
     def listed_as(self, name: str) -> str:
         return next(filter(None, map(self.known.find, (name, *_aliases(name)))), "")
