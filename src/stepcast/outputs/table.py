@@ -1,9 +1,10 @@
-"""Every format stepcast writes, in one plain table."""
+"""Every format stepcast writes (``data/targets.toml``)."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from types import ModuleType
 
+from stepcast.inputs.source import DATA, read_toml
 from stepcast.ir.types import dataclass
 
 NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep", "OperatorTimes": "table of operator times"}
@@ -43,14 +44,7 @@ class Target:
         return lost(document) if lost else ()
 
 
-TARGETS: tuple[Target, ...] = (
-    Target("simai", "SimAI / AICB workload text", "workload", "simai"),
-    Target("optable", "operator table (tab separated)", "workload", "optable"),
-    Target("chakra", "Chakra execution traces (protobuf), one per rank", "workload", "chakra"),
-    Target("perfetto", "Perfetto / Chrome trace JSON", "timeline", "perfetto"),
-    Target("cluster", "cluster description (TOML)", "wiring", "cluster"),
-    Target("json", "everything read, as JSON", "", "plain"),
-)
+TARGETS = tuple(Target(name, **entry) for name, entry in read_toml(DATA / "targets.toml").items())
 
 
 def target_named(name: str) -> Target:
