@@ -62,7 +62,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (ANSWERS, "tests/goodput", "tests/cli/test_plan.py"),
     ),
     "readers": (
-        ("inputs/collective_logs.py", "inputs/plain_pickle.py", "inputs/source.py", "inputs/simai.py",
+        ("inputs/recorded.py", "inputs/plain_pickle.py", "inputs/source.py", "inputs/simai.py",
          "inputs/op_times.py", "inputs/nccl_tests.py", "inputs/spans.py", "inputs/topologies.py",
          "inputs/stragglers.py"),
         ("tests/inputs", "tests/analyze/test_stragglers.py", "tests/faults/test_attacks.py"),

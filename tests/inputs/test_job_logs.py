@@ -11,7 +11,7 @@ import pytest
 
 from stepcast.analyze.logs import analyze_collective_log, analyze_step_log, analyze_streams
 from stepcast.cli.main import main
-from stepcast.inputs.collective_logs import looks_like_flight_recorder
+from stepcast.inputs.recorded import looks_like_flight_recorder
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import read, read_as_one, recognise
 from stepcast.ir.measured import CollectiveLog, LoggedCollective, LoggedStep, StepLog
