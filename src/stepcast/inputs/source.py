@@ -94,7 +94,7 @@ class Source:
             if self._data is not None:
                 yield io.BytesIO(self._data)
                 return
-            with open(self.path, "rb") if self._progress is None else _WatchedFile(self.path, self._progress) as file:
+            with open(self.path, "rb") as file:
                 yield file
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
@@ -162,11 +162,18 @@ class Source:
     def salvage_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Yield chunks; where a gzip file is cut off or damaged, what comes before, and note the *damage*."""
         with self._open_raw() as raw:
-            packed = raw.read(chunk_bytes)
+
+            def read() -> bytes:
+                data = raw.read(chunk_bytes)
+                if self._progress is not None and self._data is None:
+                    self._progress(raw.tell())
+                return data
+
+            packed = read()
             if not packed.startswith(GZIP_MAGIC):
                 while packed:
                     yield packed
-                    packed = raw.read(chunk_bytes)
+                    packed = read()
                 return
             member = zlib.decompressobj(wbits=31)
             packed_bytes = len(self._data) if self._data is not None else os.stat(self.path).st_size
@@ -184,12 +191,12 @@ class Source:
                 packed = member.unconsumed_tail or member.unused_data
                 if member.eof:
                     while not (packed := packed.lstrip(b"\0")):  # zeros may fill the space after a member
-                        packed = raw.read(chunk_bytes)
+                        packed = read()
                         if not packed:
                             return
                     member = zlib.decompressobj(wbits=31)
                 elif not packed:
-                    packed = raw.read(chunk_bytes)
+                    packed = read()
                     if not packed and not piece:
                         damage.append("the gzip file is cut off")
                         return
@@ -264,19 +271,6 @@ def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
         if len(data) > limit.most:
             raise FormatError(limit.message, path)
     return bytes(data)
-
-
-class _WatchedFile(io.FileIO):
-    """A file that reports how far it has been read."""
-
-    def __init__(self, path: str, progress: Progress) -> None:
-        super().__init__(path)
-        self._progress = progress
-
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(-1 if size is None else size)
-        self._progress(self.tell())
-        return data
 
 
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
