@@ -1,8 +1,8 @@
 """Files of ``stepcast record`` next to its traces: step boundaries, and logs of collective libraries.
 
 NCCL's flight recorder in PyTorch writes a pickle for each rank, ``torch._C._distributed_c10d._dump_nccl_trace``, or
-JSON, ``_dump_nccl_trace_json`` (torch/csrc/distributed/c10d/FlightRecorder.hpp). A reader of our own takes plain values alone
-out of the pickle. The Inspector writes a JSON object for each collective (NVIDIA/nccl, ext-profiler/inspector).
+JSON, ``_dump_nccl_trace_json`` (torch/csrc/distributed/c10d/FlightRecorder.hpp). A reader of our own takes plain values
+alone out of the pickle. The Inspector writes a JSON object for each collective (NVIDIA/nccl, ext-profiler/inspector).
 """
 
 import os
