@@ -13,21 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.inputs.chakra.protobuf import Value, WireError, bytes_in, fields, read_attribute, read_varint, text
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.arrays import BoolArray, Int32Array, IntArray, UIntArray
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import CollectiveKind
 
 NONE = -1
 
-# Attributes that are used or noted; others (rf_id, tid, op_schema ...) are passed over.
-KNOWN_ATTRIBUTES = (
-    *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag"),
-    *("pg_name", "involved_dim", "is_cpu_op", "num_ops", "tensor_size"),
-)
-# By number; the second reduce-scatter is MPI's Reduce_scatter_block.
-COLLECTIVES = "all-reduce reduce all-gather gather scatter broadcast all-to-all reduce-scatter reduce-scatter barrier"
-COLLECTIVE_OF_TYPE = dict(enumerate(map(CollectiveKind, COLLECTIVES.split())))
+WORDS = read_words("traces")["chakra"]
+KNOWN_ATTRIBUTES = WORDS["attributes"].split()
+COLLECTIVE_OF_TYPE = dict(enumerate(map(CollectiveKind, WORDS["collectives"].split())))
 TYPE_OF_COLLECTIVE = {kind: number for number, kind in reversed(COLLECTIVE_OF_TYPE.items())}
 
 NodeType = IntEnum("NodeType", "INVALID METADATA MEM_LOAD MEM_STORE COMP COMM_SEND COMM_RECV COMM_COLL", start=0)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, ChakraTrace, NodeType, decode, order_nodes
+from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, WORDS, ChakraTrace, NodeType, decode, order_nodes
 from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.record import RECORD, decode_workload, read_record
 from stepcast.inputs.kineto.reader import ProcessGroup, group_named
@@ -189,8 +189,6 @@ def _structure(workload: Workload) -> tuple[list[tuple[str, Work | None]], float
 
 COMM_TYPES = (*TRANSFERS, NodeType.COMM_COLL)
 IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
-# Noted with the layer, as the trace has them.
-NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
 
 
 def read_workload(
@@ -293,7 +291,7 @@ def _read_layers(
         if (row := tuple(key)) not in layer_of:
             content = nodes.content(index)
             op = Op("", _read_work(nodes, index, known, path), bool(blocks[index]) or content.type not in COMM_TYPES)
-            values = ((name, content.attributes.get(name)) for name in NOTED)
+            values = ((name, content.attributes.get(name)) for name in WORDS["noted"].split())
             words = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values)
             notes = tuple((name, ",".join(map(str, items))) for name, items in words if items != (None,))
             layer_of[row] = Layer(content.name, (op,), notes=notes)

@@ -64,10 +64,8 @@ CORRELATED = DEVICE | {EventRole.CALL}
 CATEGORIES = {EventRole[role.upper()]: pattern for role, pattern in WORDS["categories"].items()}
 COMM_KERNEL = re.compile(WORDS["kernels"]["communication"], re.IGNORECASE)
 COPY_NAME = re.compile(WORDS["kernels"]["copy"])
-# Gaudi has one category for calls and for its engines; an engine's event names itself in its arguments.
-GAUDI = "hpu_op"
+GAUDI = "hpu_op"  # calls and engines; an engine's event names itself in its arguments
 GAUDI_ENGINE = re.compile(rb'"HW event name"\s*:\s*"[^"]*?(TPC|MME|DMA|NIC)', re.IGNORECASE)
-GAUDI_CATEGORIES = {b"TPC": "kernel", b"MME": "kernel", b"DMA": "gpu_memcpy", b"NIC": "collective_comm"}
 
 
 @cache
@@ -205,13 +203,7 @@ def _first_input(args: CommArgs) -> tuple[int, DType | None]:
 
 
 STEP_PREFIX, XLA_STEP = "ProfilerStep", "user_annotation of steps"
-# Traces of JAX and XLA have no categories: processes and threads are named in events before them. GPUs have streams,
-# TPUs a thread of operators; others repeat their work by operator, module, scope or source line.
-XLA_DEVICE = re.compile(r"/device:(GPU|TPU):\d+")
-XLA_WORK = {"GPU": re.compile(r"Stream #"), "TPU": re.compile(r"XLA Ops$|Async XLA Ops$")}
-XLA_COLLECTIVE = re.compile(
-    r"(?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|send|recv)[-.\d\w]*$"
-)
+XLA = {name: re.compile(pattern) for name, pattern in WORDS["xla"].items()}
 CPU_COMM = re.compile(r"(?:gloo|mpi|ucc):")
 CORRELATION = re.compile(rb'"correlation"\s*:\s*(\d{1,18})(?!\d)')
 
@@ -260,7 +252,7 @@ class RankColumns:
             category = event.cat
             if category == GAUDI:  # what another device would call it
                 engine = GAUDI_ENGINE.search(bytes(event.args)) if event.args else None
-                category = GAUDI_CATEGORIES[engine[1].upper()] if engine else "hpu_runtime"
+                category = WORDS["gaudi"][engine[1].decode().upper()] if engine else "hpu_runtime"
             if not category and self._named:
                 category = self._xla_category(event)
             key = (category, event.pid, event.tid)
@@ -306,7 +298,7 @@ class RankColumns:
             return
         if isinstance(name, str):
             thread = event.tid if event.name == "thread_name" else None
-            if thread is not None or XLA_DEVICE.match(name):
+            if thread is not None or XLA["device"].match(name):
                 self._named[event.pid, thread] = name
 
     def _xla_category(self, event: TraceEvent) -> str:
@@ -314,10 +306,10 @@ class RankColumns:
         if (event.pid, None) not in self._named:
             return "cpu_op" if any(thread is None for _, thread in self._named) else ""
         thread = self._named.get((event.pid, event.tid), "")
-        device = XLA_DEVICE.match(self._named[event.pid, None])
-        if device is None or not XLA_WORK[device[1]].match(thread):
+        device = XLA["device"].match(self._named[event.pid, None])
+        if device is None or not XLA[device[1].lower()].match(thread):
             return XLA_STEP if thread == "Steps" else "gpu_user_annotation"
-        return "collective_comm" if XLA_COLLECTIVE.match(event.name) else "kernel"
+        return "collective_comm" if XLA["collective"].match(event.name) else "kernel"
 
     def _lane(self, name: str, pid: int | str | None = None) -> int:
         devices = [process for process, thread in self._named if thread is None]

@@ -11,17 +11,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.layout import Group, Layout, members
 from stepcast.ir.types import DType, dataclass, group_by_key
 
-# Sizes in the names of traces, fields of a word and a number in any order: Echo writes files such as
-# ``wd8_tp2_pp4_numl40_bs2_..._rank7_....txt`` and ``wd8_tp1_pp2_exp4_expNum8_l8_bs1_...``, and folders such as
-# ``pp2_tp1_exp4_expn8_dp4_nl8_hs1024_sl2048`` (fwyc0573/Megatron-LM, megatron/profiler).
-
 FIELD = re.compile(r"(?:^|(?<=[_\-.]))([A-Za-z]{1,8})([0-9]{1,7})(?=[_\-.]|$)", re.ASCII)
-NAMED_SIZES = {"wd": "world", "tp": "tp", "pp": "pp", "dp": "dp", "exp": "ep", "ep": "ep"}
-NAMED_SIZES |= dict.fromkeys(("numl", "nl", "l"), "layers") | dict.fromkeys(("bs", "mbs"), "micro_batch")
+NAMED_SIZES = read_words("traces")["megatron_sizes"]
 
 
 def file_name_hints(path: str) -> dict[str, int]:
