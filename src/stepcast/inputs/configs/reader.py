@@ -14,14 +14,9 @@ from stepcast.inputs.source import FormatError, Source, parse_toml, read_words
 from stepcast.ir.limits import DESCRIPTION
 
 Table = Mapping[str, object]
-UNRECOGNISED = (
-    "unrecognised configuration format: expected Megatron-LM arguments or scripts, NeMo or Megatron-Bridge YAML, "
-    "torchtitan TOML, DeepSpeed JSON, accelerate YAML, Axolotl, LLaMA-Factory, torchtune, MS-Swift or TRL YAML, "
-    "arguments of Trainer, TRL, MS-Swift or OpenRLHF in a launch script or a Python script, peft's "
-    "adapter_config.json, or JSON of Calculon or SimuMax"
-)
-# Keys that name a file with more of a configuration.
-INNER_FILES = ("deepspeed", "deepspeed_config_file", "config_file", "accelerate_config", "fsdp_config")
+WORDS = read_words("configs")
+UNRECOGNISED = f"unrecognised configuration format: expected {WORDS['read_configs']['expected']}"
+INNER_FILES = WORDS["read_configs"]["inner_files"].split()
 INNER_ENDINGS = (".json", ".yaml", ".yml")
 MOST_FILES = 3  # a script names a file of accelerate, which names one of DeepSpeed
 MOST_DEEP = 200
@@ -54,7 +49,7 @@ def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
 
     *opens_files*: files that it names belong to it, and are looked for in the working folder and next to *path*.
     """
-    for mark, why in read_words("configs")["unread_configs"].items():
+    for mark, why in WORDS["unread_configs"].items():
         if re.search(mark, text):
             raise FormatError(why)
     folder = os.path.dirname(path) if opens_files else None

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from stepcast.inputs.expression import Expression
-from stepcast.inputs.source import FormatError
+from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.limits import SCRIPT
 
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -19,13 +19,10 @@ MOST_WORDS = 20_000
 EXPRESSION = "\x01"
 UNKNOWN = "$UNKNOWN"
 
-# What a Slurm job asks for, and the variables in which Slurm passes it on.
+SLURM_VARIABLES = {option: names.split() for option, names in read_words("configs")["slurm"].items()}
 REQUESTED = re.compile(
     r"^#SBATCH\s+(?:--(nodes|gpus-per-node|gres)[= ]|-(N)\s*)(?:gpu:)?(?:[a-z]\w*:)?(\d+)\b", re.MULTILINE
 )
-NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-GPUS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
-SLURM_VARIABLES = {"nodes": NODES, "N": NODES, "gpus-per-node": GPUS, "gres": GPUS}
 
 
 def read_flags(text: str) -> dict[str, str | bool]:

@@ -20,8 +20,7 @@ DEEPSPEED_ONLY = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_
 # Key of accelerate that names a file of DeepSpeed, and the stage that the names of such files have.
 FILE = "deepspeed_config.deepspeed_config_file"
 STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])|([0-3])$", re.IGNORECASE)
-# Values of keys that are "auto", which Hugging Face's Trainer fills in.
-TRAINER = read_words("configs")["trainer"]
+WORDS = read_words("configs")
 
 
 def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
@@ -52,7 +51,7 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
         bucket_mb="auto" if keys.is_unset(size) else bucket and round(bucket * width / 1e6, 3),
         clipping=keys.is_unset("gradient_clipping") if norm is None else norm > 0,
     )
-    for name, value in TRAINER.items():
+    for name, value in WORDS["trainer"].items():
         if keys.is_unset(name):
             keys.assume(f'{name} "auto": {value}')
     return keys.config("deepspeed", DEEPSPEED, options)
@@ -82,11 +81,8 @@ def _deepspeed_precision(keys: Keys) -> str:
     return precision
 
 
-# accelerate: how many processes, FSDP or DeepSpeed. A strategy is written by its number or by its name.
-SHARDINGS = read_words("configs")["accelerate_sharding"]
-# Strategies that keep gathered parameters until the backward pass.
+# Strategies of accelerate that keep gathered parameters until the backward pass.
 WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32", "false": "fp32", "": "fp32"}
 
 
 def read_accelerate(table: Mapping[str, object]) -> RunConfig:
@@ -108,7 +104,7 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         keys.raw("fsdp_config.fsdp_forward_prefetch")
         if keys.word("fsdp_config.fsdp_backward_prefetch") in ("no_prefetch", "backward_post"):
             keys.report("parameters are predicted as gathered ahead", "fsdp_config.fsdp_backward_prefetch")
-        sharding = SHARDINGS.get(keys.word("fsdp_config.fsdp_sharding_strategy"), "fsdp")
+        sharding = WORDS["accelerate_sharding"].get(keys.word("fsdp_config.fsdp_sharding_strategy"), "fsdp")
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
     split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
     if sharding == "hybrid-fsdp" and machines == 1:
@@ -173,7 +169,7 @@ def _accelerate_precision(keys: Keys, kind: str, sharding: str) -> dict[str, Opt
     if "mixed_precision" not in keys:
         keys.assume("no mixed_precision: the model's own precision is taken for bf16 (--precision)")
         return {}
-    precision = PRECISIONS.get(word)
+    precision = WORDS["accelerate_precision"].get(word)
     if precision not in ("bf16", "fp16") or kind == "DEEPSPEED":
         return {"precision": precision}
     if sharding in ("fsdp", "hybrid-fsdp"):
@@ -193,7 +189,6 @@ INNER = {
     "deepspeed": read_deepspeed,
 }
 COMPONENT = re.compile(r"(?:q?lora_)?([a-z]+)(\d(?:_\d(?=_))?)_([a-z]+|\d+(?:_\d+)?b)")
-FSDP_WORDS = {"full_shard": "fsdp", "shard_grad_op": "fsdp", "hybrid_shard": "hybrid-fsdp", "no_shard": "none"}
 # Calls of Python scripts whose keywords are arguments.
 CALLS = re.compile(r"(\w*Config|\w*Arguments|from_pretrained|get_peft_model|\w*Trainer)$")
 TRAINERS = {kind.lower(): re.compile(rf"{kind}(Config|Trainer)") for kind in ("SFT", "DPO", "Reward")}
@@ -473,7 +468,7 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     version = keys.number("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
     if words.lower() in ("", "none", "false") and not strategy and version is None and not keys.count("shard"):
         return {}
-    chosen = next((FSDP_WORDS[word] for word in FSDP_WORDS if word in f"{words.lower()} {strategy}"), "fsdp")
+    chosen = next((ours for word, ours in WORDS["fsdp"].items() if word in f"{words.lower()} {strategy}"), "fsdp")
     offloads = keys.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", "offload")
     reshard = keys.word("fsdp_config.fsdp_reshard_after_forward", "fsdp_config.reshard_after_forward")
     if "shard_grad_op" in f"{words.lower()} {strategy}":  # gathered once for both passes

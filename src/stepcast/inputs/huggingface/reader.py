@@ -23,7 +23,8 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, PositionKind
 from stepcast.ir.types import FactDict
 
-ACTIVATIONS = {word: Activation(ours) for word, ours in read_words("configs")["activations"].items()}
+WORDS = read_words("configs")
+ACTIVATIONS = {word: Activation(ours) for word, ours in WORDS["activations"].items()}
 
 KIND_WORDS: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "a JSON object"}
 Kind = TypeVar("Kind")
@@ -303,10 +304,6 @@ def llama4(keys: ConfigTable, values: Values) -> None:
     values["experts"]["pattern"] = (False,) * (step - 1) + (True,)
 
 
-# Letters of layers that are one block, and of those with a mixer and a feed-forward: an MLP or experts.
-BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-BEFORE_MLP = {"mamba": "m", "attention": "a"}
-BEFORE_EXPERTS = {"mamba": "x", "attention": "y"}
 # Letter of a layer by whether it mixes by attention and whether experts follow.
 DELTA_LETTERS = {(False, False): "d", (False, True): "e", (True, False): "a", (True, True): "y"}
 SELECTIVE_LETTERS = {(False, False): "s", (False, True): "t", (True, False): "a", (True, True): "y"}
@@ -315,7 +312,7 @@ SELECTIVE_LETTERS = {(False, False): "s", (False, True): "t", (True, False): "a"
 def nemotron_h(keys: ConfigTable, values: Values) -> None:
     pattern = keys.word("hybrid_override_pattern", default="").replace("|", "")
     if not pattern:
-        pattern = "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in keys.items("layers_block_type"))
+        pattern = "".join(WORDS["letters_block"].get(str(kind), "?") for kind in keys.items("layers_block_type"))
     if not pattern:
         raise FormatError("the nemotron_h config lacks hybrid_override_pattern or layers_block_type")
     values["hybrid"]["pattern"] = pattern
@@ -348,7 +345,7 @@ def bamba(keys: ConfigTable, values: Values) -> None:
 def granite(keys: ConfigTable, values: Values) -> None:
     shared = keys.count("shared_intermediate_size")
     count = keys.count("num_local_experts", default=0, least=0)
-    letters = BEFORE_EXPERTS if count else BEFORE_MLP
+    letters = WORDS["letters_experts" if count else "letters_mlp"]
     kinds = keys.layer_types(letters) or ["mamba"] * min(values["layers"], MOST_LAYERS + 1)
     values["hybrid"]["pattern"] = "".join(letters[kind] for kind in kinds)
     values["position"] = "rotary" if keys.word("position_embedding_type", default="nope") == "rope" else "none"
@@ -405,8 +402,6 @@ RULES: Mapping[str, Callable[[ConfigTable, Values], None]] = {
 }
 
 FAMILIES = read_families()
-# Parts of often requested types that are not modelled.
-LACKING = read_words("configs")["not_modelled"]
 # The parts of multimodal configs that hold their language model.
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
@@ -502,7 +497,8 @@ def _text_keys(keys: ConfigTable) -> ConfigTable:
     listed = f"docs/models.md lists the {len(FAMILIES)} that are known"
     if not kind:
         raise FormatError(f"names no model_type; {listed}")
-    why = f": it has {LACKING[kind]}, which are not modelled" if kind in LACKING else ""
+    lacking = WORDS["not_modelled"].get(kind)
+    why = f": it has {lacking}, which are not modelled" if lacking else ""
     hint = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"  # needs no family
     names = ", ".join(get_close_matches(kind, FAMILIES, n=3))
     nearest = f"nearest are {names}; " if names else ""
