@@ -7,7 +7,7 @@ attention; rows, cols or numel of others) and ms, the time of one call.
 from collections import Counter
 from collections.abc import Mapping
 
-from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, shorten
+from stepcast.inputs.source import FormatError, Source, open_table, parse_amount, parse_count, read_words, shorten
 from stepcast.ir.measured import OperatorTime, OperatorTimes
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, cast, usual_kernel
@@ -20,13 +20,9 @@ class UnknownOperatorError(ValueError):
     """An operator that has no work of ours."""
 
 
-K = ElementwiseKind
-# The kernels of an operator.
-KERNELS: dict[str, tuple[K, ...]] = {kind: (kind,) for kind in (K.ADD, K.GELU, K.DROPOUT, K.SOFTMAX, K.EMBEDDING)}
-KERNELS |= {"layernorm": (K.LAYER_NORM,), "rmsnorm": (K.RMS_NORM,), "adamw_fused": (K.OPTIMIZER,)}
-KERNELS["silu_mul"] = (K.SILU, K.MUL)
-# Operators that begin with a cast to another format.
-CASTS = {"cast_fp32": DType.FP32, "quantize_fp8": DType.FP8, "cross_entropy": DType.FP32}
+WORDS = read_words("traces")
+KERNELS = {op: tuple(map(ElementwiseKind, kinds.split())) for op, kinds in WORDS["operator_kernels"].items()}
+CASTS = {op: DType(dtype) for op, dtype in WORDS["operator_casts"].items()}
 
 
 def read(source: Source) -> OperatorTimes:
@@ -81,4 +77,4 @@ def read_works(row: Mapping[str, str], line: int | None = None) -> tuple[Compute
     converted = cast(rows, columns, dtype, CASTS[op])
     if op != "cross_entropy":
         return (converted,)
-    return converted, usual_kernel(K.CROSS_ENTROPY, rows, columns, DType.FP32)
+    return converted, usual_kernel(ElementwiseKind.CROSS_ENTROPY, rows, columns, DType.FP32)
