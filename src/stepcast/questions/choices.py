@@ -1,6 +1,7 @@
 """Choices of questions, declared once: how each is read, explained, named elsewhere and written back.
 
-The fields of a question carry a Choice in their annotations, to which ``data/choices.txt`` adds help and other names.
+``data/choices.txt`` describes the fields of a question: headings, help and other names. A field carries a Choice in its
+annotation where text alone does not say how it is read.
 Command-line options, Python keywords, saved runs, axes of sweeps, fields of the app and printed commands all follow
 from it. A reader takes text and raises a ValueSpellingError.
 """
@@ -139,8 +140,7 @@ class Choice:
     """Description of one choice; its name and its default are those of the question's field."""
 
     help: str = ""
-    # The heading under which the help lists it.
-    group: str = ""
+    group: str = ""  # the heading under which the help lists it
     metavar: str = ""
     read: Callable[[str], object] = str
     values: tuple[str, ...] = ()
@@ -202,35 +202,43 @@ AS_PREDICT = "as predict"
 def choices_of(kind: type[Question]) -> Mapping[str, Choice]:
     """Return the choices of a kind of question by name, in the order of its help."""
     choices: dict[str, Choice] = {}
+    predicting = _read_texts()["PredictQuestion"]
     for base in reversed(kind.__mro__):
+        described = _read_texts().get(base.__name__, {})
         for name, annotation in get_annotations(base).items():
-            if not hasattr(annotation, "__metadata__"):
-                continue
-            choices[name] = choice = annotation.__metadata__[0]
-            if texts := _read_texts().get((base.__name__, name)):  # without help there, with that of predict
-                usual = _read_texts().get(("PredictQuestion", name), {})
-                words = ", ".join(choice.listed or choice.values)
-                help_text = str(texts.get("help") or usual.get("help", choice.help)).replace("{values}", words)
-                aliases = (usual if texts.get("aliases") == AS_PREDICT else texts).get("aliases", choice.aliases)
-                choices[name] = replace(choice, **{**texts, "help": help_text, "aliases": aliases})
+            if hasattr(annotation, "__metadata__"):
+                choices[name] = annotation.__metadata__[0]
+            elif name in described:
+                choices[name] = Choice()
+        for name, texts in described.items():  # without help there, with that of predict
+            choice, usual = choices[name], predicting.get(name, {})
+            words = ", ".join(choice.listed or choice.values)
+            help_text = str(texts.get("help") or usual.get("help", choice.help)).replace("{values}", words)
+            aliases = (usual if texts.get("aliases") == AS_PREDICT else texts).get("aliases", choice.aliases)
+            choices[name] = replace(choice, **{**texts, "help": help_text, "aliases": aliases})
     return choices
 
 
 @cache
-def _read_texts() -> Mapping[tuple[str, str], FactDict]:
-    texts_of: dict[tuple[str, str], FactDict] = {}
+def _read_texts() -> Mapping[str, Mapping[str, FactDict]]:
+    """Return the heading, the help and the other names of each choice, by kind of question."""
+    texts_of: dict[str, dict[str, FactDict]] = {}
     _, *tables = Source(DATA / "choices.txt").text(DESCRIPTION).split("\n[")
     for table in tables:
         question, _, rows = table.partition("]\n")
+        group, texts_of[question] = "", {}
         for row in rows.replace("\n        ", " ").replace("\n    ", "\t").split("\n"):
             head, *lines = row.split("\t")
             name, _, metavar = head.partition(" ")
+            if name in ("", "="):
+                group = metavar
+                continue
             marked = [match for line in lines if (match := ALSO.fullmatch(line))]
             others = {STATED if match[1] is None else match[1]: match[2] for match in marked}
             words = " ".join(line for line in lines if not ALSO.fullmatch(line))
-            texts: FactDict = {"metavar": metavar, "help": words, "aliases": others.pop("", "")}
+            texts: FactDict = {"group": group, "metavar": metavar, "help": words, "aliases": others.pop("", "")}
             texts |= {STATED: others.pop(STATED, ""), "flags": others}
-            texts_of[question, name] = {key: text for key, text in texts.items() if text}
+            texts_of[question][name] = {key: text for key, text in texts.items() if text}
     return texts_of
 
 

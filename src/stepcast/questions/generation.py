@@ -14,10 +14,8 @@ from stepcast.ir.model import Model
 from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import Choice, Question, choices_of, count, gpu_count, read_word, share, state_defaults
-from stepcast.questions.question import WHAT, check_rules
+from stepcast.questions.question import check_rules
 
-ENGINE_LAYOUT = "parallelism of one engine (replicas use the remaining GPUs)"
-REQUESTS = "requests"
 CLIENTS = 16
 WEIGHTS = ("bf16", "fp8", "nvfp4", "int4")
 read_engine = read_word({"trtllm": "tensorrt-llm trt-llm tensorrt", "vllm": "v-llm"})
@@ -31,25 +29,25 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     """A question about generation."""
 
     # fmt: off
-    model: Annotated[str | None, Choice(group=WHAT)] = None
-    cluster: Annotated[str | None, Choice(group=WHAT)] = None
-    set: Annotated[tuple[str, ...], Choice(group=WHAT)] = ()
-    engine: Annotated[str, Choice(group=WHAT, read=read_engine)] = "vllm"
-    gpus: Annotated[int | None, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = None
-    tp: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
-    pp: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
-    ep: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
-    dp: Annotated[int, Choice(group=ENGINE_LAYOUT, read=gpu_count)] = 1
-    weights: Annotated[str, Choice(group=ENGINE_LAYOUT, values=WEIGHTS)] = "bf16"
-    kv_cache: Annotated[str | None, Choice(group=ENGINE_LAYOUT, values=("bf16", "fp8"))] = None
-    memory_share: Annotated[float | None, Choice(group=ENGINE_LAYOUT, read=share)] = None
-    speculative_tokens: Annotated[int, Choice(group=ENGINE_LAYOUT, read=count(0, 16))] = 0
-    acceptance: Annotated[float | None, Choice(group=ENGINE_LAYOUT, read=share)] = None
-    prompt_length: Annotated[str, Choice(group=REQUESTS, help=f"prompt length {LENGTH_HELP} (default: 1024)")] = "1024"
-    response_length: Annotated[str, Choice(group=REQUESTS)] = "1024"
-    concurrency: Annotated[int | None, Choice(group=REQUESTS, read=count(1, 10**7))] = None
-    requests: Annotated[int | None, Choice(group=REQUESTS, read=count(1, 10**6))] = None
-    group: Annotated[int, Choice(group=REQUESTS, read=count(1, 10**5))] = 1
+    model: str | None = None
+    cluster: str | None = None
+    set: tuple[str, ...] = ()
+    engine: Annotated[str, Choice(read=read_engine)] = "vllm"
+    gpus: Annotated[int | None, Choice(read=gpu_count)] = None
+    tp: Annotated[int, Choice(read=gpu_count)] = 1
+    pp: Annotated[int, Choice(read=gpu_count)] = 1
+    ep: Annotated[int, Choice(read=gpu_count)] = 1
+    dp: Annotated[int, Choice(read=gpu_count)] = 1
+    weights: Annotated[str, Choice(values=WEIGHTS)] = "bf16"
+    kv_cache: Annotated[str | None, Choice(values=("bf16", "fp8"))] = None
+    memory_share: Annotated[float | None, Choice(read=share)] = None
+    speculative_tokens: Annotated[int, Choice(read=count(0, 16))] = 0
+    acceptance: Annotated[float | None, Choice(read=share)] = None
+    prompt_length: Annotated[str, Choice(help=f"prompt length {LENGTH_HELP} (default: 1024)")] = "1024"
+    response_length: str = "1024"
+    concurrency: Annotated[int | None, Choice(read=count(1, 10**7))] = None
+    requests: Annotated[int | None, Choice(read=count(1, 10**6))] = None
+    group: Annotated[int, Choice(read=count(1, 10**5))] = 1
     # fmt: on
 
 

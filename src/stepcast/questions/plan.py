@@ -38,10 +38,6 @@ from stepcast.views.step import memory_words, remedy_pairs
 
 MOST_STEPS = STEPS.most
 DEFAULT_FAILURES = "llama-3"
-# Headings of the help.
-RUN = "training run"
-OPERATION = "operation"
-RESULT = "result"
 SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
 SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
 MOST_DOUBLINGS = 16
@@ -70,35 +66,32 @@ class PlanQuestion(PredictQuestion, frozen=True, kw_only=True):
     """A question about a training run: a step, the length of the run, and how it is operated."""
 
     # fmt: off
-    tokens: Annotated[float | None, Choice(group=RUN, read=positive(units.parse_count))] = None
-    steps: Annotated[int | None, Choice(group=RUN, read=count(1, MOST_STEPS))] = None
-    until: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
-    from_: Annotated[datetime.date | None, Choice(group=RUN, read=_read_date)] = None
-    step_s: Annotated[float | None, Choice(group=RUN, read=readers.rate)] = None
-    stage: Annotated[tuple[str, ...], Choice(group=RUN)] = ()
-    price: Annotated[float | str | None, replace(CHOICES["price"], group=RUN)] = None
-    currency: Annotated[str, replace(CHOICES["currency"], group=RUN)] = units.DEFAULT_CURRENCY
-    buy: Annotated[str | None, Choice(group=RUN)] = None
-    carbon: Annotated[str | None, Choice(group=RUN)] = None
-    pue: Annotated[float, Choice(group=RUN, read=_read_pue)] = 1.0
-    host_power: Annotated[float, Choice(group=RUN, read=amount)] = 0.0
-    failures: Annotated[str | None, Choice(group=OPERATION)] = None
-    mtbf: Annotated[str | None, Choice(group=OPERATION)] = None
-    spot: Annotated[float | None, Choice(group=OPERATION, read=readers.share)] = None
-    checkpoint_every: Annotated[str | None, Choice(group=OPERATION)] = None
-    checkpoint_size: Annotated[float | None, Choice(group=OPERATION, read=positive(units.parse_size_bytes))] = None
-    node_write: Annotated[float | None, Choice(group=OPERATION, read=_read_bandwidth)] = None
-    store_write: Annotated[float | None, Choice(group=OPERATION, read=_read_bandwidth)] = None
-    blocking: Annotated[bool, Choice(group=OPERATION)] = False
-    restart: Annotated[str | None, Choice(group=OPERATION)] = None
-    spares: Annotated[int | None, Choice(group=OPERATION, read=count(0, 100_000))] = None
-    shrink: Annotated[bool, Choice(group=OPERATION)] = False
-    repair: Annotated[str | None, Choice(group=OPERATION)] = None
-    stragglers: Annotated[str | None, Choice(group=OPERATION)] = None
-    evaluate: Annotated[str | None, Choice(group=OPERATION)] = None
-    runs: Annotated[int, Choice(group=RESULT, read=count(1, RUNS.most))] = 1000
-    seed: Annotated[int, Choice(group=RESULT, read=count(0, 2**63))] = 0
-    allow_oom: Annotated[bool, Choice(group=RESULT)] = False
+    steps: Annotated[int | None, Choice(read=count(1, MOST_STEPS))] = None
+    until: Annotated[datetime.date | None, Choice(read=_read_date)] = None
+    from_: Annotated[datetime.date | None, Choice(read=_read_date)] = None
+    step_s: Annotated[float | None, Choice(read=readers.rate)] = None
+    stage: tuple[str, ...] = ()
+    buy: str | None = None
+    carbon: str | None = None
+    pue: Annotated[float, Choice(read=_read_pue)] = 1.0
+    host_power: Annotated[float, Choice(read=amount)] = 0.0
+    failures: str | None = None
+    mtbf: str | None = None
+    spot: Annotated[float | None, Choice(read=readers.share)] = None
+    checkpoint_every: str | None = None
+    checkpoint_size: Annotated[float | None, Choice(read=positive(units.parse_size_bytes))] = None
+    node_write: Annotated[float | None, Choice(read=_read_bandwidth)] = None
+    store_write: Annotated[float | None, Choice(read=_read_bandwidth)] = None
+    blocking: bool = False
+    restart: str | None = None
+    spares: Annotated[int | None, Choice(read=count(0, 100_000))] = None
+    shrink: bool = False
+    repair: str | None = None
+    stragglers: str | None = None
+    evaluate: str | None = None
+    runs: Annotated[int, Choice(read=count(1, RUNS.most))] = 1000
+    seed: Annotated[int, Choice(read=count(0, 2**63))] = 0
+    allow_oom: bool = False
     # fmt: on
 
     @property

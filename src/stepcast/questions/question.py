@@ -8,15 +8,16 @@ A choice that differs from its default and cannot change the answer is
 """
 
 from collections.abc import Callable, Collection
+from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from stepcast.inputs.source import DATA, read_toml
 from stepcast.ir import schedules, strategy
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
-from stepcast.ir.types import DType, FactDict, Facts, dataclass, replace
+from stepcast.ir.types import DType, FactDict, Facts, dataclass
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, amount, choices_of, count, defaults_of, gpu_count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_count
@@ -24,7 +25,6 @@ from stepcast.units import DEFAULT_CURRENCY, parse_count
 PIPELINED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if not facts.alone)
 PAIRED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if facts.pairs is schedules.Pairs.OWN)
 SCHEDULES = tuple(map(str, schedules.ScheduleKind))
-SHARDINGS = tuple(map(str, Sharding))
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 AUTOCASTS = ("autocast-bf16", "autocast-fp16")
 MODULES = tuple(map(str, RecomputeModule))
@@ -33,17 +33,8 @@ OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
 PREDICTED_AS = {"cp_comm": {"a2a+p2p": "p2p"}}
 PLACES = ("even", "packed")  # a test compares them with hardware.Place
 ENGINES = ("fast", "fluid")  # a test compares them with forecast.options.Engine
-ENGINE_HELP = "fluid: concurrent communication shares the links of the network"
 MOST_MTP_LAYERS = 64
-# Headings of the help.
-WHAT = "model, cluster and framework"
-LAYOUT = "parallelism (data parallelism uses the remaining GPUs)"
-BATCH = "batch"
-EXECUTION = "execution"
-TUNING = "fine-tuning"
-PRICES = "cost estimates"
-NETWORK = "network simulation"
-TRAINING = "training run"
+WHAT = "model, cluster and framework"  # the heading below which the help begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,130 +134,116 @@ def _check_lengths(text: str) -> str:
     return text
 
 
-RANKS = Choice(group=LAYOUT, read=gpu_count)
-
-
-def _number(read: Callable[[str], float], *, group: str = EXECUTION, **known: Any) -> Choice:
-    return Choice(group=group, read=read, **known)
+RANKS = Choice(read=gpu_count)
 
 
 def _flag(sets: str) -> Choice:
-    return Choice(group=EXECUTION, deniable=True, sets=sets)
+    return Choice(deniable=True, sets=sets)
 
 
-def _one_of(sets: str, values: type) -> Choice:
-    known = tuple(map(str, values))  # type: ignore[call-overload]
-    return Choice(group=EXECUTION, values=known, sets=sets, means=values)
+def _one_of(kind: type[StrEnum], sets: str, known: str = "", read: Callable[[str], object] = str) -> Choice:
+    """Return the choice of a value of *kind*, or of one that is *known*, that sets the field *sets*."""
+    return Choice(read=read, values=tuple(known.split() or map(str, kind)), sets=sets, means=kind)
 
 
 class PredictQuestion(Question, frozen=True, kw_only=True):
     """A question about one training step; a default leaves the choice to the framework and the model."""
 
     # fmt: off
-    model: Annotated["Model | str | None", Choice(group=WHAT)] = None
-    cluster: Annotated["Cluster | str | None", Choice(group=WHAT, several=True)] = None
-    gpu: Annotated[str | None, Choice(group=WHAT, several=True)] = None
-    set: Annotated[tuple[str, ...], Choice(group=WHAT)] = ()
-    place: Annotated[str, Choice(group=WHAT, values=PLACES)] = "even"
-    framework: Annotated["Framework | str | None", Choice(group=WHAT, several=True)] = None
-    gpus: Annotated[int | None, replace(RANKS, several=True)] = None
+    model: "Model | str | None" = None
+    cluster: Annotated["Cluster | str | None", Choice(several=True)] = None
+    gpu: Annotated[str | None, Choice(several=True)] = None
+    set: tuple[str, ...] = ()
+    place: Annotated[str, Choice(values=PLACES)] = "even"
+    framework: Annotated["Framework | str | None", Choice(several=True)] = None
+    gpus: Annotated[int | None, Choice(read=gpu_count, several=True)] = None
     nodes: Annotated[int | None, RANKS] = None
     dp: Annotated[int | None, RANKS] = None
     tp: Annotated[int, RANKS] = 1
     cp: Annotated[int, RANKS] = 1
     ep: Annotated[int, RANKS] = 1
     pp: Annotated[int, RANKS] = 1
-    vpp: Annotated[int | None, _number(count(1, LAYERS.most), group=LAYOUT)] = None
+    vpp: Annotated[int | None, Choice(read=count(1, LAYERS.most))] = None
     expert_tp: Annotated[int, RANKS] = 0
     shard: Annotated[int, RANKS] = 0
     replicate: Annotated[int, RANKS] = 0
-    stage_layers: Annotated[str | None, Choice(group=LAYOUT, sets="stage_layers", means=_read_stage_layers,
+    stage_layers: Annotated[str | None, Choice(sets="stage_layers", means=_read_stage_layers,
         write=lambda layers: ",".join(map(str, layers)))] = None
-    micro_batch: Annotated[int, _number(count(1, SEQUENCES.most, readers.BINARY), group=BATCH)] = 1
-    global_batch: Annotated[int | None, _number(count(1, SEQUENCES.most, readers.BINARY), group=BATCH)] = None
-    accumulation: Annotated[int | None, _number(count(1, MICRO_BATCHES.most), group=BATCH)] = None
-    seq: Annotated[int | None, _number(count(1, TOKENS.most, readers.BINARY), group=BATCH)] = None
-    schedule: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_schedule, values=SCHEDULES,
-        sets="schedule", means=schedules.ScheduleKind)] = None
-    precision: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_precision,
-        values=(*PRECISIONS, *AUTOCASTS),
+    micro_batch: Annotated[int, Choice(read=count(1, SEQUENCES.most, readers.BINARY))] = 1
+    global_batch: Annotated[int | None, Choice(read=count(1, SEQUENCES.most, readers.BINARY))] = None
+    accumulation: Annotated[int | None, Choice(read=count(1, MICRO_BATCHES.most))] = None
+    seq: Annotated[int | None, Choice(read=count(1, TOKENS.most, readers.BINARY))] = None
+    schedule: Annotated[str | None, _one_of(schedules.ScheduleKind, "schedule", read=readers.read_schedule)] = None
+    precision: Annotated[str | None, Choice(read=readers.read_precision, values=(*PRECISIONS, *AUTOCASTS),
         flags={**{name: name for name in PRECISIONS}, "nvfp4": "nvfp4 fp4", "autocast-bf16": "amp"})] = None
-    sharding: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_sharding, values=SHARDINGS,
-        sets="sharding", means=Sharding)] = None
+    sharding: Annotated[str | None, _one_of(Sharding, "sharding", read=readers.read_sharding)] = None
     reshard: Annotated[bool | None, _flag("reshard")] = None
-    backward_prefetch: Annotated[str | None, Choice(group=EXECUTION, values=("pre", "post"), sets="late_gathers",
+    backward_prefetch: Annotated[str | None, Choice(values=("pre", "post"), sets="late_gathers",
         means=lambda word: word == "post", write=lambda late: "post" if late else "pre")] = None
-    fp8_params: Annotated[bool, Choice(group=EXECUTION, sets="fp8_parameters")] = False
-    zero_gradients: Annotated[float, _number(amount, sets="zero_gradients")] = 0.0
-    recompute: Annotated[str | None, Choice(group=EXECUTION, listed=MODULES, read=readers.read_recompute,
-        sets="recompute", means=_read_by("--recompute", strategy.recompute_of), write=strategy.recompute_word)] = None
-    offload: Annotated[str | None, Choice(group=EXECUTION, sets="offload",
-        means=_read_by("--offload", strategy.offload_of), write=strategy.offload_word)] = None
-    cp_comm: Annotated[str | None, Choice(group=EXECUTION, values=("p2p", "a2a", "allgather", "a2a+p2p"),
-        read=readers.read_cp_comm, sets="context",
-        means=lambda word: ContextKind(PREDICTED_AS["cp_comm"].get(word, word)))] = None
+    fp8_params: Annotated[bool, Choice(sets="fp8_parameters")] = False
+    zero_gradients: Annotated[float, Choice(read=amount, sets="zero_gradients")] = 0.0
+    recompute: Annotated[str | None, Choice(listed=MODULES, read=readers.read_recompute, sets="recompute",
+        means=_read_by("--recompute", strategy.recompute_of), write=strategy.recompute_word)] = None
+    offload: Annotated[str | None, Choice(sets="offload", means=_read_by("--offload", strategy.offload_of),
+        write=strategy.offload_word)] = None
+    cp_comm: Annotated[str | None, Choice(values=("p2p", "a2a", "allgather", "a2a+p2p"), read=readers.read_cp_comm,
+        sets="context", means=lambda word: ContextKind(PREDICTED_AS["cp_comm"].get(word, word)))] = None
     sequence_parallel: Annotated[bool | None, _flag("sequence_parallel")] = None
     flash_attention: Annotated[bool | None, _flag("flash_attention")] = None
-    attention_kernel: Annotated[str | None, _one_of("attention", AttentionKernel)] = None
-    overlap: Annotated[str | None, Choice(group=EXECUTION, listed=strategy.OVERLAPS, sets="overlap",
+    attention_kernel: Annotated[str | None, _one_of(AttentionKernel, "attention")] = None
+    overlap: Annotated[str | None, Choice(listed=strategy.OVERLAPS, sets="overlap",
         means=_read_by("--overlap", lambda text: strategy.overlap_of([] if text == "none" else text.split(","))),
         write=lambda overlap: ",".join(strategy.overlap_words(overlap)) or "none")] = None
-    bucket_mb: Annotated[float | str | None, Choice(group=EXECUTION, sets="bucket_bytes",
+    bucket_mb: Annotated[float | str | None, Choice(sets="bucket_bytes",
         read=lambda text: readers.AUTO if text.lower() == readers.AUTO else amount(text),
         means=lambda size: size if size == readers.AUTO else round(size * 1e6),
         write=lambda size_bytes: repr(size_bytes / 1e6))] = None
-    expert_imbalance: Annotated[float, _number(amount, sets="expert_imbalance")] = 1.0
-    expert_load: Annotated[str | None, Choice(group=EXECUTION)] = None
-    expert_replicas: Annotated[int, _number(count(0, LAYERS.most))] = 0
-    expert_capacity: Annotated[float | None, _number(amount, sets="expert_capacity")] = None
+    expert_imbalance: Annotated[float, Choice(read=amount, sets="expert_imbalance")] = 1.0
+    expert_load: str | None = None
+    expert_replicas: Annotated[int, Choice(read=count(0, LAYERS.most))] = 0
+    expert_capacity: Annotated[float | None, Choice(read=amount, sets="expert_capacity")] = None
     fused_experts: Annotated[bool | None, _flag("fused_experts")] = None
-    dispatcher: Annotated[str | None, Choice(group=EXECUTION, values=("alltoall", "allgather", "deepep", "hybridep"),
-        read=readers.read_dispatcher, sets="dispatcher", means=Dispatcher)] = None
-    lora: Annotated[str | None, Choice(group=TUNING, read=readers.read_lora)] = None
-    lora_rank: Annotated[int, _number(count(0, TOKENS.most), sets="lora_rank", group=TUNING)] = 0
-    lora_targets: Annotated[str | None, Choice(group=TUNING, read=readers.read_targets, sets="lora_targets",
-        listed=tuple(readers.TARGETS), means=lambda text: tuple(text.split(",")) if text else (),
-        write=",".join)] = None
-    lora_dropout: Annotated[float, _number(amount, sets="lora_dropout", group=TUNING, means=bool,
+    dispatcher: Annotated[str | None, _one_of(Dispatcher, "dispatcher", read=readers.read_dispatcher)] = None
+    lora: Annotated[str | None, Choice(read=readers.read_lora)] = None
+    lora_rank: Annotated[int, Choice(read=count(0, TOKENS.most), sets="lora_rank")] = 0
+    lora_targets: Annotated[str | None, Choice(read=readers.read_targets, listed=tuple(readers.TARGETS),
+        sets="lora_targets", means=lambda text: tuple(text.split(",")) if text else (), write=",".join)] = None
+    lora_dropout: Annotated[float, Choice(read=amount, sets="lora_dropout", means=bool,
         write=lambda drops: "0.1" if drops else "0")] = 0.0
-    dora: Annotated[bool | None, Choice(group=TUNING, sets="dora", deniable=True)] = None
-    liger: Annotated[bool | None, Choice(group=TUNING, sets="liger", deniable=True)] = None
-    lora_a2a: Annotated[bool | None, Choice(group=TUNING, deniable=True, sets="exchanges_adapters")] = None
-    train_layers: Annotated[int, _number(count(0, LAYERS.most), sets="trained_layers", group=TUNING)] = 0
-    base_weights: Annotated[str | None, Choice(group=TUNING, values=("nf4", "nf4-single", "int8"), sets="base_weights",
-        means=BaseWeights)] = None
-    task: Annotated[str | None, Choice(group=TUNING, values=tuple(map(str, Objective)), sets="objective",
-        means=Objective)] = None
-    lengths: Annotated[str | None, Choice(group=TUNING, read=_check_lengths)] = None
-    batching: Annotated[str | None, Choice(group=TUNING, values=("padded", "grouped", "packed"))] = None
-    mtp_layers: Annotated[int | None, _number(count(0, MOST_MTP_LAYERS), sets="mtp_layers")] = None
+    dora: Annotated[bool | None, _flag("dora")] = None
+    liger: Annotated[bool | None, _flag("liger")] = None
+    lora_a2a: Annotated[bool | None, _flag("exchanges_adapters")] = None
+    train_layers: Annotated[int, Choice(read=count(0, LAYERS.most), sets="trained_layers")] = 0
+    base_weights: Annotated[str | None, _one_of(BaseWeights, "base_weights", "nf4 nf4-single int8")] = None
+    task: Annotated[str | None, _one_of(Objective, "objective")] = None
+    lengths: Annotated[str | None, Choice(read=_check_lengths)] = None
+    batching: Annotated[str | None, Choice(values=("padded", "grouped", "packed"))] = None
+    mtp_layers: Annotated[int | None, Choice(read=count(0, MOST_MTP_LAYERS), sets="mtp_layers")] = None
     dropout: Annotated[bool | None, _flag("dropout")] = None
     fp8_activations: Annotated[bool | None, _flag("fp8_activations")] = None
     fp8_attention: Annotated[bool | None, _flag("fp8_attention")] = None
     op_fuser: Annotated[bool | None, _flag("op_fuser")] = None
     check_gradients: Annotated[bool | None, _flag("checks_gradients")] = None
-    bf16_final_layers: Annotated[int | None, _number(count(0, LAYERS.most), sets="wide_layers")] = None
-    loss: Annotated[str | None, _one_of("loss", LossKernel)] = None
-    deferred_gradients: Annotated[int | None, _number(count(0, MICRO_BATCHES.most), sets="deferred_gradients")] = None
-    gradients: Annotated[str | None, Choice(group=EXECUTION, read=readers.read_precision,
-        values=("fp32", "bf16", "fp16"), sets="gradient_dtype", means=DType)] = None
-    optimizer: Annotated[str | None, Choice(group=EXECUTION, listed=OPTIMIZERS)] = None
+    bf16_final_layers: Annotated[int | None, Choice(read=count(0, LAYERS.most), sets="wide_layers")] = None
+    loss: Annotated[str | None, _one_of(LossKernel, "loss")] = None
+    deferred_gradients: Annotated[int | None, Choice(read=count(0, MICRO_BATCHES.most),
+        sets="deferred_gradients")] = None
+    gradients: Annotated[str | None, _one_of(DType, "gradient_dtype", "fp32 bf16 fp16", readers.read_precision)] = None
+    optimizer: Annotated[str | None, Choice(listed=OPTIMIZERS)] = None
     master_weights: Annotated[bool | None, _flag("")] = None
     clipping: Annotated[bool | None, _flag("")] = None
-    kernels: Annotated[str | None, Choice(group=EXECUTION, values=("fused", "plain", "compiled"), sets="kernels",
-        means=Kernels)] = None
-    ssm_kernels: Annotated[str | None, _one_of("ssm_kernels", SsmKernels)] = None
-    execution: Annotated[str | None, Choice(group=EXECUTION, values=("graphs", "partial-graphs", "eager", "blocking"),
-        sets="execution", means=Execution)] = None
-    calibration: Annotated["Calibration | str | None", Choice(group=PRICES)] = None
-    engine: Annotated[str, Choice(group=NETWORK, help=f"{ENGINE_HELP} (default: fast)", values=ENGINES)] = "fast"
-    background: Annotated[str | None, Choice(group=NETWORK)] = None
-    tokens: Annotated[float | None, Choice(group=TRAINING, read=positive(parse_count))] = None
-    samples: Annotated[float | None, Choice(group=TRAINING, read=positive(parse_count))] = None
-    epochs: Annotated[float | None, Choice(group=TRAINING, read=positive(float))] = None
-    steps: Annotated[float | None, Choice(group=TRAINING, read=positive(parse_count))] = None
-    price: Annotated[float | str | None, Choice(group=TRAINING, several=True, read=readers.price)] = None
-    currency: Annotated[str, Choice(group=TRAINING, read=readers.currency)] = DEFAULT_CURRENCY
+    kernels: Annotated[str | None, _one_of(Kernels, "kernels", "fused plain compiled")] = None
+    ssm_kernels: Annotated[str | None, _one_of(SsmKernels, "ssm_kernels")] = None
+    execution: Annotated[str | None, _one_of(Execution, "execution", "graphs partial-graphs eager blocking")] = None
+    calibration: "Calibration | str | None" = None
+    engine: Annotated[str, Choice(values=ENGINES)] = "fast"
+    background: str | None = None
+    tokens: Annotated[float | None, Choice(read=positive(parse_count))] = None
+    samples: Annotated[float | None, Choice(read=positive(parse_count))] = None
+    epochs: Annotated[float | None, Choice(read=positive(float))] = None
+    steps: Annotated[float | None, Choice(read=positive(parse_count))] = None
+    price: Annotated[float | str | None, Choice(several=True, read=readers.price)] = None
+    currency: Annotated[str, Choice(read=readers.currency)] = DEFAULT_CURRENCY
     # fmt: on
 
     @property
@@ -279,31 +256,25 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
 CHOICES = choices_of(PredictQuestion)
 DEFAULTS = defaults_of(PredictQuestion)
 
-INPUT = "input"
-
 
 class AnalyzeQuestion(Question, frozen=True, kw_only=True):
     """A question about measured files."""
 
-    # fmt: off
-    format: Annotated[str | None, Choice(group=INPUT)] = None
-    cluster: Annotated[str | None, Choice(group=INPUT)] = None
-    set: Annotated[tuple[str, ...], Choice(group=INPUT)] = ()
-    calibration: Annotated[str | None, Choice(group=INPUT)] = None
-    # fmt: on
+    format: str | None = None
+    cluster: str | None = None
+    set: tuple[str, ...] = ()
+    calibration: str | None = None
 
 
 class ReplayQuestion(Question, frozen=True, kw_only=True):
     """A question about measured files under changed conditions."""
 
-    # fmt: off
-    what_if: Annotated[tuple[str, ...], Choice(group=INPUT)] = ()
-    scale_to: Annotated[str | None, Choice(group=INPUT)] = None
-    gpu: Annotated[str | None, Choice(group=INPUT)] = None
-    cluster: Annotated[str | None, Choice(group=INPUT)] = None
-    set: Annotated[tuple[str, ...], Choice(group=INPUT)] = ()
-    engine: Annotated[str, replace(CHOICES["engine"], group=INPUT)] = "fast"
-    # fmt: on
+    what_if: tuple[str, ...] = ()
+    scale_to: str | None = None
+    gpu: str | None = None
+    cluster: str | None = None
+    set: tuple[str, ...] = ()
+    engine: Annotated[str, CHOICES["engine"]] = "fast"
 
     @property
     def changes(self) -> list[str]:

@@ -34,7 +34,7 @@ from stepcast.questions import choices as readers
 from stepcast.questions import settle as settling
 from stepcast.questions.changes import explain_choices
 from stepcast.questions.choices import Choice, Question, build_question, choices_of, option_of, plain_word
-from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, WHAT, PredictQuestion, check_rules
+from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_choices, predict_words, strategy_facts, training_facts
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
 from stepcast.searching import result as results
@@ -54,9 +54,6 @@ MOST_GPU_COUNTS, MOST_ROWS, MOST_WORKERS = 64, 1000, 1024
 FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
 Counts = tuple[int, ...] | None
 Words = tuple[str, ...] | None
-# Headings of the help.
-SPACE = "restrict the search (default: all values; several are separated by commas)"
-AIM = "objective and limits"
 MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
 # If nothing fits, these multiples of the GPUs are tried.
 MORE_GPUS = (2, 4, 8, 16)
@@ -89,7 +86,7 @@ def _axis(
     metavar = "A,..." if values or name == "recompute" else "N,..."
     other_words = pick(CHOICES[name], "aliases flags")
     known: FactDict = {"metavar": metavar, "listed": tuple(values), "read": read_several, "means": means}
-    return Choice(group=SPACE, sets="axis", **known, **other_words)
+    return Choice(sets="axis", **known, **other_words)
 
 
 def _read_recompute(text: str) -> str:
@@ -111,13 +108,13 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     cluster: Annotated[Cluster | str | None, CHOICES["cluster"]] = None
     gpu: Annotated[str | None, CHOICES["gpu"]] = None
     set: Annotated[tuple[str, ...], CHOICES["set"]] = ()
-    gpus: Annotated[tuple[int, ...] | None, Choice(group=WHAT, read=read_gpu_counts)] = None
-    global_batch: Annotated[int | None, Choice(group=WHAT, read=CHOICES["global_batch"].read)] = None
-    tokens_per_batch: Annotated[float | None, Choice(group=WHAT, read=readers.positive(parse_count))] = None
-    seq: Annotated[int | None, Choice(group=WHAT, read=CHOICES["seq"].read)] = None
-    framework: Annotated[str | None, Choice(group=WHAT, several=True)] = None
-    any_framework: Annotated[bool, Choice(group=WHAT)] = False
-    lora: Annotated[str | None, replace(CHOICES["lora"], group=WHAT)] = None
+    gpus: Annotated[tuple[int, ...] | None, Choice(read=read_gpu_counts)] = None
+    global_batch: Annotated[int | None, Choice(read=CHOICES["global_batch"].read)] = None
+    tokens_per_batch: Annotated[float | None, Choice(read=readers.positive(parse_count))] = None
+    seq: Annotated[int | None, Choice(read=CHOICES["seq"].read)] = None
+    framework: Annotated[str | None, Choice(several=True)] = None
+    any_framework: bool = False
+    lora: Annotated[str | None, CHOICES["lora"]] = None
     base_weights: Annotated[Words, _axis("base_weights", plain_word, tuple(map(str, BaseWeights)), BaseWeights)] = None
     tp: Annotated[Counts, _axis("tp", readers.gpu_count)] = None
     cp: Annotated[Counts, _axis("cp", readers.gpu_count)] = None
@@ -141,18 +138,18 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     fp8_params: Annotated[Words, _axis("fp8_params", _read_yes, ("yes", "no"), lambda word: word == "yes")] = None
     mtp_layers: Annotated[Counts, _axis("mtp_layers", CHOICES["mtp_layers"].read)] = None
     overlap: Annotated[Words, _axis("overlap", plain_word, OVERLAPPING)] = None
-    fix: Annotated[tuple[str, ...], Choice(group=SPACE)] = ()
-    allow: Annotated[tuple[str, ...], Choice(group=SPACE)] = ()
-    objective: Annotated[str, Choice(group=AIM, values=OBJECTIVES)] = "step"
-    max_memory: Annotated[float | None, Choice(group=AIM, read=readers.positive(parse_size_bytes))] = None
-    memory_reserve: Annotated[float | None, Choice(group=AIM, read=readers.share)] = None
-    top: Annotated[int, Choice(group=AIM, read=readers.count(1, MOST_ROWS))] = 10
-    tokens: Annotated[float | None, replace(CHOICES["tokens"], group=AIM)] = None
-    price: Annotated[float | str | None, replace(CHOICES["price"], group=AIM)] = None
-    currency: Annotated[str, replace(CHOICES["currency"], group=AIM)] = DEFAULT_CURRENCY
-    time: Annotated[float | None, Choice(group=AIM, read=readers.positive(parse_duration_s))] = None
-    explain: Annotated[bool, Choice(group=AIM)] = False
-    workers: Annotated[int | None, Choice(group=AIM, read=readers.count(1, MOST_WORKERS))] = None
+    fix: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    objective: Annotated[str, Choice(values=OBJECTIVES)] = "step"
+    max_memory: Annotated[float | None, Choice(read=readers.positive(parse_size_bytes))] = None
+    memory_reserve: Annotated[float | None, Choice(read=readers.share)] = None
+    top: Annotated[int, Choice(read=readers.count(1, MOST_ROWS))] = 10
+    tokens: Annotated[float | None, CHOICES["tokens"]] = None
+    price: Annotated[float | str | None, CHOICES["price"]] = None
+    currency: Annotated[str, CHOICES["currency"]] = DEFAULT_CURRENCY
+    time: Annotated[float | None, Choice(read=readers.positive(parse_duration_s))] = None
+    explain: bool = False
+    workers: Annotated[int | None, Choice(read=readers.count(1, MOST_WORKERS))] = None
     # fmt: on
 
     @property
