@@ -23,7 +23,7 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.types import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, require
 from stepcast.models.catalog import load_model
 from stepcast.questions.choices import AnyQuestion, UnknownChoiceError, build_question, read_choices, several_of
 from stepcast.questions.question import AnalyzeQuestion, PredictQuestion, ReplayQuestion
@@ -223,12 +223,12 @@ def alternatives(verb: str, **choices: object) -> "Alternatives":
     """
     from stepcast.questions.alternatives import VERBS, answer_alternatives
 
-    if verb not in VERBS:
-        raise ValueError(f"{verb!r} has no alternatives; use {', '.join(VERBS)}")
+    require(verb in VERBS, f"{verb!r} has no alternatives; use {', '.join(VERBS)}")
     with _in_python_words(verb):
         question = build_question(VERBS[verb], choices)
-        if not several_of(question):
-            raise ValueError("no alternatives: give a list of clusters, GPUs, frameworks or numbers of GPUs")
+        require(
+            several_of(question) != [], "no alternatives: give a list of clusters, GPUs, frameworks or numbers of GPUs"
+        )
         return answer_alternatives(question)
 
 

@@ -16,7 +16,7 @@ from stepcast.inputs.kineto.ops import read_operators
 from stepcast.inputs.optimus_log import read_logs
 from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import folder_files, format_named, read_as_one, read_sources, recognise
-from stepcast.ir.types import FactDict, group_by_key, pick
+from stepcast.ir.types import FactDict, group_by_key, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
 from stepcast.optimus.step import machine_of
@@ -118,8 +118,7 @@ def _read_lengths(text: str) -> tuple[float, ...]:
         lengths = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise ValueError(f"--sequence {text}: expected lengths such as 88,109,120") from None
-    if not all(0 < length < 1e9 for length in lengths):
-        raise ValueError(f"--sequence {text}: every length must be above zero")
+    require(all(0 < length < 1e9 for length in lengths), f"--sequence {text}: every length must be above zero")
     return lengths
 
 
@@ -141,8 +140,7 @@ def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tu
             logs.append(MeasuredSweep(sweep, cluster))
         except ValueError as error:
             skipped.append(f"left out: {error}")
-    if not logs:
-        raise ValueError(f"no log can be compared with {cluster.name}: {'; '.join(skipped)}")
+    require(logs != [], f"no log can be compared with {cluster.name}: {'; '.join(skipped)}")
     fitted = fit_collectives(logs)
     facts = _collective_facts(fitted, [log.sweep.source for log in logs], cluster.name, skipped)
     return facts, _write_cluster(fitted, facts, args)

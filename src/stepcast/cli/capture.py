@@ -28,7 +28,7 @@ from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
 from stepcast.ir.schedules import PiecePlacement
 from stepcast.ir.timeline import NONE, SpanKind, Timeline, TimelineBuilder
-from stepcast.ir.types import FactDict, pick, replace
+from stepcast.ir.types import FactDict, pick, replace, require
 from stepcast.ir.work import Collective
 from stepcast.ir.workload import Block, Workload
 from stepcast.outputs.plain import write_captured
@@ -141,8 +141,7 @@ def predict_program(
 ) -> tuple[Prediction, FactDict]:
     """Return the prediction that *question* asks for, and what was asked; *cluster* saves loading it again."""
     for name, why in SPLITS.items():
-        if getattr(question, name) > 1:
-            raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
+        require(getattr(question, name) <= 1, f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
     cluster = cluster or load_place(question)
     spread = _read_spread(captured, question, cluster)
     calibration = None
@@ -167,8 +166,7 @@ def run_captured_search(args: argparse.Namespace) -> int:
     chosen = pick(asked, " ".join(args.given & SPREADING))
     for name, value in chosen.items():
         if name != "set" and isinstance(value, tuple):
-            if len(value) > 1:
-                raise ValueError(f"{option_of(name)}: one value at a time with --captured")
+            require(len(value) <= 1, f"{option_of(name)}: one value at a time with --captured")
             chosen[name] = value[0]
     rows = list(search_layouts(captured, chosen))
     best = sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
@@ -232,17 +230,15 @@ def _read_spread(captured: Captured, question: PredictQuestion, cluster: Cluster
         bucket_bytes = round(bucket_mb * 1e6)
     elif "bucket_mb" in own and dp > 1 and sharding == CapturedSharding.NONE:
         bucket_bytes = int(float(own["bucket_mb"]) * MIB)  # as DDP reads it
-    if sharding not in list(CapturedSharding):
-        raise ValueError(f"--sharding {sharding}: choose none or fsdp for a captured program")
+    require(sharding in list(CapturedSharding), f"--sharding {sharding}: choose none or fsdp for a captured program")
     if bucket_mb is not None and (dp == 1 or sharding == CapturedSharding.FSDP):
         raise ValueError(
             "--bucket-mb has no effect: only DDP reduces gradients in buckets; use more GPUs and no --sharding"
         )
-    if schedule is not None and schedule not in SCHEDULES:
-        raise ValueError(
-            f"--schedule {schedule}: a captured program has one model chunk per stage; choose from "
-            f"{', '.join(SCHEDULES)}"
-        )
+    require(
+        schedule is None or schedule in SCHEDULES,
+        f"--schedule {schedule}: a captured program has one model chunk per stage; choose from {', '.join(SCHEDULES)}",
+    )
     idle, every = question.zero_gradients, "gradients summed" in own and pp == 1
     return Spread(dp, pp, batches, CapturedSharding(sharding), schedule, tp, idle, bucket_bytes, every)
 
@@ -267,8 +263,7 @@ def captured_facts(captured: Captured) -> FactDict:
 
 def build_workload(captured: Captured, args: argparse.Namespace) -> Workload:
     """Return a workload with the times of the kernels on the GPU of *args*, for formats that have times."""
-    if not args.gpu:
-        raise ValueError(f"{args.to} has times, and a captured program has none: use --gpu NAME as well")
+    require(args.gpu, f"{args.to} has times, and a captured program has none: use --gpu NAME as well")
     price = add_gaps(compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}")))
     return record_times(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]
 
@@ -328,8 +323,7 @@ def _predict_workload(args: argparse.Namespace) -> tuple[Prediction, FactDict]:
     document = read_document([args.file], args)
     if isinstance(document, Captured):
         return predict_program(document, args.question)
-    if not isinstance(document, Workload):
-        raise ValueError(f"{args.file}: is not a workload; 'stepcast show' says what it is")
+    require(isinstance(document, Workload), f"{args.file}: is not a workload; 'stepcast show' says what it is")
     question = args.question
     if question.cluster is None and question.gpu is None:
         question = question.change({"gpu": "h200"})
@@ -357,8 +351,7 @@ def _plan_run(prediction: Prediction, steps: int) -> RunPlan:
 
 def _execute(plan: RunPlan, rank: int | None, device: str, torch: ModuleType) -> list[OpRecord] | None:
     if rank is not None:
-        if rank >= plan.layout.gpus:
-            raise ValueError(f"--rank {rank} is outside the {plan.layout.gpus} ranks of the workload")
+        require(rank < plan.layout.gpus, f"--rank {rank} is outside the {plan.layout.gpus} ranks of the workload")
         return run_alone(plan, rank, device)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
         return run_as_rank(plan, device)

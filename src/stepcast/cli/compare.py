@@ -28,14 +28,14 @@ from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import PlayedStep, measured, timeline_of
 from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
 from stepcast.cli.analyze import ANALYSES, analyze_document, read_measured
-from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.output import open_source, print_view, show_view, terminal_width, write_file, write_trace, write_view
+from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.inputs.step_logs import StepLines
 from stepcast.ir.limits import LINE, RESULT
 from stepcast.ir.measured import LoggedScore, LoggedTimer
-from stepcast.ir.types import FactDict, dataclass
+from stepcast.ir.types import FactDict, dataclass, require
 from stepcast.outputs.gate import add_runs, open_history, read_runs, write_junit, write_markdown
 from stepcast.questions.question import AnalyzeQuestion
 from stepcast.views.compare import compare_view, gate_view
@@ -105,11 +105,9 @@ def read_printed(path: str) -> FactDict | None:
 
 
 def _play(path: str) -> PlayedStep:
-    if read_printed(path) is not None:
-        raise ValueError(f"{path}: has no timeline; --trace needs two Megatron runs")
+    require(read_printed(path) is None, f"{path}: has no timeline; --trace needs two Megatron runs")
     entry, document = read_measured([path])
-    if entry.name != "megatron":
-        raise ValueError(f"{path}: is {entry.name}; --trace needs two Megatron runs")
+    require(entry.name == "megatron", f"{path}: is {entry.name}; --trace needs two Megatron runs")
     return measured(record_megatron(document))
 
 
@@ -146,8 +144,7 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
         raise ValueError("use --history or --baseline: the baseline is part of a history")
     if not (options.history or options.baseline or options.save or options.forecast):
         raise ValueError("nothing to compare with: use --history FILE, --baseline FILE, --save FILE or --forecast FILE")
-    if options.accept and not options.history:
-        raise ValueError("--accept has no effect without --history")
+    require(not options.accept or bool(options.history), "--accept has no effect without --history")
     label = options.label or next((os.environ[name][:12] for name in COMMITS if os.environ.get(name)), "")
     forecast = read_forecast(options.forecast)
     given = [_measure(path, label) for path in measured]
@@ -194,8 +191,7 @@ def _read_baseline(path: str) -> list[GateRun]:
 def _decode(run: "bytes | str", path: str) -> GateRun:
     with prefix_errors(f"{path}: holds a run that cannot be read", kinds=(msgspec.MsgspecError, TypeError)):
         decoded = msgspec.json.decode(run, type=GateRun)
-    if STEP not in decoded.measures:
-        raise ValueError(f"{path}: holds a run without a step")
+    require(STEP in decoded.measures, f"{path}: holds a run without a step")
     return decoded
 
 
@@ -281,8 +277,7 @@ def _follow(path: str, idle_s: float | None) -> Iterator[tuple[str, str]]:
                 piece = file.read(LINE.most)
             places[name] = place + len(piece)
             *lines, rests[name] = (rests.get(name, b"") + piece).split(b"\n")
-            if len(rests[name]) > LINE.most:
-                raise ValueError(f"{name}: {LINE.message}")
+            require(len(rests[name]) <= LINE.most, f"{name}: {LINE.message}")
             yield from ((name, line.decode(errors="replace")) for line in lines)
         now = time.monotonic()
         quiet_since = now if heard else quiet_since

@@ -19,7 +19,7 @@ from stepcast.hardware import Cluster, Gpu, Place, load_cluster, load_gpu
 from stepcast.hardware.path import job_path
 from stepcast.ir import work as ops
 from stepcast.ir.layout import Group, Layout
-from stepcast.ir.types import DType, FactDict, find_doubts, pick
+from stepcast.ir.types import DType, FactDict, find_doubts, pick, require
 from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import GIB, TFLOPS
@@ -65,8 +65,7 @@ def run_op(args: argparse.Namespace) -> int:
     corrects = calibration is not None and bool(calibration.corrections)
     sizes = SIZES.get(args.kind, ELEMENTWISE_SIZES).replace("?", "").split()
     check_applicable(args, sizes=sizes, size_list=", ".join(map(option_of, sizes)), corrects=corrects)
-    if args.gpu is None and calibration is None:
-        raise ValueError("no GPU given: use --gpu NAME, such as --gpu h200")
+    require(args.gpu is not None or calibration is not None, "no GPU given: use --gpu NAME, such as --gpu h200")
     gpu = load_gpu(args.gpu if calibration is None else args.gpu or calibration.gpu)
     if calibration is not None:
         check_gpu(calibration, args.calibration, gpu.name)
@@ -108,8 +107,7 @@ def _works(args: argparse.Namespace) -> Iterator[Operator]:
         return
     name = SWEPT.get(args.kind, "rows")
     size = getattr(args, name) or max(128, args.groups or 0)
-    if size > LARGEST_OF_SWEEP:
-        raise ValueError(f"a sweep ends at {LARGEST_OF_SWEEP:,}; --{name} must be at most that")
+    require(size <= LARGEST_OF_SWEEP, f"a sweep ends at {LARGEST_OF_SWEEP:,}; --{name} must be at most that")
     while size <= LARGEST_OF_SWEEP:
         yield _work(argparse.Namespace(**{**vars(args), name: size}))
         size *= 2
@@ -118,8 +116,7 @@ def _works(args: argparse.Namespace) -> Iterator[Operator]:
 def _work(args: argparse.Namespace) -> Operator:
     needed = [name for name in SIZES.get(args.kind, ELEMENTWISE_SIZES).split() if not name.endswith("?")]
     missing = [option_of(name) for name in needed if getattr(args, name) is None]
-    if missing:
-        raise ValueError(f"{args.kind} needs {' and '.join(missing)}")
+    require(not missing, f"{args.kind} needs {' and '.join(missing)}")
     dtype = DType(args.dtype)
     if args.kind == "attention":
         if args.kv_heads is not None and args.heads % args.kv_heads:
@@ -173,8 +170,7 @@ def run_collective(args: argparse.Namespace) -> int:
     sizes = [args.size or 0]
     if args.sweep:
         largest = LARGEST_BYTES if args.size is None else args.size
-        if largest < SMALLEST_BYTES:
-            raise ValueError(f"a sweep starts at {SMALLEST_BYTES} bytes; --size must be at least that")
+        require(largest >= SMALLEST_BYTES, f"a sweep starts at {SMALLEST_BYTES} bytes; --size must be at least that")
         sizes = [2**power for power in range(3, largest.bit_length())]
     if args.engine == "fluid":
         return _run_fluid(args, sizes, cluster)
@@ -193,8 +189,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> 
     from stepcast.forecast.fluid import shared_collective
 
     for option in ("sweep", "ranks_per_node"):
-        if getattr(args, option):
-            raise ValueError(f"{option_of(option)}: --engine fluid does not know it; leave it out")
+        require(not getattr(args, option), f"{option_of(option)}: --engine fluid does not know it; leave it out")
     if args.kind == SEND_RECEIVE or args.imbalance != 1 or args.ranks_per_thread != 1:
         raise ValueError("--engine fluid runs even collectives, a process for each GPU; leave the engine out")
     if cluster.gpus is not None and args.ranks > cluster.gpus:
@@ -213,8 +208,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> 
 
 def _price(args: argparse.Namespace, size: int, route: Route) -> CollectivePrice:
     if args.kind == SEND_RECEIVE:
-        if route.ranks != 2:
-            raise ValueError(f"a message goes from one rank to another; --ranks must be 2, not {route.ranks}")
+        require(route.ranks == 2, f"a message goes from one rank to another; --ranks must be 2, not {route.ranks}")
         return send_receive_price(size, route)
     algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
     return price(CollectiveKind(args.kind), size, route, algorithm, args.imbalance)

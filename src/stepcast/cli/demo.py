@@ -14,7 +14,7 @@ from stepcast.cli.show import facts_of
 from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
-from stepcast.ir.types import FactDict
+from stepcast.ir.types import FactDict, require
 from stepcast.version import __version__
 from stepcast.views.declared import phrase
 from stepcast.views.document import About, Page, Section, render
@@ -53,11 +53,9 @@ class DemoPage(NamedTuple):
 
 def run(args: argparse.Namespace) -> int:
     folder = Path(args.examples) if args.examples else shipped_examples()
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; name the one of the examples with --examples")
+    require(folder.is_dir(), f"{folder}: no such folder; name the one of the examples with --examples")
     output = Path(args.output)
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output}: is a file; name a folder to write to with --output")
+    require(not output.exists() or output.is_dir(), f"{output}: is a file; name a folder to write to with --output")
     output.mkdir(parents=True, exist_ok=True)
     forecast = _write_page(FORECAST, "A forecast: Llama 3.1 8B on eight H100", output / "prediction.html")
     width = terminal_width()

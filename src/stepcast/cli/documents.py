@@ -10,6 +10,7 @@ from typing import Any
 from stepcast.cli.output import open_source, print_notes
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files, read_as_one, recognise, set_files
+from stepcast.ir.types import require
 from stepcast.ir.workload import Workload, repeat_layers, scale_backward
 
 Recognise = Callable[[Source], object]
@@ -34,8 +35,7 @@ def open_sources(
     """Return the files that *paths* name; files of unknown formats in a folder are left out."""
     sources: list[Source] = []
     for path in paths:
-        if not path:
-            raise ValueError("the name of a file is empty; is a variable of your shell not set?")
+        require(path != "", "the name of a file is empty; is a variable of your shell not set?")
         if os.path.isdir(path):
             inside = [open_source(file) for file in folder_files(path)]
             sources += inside if format_name else _known_of(inside, path, recognised)

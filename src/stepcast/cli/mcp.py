@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.main import VERBS, build_parser, main
 from stepcast.cli.output import WRITTEN
 from stepcast.ir.children import Child
-from stepcast.ir.types import FactDict, Facts
+from stepcast.ir.types import FactDict, Facts, require
 from stepcast.version import __version__
 from stepcast.views.declared import phrase
 
@@ -41,8 +41,7 @@ INSTRUCTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.folder is not None and not os.path.isdir(args.folder):
-        raise ValueError(f"{args.folder}: is no folder")
+    require(args.folder is None or os.path.isdir(args.folder), f"{args.folder}: is no folder")
     AgentServer(args.folder, float(args.max_seconds)).serve()
     return 0
 

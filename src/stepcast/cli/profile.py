@@ -17,7 +17,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
-from stepcast.ir.types import FactDict, pick
+from stepcast.ir.types import FactDict, pick, require
 from stepcast.pytorch import profile as measuring
 from stepcast.pytorch.load import load_torch_with_gpu
 from stepcast.pytorch.profile import Document, TorchBackend, gpu_cases, import_tables, sustained_cases
@@ -72,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _import_tables(args: argparse.Namespace) -> int:
     """Write the calibration of a GPU that others measured."""
-    if args.quick:
-        raise ValueError("--quick has no effect with --import: nothing is measured; leave it out")
+    require(not args.quick, "--quick has no effect with --import: nothing is measured; leave it out")
     rows = import_tables(vars(args)["import"], load_gpu(args.gpu) if args.gpu else None)
     fitted = fit_classes(rows.cases, rows.seconds, rows.gpu, default_fit())
     corrections = {entry.kind: entry.correction for entry in fitted}
@@ -90,8 +89,7 @@ def _known(path: Path, backend: TorchBackend) -> Document | None:
         return None
     document = measuring.read_document(Source(path).text(DESCRIPTION), str(path))
     for what, old, new in (("GPU", document.device, backend.device), ("software", document.software, backend.software)):
-        if old != new:
-            raise ValueError(f"{path}: was measured with another {what} ({old}, not {new}); write to another file")
+        require(old == new, f"{path}: was measured with another {what} ({old}, not {new}); write to another file")
     return document
 
 

@@ -22,7 +22,7 @@ from stepcast.inputs.table import read_as_one
 from stepcast.ir.children import Child
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.types import FactDict
+from stepcast.ir.types import FactDict, require
 from stepcast.questions.alternatives import answer_alternatives
 from stepcast.questions.changes import find_neighbours, find_remedies
 from stepcast.questions.choices import build_question, option_of, read_choices, several_of
@@ -97,8 +97,7 @@ def alternatives(choices: FormChoices) -> AppAnswer:
     given = join_others(choices)
     verb, kind = ("plan", PlanQuestion) if "tokens" in given else ("predict", PredictQuestion)
     question = build_question(kind, given)
-    if not several_of(question):
-        raise ValueError("choose a second cluster or framework to compare")
+    require(several_of(question) != [], "choose a second cluster or framework to compare")
     command = form_command(verb, tuple(given.items()))
     return _answer(alternatives_view({**answer_alternatives(question).facts(), **_origin(command)}), verb, command)
 
@@ -162,8 +161,7 @@ def _run_apart(
         while True:
             while not child.pipe.poll(EVERY_S):
                 report({})
-                if time.monotonic() > until:
-                    raise ValueError(f"the answer takes longer than {most_s:.0f} s; use the command line")
+                require(time.monotonic() <= until, f"the answer takes longer than {most_s:.0f} s; use the command line")
             kind, value = child.pipe.recv()
             if kind == "answer":
                 return cast("AppAnswer", value)
@@ -204,8 +202,7 @@ def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Sen
     cluster = form.pop("ran_on", None)
     try:
         entry, document = read_as_one(sources, None)
-        if entry.name not in ANALYSES:
-            raise ValueError(f"{given[0][0]}: {entry.name} is not a measured run")
+        require(entry.name in ANALYSES, f"{given[0][0]}: {entry.name} is not a measured run")
     except ValueError:
         if len(sources) == 1:
             with suppress(FormatError):

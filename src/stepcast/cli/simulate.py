@@ -21,7 +21,7 @@ from stepcast.inputs.table import read
 from stepcast.ir.layout import Group
 from stepcast.ir.limits import SCHEDULE_FILE
 from stepcast.ir.step import PARTS
-from stepcast.ir.types import FactDict, find_doubts, pick
+from stepcast.ir.types import FactDict, find_doubts, pick, require
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.questions.choices import check_multiple, refuse_options
@@ -101,8 +101,7 @@ def _options(args: argparse.Namespace) -> Options:
     stages = {_count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")}
     slow_groups = _factors(args.slow_group, "--slow-group")
     for name, _ in slow_groups:
-        if name not in set(Group):
-            raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
+        require(name in set(Group), f"--slow-group {name!r}: expected one of {', '.join(Group)}")
     groups = {Group(name): factor for name, factor in slow_groups}
     forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
     schedule: Schedule | str | None = args.schedule
@@ -133,18 +132,16 @@ def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
             value = float(factor.removesuffix("x"))
         except ValueError:
             value = -1.0
-        if not equals or not 0 < value <= MOST_TIMES:
-            raise ValueError(
-                f"{option} {entry!r}: expected NAME=FACTOR with a factor above zero (and below a million), "
-                "such as 3=1.2"
-            )
+        require(
+            equals == "=" and 0 < value <= MOST_TIMES,
+            f"{option} {entry!r}: expected NAME=FACTOR with a factor above zero (and below a million), such as 3=1.2",
+        )
         factors.append((name, value))
     return factors
 
 
 def _count(name: str, option: str) -> int:
-    if not (name.isascii() and name.isdigit()):
-        raise ValueError(f"{option} {name!r}: expected a number, such as 3=1.2")
+    require(name.isascii() and name.isdigit(), f"{option} {name!r}: expected a number, such as 3=1.2")
     return int(name)
 
 
@@ -157,8 +154,7 @@ def _run_simai(workload: Workload, args: argparse.Namespace) -> int:
             ratios[name] = float(ratio)
         except ValueError:
             raise ValueError(f"--overlap {entry!r}: expected GROUP=RATIO, such as tp=0.5") from None
-        if name not in SIMAI_GROUPS:
-            raise ValueError(f"--overlap {entry!r}: expected one of {', '.join(SIMAI_GROUPS)}")
+        require(name in SIMAI_GROUPS, f"--overlap {entry!r}: expected one of {', '.join(SIMAI_GROUPS)}")
     system = SimaiSystem(args.nvlink_gb_per_s, args.nic_gb_per_s, args.gpus_per_server, args.nics_per_server)
     price = simai_price(workload, args.gpus, system, ratios)
     warnings = [*workload.warnings, *price.warnings]

@@ -8,11 +8,12 @@ from dataclasses import asdict
 
 import msgspec
 
-from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.output import print_notes, print_view, write_file, write_view
+from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.types import require
 from stepcast.outputs.plain import table_bytes
 from stepcast.questions.choices import option_of, refuse_options
 from stepcast.sweep.spec import read_spec
@@ -28,8 +29,7 @@ EVERY_S = 0.2
 
 def run(args: argparse.Namespace) -> int:
     asks = args.what not in VIEWS or os.path.isfile(args.what)
-    if not asks and args.folder is None:
-        raise ValueError(f"'stepcast sweep {args.what}' needs the folder of a sweep")
+    require(asks or args.folder is not None, f"'stepcast sweep {args.what}' needs the folder of a sweep")
     if asks and args.folder is not None:
         raise ValueError(f"unexpected argument {args.folder!r}; give the folder of the answers as -o {args.folder}")
     used = ASKING if asks else VIEWS[args.what][1]
@@ -55,10 +55,8 @@ def _ask(args: argparse.Namespace) -> int:
             print_notes([f"the count is estimated from a random sample of the {spec.size:,} points"])
         print_view(args, counts_view({"points": points, "of": spec.size}))
         return 0
-    if args.output is None:
-        raise ValueError("no folder for the answers: use -o DIR")
-    if args.address and args.engine == "local":
-        raise ValueError("--address has no effect with --engine local")
+    require(args.output is not None, "no folder for the answers: use -o DIR")
+    require(not args.address or args.engine != "local", "--address has no effect with --engine local")
     if args.workers and args.address and args.engine in ("ray", "dask"):
         raise ValueError("--workers has no effect with --address: the cluster has its own workers")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -122,8 +120,7 @@ def _export(args: argparse.Namespace) -> View:
     if args.to is None and args.to_file is None:
         raise ValueError("export needs --to csv, parquet or json, or --to-file with such an ending")
     kind = args.to or os.path.splitext(args.to_file)[1].lstrip(".")
-    if kind not in FORMATS:
-        raise ValueError(f"{args.to_file}: expected a name that ends in .csv, .parquet or .json, or --to")
+    require(kind in FORMATS, f"{args.to_file}: expected a name that ends in .csv, .parquet or .json, or --to")
     name = args.to_file or os.path.join(args.folder, f"results.{kind}")
     with Store(args.folder) as store:
         rows = rows_of(store, args.where, args.sort or "position", args.top, args.reverse)

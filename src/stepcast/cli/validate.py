@@ -11,7 +11,7 @@ from stepcast.cli.options import check_applicable
 from stepcast.cli.output import ProgressBar, show_view, write_file
 from stepcast.cli.streams import show_status
 from stepcast.ir.progress import watch_progress
-from stepcast.ir.types import FactDict, PointFacts, pick
+from stepcast.ir.types import FactDict, PointFacts, pick, require
 from stepcast.outputs.plain import csv_bytes
 from stepcast.validate.scoreboard import MEASUREMENT_SETS, MeasuredColumns, MeasurementSet, Scoreboard, build_scoreboard
 from stepcast.views.compare import MOST_DOTS, validate_view
@@ -64,16 +64,13 @@ Places = list[tuple[MeasurementSet, tuple[Path, ...]]]
 def _places(args: argparse.Namespace) -> tuple[Places, list[MeasurementSet]]:
     """Return the sets to measure with their folders, and the missing ones."""
     for name in args.set or ():
-        if name not in MEASUREMENT_SETS:
-            raise ValueError(f"unknown measurement set {name!r}; known are {', '.join(MEASUREMENT_SETS)}")
+        require(name in MEASUREMENT_SETS, f"unknown measurement set {name!r}; known are {', '.join(MEASUREMENT_SETS)}")
     usual = [name for name, entry in MEASUREMENT_SETS.items() if not entry.when_named]
     chosen = [MEASUREMENT_SETS[name] for name in dict.fromkeys(args.set or usual)]
-    if args.data == "":
-        raise ValueError("--data names nothing; is a variable of your shell not set?")
+    require(args.data != "", "--data names nothing; is a variable of your shell not set?")
     if args.data:
         data = Path(args.data)
-        if not data.exists():
-            raise ValueError(f"{data}: no such file or folder")
+        require(data.exists(), f"{data}: no such file or folder")
         given = [(entry, inside) for entry in chosen if (inside := _folders_in(data, entry))]
         if args.set and len(chosen) == 1:
             given = given or [(chosen[0], (data,))]

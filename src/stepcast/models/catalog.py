@@ -233,8 +233,7 @@ def _read_whole_number(key: str, value: object) -> int:
         number = float(str(value))
     except ValueError:
         raise ValueError(f"column {key}: {value!r} is not a number") from None
-    if not number.is_integer() or number < 0:
-        raise ValueError(f"column {key}: {value!r} is not a whole number")
+    require(number.is_integer() and number >= 0, f"column {key}: {value!r} is not a whole number")
     return int(number)
 
 

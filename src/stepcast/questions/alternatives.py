@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from stepcast.hardware import Cluster
-from stepcast.ir.types import FactDict, Facts, dataclass, pick
+from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
 from stepcast.questions.choices import AnyQuestion, Question, choices_of, defaults_of, several_of, spell_choices
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
@@ -136,8 +136,7 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
             continue
         rows.append({"name": name, **row})
         assumptions |= dict.fromkeys(notes)
-    if not rows:
-        raise ValueError("; ".join(f"{name}: {problem}" for name, problem in failed.items()))
+    require(rows != [], "; ".join(f"{name}: {problem}" for name, problem in failed.items()))
     model = getattr(question, "model", None)
     return Alternatives(verb, str(getattr(model, "name", model)), tuple(rows), failed, tuple(assumptions))
 
@@ -156,8 +155,7 @@ def _predict_row(question: PredictQuestion, _: Watching) -> Row:
 def _search_row(question: SearchQuestion, watching: Watching) -> Row:
     settled = settle_search(question)
     result = settled.answer(top=1, watching=watching)
-    if not result.best:
-        raise ValueError("nothing fits" if result.counts.complete else "nothing found in the time given")
+    require(result.best != (), "nothing fits" if result.counts.complete else "nothing found in the time given")
     best = result.best[0]
     row = _step_row(settled.cluster, settled.profile.name, best.strategy, settled.predict(best))
     training = training_facts(settled.question, best.strategy, best.step_s) or {}

@@ -20,7 +20,7 @@ import msgspec
 
 from stepcast.inputs.source import DATA, Source, prefix_errors, read_words
 from stepcast.ir.limits import DESCRIPTION, GPUS
-from stepcast.ir.types import FactDict, Facts, dataclass, replace
+from stepcast.ir.types import FactDict, Facts, dataclass, replace, require
 from stepcast.units import format_short_count, nearest, parse_count
 
 
@@ -327,8 +327,7 @@ def read_choice(name: str, choice: Choice, default: object, value: object) -> ob
         raise ValueError(f"{name}: expected True or False, not {value!r}")
     if default == ():
         return tuple(value) if isinstance(value, list | tuple) else (str(value),)
-    if isinstance(value, bool) and choice.sets != "axis":
-        raise ValueError(f"{name}: expected a value, not {value!r}")
+    require(not isinstance(value, bool) or choice.sets == "axis", f"{name}: expected a value, not {value!r}")
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     with prefix_errors(name, kinds=(ValueSpellingError,)):
         read = choice.parse(text)

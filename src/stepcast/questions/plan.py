@@ -27,7 +27,7 @@ from stepcast.goodput.plan import (
 from stepcast.goodput.process import Shortage
 from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.limits import RUNS, STEPS
-from stepcast.ir.types import FactDict, dataclass, find_doubts, pick
+from stepcast.ir.types import FactDict, dataclass, find_doubts, pick, require
 from stepcast.questions import choices as readers
 from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, ValueSpellingError, amount, count, number_reader, positive
@@ -186,8 +186,7 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
     measured = question.step_s is not None
     if not measured and (question.model is None or (question.cluster or question.gpu) is None):
         raise ValueError("a plan needs a step: use --model and --cluster, or --step-s with a measured time")
-    if measured and question.gpus is None:
-        raise ValueError("--step-s gives no layout: use --gpus as well")
+    require(not measured or question.gpus is not None, "--step-s gives no layout: use --gpus as well")
     if measured and question.shrink and _measured_replicas(question) is None:
         raise ValueError(
             "--shrink needs the number of replicas of the measured run: use --dp, or --tp, --cp and --pp, as well"
@@ -222,8 +221,7 @@ def _available_s(question: PlanQuestion) -> float:
     """Return the seconds from the first day of the run to the date by which it ends."""
     assert question.until is not None
     start = question.from_ or datetime.date.today()
-    if question.until <= start:
-        raise ValueError(f"--until {question.until} is not after the first day, {start} (--from)")
+    require(question.until > start, f"--until {question.until} is not after the first day, {start} (--from)")
     return (question.until - start).total_seconds()
 
 
@@ -351,8 +349,7 @@ def _count_steps(question: PlanQuestion, phase: TrainingPhase, operation: Operat
     if question.until is not None:
         return int(steps_within(phase, operation, _available_s(question)))
     assert question.tokens is not None
-    if not phase.tokens_per_step:
-        raise ValueError("--tokens with --step-s needs --global-batch and --seq, the tokens of a step")
+    require(phase.tokens_per_step > 0, "--tokens with --step-s needs --global-batch and --seq, the tokens of a step")
     return math.ceil(question.tokens / phase.tokens_per_step)
 
 
@@ -370,8 +367,7 @@ def _read_pairs(option: str, text: str, readers: Readers, needed: bool = False) 
         with prefix_errors(f"{option} {name}"):
             values[name] = readers[name](value.strip())
     for name in readers if needed else ():
-        if name not in values:
-            raise ValueError(f"{option}: {name}=... is missing")
+        require(name in values, f"{option}: {name}=... is missing")
     return values
 
 
@@ -382,8 +378,7 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
     if question.mtbf is not None:
         times_s = _read_pairs("--mtbf", question.mtbf, dict.fromkeys(("gpu", "node", "link"), units.parse_duration_s))
         for name, value in times_s.items():
-            if not value:
-                raise ValueError(f"--mtbf {name}=0: a time between failures is above zero")
+            require(value, f"--mtbf {name}=0: a time between failures is above zero")
         name = failures.name if question.failures else "as given"
         failures = replace(failures, name=name, **{f"{part}_s": value for part, value in times_s.items()})
     if question.repair is not None:
@@ -443,6 +438,5 @@ def _read_interval_s(question: PlanQuestion, step: SettledRun | None) -> float |
         seconds = units.parse_duration_s(text)
     except ValueError as error:
         raise ValueError(f"--checkpoint-every {error}") from None
-    if not seconds > 0:
-        raise ValueError("--checkpoint-every must be above zero")
+    require(seconds > 0, "--checkpoint-every must be above zero")
     return seconds

@@ -22,7 +22,7 @@ from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.framework import FORMATS, OPTIMIZERS, Framework, Optimizer
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.strategy import ScheduleKind, Strategy, overlap_words, recompute_word
-from stepcast.ir.types import FactDict, Facts, dataclass, pick
+from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
 from stepcast.models.catalog import load_model, model_words
 from stepcast.questions import choices as readers
 from stepcast.questions.question import CHOICES, DEFAULTS, PredictQuestion
@@ -81,15 +81,13 @@ def read_run_file(
     takes_workloads: bool = False,
 ) -> RunFile | None:
     """Return what the file *config*, or *run*, which may also name a model, describes; None without both."""
-    if run is not None and config is not None:
-        raise ValueError(f"{run}: --config {config} describes a run already; leave one of them out")
+    require(run is None or config is None, f"{run}: --config {config} describes a run already; leave one of them out")
     file = None
     if config is not None:
         file = _read_config(config, ignore_unknown)
     elif run is not None:
         describes_run = _is_run(run)
-        if model is not None and not describes_run:
-            raise ValueError(f"{run}: --model names the model already; leave one of them out")
+        require(model is None or describes_run, f"{run}: --model names the model already; leave one of them out")
         if not describes_run or (takes_workloads and is_workload(run)):
             file = RunFile({"model": run}, run)
         else:
@@ -342,8 +340,7 @@ def emit_config(
     from stepcast.outputs.configs import WRITERS, EmittedRun
 
     tool, asked = text.partition("=")[0], {name: getattr(question, name) for name in ("model", "cluster", "set")}
-    if tool not in WRITERS:
-        raise ValueError(f"--emit {tool!r} is not known; expected one of {', '.join(WRITERS)}")
+    require(tool in WRITERS, f"--emit {tool!r} is not known; expected one of {', '.join(WRITERS)}")
     ending, write = WRITERS[tool]
     title = f"{model.name} on {strategy.layout.gpus:,} {cluster.gpu.name}: {format_seconds(step_s)} per step "
     title += f"(stepcast {__version__})"

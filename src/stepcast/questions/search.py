@@ -28,7 +28,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy, offload_of, offload_word
-from stepcast.ir.types import DType, FactDict, dataclass, pick
+from stepcast.ir.types import DType, FactDict, dataclass, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions import settle as settling
@@ -163,12 +163,10 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
             if name not in AXES or not equals:
                 known = ", ".join(axis.replace("_", "-") for axis in AXES)
                 raise ValueError(f"{option} {entry!r}: expected a value of {known}, such as tp=8")
-            if option == "--fix" and "," in values:
-                raise ValueError(f"--fix {entry!r}: several values; use --allow {entry}")
+            require(option != "--fix" or "," not in values, f"--fix {entry!r}: several values; use --allow {entry}")
             with prefix_errors(f"{option} {entry!r}", kinds=(readers.ValueSpellingError,)):
                 read = AXES[name].read(values)
-            if name in words:
-                raise ValueError(f"{option} {entry!r}: {name.replace('_', '-')} is given twice")
+            require(name not in words, f"{option} {entry!r}: {name.replace('_', '-')} is given twice")
             words[name] = read
         return {name: tuple(map(AXES[name].means, values)) for name, values in words.items()}
 

@@ -27,7 +27,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import default_schedule
 from stepcast.ir.strategy import Objective, Strategy, TrainingKind, recompute_word
-from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick
+from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import AnyQuestion, build_question, option_of
@@ -193,8 +193,7 @@ def settle(question: PredictQuestion) -> SettledRun:
 def name_cluster(question: PredictQuestion) -> Cluster | str:
     """Return the cluster of a question, which must name a model too; a GPU is one node of it."""
     if question.model is None:
-        if question.file:
-            raise ValueError(f"{question.file} names no known model; use --model as well")
+        require(not question.file, f"{question.file} names no known model; use --model as well")
         raise ValueError("no model given: use --model with a name from 'stepcast list models', or a config.json")
     if question.gpu is not None and question.cluster not in (None, question.gpu):
         raise ValueError("--gpu and --cluster both say where to run; leave one of them out")
@@ -368,8 +367,7 @@ def _load_experts(question: PredictQuestion, model: Model, strategy: Strategy, a
             steepness = float(alpha or "1.2")
         except ValueError:
             steepness = 0.0
-        if not 0.1 <= steepness <= 5:
-            raise ValueError(f"--expert-load {word}: expected power-law:ALPHA with ALPHA from 0.1 to 5")
+        require(0.1 <= steepness <= 5, f"--expert-load {word}: expected power-law:ALPHA with ALPHA from 0.1 to 5")
         draws = power_law_draws(experts.count, experts.top_k, steepness, tokens)
     else:
         draws = [read_expert_load(word)]
