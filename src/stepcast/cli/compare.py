@@ -28,8 +28,8 @@ from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import PlayedStep, measured, timeline_of
 from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
 from stepcast.cli.analyze import ANALYSES, analyze_document, read_measured
-from stepcast.cli.output import open_source, print_view, show_view, terminal_width, write_file, write_trace, write_view
 from stepcast.cli.interrupts import Interruptible
+from stepcast.cli.output import open_source, print_view, show_view, terminal_width, write_file, write_trace, write_view
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.inputs.step_logs import StepLines

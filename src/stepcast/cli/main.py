@@ -22,7 +22,7 @@ from stepcast.views.text import message as one_line
 from stepcast.views.text import wrap
 
 # Modules of several verbs.
-KINDS = {"costs": "op collective", "show": "show list convert", "generate": "generate rl"}
+KINDS = {"costs": "op collective", "show": "show list convert", "forecasts": "predict search plan generate rl"}
 KINDS |= {"simulate": "simulate network", "compare": "compare gate watch", "capture": "capture run"}
 MODULES = {verb: module for module, verbs in KINDS.items() for verb in verbs.split()}
 # Verbs with a second spelling.

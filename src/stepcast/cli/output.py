@@ -9,7 +9,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -22,7 +21,6 @@ from stepcast.ir.limits import PIPE
 from stepcast.ir.types import ChangeFacts, FactDict, group_by_key, pick
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
-from stepcast.questions.choices import refuse_options
 from stepcast.version import __version__
 from stepcast.views.terminal import render_text
 from stepcast.views.text import UNSEEN, bullet, message, visible
@@ -31,16 +29,11 @@ from stepcast.views.view import View
 if TYPE_CHECKING:
     from stepcast.forecast.prediction import Prediction
     from stepcast.ir.timeline import Timeline
-    from stepcast.questions.choices import Question
-    from stepcast.questions.runs import EmittedConfig
-    from stepcast.questions.search import Watching
 
 # Characters within strings of JSON; outside of them there are none.
 UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
-# Output of one answer, which several have none of.
-SINGLE = ("output", "trace", "save", "to_workload", "gantt", "critical_path", "jitter", "explain_memory", "emit")
 # Arguments of verbs that name files to write and files to read.
 WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file", "markdown", "junit")
 READ = (
@@ -202,19 +195,6 @@ def _note_open(event: str, arguments: tuple[object, ...]) -> None:
         _opened.add(re.sub("%([0-9a-fA-F]{2})", lambda match: chr(int(match[1], 16)), name))
 
 
-def show_emitted(args: argparse.Namespace, emitted: "EmittedConfig | None") -> None:
-    """Write the configuration to its file, or print it."""
-    if emitted is None:
-        return
-    file = args.emit.partition("=")[2]
-    if file:
-        write_file(file, emitted.text.encode())
-    if args.json:
-        return
-    print(f"\nwrote {file}" if file else f"\n{emitted.text}", end="\n" if file else "")
-    print_notes(emitted.notes)
-
-
 def origin(args: argparse.Namespace) -> FactDict:
     """Return the facts of an answer about the command that asked for it."""
     return {"command": args.command, "version": __version__}
@@ -224,21 +204,6 @@ def show_view(args: argparse.Namespace, view: View, verbose: bool = True, below:
     """Write the page of an answer if ``--html`` asks for it, then print the answer, with texts *below* it."""
     write_view(args, view)
     print_view(args, view, verbose, below)
-
-
-def show_alternatives(args: argparse.Namespace, question: "Question", watching: "Watching" = nullcontext) -> int:
-    """Answer a question with several clusters, frameworks or numbers of GPUs; return the exit status."""
-    from stepcast.questions.alternatives import answer_alternatives
-    from stepcast.views.search import alternatives_view
-
-    single = (name for name in SINGLE if getattr(args, name, None))
-    refuse_options(single, "is for a single answer: name one cluster and framework")
-    try:
-        answer = answer_alternatives(question, watching)
-    finally:
-        show_status("")
-    show_view(args, alternatives_view({**answer.facts(), **origin(args)}))
-    return 0 if any(row["fits"] is not False for row in answer.rows) else 1
 
 
 def write_view(args: argparse.Namespace, view: View) -> None:

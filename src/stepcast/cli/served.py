@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from stepcast.analyze.compare import compare as compare_facts
 from stepcast.cli.analyze import ANALYSES, analyze_document
-from stepcast.cli.search import describe_candidate, result_view
+from stepcast.cli.forecasts import describe_candidate, result_view
 from stepcast.forecast.prediction import roofline
 from stepcast.inputs.configs.reader import read_text
 from stepcast.inputs.huggingface.reader import looks_like as is_model

@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import msgspec
 
-from stepcast.cli.output import print_notes, print_view, write_file, write_view
 from stepcast.cli.interrupts import Interruptible
+from stepcast.cli.output import print_notes, print_view, write_file, write_view
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
