@@ -3,6 +3,7 @@
 import argparse
 
 from stepcast.cli.main import VERBS, build_parser
+from stepcast.inputs.source import DATA
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,19 +19,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _bash(words: dict[str, list[str]]) -> str:
     cases = "\n".join(f'    {verb}) words="{" ".join(listed)}" ;;' for verb, listed in words.items())
-    return f"""_stepcast() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" words
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    words="{" ".join(words)} --help --version"
-  else
-    case "${{COMP_WORDS[1]}}" in
-{cases}
-    esac
-  fi
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
-}}
-complete -o default -F _stepcast stepcast
-"""
+    script = (DATA / "completion.bash").read_text(encoding="utf-8")
+    return script.replace("@VERBS@", " ".join(words)).replace("@CASES@", cases)
 
 
 def _fish(words: dict[str, list[str]]) -> str:
