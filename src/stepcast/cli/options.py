@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import new_file, print_notes, print_warnings
 from stepcast.inputs.source import DATA, Source, read_words
-from stepcast.ir.limits import DESCRIPTION, ELEMENTS, LAYERS, RUNS, SEQUENCES, STEPS
+from stepcast.ir import limits
+from stepcast.ir.limits import DESCRIPTION, SEQUENCES
 from stepcast.ir.types import FactDict
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
@@ -52,16 +53,12 @@ TYPES: Mapping[str, Callable[[str], object]] = {
         for names, kind in (
             ("output trace html save to-file to-workload history markdown junit", new_file),
             ("gpus-per-server nics-per-server ranks ranks-per-node ranks-per-thread", readers.gpu_count),
-            ("repeat-layers", readers.count(1, LAYERS.most)),
-            ("steps", readers.count(1, STEPS.most)),
-            ("runs", readers.count(1, RUNS.most)),
-            ("seed", readers.count(0, 2**63)),
+            ("steps", readers.count(1, limits.STEPS.most)),
             ("imbalance", readers.amount),
             ("nvlink-gb-per-s nic-gb-per-s", readers.rate),
             ("jitter backward-factor idle", float),
             ("min-change", readers.share),
             ("size", _read_size),
-            ("m n k groups keys heads kv-heads head-dim rows columns", readers.count(1, ELEMENTS.most)),
         )
         for name in names.split()
     },
@@ -71,8 +68,7 @@ OWN_TYPES: Mapping[str, Callable[[str], object]] = {
     # A number of sequences, or the shapes of a batch as they are.
     "capture --batch": lambda text: text if "x" in text or ":" in text else readers.count(1, SEQUENCES.most)(text),
     "collective kind": _read_collective,
-    "op --batch": TYPES["m"],
-    "op --seq": TYPES["m"],
+    "op --seq": readers.count(1, limits.ELEMENTS.most),
     "serve --name": _read_host,
     **dict.fromkeys(("demo --output", "sweep --output", "simulate --schedule"), str),  # folders, a file
 }
@@ -87,7 +83,7 @@ LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
     "targets": lambda: [target.name for target in import_module("stepcast.outputs.table").TARGETS],
 }
 NAMES = re.compile(r"-[^\s,]+(?:, -[^\s,]+)*|[a-z_]+")
-LIMITS = re.compile(r"(\d+)\.\.(\d+)")
+LIMITS = re.compile(r"(\d+)\.\.(\w+)")
 # Rows that several verbs have; in a table their names suffice, as do those of the choices of a prediction.
 SHARED: Mapping[str, str] = {
     "--html": "--html FILE  write the answer as self-contained HTML, which works offline",
@@ -215,8 +211,8 @@ def add_row(parser: argparse._ActionsContainer, row: str, verb: str = "") -> Non
         if word.startswith("{") and word.endswith("}"):
             values = word[1:-1]
             known["choices"] = LISTS[values]() if values in LISTS else values.split(",")
-        elif limits := LIMITS.fullmatch(word):
-            read = readers.count(int(limits[1]), int(limits[2]))
+        elif match := LIMITS.fullmatch(word):
+            read = readers.count(int(match[1]), int(match[2]) if match[2].isdigit() else getattr(limits, match[2]).most)
         elif word.startswith("="):
             default = word[1:]
         elif word in ("?", "+", "*"):
