@@ -11,19 +11,8 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from stepcast.analyze.compare import (
-    STEP,
-    GateResult,
-    GateRun,
-    account_of,
-    advance,
-    check_forecast,
-    compare_files,
-    identity_of,
-    judge,
-    measures_of,
-    spread_of,
-)
+from stepcast.analyze import compare as comparing
+from stepcast.analyze.compare import GateResult, GateRun
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import PlayedStep, measured, timeline_of
 from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
@@ -52,7 +41,7 @@ POLL_S = 0.2
 
 def run_compare(args: argparse.Namespace) -> int:
     files = [args.predicted, args.measured]
-    facts = compare_files(files, [read_facts(path) for path in files]).facts()
+    facts = comparing.compare_files(files, [read_facts(path) for path in files]).facts()
     args.predicted, args.measured = (side["file"] for side in facts["sides"])
     timeline = None
     if args.trace or args.html:
@@ -101,7 +90,8 @@ def read_printed(path: str) -> FactDict | None:
         printed = msgspec.json.decode(data)
     if isinstance(printed, dict) and "sensitivity" in printed and printed.get("rows") == []:
         raise ValueError(f"{path}: the search found no strategy, so it has no step to compare")
-    return dict(account_of(printed)) if isinstance(printed, dict) and "step_s" in account_of(printed) else None
+    account = comparing.account_of(printed) if isinstance(printed, dict) else {}
+    return dict(account) if "step_s" in account else None
 
 
 def _play(path: str) -> PlayedStep:
@@ -158,8 +148,8 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
         alone = not options.history and len(given) == 1
         for path, one in zip(measured, given, strict=True):
             with prefix_errors(path):
-                result = judge(history, one, options.name, options.min_change, strict=alone)
-            history.append(advance(one, result, options.accept and one is given[-1]))
+                result = comparing.judge(history, one, options.name, options.min_change, strict=alone)
+            history.append(comparing.advance(one, result, options.accept and one is given[-1]))
         if base is not None:
             add_runs(base, options.name, first, history[first - 1 :])
     if options.save:
@@ -167,16 +157,16 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
         write_file(options.save, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
     warnings = [text for run in read for text in run.warnings]
     result = msgspec.structs.replace(result, warnings=[*warnings, *result.warnings])
-    return check_forecast(result, forecast, given[-1].identity) if forecast else result
+    return comparing.check_forecast(result, forecast, given[-1].identity) if forecast else result
 
 
 def _measure(path: str, label: str) -> GateRun:
     facts = read_facts(path)
     with prefix_errors(path):
-        measures = measures_of(facts)
-    identity = {name: value for name, value in identity_of(facts).items() if name != "cluster"}
+        measures = comparing.measures_of(facts)
+    identity = {name: value for name, value in comparing.identity_of(facts).items() if name != "cluster"}
     warnings = [f"{path}: {text}" for text in facts.get("warnings", ())]
-    return GateRun(measures, identity, label, spread=spread_of(facts), warnings=warnings)
+    return GateRun(measures, identity, label, spread=comparing.spread_of(facts), warnings=warnings)
 
 
 def _read_baseline(path: str) -> list[GateRun]:
@@ -191,7 +181,7 @@ def _read_baseline(path: str) -> list[GateRun]:
 def _decode(run: "bytes | str", path: str) -> GateRun:
     with prefix_errors(f"{path}: holds a run that cannot be read", kinds=(msgspec.MsgspecError, TypeError)):
         decoded = msgspec.json.decode(run, type=GateRun)
-    require(STEP in decoded.measures, f"{path}: holds a run without a step")
+    require(comparing.STEP in decoded.measures, f"{path}: holds a run without a step")
     return decoded
 
 

@@ -9,21 +9,8 @@ from typing import Annotated
 
 from stepcast import units
 from stepcast.cost.memory.states import checkpoint_bytes
-from stepcast.goodput.plan import (
-    Operation,
-    Pause,
-    Plan,
-    Saving,
-    Stragglers,
-    TrainingPhase,
-    expected_s,
-    idle_node_watts,
-    load_failures,
-    node_watts,
-    plan,
-    plan_alternatives,
-    steps_within,
-)
+from stepcast.goodput import plan as goodput
+from stepcast.goodput.plan import Operation, Plan, Saving, TrainingPhase, load_failures
 from stepcast.goodput.process import Shortage
 from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.limits import RUNS, STEPS
@@ -128,7 +115,7 @@ class SettledPlan:
             price, electricity = owned["gpu"] / (owned.get("years", 5.0) * YEAR_HOURS), owned.get("electricity", 0.0)
         carbon = _grams_per_kwh(asked.carbon) if asked.carbon is not None else None
         given = price, asked.pue, asked.runs, asked.seed, asked.currency, electricity, carbon
-        return replace(plan(self.phases, self.operation, *given), describe=partial(plan_facts, self))
+        return replace(goodput.plan(self.phases, self.operation, *given), describe=partial(plan_facts, self))
 
 
 def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
@@ -156,7 +143,7 @@ def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
         **answer,
         "mfu": mfu,
         "step_band_days": band_days,
-        "choices": plan_alternatives(phases, settled.operation, spares=spares),
+        "choices": goodput.plan_alternatives(phases, settled.operation, spares=spares),
         "assumptions": assumptions,
         "warnings": [*settled.warnings, *(note for report in reports for note in report.warnings)],
     }
@@ -234,7 +221,7 @@ def _size_run(question: PlanQuestion) -> SettledPlan:
         return settle_plan(question.change({"until": None, "gpus": ranks * replicas}))
 
     def is_late(settled: SettledPlan) -> bool:
-        return expected_s(settled.phases, settled.operation) > available_s
+        return goodput.expected_s(settled.phases, settled.operation) > available_s
 
     late, replicas = 0, 1
     problem = ""
@@ -320,8 +307,8 @@ def _build_phase(question: PlanQuestion, step: SettledRun | None, operation: Ope
             gpus_per_node=gpus,
             links_per_node=node.nics,
             replicas=layout.dp,
-            busy_node_w=node_watts(node.gpu.power_w, gpus, question.host_power, report.breakdown_s),
-            idle_node_w=idle_node_watts(node.gpu.power_w, gpus, question.host_power),
+            busy_node_w=goodput.node_watts(node.gpu.power_w, gpus, question.host_power, report.breakdown_s),
+            idle_node_w=goodput.idle_node_watts(node.gpu.power_w, gpus, question.host_power),
             memory_bytes=memory and {name: value for name, value in memory.items() if name != "stages"},
         )
     return replace(phase, steps=_count_steps(question, phase, operation))
@@ -347,7 +334,7 @@ def _count_steps(question: PlanQuestion, phase: TrainingPhase, operation: Operat
     if question.steps is not None:
         return question.steps
     if question.until is not None:
-        return int(steps_within(phase, operation, _available_s(question)))
+        return int(goodput.steps_within(phase, operation, _available_s(question)))
     assert question.tokens is not None
     require(phase.tokens_per_step > 0, "--tokens with --step-s needs --global-batch and --seq, the tokens of a step")
     return math.ceil(question.tokens / phase.tokens_per_step)
@@ -395,15 +382,15 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
         assumptions.append(
             f"{units.format_percent(question.spot, 0)} of nodes are reclaimed in a month, each an interruption (--spot)"
         )
-    pause, stragglers = None, Stragglers()
+    pause, stragglers = None, goodput.Stragglers()
     if question.evaluate is not None:
         readers: Readers = {"every": count(1, MOST_STEPS), "for": units.parse_duration_s}
         breaks = _read_pairs("--evaluate", question.evaluate, readers, needed=True)
-        pause = Pause(breaks["every"], breaks["for"])
+        pause = goodput.Pause(breaks["every"], breaks["for"])
     if question.stragglers is not None:
         readers = {"per-node-day": amount, "for": units.parse_duration_s, "slower": amount}
         slow = _read_pairs("--stragglers", question.stragglers, readers, needed=True)
-        stragglers = Stragglers(*(slow[name] for name in readers))
+        stragglers = goodput.Stragglers(*(slow[name] for name in readers))
     can_fail = failures.per_s(1, 1, 1) > 0
     if question.spares is None and can_fail:
         assumptions.append("a spare node replaces a broken one at once (--spares)")
