@@ -18,7 +18,7 @@ from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.predict import predict as predict_step
 from stepcast.forecast.predict import predict_many as predict_steps
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import DEFAULT, load_framework, load_profile, missing_features, profile_of
+from stepcast.frameworks.catalog import DEFAULT, load_profile, missing_features
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
@@ -78,8 +78,7 @@ def predict(
             raise TypeError(f"predict() got both a strategy and {_first(choices)!r}, which the strategy states already")
         if model is None or cluster is None:
             raise TypeError("predict() missing a model or a cluster")
-        software = framework or DEFAULT
-        profile = load_profile(software) if isinstance(software, str) else profile_of(software)
+        profile = load_profile(framework or DEFAULT)
         values = load_model(model), _load_cluster(cluster), strategy, profile.framework
         predicted = predict_step(*values, options or DEFAULTS, _load_calibration(calibration))
         missing = missing_features(profile, strategy, profile.framework)
@@ -103,9 +102,7 @@ def predict_many(
     calibration: "Calibration | Path | None" = None,
 ) -> list[Prediction]:
     """Predict one step for each strategy, faster than one by one: they share cost estimates and simulations."""
-    software = framework or DEFAULT
-    own = load_framework(software) if isinstance(software, str) else software
-    values = load_model(model), _load_cluster(cluster), strategies, own
+    values = load_model(model), _load_cluster(cluster), strategies, load_profile(framework or DEFAULT).framework
     return list(predict_steps(*values, options or DEFAULTS, _load_calibration(calibration)))
 
 

@@ -19,27 +19,11 @@ from msgspec import Meta
 from stepcast.hardware.catalog import CatalogError, Description, Entry, data_names, flat, read_chained
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import DATA, read_words
+from stepcast.ir import strategy as strategies
 from stepcast.ir.framework import Dispatcher, Framework, Modules, Optimizer, OptimizerKind, Overhead
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import (
-    NO_RECOMPUTE,
-    STORED_AS,
-    USUAL_OVERLAP,
-    ContextKind,
-    Overlap,
-    Recompute,
-    RecomputeKind,
-    RecomputeModule,
-    ScheduleKind,
-    Sharding,
-    Strategy,
-    StrategyError,
-    overlap_of,
-    overlap_words,
-    recompute_of,
-    recompute_word,
-)
+from stepcast.ir.strategy import ContextKind, Overlap, Recompute, ScheduleKind, Sharding, Strategy, StrategyError
 from stepcast.ir.tables import Count, TableError, convert_table
 from stepcast.ir.types import DType, FactDict, Facts, dataclass
 from stepcast.units import Dimension, nearest, parse_quantity
@@ -62,8 +46,8 @@ class Defaults:
     precision: DType = DType.BF16
     sharding: Sharding = Sharding.ZERO_1
     sequence_parallel: bool = True
-    recompute: Recompute = NO_RECOMPUTE
-    overlap: Overlap = USUAL_OVERLAP
+    recompute: Recompute = strategies.NO_RECOMPUTE
+    overlap: Overlap = strategies.USUAL_OVERLAP
     context: ContextKind = ContextKind.RING
     seq: int = 4096
     chunks: int = 0  # model chunks per stage of interleaved schedules if their number is not given; 0: no default
@@ -144,8 +128,8 @@ def profile_facts(profile: Profile) -> FactDict:
         "memory": overhead,
         "defaults": {
             **{field.name: getattr(defaults, field.name) for field in fields(defaults)},
-            "recompute": recompute_word(defaults.recompute),
-            "overlap": list(overlap_words(defaults.overlap)),
+            "recompute": strategies.recompute_word(defaults.recompute),
+            "overlap": list(strategies.overlap_words(defaults.overlap)),
         },
         "supports": {key: list(words) for key, words in profile.supports.items()},
         "presets": len(profile.presets),
@@ -153,7 +137,7 @@ def profile_facts(profile: Profile) -> FactDict:
     }
 
 
-RecomputeWord = StrEnum("RecomputeWord", [*RecomputeKind, *RecomputeModule])  # type: ignore[misc]
+RecomputeWord = StrEnum("RecomputeWord", [*strategies.RecomputeKind, *strategies.RecomputeModule])  # type: ignore[misc]
 
 
 class Feature(NamedTuple):
@@ -183,7 +167,7 @@ def _used_overlaps(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
         "transfers": layout.pp > 1,
         "experts": strategy.pairs_micro_batches,
     }
-    return tuple(word for word in overlap_words(strategy.overlap) if acts[word])
+    return tuple(word for word in strategies.overlap_words(strategy.overlap) if acts[word])
 
 
 # Keys of [supports] in profiles; a run that uses other values gets a warning. Most software has fewer kinds of sharding
@@ -244,7 +228,7 @@ def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Fact
         split = filled_stages if spread is StageSpread.FILLED else balanced_stages
         choices["stage_layers"] = split(model, layout.pp * layout.vpp)
     decisions = {name: value for name, value in settings.items() if name in DECISIONS}
-    stored = DType.FP32 if given.get("autocast") else STORED_AS.get(precision, precision)
+    stored = DType.FP32 if given.get("autocast") else strategies.STORED_AS.get(precision, precision)
     if "gradient_dtype" in profile.as_trained:
         decisions["gradient_dtype"] = stored
     if "moment_dtype" in profile.as_trained:
@@ -320,7 +304,7 @@ def _words(value: object) -> tuple[str, ...]:
 
 def _some_of(kind: type[StrEnum] | None) -> Read:
     if kind is None:
-        return lambda value: overlap_words(overlap_of(_words(value))) if value else ()
+        return lambda value: strategies.overlap_words(strategies.overlap_of(_words(value))) if value else ()
     return lambda value: tuple(map(str, convert_table(value, tuple[kind, ...])))  # type: ignore[valid-type]
 
 
@@ -351,8 +335,8 @@ MEMORY = _fields_of(
 CHOICES = _fields_of(
     Defaults,
     {
-        "recompute": ("recompute", lambda value: recompute_of(convert_table(value, str))),
-        "overlap": ("overlap", lambda value: overlap_of(_words(value))),
+        "recompute": ("recompute", lambda value: strategies.recompute_of(convert_table(value, str))),
+        "overlap": ("overlap", lambda value: strategies.overlap_of(_words(value))),
         **{name: (name, _typed(Count)) for name in ("seq", "chunks")},
     },
 )
@@ -375,8 +359,14 @@ TABLES: Mapping[str, Keys] = {"software": SOFTWARE, "optimizer": OPTIMIZER, "mem
 KEYS = ("description", "extends", *(f"{table}.{key}" for table, entries in TABLES.items() for key in entries))
 
 
-def load_profile(name_or_path: str) -> Profile:
-    """Load a framework of the catalogue, by name in any letter case, or from a TOML file."""
+def load_profile(name_or_path: str | Framework) -> Profile:
+    """Load a framework of the catalogue, by name in any letter case, or from a TOML file.
+
+    A Framework value that ``load_framework`` returned has its profile; presets do not touch fields that were changed
+    since. A value of another name has the general defaults.
+    """
+    if isinstance(name_or_path, Framework):
+        return _profile_of(name_or_path)
     if name_or_path.endswith(".toml"):
         return _build(Path(name_or_path).stem, _read_entries(name_or_path, (), ""), name_or_path)
     return _load_catalogued(_find_name(name_or_path, ""))
@@ -392,12 +382,7 @@ def load_framework(name_or_path: str = DEFAULT) -> Framework:
     return load_profile(name_or_path).framework
 
 
-def profile_of(framework: Framework) -> Profile:
-    """Return the profile whose defaults go with a Framework value.
-
-    A value that ``load_framework`` returned has its profile; presets do not touch fields that were changed
-    since. A value of another name has the general defaults.
-    """
+def _profile_of(framework: Framework) -> Profile:
     if framework.name not in data_names("frameworks"):
         return Profile(framework, Defaults())
     profile = load_profile(framework.name)

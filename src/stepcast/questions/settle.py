@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from math import ceil, gcd, prod
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,7 +11,7 @@ from stepcast.cost.calibration import Calibration, calibration
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import Profile, Settled, fit_precision, load_profile, missing_features, profile_of
+from stepcast.frameworks.catalog import DEFAULT, Profile, Settled, fit_precision, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.hardware.catalog import clusters_of, data_names
@@ -42,10 +41,6 @@ from stepcast.questions.question import (
 )
 from stepcast.units import DEFAULT_CURRENCY
 
-if TYPE_CHECKING:
-    pass
-
-DEFAULT_FRAMEWORK = "megatron-core"
 TUNING_FRAMEWORK = "peft"  # of LoRA on GPUs that each hold a whole model
 FULL_TUNING_FRAMEWORK = "trainer"  # of all weights, where samples are counted
 PEFT_RANK = 8  # huggingface/peft 0.21, tuners/lora/config.py, LoraConfig.r
@@ -220,11 +215,9 @@ def check_gpu(corrections: Calibration, path: str, gpu: str) -> None:
 
 
 def _load_software(software: Framework | str, assumptions: list[str]) -> Profile:
-    if isinstance(software, str):
-        return load_profile(software)
-    if software.name not in data_names("frameworks"):
+    if isinstance(software, Framework) and software.name not in data_names("frameworks"):
         assumptions.append(f"framework {software.name!r} is not in the catalogue: general defaults are used")
-    return profile_of(software)
+    return load_profile(software)
 
 
 def default_framework(adapters: int | str | None, split: int = 1, tunes: bool = False) -> str:
@@ -232,7 +225,7 @@ def default_framework(adapters: int | str | None, split: int = 1, tunes: bool = 
     weights under Trainer if somebody *tunes* them on a number of samples.
     """
     if split > 1 or not (adapters or tunes):
-        return DEFAULT_FRAMEWORK
+        return DEFAULT
     return TUNING_FRAMEWORK if adapters else FULL_TUNING_FRAMEWORK
 
 
