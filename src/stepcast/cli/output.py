@@ -266,15 +266,14 @@ class ProgressBar:
         self.label, self.unit = label, unit
         self.began = self.last = time.monotonic()
 
-    def __call__(self, done: float, total: float, text: str = "") -> None:
+    def __call__(self, done: float, total: float) -> None:
         now = time.monotonic()
         if done >= total:
             show_status("")
         elif now - self.began >= LONG_S and now - self.last >= EVERY_S:
             self.last = now
             left = (now - self.began) * (total - done) / done if done else None
-            words = text or f"{done:,.0f} of {total:,.0f}{self.unit}"
-            show_status(bar_text(self.label, done, total, words, left))
+            show_status(bar_text(self.label, done, total, f"{done:,.0f} of {total:,.0f}{self.unit}", left))
 
 
 def bar_text(label: str, done: float, total: float, text: str, left_s: float | None = None) -> str:

@@ -15,7 +15,8 @@ from stepcast.inputs.source import Source
 from stepcast.ir.limits import RESULT, SEARCHES, UNASKED
 from stepcast.ir.types import FactDict
 from stepcast.models.catalog import load_model
-from stepcast.questions.choices import Question, UnknownChoiceError, build_question, resolve_name
+from stepcast.questions.alternatives import VERBS
+from stepcast.questions.choices import UnknownChoiceError, build_question, resolve_name
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import training_facts
@@ -26,7 +27,6 @@ from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import OUT_OF_TIME, RETRY
 from stepcast.units import DAY, format_seconds
 
-QUESTIONS: dict[str, type[Question]] = {"predict": PredictQuestion, "search": SearchQuestion, "plan": PlanQuestion}
 BREAKDOWN = "breakdown"
 # Number of points that are tried to estimate the time of all, and number of points from which they are taken.
 TRIED, TRIED_AMONG = 16, 10_000
@@ -45,7 +45,7 @@ def check_words(spec: Spec) -> None:
         if name == BREAKDOWN and spec.ask == "predict":
             continue
         try:
-            resolve_name(QUESTIONS[spec.ask], name, True)
+            resolve_name(VERBS[spec.ask], name, True)
         except UnknownChoiceError as error:
             raise ValueError(
                 f"{name!r} is no option of 'stepcast {spec.ask}' that a point can have{error.hint}"

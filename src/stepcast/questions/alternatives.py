@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepcast.hardware import Cluster
 from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
-from stepcast.questions.choices import AnyQuestion, Question, choices_of, defaults_of, several_of, spell_choices
+from stepcast.questions.choices import AnyQuestion, Question, choices_of, several_of, spell_choices
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import strategy_facts, training_facts
@@ -175,9 +175,7 @@ def _plan_row(question: PlanQuestion, _: Watching) -> Row:
 
 def _command(verb: str, question: Question) -> str:
     """Return the command that asks *question*."""
-    defaults = defaults_of(type(question))
-    given = {name: value for name in defaults if (value := getattr(question, name)) != defaults[name]}
-    return shlex.join(["stepcast", verb, *spell_choices(given)])
+    return shlex.join(["stepcast", verb, *spell_choices(question.choices)])
 
 
 def _step_row(cluster: Cluster, framework: str, strategy: "Strategy", report: "StepReport") -> FactDict:

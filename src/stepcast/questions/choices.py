@@ -177,10 +177,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: frozenset[str] = frozenset()
 
     @property
+    def choices(self) -> FactDict:
+        """The choices that differ from their defaults, in the order of the help."""
+        defaults = defaults_of(type(self)).items()
+        return {name: value for name, default in defaults if (value := getattr(self, name)) != default}
+
+    @property
     def given(self) -> frozenset[str]:
         """The choices that differ from their defaults and must have an effect."""
-        defaults = defaults_of(type(self)).items()
-        return frozenset(name for name, default in defaults if getattr(self, name) != default) - self.unchecked
+        return frozenset(self.choices) - self.unchecked
 
     def change(self, choices: Mapping[str, object]) -> Self:
         """Return the question with other *choices*, as the question holds them."""

@@ -17,7 +17,7 @@ from stepcast.ir import schedules, strategy
 from stepcast.ir.framework import AttentionKernel, Dispatcher, Execution, Kernels, LossKernel, SsmKernels
 from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
-from stepcast.ir.types import DType, FactDict, Facts, dataclass
+from stepcast.ir.types import DType, Facts, dataclass
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, amount, choices_of, count, defaults_of, gpu_count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_count
@@ -245,12 +245,6 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     price: Annotated[float | str | None, Choice(several=True, read=readers.price)] = None
     currency: Annotated[str, Choice(read=readers.currency)] = DEFAULT_CURRENCY
     # fmt: on
-
-    @property
-    def choices(self) -> FactDict:
-        """Return the choices that differ from their defaults, in the order of the help."""
-        values = {name: getattr(self, name) for name in CHOICES}
-        return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 
 CHOICES = choices_of(PredictQuestion)

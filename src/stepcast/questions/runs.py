@@ -179,9 +179,9 @@ def _read_table(table: Facts, file: str) -> FactDict:
         return readers.read_choices(PredictQuestion, table)
 
 
-def write_command(run: SettledRun, verb: str = "predict") -> str:
+def write_command(run: SettledRun) -> str:
     """Return the command that asks for the same run without its file."""
-    return shlex.join(["stepcast", verb, *readers.spell_choices(_stated_choices(run))])
+    return shlex.join(["stepcast", "predict", *readers.spell_choices(_stated_choices(run))])
 
 
 def _stated_choices(run: SettledRun) -> FactDict:

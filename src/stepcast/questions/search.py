@@ -21,20 +21,20 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import distinct_rows
 from stepcast.ir.children import usable_workers
-from stepcast.ir.framework import Dispatcher, Framework, parse_optimizer
+from stepcast.ir.framework import Framework, parse_optimizer
 from stepcast.ir.layout import Layout
-from stepcast.ir.limits import LAYERS, SEQUENCES
+from stepcast.ir.limits import SEQUENCES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.step import StepReport
-from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Sharding, Strategy, offload_of, offload_word
+from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Strategy, offload_of, offload_word
 from stepcast.ir.types import DType, FactDict, dataclass, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions import settle as settling
 from stepcast.questions.changes import explain_choices
 from stepcast.questions.choices import Choice, Question, build_question, choices_of, option_of, plain_word
-from stepcast.questions.question import CHOICES, PRECISIONS, SCHEDULES, PredictQuestion, check_rules
+from stepcast.questions.question import CHOICES, PRECISIONS, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_choices, predict_words, strategy_facts, training_facts
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
 from stepcast.searching import result as results
@@ -59,6 +59,7 @@ MOST_VARIANTS = 5  # of a row, with the same degrees of parallelism
 MORE_GPUS = (2, 4, 8, 16)
 AxisValues = tuple[Any, ...]  # enums, numbers or words, as a choice has them
 Meaning = Callable[..., object]
+Reader = Callable[[str], object]
 
 
 def read_gpu_counts(text: str) -> tuple[int, ...]:
@@ -73,20 +74,21 @@ def read_gpu_counts(text: str) -> tuple[int, ...]:
 
 
 def _axis(
-    name: str, read: Callable[[str], int | str], values: Sequence[str] = (), means: Meaning = lambda value: value
+    name: str, read: Reader | None = None, values: Sequence[str] | None = None, means: Meaning | None = None
 ) -> Choice:
-    """Return the choice of the values that a search may try of the choice *name* of a prediction."""
+    """Return the choice of the values that a search may try of the choice *name* of a prediction, read as there."""
+    single = CHOICES[name]
+    read_one, known = read or single.read, single.values if values is None else tuple(values)
 
-    def read_several(text: str) -> tuple[int | str, ...]:
-        words = tuple(dict.fromkeys(read(word) for word in text.split(",")))
-        for word in words if values else ():
-            readers.check_known(str(word), values)
+    def read_several(text: str) -> tuple[object, ...]:
+        words = tuple(dict.fromkeys(read_one(word) for word in text.split(",")))
+        for word in words if known else ():
+            readers.check_known(str(word), known)
         return words
 
-    metavar = "A,..." if values or name == "recompute" else "N,..."
-    other_words = pick(CHOICES[name], "aliases flags")
-    known: FactDict = {"metavar": metavar, "listed": tuple(values), "read": read_several, "means": means}
-    return Choice(sets="axis", **known, **other_words)
+    metavar = "A,..." if known or name == "recompute" else "N,..."
+    about: FactDict = {"metavar": metavar, "listed": known, "read": read_several, "means": means or single.means}
+    return Choice(sets="axis", **about, **pick(single, "aliases flags"))
 
 
 def _read_recompute(text: str) -> str:
@@ -95,9 +97,9 @@ def _read_recompute(text: str) -> str:
     return word
 
 
-def _read_yes(text: str) -> str:
-    word = plain_word(text)
-    return {"true": "yes", "false": "no"}.get(word, word)
+def _switch(name: str) -> Choice:
+    read = readers.read_word({"yes": "true", "no": "false"})
+    return _axis(name, read, ("yes", "no"), lambda word: word == "yes")
 
 
 class SearchQuestion(Question, frozen=True, kw_only=True):
@@ -115,29 +117,27 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     framework: Annotated[str | None, Choice(several=True)] = None
     any_framework: bool = False
     lora: Annotated[str | None, CHOICES["lora"]] = None
-    base_weights: Annotated[Words, _axis("base_weights", plain_word, tuple(map(str, BaseWeights)), BaseWeights)] = None
-    tp: Annotated[Counts, _axis("tp", readers.gpu_count)] = None
-    cp: Annotated[Counts, _axis("cp", readers.gpu_count)] = None
-    ep: Annotated[Counts, _axis("ep", readers.gpu_count)] = None
-    expert_tp: Annotated[Counts, _axis("expert_tp", readers.gpu_count)] = None
-    pp: Annotated[Counts, _axis("pp", readers.gpu_count)] = None
-    vpp: Annotated[Counts, _axis("vpp", readers.count(1, LAYERS.most))] = None
+    base_weights: Annotated[Words, _axis("base_weights", plain_word, tuple(map(str, BaseWeights)))] = None
+    tp: Annotated[Counts, _axis("tp")] = None
+    cp: Annotated[Counts, _axis("cp")] = None
+    ep: Annotated[Counts, _axis("ep")] = None
+    expert_tp: Annotated[Counts, _axis("expert_tp")] = None
+    pp: Annotated[Counts, _axis("pp")] = None
+    vpp: Annotated[Counts, _axis("vpp")] = None
     micro_batch: Annotated[Counts, _axis("micro_batch", readers.count(1, SEQUENCES.most))] = None
-    schedule: Annotated[Words, _axis("schedule", readers.read_schedule, SCHEDULES, ScheduleKind)] = None
-    recompute: Annotated[Words, _axis("recompute", _read_recompute, means=CHOICES["recompute"].means)] = None
-    sharding: Annotated[Words, _axis("sharding", readers.read_sharding, SHARDINGS, Sharding)] = None
-    sequence_parallel: Annotated[Words, _axis("sequence_parallel", _read_yes, ("yes", "no"),
-        lambda word: word == "yes")] = None
-    precision: Annotated[Words, _axis("precision", readers.read_precision, PRECISIONS, DType)] = None
-    dispatcher: Annotated[Words, _axis("dispatcher", readers.read_dispatcher, CHOICES["dispatcher"].values,
-        Dispatcher)] = None
-    cp_comm: Annotated[Words, _axis("cp_comm", readers.read_cp_comm, tuple(map(str, ContextKind)), ContextKind)] = None
-    gradients: Annotated[Words, _axis("gradients", readers.read_precision, CHOICES["gradients"].values, DType)] = None
+    schedule: Annotated[Words, _axis("schedule")] = None
+    recompute: Annotated[Words, _axis("recompute", _read_recompute)] = None
+    sharding: Annotated[Words, _axis("sharding", values=SHARDINGS)] = None
+    sequence_parallel: Annotated[Words, _switch("sequence_parallel")] = None
+    precision: Annotated[Words, _axis("precision", values=PRECISIONS, means=DType)] = None
+    dispatcher: Annotated[Words, _axis("dispatcher")] = None
+    cp_comm: Annotated[Words, _axis("cp_comm", values=tuple(map(str, ContextKind)), means=ContextKind)] = None
+    gradients: Annotated[Words, _axis("gradients")] = None
     optimizer: Annotated[Words, _axis("optimizer", plain_word)] = None
-    offload: Annotated[Words, _axis("offload", str, means=lambda word: offload_of(word.replace("+", ",")))] = None
-    fp8_params: Annotated[Words, _axis("fp8_params", _read_yes, ("yes", "no"), lambda word: word == "yes")] = None
-    mtp_layers: Annotated[Counts, _axis("mtp_layers", CHOICES["mtp_layers"].read)] = None
-    overlap: Annotated[Words, _axis("overlap", plain_word, OVERLAPPING)] = None
+    offload: Annotated[Words, _axis("offload", means=lambda word: offload_of(word.replace("+", ",")))] = None
+    fp8_params: Annotated[Words, _switch("fp8_params")] = None
+    mtp_layers: Annotated[Counts, _axis("mtp_layers")] = None
+    overlap: Annotated[Words, _axis("overlap", plain_word, OVERLAPPING, str)] = None
     fix: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     objective: Annotated[str, Choice(values=OBJECTIVES)] = "step"
