@@ -5,6 +5,7 @@ import contextlib
 import io
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from stepcast.cli.options import parse_arguments
 from stepcast.cli.output import print_json, terminal_width, write_file, write_trace
 from stepcast.cli.show import facts_of
 from stepcast.cli.streams import heading
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import DATA, Source, read_toml
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.ir.types import FactDict, require
 from stepcast.version import __version__
@@ -21,25 +22,8 @@ from stepcast.views.document import About, Page, Section, render
 from stepcast.views.markup import join, tag
 from stepcast.views.text import bullet, table, wrap
 
-CLUSTER = ("--cluster", "dgx-h100")
-FORECAST = ("predict", "--model", "llama-3.1-8b", *CLUSTER, "--gpus", "8", "--sharding", "fsdp", "--micro-batch", "1")
-# The question for each format of the examples; formats without an entry have no page.
-QUESTION_OF_FORMAT = {
-    "simai": ("simulate", CLUSTER),
-    "optable": ("simulate", (*CLUSTER, "--repeat-layers", "36", "--backward-factor", "2")),
-    "megatron": ("analyze", ()),
-    "kineto": ("analyze", ()),
-    "optimus": ("analyze", ()),
-    "nccl-tests": ("analyze", CLUSTER),
-}
 TRACED = "megatron-rank7.txt"
-SUMMARISED = ("workload", "timeline", "run log", "sweep", "model")
-NEXT_STEPS = (
-    ("which strategy is best?", "search llama-3.1-8b --cluster dgx-h100 --gpus 16 --global-batch 64"),
-    ("how long and how expensive is the run?", "plan llama-3.1-8b --cluster dgx-h100 --gpus 64 --tokens 1T --tp 2"),
-    ("where did the time of a measured run go?", "analyze examples/megatron-rank7.txt"),
-    ("what is in a file?", "show FILE"),
-)
+DEMO = read_toml(str(DATA / "demo.toml"))
 
 
 class DemoPage(NamedTuple):
@@ -57,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     require(not output.exists() or output.is_dir(), f"{output}: is a file; name a folder to write to with --output")
     output.mkdir(parents=True, exist_ok=True)
-    forecast = _write_page(FORECAST, "A forecast: Llama 3.1 8B on eight H100", output / "prediction.html")
+    forecast = _write_page(
+        DEMO["forecast"].split(), "A forecast: Llama 3.1 8B on eight H100", output / "prediction.html"
+    )
     width = terminal_width()
     if not args.json:
         print(heading("A forecast: how long does a training step take, and does it fit?"))
@@ -84,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [*wrap(written, width), f"wrote {trace}: open it at ui.perfetto.dev"]
     print("", *lines, "", heading("Try next"), "", sep="\n")
     command = sys.argv[0] if sys.argv[0].endswith("stepcast") else "stepcast"
-    for purpose, words in NEXT_STEPS:
+    for purpose, words in DEMO["next"].items():
         print(f"# {purpose}\n{command} {words.replace('examples/', f'{folder}/')}")
     return 0
 
@@ -100,7 +86,7 @@ def _row(document: FactDict) -> tuple[str, str, str, str]:
     layout = " ".join(f"{name}{document[name]}" for name in ("tp", "pp", "dp") if document.get(name)) or "-"
     kind = str(document["kind"])
     # A few words that a person can check against the file.
-    words = phrase(f"demo-{kind.replace(' ', '-')}", document) if kind in SUMMARISED else kind
+    words = phrase(f"demo-{kind.replace(' ', '-')}", document) if kind in DEMO["summarised"] else kind
     return Path(document["file"]).name, document["format"], layout, words
 
 
@@ -108,11 +94,11 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
     """Write a page for each document and one that links them all; return the latter."""
     pages = [forecast]
     for document in documents:
-        if document["format"] in QUESTION_OF_FORMAT:
-            verb, options = QUESTION_OF_FORMAT[document["format"]]
+        if document["format"] in DEMO["questions"]:
+            verb, *options = DEMO["questions"][document["format"]].split()
             name = Path(document["file"]).name
             path = output / f"{name.split('.')[0]}.html"
-            pages.append(_write_page((verb, document["file"], *options), name, path))
+            pages.append(_write_page([verb, document["file"], *options], name, path))
     index = output / "index.html"
     links = ((tag("a", tag("strong", page.title), href=f"./{page.file}"), page.command) for page in pages)
     rows = [tag("li", link, tag("code", command)) for link, command in links]
@@ -124,7 +110,7 @@ def _write_pages(forecast: DemoPage, documents: list[FactDict], output: Path) ->
     return index
 
 
-def _write_page(words: tuple[str, ...], title: str, path: Path) -> DemoPage:
+def _write_page(words: Sequence[str], title: str, path: Path) -> DemoPage:
     """Run a verb as a user would, with ``--html``."""
     from stepcast.cli.main import Verb, build_parser
 
