@@ -29,11 +29,6 @@ SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
 SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
 MOST_DOUBLINGS = 16
 YEAR_HOURS = 365.25 * 24
-# Restarts of nvidia-resiliency-ext (2026); the warm-up is that of MegaScale. In a job, processes start again on hot
-# spares: a hang is noticed by the heartbeat (300 s in the NeMo plugin), then memory of the GPUs is reclaimed
-# (gpu_memory_reclaim_timeout). In a process, the training function is called again (inprocess/wrap.py: soft_timeout of
-# 60 s without progress, then monitor_process_interval and last_call_wait of 1 s each).
-RESTARTS = {"in-job": "detect=5m,reschedule=50s,warm-up=1m", "in-process": "detect=1m,reschedule=2s,warm-up=1m"}
 MONTH_S = 30.44 * units.DAY
 
 
@@ -374,7 +369,8 @@ def _build_operation(question: PlanQuestion, step: SettledRun | None, assumption
         failures = replace(failures, **{fields[name]: value for name, value in repair.items()})
     if question.restart is not None:
         parts = dict.fromkeys(("detect", "reschedule", "warm-up"), units.parse_duration_s)
-        times_s = _read_pairs("--restart", RESTARTS.get(question.restart, question.restart), parts)
+        named = read_toml(str(DATA / "restarts.toml"))
+        times_s = _read_pairs("--restart", named.get(question.restart, question.restart), parts)
         restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in times_s.items()})
     if question.spot:
         reclaimed_per_s = -math.log1p(-min(question.spot, 1 - 1e-9)) / MONTH_S
