@@ -33,11 +33,6 @@ MOST_WAITING = 32
 MOST_BYTES = 16 * 2**30
 PROGRESS_S = 0.5
 PARSE_ERROR, INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS = -32700, -32600, -32601, -32602
-INSTRUCTIONS = (
-    "Forecasts and explains distributed LLM training. Use list for the names of models, clusters, GPUs and frameworks; "
-    "predict for one step, search for the best strategy, plan for a whole run, collective for one collective, and "
-    "analyze for measured traces and logs in the folder that the server was given. Times are seconds, sizes bytes."
-)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,8 +90,8 @@ class AgentServer:
         elif method == "initialize":
             asked = params.get("protocolVersion")
             version = {"protocolVersion": asked if asked in VERSIONS else VERSIONS[0]}
-            about = {"serverInfo": {"name": "stepcast", "version": __version__}, "instructions": INSTRUCTIONS}
-            self._answer(number, {**version, "capabilities": {"tools": {}}, **about})
+            about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "stepcast", "version": __version__}}
+            self._answer(number, {**version, **about, "instructions": phrase("agent-instructions", {})})
         elif method == "ping":
             self._answer(number, {})
         elif method == "tools/list":

@@ -288,11 +288,11 @@ def state_defaults(question: Question, unset: Collection[str]) -> list[str]:
 
 
 class UnknownChoiceError(TypeError):
-    """A name that is no choice of a question, with the nearest one that is."""
+    """A name that is no choice of a question, with a *hint* at the nearest one that is."""
 
-    def __init__(self, name: str, nearest: str) -> None:
-        self.name, self.hint = name, f"; did you mean {nearest}?" if nearest else ""
-        super().__init__(f"unrecognised option {name!r}{self.hint}")
+    def __init__(self, name: str, hint: str) -> None:
+        self.name, self.hint = name, hint
+        super().__init__(f"unrecognised option {name!r}{hint}")
 
 
 # Choices whose values may be Python objects instead of names.
@@ -356,9 +356,7 @@ def resolve_name(kind: type[Question], word: str, value: object = None) -> tuple
     denied = name.removeprefix("no_")
     if denied != name and denied in known and known[denied].deniable and isinstance(value, bool):
         return denied, not value
-    from difflib import get_close_matches
-
-    raise UnknownChoiceError(word, next(iter(get_close_matches(name, known, n=1)), ""))
+    raise UnknownChoiceError(word, nearest(name, known, 1, 0.6))
 
 
 def check_known(word: str, known: Iterable[str], where: str = "") -> None:
