@@ -32,7 +32,7 @@ from stepcast.ir.types import DType, FactDict, dataclass, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions import settle as settling
-from stepcast.questions.changes import explain_choices
+from stepcast.questions.changes import RECOMPUTES, SHARDINGS, explain_choices
 from stepcast.questions.choices import Choice, Question, build_question, choices_of, option_of, plain_word
 from stepcast.questions.question import CHOICES, PRECISIONS, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_choices, predict_words, strategy_facts, training_facts
@@ -47,8 +47,6 @@ from stepcast.searching.space import CandidateSpace, SpacePart, split_by_softwar
 from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
-SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
-RECOMPUTES = ("none", "selective", "full")
 OVERLAPPING = ("usual", "none", "tensor", "experts")
 MOST_GPU_COUNTS, MOST_ROWS, MOST_WORKERS = 64, 1000, 1024
 FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")

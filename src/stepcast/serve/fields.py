@@ -12,9 +12,10 @@ from functools import cache
 from stepcast.hardware.catalog import data_names, load_data
 from stepcast.ir.types import dataclass
 from stepcast.models.catalog import model_names
+from stepcast.questions.changes import RECOMPUTES
 from stepcast.questions.choices import option_of
 from stepcast.questions.question import CHOICES, PRECISIONS
-from stepcast.questions.search import OBJECTIVES, RECOMPUTES
+from stepcast.questions.search import OBJECTIVES
 from stepcast.version import __version__
 from stepcast.views.markup import Markup, explain, fill_template, join, tag
 
