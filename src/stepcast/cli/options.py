@@ -84,12 +84,6 @@ LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
 }
 NAMES = re.compile(r"-[^\s,]+(?:, -[^\s,]+)*|[a-z_]+")
 LIMITS = re.compile(r"(\d+)\.\.(\w+)")
-# Rows that several verbs have; in a table their names suffice, as do those of the choices of a prediction.
-SHARED: Mapping[str, str] = {
-    "--html": "--html FILE  write the answer as self-contained HTML, which works offline",
-    "--json": "--json  print one JSON object",
-    "--trace": "--trace FILE  write the timeline as Perfetto / Chrome JSON (.gz compresses)",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -198,11 +192,12 @@ def cluster_question(args: argparse.Namespace) -> PredictQuestion:
 
 def add_row(parser: argparse._ActionsContainer, row: str, verb: str = "") -> None:
     """Add the argument that a *row* of a table declares, as the head of ``data/options.txt`` explains."""
+    row = _shared_rows().get(row, row)
     name = row[2:].replace("-", "_")
-    if row not in SHARED and name in CHOICES:
+    if name in CHOICES:
         add_choice(parser, name, replace(CHOICES[name], several=False), DEFAULTS[name])
         return
-    head, _, text = SHARED.get(row, row).partition("  ")
+    head, _, text = row.partition("  ")
     match = NAMES.match(head)
     assert match, f"no argument: {row!r}"
     names, known = match[0].split(", "), FactDict()
@@ -243,6 +238,12 @@ def add_row(parser: argparse._ActionsContainer, row: str, verb: str = "") -> Non
 def _read_tables() -> dict[str, str]:
     _, *parts = re.split(r"^\[(.+)\]\n", Source(DATA / "options.txt").text(DESCRIPTION), flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@cache
+def _shared_rows() -> Mapping[str, str]:
+    """Return the rows that several verbs have, of which a table has the names alone."""
+    return {row.partition(" ")[0]: row for row in _rows("shared")}
 
 
 def _rows(table: str) -> Iterator[str]:
