@@ -7,13 +7,14 @@ import pytest
 
 import stepcast
 from stepcast.cost.memory import StageMemory, memory
+from stepcast.frameworks.catalog import load_profile
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Framework, Optimizer, OptimizerKind, parse_optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.step import StepReport
-from stepcast.ir.strategy import Sharding, Strategy, StrategyError, TrainingKind
+from stepcast.ir.strategy import ScheduleKind, Sharding, Strategy, StrategyError, TrainingKind
 from stepcast.ir.work import Collective, Elementwise, Matmul
 from stepcast.ir.workload import Layer
 from stepcast.models.catalog import load_model
@@ -190,3 +191,20 @@ def test_optimizers_that_cannot_be() -> None:
         Optimizer(OptimizerKind.MUON, parse_optimizer("adamw:8bit").moment_dtype)
     with pytest.raises(StrategyError, match="adapters are not trained by muon"):
         under("muon", replace(ONE, training=TrainingKind.LORA, lora_rank=8)).report()
+
+
+@pytest.mark.parametrize("lora_rank", [0, 16])
+def test_stages_update_the_tensors_of_their_own_layers(lora_rank: int) -> None:
+    """A transformers layer of Llama has 9 weights, and 7 linear layers with two adapters each; clipping visits each
+    tensor once more.
+    """
+    tensors = 14 if lora_rank else 9
+    training = TrainingKind.LORA if lora_rank else TrainingKind.FULL
+    for layout in (Layout(), Layout(pp=2), Layout(pp=4), Layout(pp=8), Layout(pp=4, vpp=2)):
+        schedule = ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B
+        strategy = Strategy(layout, 1, 8, 2048, schedule=schedule, training=training, lora_rank=lora_rank)
+        stages = generate(LLAMA, strategy, load_profile("trainer").framework).stages
+        counted = [
+            op.kernels for stage in stages for layer in stage.epilogue for op in layer.forward if op.name == "update"
+        ]
+        assert counted == [2 * tensors * LLAMA.layers // (layout.pp * layout.vpp)] * (layout.pp * layout.vpp)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepcast.generate.update import fetch_weights, own_parameters, update_ops
+from stepcast.generate.update import count_tensors, fetch_weights, own_parameters, update_ops
 from stepcast.ir.architecture import NOTHING, Shard, WeightPart
 from stepcast.ir.framework import Execution
 from stepcast.ir.layers.ends import STEP_KERNELS, count_visits
@@ -183,6 +183,7 @@ class StepEnd:
     trained: Shard
     norms: int  # parameters of the norms, which sequence parallelism leaves unsharded on every tensor rank
     tied_embedding: int  # rows x width of a word embedding of which another stage has a copy
+    tensors: int  # of the layers that are trained, where software lists them
     matrices: tuple[Matrices, ...] = ()  # among what is trained, where the optimizer treats them apart
 
 
@@ -197,6 +198,7 @@ def find_step_end(sizes: Sizes, model: Model, piece: StagePiece) -> StepEnd:
         trained=trained_shard(model, strategy, piece),
         norms=_norm_parameters(model, piece.layers.start, piece.layers.stop) if full else 0,
         tied_embedding=sizes.vocab * width if separate and full else 0,
+        tensors=count_tensors(sizes, model, piece.layers),
         matrices=trained_matrices(model, strategy, piece) if matrices else (),
     )
 
@@ -227,7 +229,7 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
     if sums:
         layers.append(make_layer(Role.GRADIENTS, tuple(sums)))
     own = own_parameters(sizes, end.trained)
-    update = (*update_ops(sizes, end.trained, own, end.matrices), *_prepare_ops(sizes, end.trained))
+    update = (*update_ops(sizes, end.trained, own, end.matrices, end.tensors), *_prepare_ops(sizes, end.trained))
     layers.append(make_layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own)), *update)))
     if gather:
         layers.append(make_layer(Role.PARAMETERS, gather))

@@ -8,6 +8,7 @@ default --muon-tp-mode blockwise).
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from stepcast.ir.architecture import Shard, WeightPart
 from stepcast.ir.framework import ADAM, ITERATIONS, Modules, Offloaded, Optimizer, OptimizerKind
@@ -15,7 +16,7 @@ from stepcast.ir.layers.kernels import K, Ops, collective
 from stepcast.ir.layers.kinds import block_weights, count_adapted
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import HostWay
-from stepcast.ir.model import Matrices
+from stepcast.ir.model import Matrices, Model, count_frozen
 from stepcast.ir.sharding import Partition, gathered_bytes
 from stepcast.ir.types import FP32_BYTES, DType, replace
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, HostCopy, HostUpdate, Matmul
@@ -31,44 +32,46 @@ def own_parameters(sizes: Sizes, shard: Shard) -> int:
     return sum(-(-each.total // part.ways) for part, each in sizes.plan.kinds(shard))
 
 
-def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matrices]) -> Ops:
-    """Update the *own* parameters of a rank among those *trained*, of which *matrices* are some."""
+def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matrices], tensors: int) -> Ops:
+    """Update the *own* parameters of a rank among those *trained*, *tensors* of them, of which *matrices* are some."""
     optimizer = sizes.framework.optimizer
     copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
+    make_update = partial(_update_op, sizes, copied, tensors)
     if sizes.strategy.offload.optimizer:
         on_host = round(own * sizes.strategy.offload.optimizer)
-        on_gpu = (_update_op(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
+        on_gpu = (make_update("update", optimizer, own - on_host),) if own > on_host else ()
         return update_on_host(sizes, on_host, _moved_bytes(sizes, optimizer, copied), on_gpu)
     if optimizer.kind is not OptimizerKind.MUON:  # weights with gradients, and those without any
         own = max(1, own)
         divides = optimizer.kind is OptimizerKind.ADAMW and optimizer.fused
         idle = round(own * sizes.strategy.zero_gradients) if divides else 0
-        ops: Ops = (_update_op(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
+        ops: Ops = (make_update("update", optimizer, own - idle),) if own > idle else ()
         if idle:
-            op = _update_op(sizes, "idle update", optimizer, idle, copied, kind=K.IDLE_OPTIMIZER)
+            op = make_update("idle update", optimizer, idle, kind=K.IDLE_OPTIMIZER)
             ops += (replace(op, kernels=1) if ops else op,)
         return ops
     inside = [each for each in matrices if each.inside]
     orthogonal = sum(-(-each.elements // _partition(sizes, each).ways) for each in inside)
     ops = tuple(_orthogonalise(sizes, inside))
     if orthogonal:
-        ops += (_update_op(sizes, "matrices update", optimizer, orthogonal, copied),)
+        ops += (make_update("matrices update", optimizer, orthogonal),)
     if own > orthogonal:
         # What is no matrix is AdamW's.
-        ops += (_update_op(sizes, "update", optimizer, own - orthogonal, copied, passes_of=ADAM),)
+        ops += (make_update("update", optimizer, own - orthogonal, passes_of=ADAM),)
     return ops
 
 
 def _update_op(
     sizes: Sizes,
+    copied: float,
+    tensors: int,
     name: str,
     optimizer: Optimizer,
     elements: int,
-    copied: float,
     passes_of: Optimizer | None = None,
     kind: ElementwiseKind = K.OPTIMIZER,
 ) -> Op:
-    """Read and write *elements* weights; a host that issues this goes through all tensors first."""
+    """Read and write *elements* weights of *tensors*; a host that issues this goes through all tensors first."""
     read, write = _moved_bytes(sizes, optimizer, copied, passes_of)
     listed = optimizer.kind is OptimizerKind.ADAMW and not optimizer.fused
     kind = K.LISTED_OPTIMIZER if listed else kind
@@ -77,22 +80,19 @@ def _update_op(
     work = Elementwise(kind, 1, elements, read * elements, write * elements, dtype=DType.FP32)
     # Clipping goes through all tensors as well, in a training loop that waits for the loss before it.
     clips = sizes.framework.loop_kernels > 0 and kind is not K.QUANTISED_OPTIMIZER
-    return Op(name, work, kernels=_count_tensors(sizes) * (1 + clips))
+    return Op(name, work, kernels=tensors * (1 + clips))
 
 
-def _count_tensors(sizes: Sizes) -> int:
-    """Count the weight tensors of a rank, as far as transformers' modules go, whose lists were measured."""
+def count_tensors(sizes: Sizes, model: Model, layers: range) -> int:
+    """Count the trained tensors of some *layers*, as far as transformers' modules go, whose lists were measured."""
     if sizes.framework.modules is not Modules.TRANSFORMERS:
         return 1
-    model = sizes.model
-    if sizes.strategy.lora_rank:
-        tensors = (3 if sizes.strategy.dora else 2) * count_adapted(model, sizes.strategy.lora_targets)
-    else:
-        blocks = Counter(model.blocks).items()
-        tensors = sum(count * len(block_weights(model, block.mixer, block.feed_forward)) for block, count in blocks)
-        if sizes.strategy.trained_layers:
-            tensors = tensors * sizes.strategy.trained_layers // model.layers
-    return max(1, tensors // sizes.strategy.layout.pp)
+    strategy = sizes.strategy
+    if strategy.lora_rank:
+        return max(1, (3 if strategy.dora else 2) * count_adapted(model, strategy.lora_targets, layers))
+    first = layers.start + count_frozen(model, strategy.trained_layers, layers)
+    trained = Counter(model.blocks[first : layers.stop]).items()
+    return max(1, sum(count * len(block_weights(model, block.mixer, block.feed_forward)) for block, count in trained))
 
 
 def _moved_bytes(

@@ -115,9 +115,10 @@ def adapter_shard(
 
 
 @lru_cache(maxsize=1024)
-def count_adapted(model: Architecture, targets: tuple[str, ...]) -> int:
-    """Return the linear layers of all blocks among the *targets*, or all that LoRA can adapt."""
-    kinds = [kind for block in model.blocks for kind in kinds_of(block.mixer, block.feed_forward)]
+def count_adapted(model: Architecture, targets: tuple[str, ...], layers: range | None = None) -> int:
+    """Return the linear layers among the *targets*, or all that LoRA can adapt, of all blocks or of some *layers*."""
+    blocks = model.blocks if layers is None else model.blocks[layers.start : layers.stop]
+    kinds = [kind for block in blocks for kind in kinds_of(block.mixer, block.feed_forward)]
     linears = (linear for kind in kinds for linear in adapted_linears(model, kind.weights))
     return sum(not targets or linear.name in targets for linear in linears)
 
