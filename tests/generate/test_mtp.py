@@ -13,7 +13,8 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check
 from stepcast.ir.model import held_shard, pieces
 from stepcast.ir.model_parts import FeedForward, Mixer
-from stepcast.ir.strategy import Strategy, StrategyError
+from stepcast.ir.strategy import Sharding, Strategy, StrategyError
+from stepcast.ir.workload import Role
 from stepcast.models.catalog import load_model
 from tests.executed import hardware_flops
 
@@ -47,6 +48,17 @@ def test_the_last_stage_holds_the_module_however_often_it_runs() -> None:
 def test_a_hybrids_module_has_a_block_for_each_half() -> None:
     halves = [(block.mixer, block.feed_forward) for block in load_model("nemotron3-super").next_token_blocks]
     assert halves == [(Mixer.ATTENTION, FeedForward.NONE), (Mixer.NONE, FeedForward.EXPERTS)]
+
+
+def test_the_head_of_a_module_adds_gradients_as_the_head_before_it_does() -> None:
+    """Whatever ranks share gradients, both run the same matmuls on the same weights."""
+    for sharding in (Sharding.NONE, Sharding.ZERO_1, Sharding.FSDP):
+        for global_batch in (8, 16):
+            strategy = replace(FURTHER, global_batch=global_batch, sharding=sharding)
+            layers = [layer for block in generate(DEEPSEEK, strategy).stages[0].body for layer in block.layers]
+            first, second = [layer for layer in layers if layer.role is Role.HEAD]
+            names = [[op.name for op in layer.weight_gradient if "accumulate" in op.name] for layer in (first, second)]
+            assert names[0] == names[1], (sharding, global_batch)
 
 
 def test_time_and_memory_grow_on_the_last_stage_alone() -> None:

@@ -65,12 +65,11 @@ class UnitMaker:
 
 
 @lru_cache(maxsize=1024)
-def _make_next_token(sizes: Sizes, view: Strategy) -> Unit:
+def _make_next_token(model: Model, view: Strategy, framework: Framework) -> Unit:
     """Return one module for multi-token prediction, without its weights: the head has those, once for all of them."""
-    model = sizes.model
-    assert isinstance(model, Model)
-    parts = [block_layers(model, view, sizes.framework, block, False) for block in model.next_token_blocks]
-    return Unit(next_token_layers(sizes, tuple(chain.from_iterable(parts))), NOTHING, NOTHING)
+    parts = [block_layers(model, view, framework, block, False) for block in model.next_token_blocks]
+    layers = next_token_layers(Sizes(model, view, framework), tuple(chain.from_iterable(parts)))
+    return Unit(layers, NOTHING, NOTHING)
 
 
 _find_unit_maker = lru_cache(maxsize=1024)(UnitMaker)
@@ -152,7 +151,7 @@ class StageMaker:
             # A tied head that shares its stage with the embedding has no weights of its own.
             units.append((self.unit_maker.make_end(False, model.tied and piece.embedding), 1))
             if strategy.mtp_layers:
-                units.append((_make_next_token(self.sizes, self.unit_maker.view), strategy.mtp_layers))
+                units.append((_make_next_token(model, self.unit_maker.view, self.framework), strategy.mtp_layers))
         return units
 
 
