@@ -129,6 +129,11 @@ def test_an_accelerator_and_arguments_of_megatron_are_read() -> None:
     accelerator = SimpleNamespace(state=state, gradient_accumulation_steps=8)
     run, _ = run_check(accelerator, model="llama-3.2-1b", micro_batch=2, seq=512)
     assert (run.run.strategy.micro_batches, run.run.strategy.layout.dp) == (8, 4)
+    state.distributed_type = "DistributedType.FSDP"
+    for word, is_late in (("BackwardPrefetch.BACKWARD_POST", True), ("BackwardPrefetch.BACKWARD_PRE", False)):
+        state.fsdp_plugin = SimpleNamespace(fsdp_version=1, backward_prefetch=word)
+        run, _ = run_check(accelerator, model="llama-3.2-1b", micro_batch=2, seq=512)
+        assert run.run.framework.late_gathers is is_late
     arguments = SimpleNamespace(
         tensor_model_parallel_size=2, micro_batch_size=1, global_batch_size=8, seq_length=2048, world_size=8, bf16=True
     )

@@ -389,6 +389,56 @@ def test_strategies_of_fsdp(tmp_path: Path, strategy: str, sharding: str, reshar
     assert options.get("shard") == (8 if sharding == "hybrid-fsdp" else None)
 
 
+FSDP_1 = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  "
+TRAINER = "per_device_train_batch_size: 1\nmodel_name_or_path: meta-llama/Llama-3.1-8B\nfsdp: full_shard\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "part"),
+    [
+        (FSDP_1 + "fsdp_backward_prefetch: BACKWARD_POST", "post", "understood"),
+        (FSDP_1 + "fsdp_backward_prefetch_policy: BACKWARD_POST", "post", "understood"),
+        (FSDP_1 + "fsdp_backward_prefetch: BACKWARD_PRE", None, "understood"),  # as all profiles of these tools do
+        (FSDP_1 + "fsdp_backward_prefetch: NO_PREFETCH", None, "not_modelled"),
+        (
+            FSDP_1 + "fsdp_backward_prefetch: BACKWARD_POST\n  fsdp_version: 2",
+            None,
+            "ignored",
+        ),  # FSDP2 has no such choice
+        (FSDP_1 + "fsdp_backward_prefetch: BACKWARD_POST\n  fsdp_activation_checkpointing: true", None, "ignored"),
+        (FSDP_1.replace("FULL_SHARD", "NO_SHARD") + "fsdp_backward_prefetch: BACKWARD_POST", None, "ignored"),
+        (FSDP_1.replace("FULL_SHARD", "SHARD_GRAD_OP") + "fsdp_backward_prefetch: BACKWARD_POST", None, "ignored"),
+        (TRAINER + "fsdp_config: {backward_prefetch: backward_post}", "post", "understood"),
+        (TRAINER + "fsdp_config: {backward_prefetch: no_prefetch}", None, "not_modelled"),
+        (TRAINER + "fsdp_config: {backward_prefetch: backward_post}\ngradient_checkpointing: true", None, "ignored"),
+        (
+            "base_model: NousResearch/Llama-3.2-1B\nsequence_len: 1024\nmicro_batch_size: 1\n"
+            "fsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_backward_prefetch: BACKWARD_POST}",
+            "post",
+            "understood",
+        ),
+        (
+            TRAINER + "finetuning_type: full\nfsdp_config: {backward_prefetch: backward_post}",
+            None,
+            "ignored",
+        ),  # recomputes
+        (
+            TRAINER + "finetuning_type: full\ndisable_gradient_checkpointing: true\n"
+            "fsdp_config: {backward_prefetch: backward_post}",
+            "post",
+            "understood",
+        ),
+    ],
+)
+def test_when_fsdp_gathers_for_the_backward(tmp_path: Path, text: str, word: str | None, part: str) -> None:
+    """Torch's BackwardPrefetch (torch/distributed/fsdp/api.py), which FSDP2 has not."""
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    config = read_config(file)
+    assert config.options.get("backward-prefetch") == word
+    assert any("backward_prefetch" in key for key in getattr(config, part))
+
+
 # ---- the same as a command line -----------------------------------------------------------------------
 
 MODELS = {"deepspeed": "llama-3.2-1b", "accelerate": "qwen2.5-7b", "distill_3b_1b": "llama-3.2-1b"}

@@ -36,6 +36,15 @@ RUNS = [
         "--offload optimizer",
     ),
     ("accelerate", "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework transformers --sharding fsdp"),
+    (
+        "accelerate",
+        "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework transformers --sharding fsdp --backward-prefetch post",
+    ),
+    (
+        "accelerate",
+        "llama-3.1-8b --cluster dgx-h100 --gpus 16 --framework transformers --sharding hybrid-fsdp --shard 8 "
+        "--backward-prefetch post",
+    ),
     ("accelerate", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --framework transformers --precision autocast-bf16"),
     ("accelerate", "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework deepspeed-transformers --sharding zero-3"),
 ]

@@ -484,7 +484,12 @@ def _accelerate_table(accelerator: Any) -> dict[str, object]:
     if kind == "FSDP" and plugin is not None:
         reshard = str(getattr(plugin, "reshard_after_forward", True))
         version = getattr(plugin, "fsdp_version", 2)
-        table["fsdp_config"] = {"fsdp_version": version, "fsdp_reshard_after_forward": reshard}
+        prefetch = str(getattr(plugin, "backward_prefetch", ""))
+        table["fsdp_config"] = {
+            "fsdp_version": version,
+            "fsdp_reshard_after_forward": reshard,
+            "fsdp_backward_prefetch": prefetch,
+        }
     return table
 
 

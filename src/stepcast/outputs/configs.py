@@ -289,7 +289,11 @@ def write_accelerate(run: EmittedRun) -> str:
     strategy, layout = run.strategy, run.strategy.layout
     if layout.pp > 1:
         raise ValueError("accelerate has no pipelines: predict with --pp 1, or emit megatron or torchtitan")
-    keys = write_choices("accelerate", _drop_single(run.choices))
+    choices = dict(_drop_single(run.choices))
+    # Only FSDP1 has a key for late gathers, and frees parameters by its strategy.
+    is_late = run.framework.late_gathers and choices.get("reshard") is not False
+    choices.pop("reshard" if is_late else "backward-prefetch", None)
+    keys = write_choices("accelerate", choices)
     narrow, kind = strategy.precision in (DType.BF16, DType.FP16), keys["distributed_type"]
     # Mixed precision of FSDP stores fp32 weights, that of DDP is autocast; without it the model keeps its precision.
     mixed = {"FSDP": run.framework.optimizer.master_weights, "DEEPSPEED": True}

@@ -81,6 +81,11 @@ def _deepspeed_precision(keys: Keys) -> str:
     return precision
 
 
+PREFETCH = (
+    *("fsdp_config.fsdp_backward_prefetch", "fsdp_config.fsdp_backward_prefetch_policy"),
+    "fsdp_config.backward_prefetch",
+)
+FSDP_VERSION = ("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
 # Strategies of accelerate that keep gathered parameters until the backward pass.
 WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
 
@@ -102,8 +107,6 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     if kind == "FSDP":
         keys.number("fsdp_config.fsdp_version")
         keys.raw("fsdp_config.fsdp_forward_prefetch")
-        if keys.word("fsdp_config.fsdp_backward_prefetch") in ("no_prefetch", "backward_post"):
-            keys.report("parameters are predicted as gathered ahead", "fsdp_config.fsdp_backward_prefetch")
         sharding = WORDS["accelerate_sharding"].get(keys.word("fsdp_config.fsdp_sharding_strategy"), "fsdp")
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
     split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
@@ -125,6 +128,8 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         shard=shard,
         offload="optimizer" if offloads_parameters or offloads_states else None,
     )
+    if kind == "FSDP":
+        options |= _read_prefetch(keys, options)
     # A DeepSpeed file may leave its format to accelerate, which names one.
     is_open = inner is None or ("mixed_precision" in keys and any(name.endswith("16.enabled") for name in inner.unset))
     own = given_options(**_accelerate_precision(keys, kind, sharding)) if is_open else {}
@@ -139,6 +144,22 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
                 keys.assume(text)
     config = keys.config("accelerate", DEEPSPEED if kind == "DEEPSPEED" else "transformers", {**options, **own})
     return config if inner is None else config.add_inner(FILE, inner)
+
+
+def _read_prefetch(keys: Keys, options: Options) -> Options:
+    """Return when FSDP gathers a layer for the backward, where it is later than usual (torch/distributed/fsdp/api.py,
+    BackwardPrefetch). FSDP2 has no such choice.
+    """
+    word = keys.last_word(*PREFETCH)
+    if word == "no_prefetch":
+        keys.report("parameters are predicted as gathered ahead", *PREFETCH)
+    if word != "backward_post":
+        return {}
+    gathers = options.get("sharding") in ("fsdp", "hybrid-fsdp") and options.get("reshard") is not False
+    if gathers and options.get("recompute") != "full" and keys.number(*FSDP_VERSION) != 2:
+        return {"backward-prefetch": "post"}
+    keys.report_without_effect(*PREFETCH)
+    return {}
 
 
 def stage_by_name(keys: Keys, path: str) -> int:
@@ -305,6 +326,9 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
             if name not in options:
                 options[name] = value
                 keys.assume(f"--{name} {value}, the tool's default")
+    options |= _read_prefetch(keys, options)
+    if options.get("recompute") == "full":  # of accelerate's file, which does not know that layers are recomputed
+        options.pop("backward-prefetch", None)
     framework = DEEPSPEED if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
@@ -465,7 +489,7 @@ def _read_sharding(keys: Keys) -> dict[str, OptionValue]:
     fsdp = keys.raw("fsdp")
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     strategy = keys.word("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy")
-    version = keys.number("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
+    version = keys.number(*FSDP_VERSION)
     if words.lower() in ("", "none", "false") and not strategy and version is None and not keys.count("shard"):
         return {}
     chosen = next((ours for word, ours in WORDS["fsdp"].items() if word in f"{words.lower()} {strategy}"), "fsdp")
