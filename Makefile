@@ -11,7 +11,7 @@
 #
 # Extras, each tested in an environment of its own:
 # make test-web      the app and the pages in a browser (extras web and browser)
-# make test-torch    capture, record, run and profile (extra torch)
+# make test-torch    capture, check, record, run and profile (extra torch)
 # make test-mcp      the tools for agents, by the reference client (extra mcp)
 # make test-lowest   the package with the oldest versions that it allows
 # make test-engines  sweeps on Dask, Ray and Slurm's stand-in, and Parquet files (extras dask, ray, slurm, parquet)
@@ -81,7 +81,7 @@ test-web: .venv-web/.installed
 	.venv-web/bin/python -m pytest tests/serve tests/browser
 
 test-torch: .venv-torch/.installed
-	.venv-torch/bin/python -m pytest -n auto --dist worksteal tests/pytorch
+	.venv-torch/bin/python -m pytest -n auto --dist worksteal tests/pytorch tests/checking
 
 test-mcp: .venv-mcp/.installed
 	.venv-mcp/bin/python -m pytest tests/agents

@@ -84,6 +84,14 @@ def test_samples_of_several_lengths_are_padded() -> None:
     assert 128 < run.run.strategy.seq < 2048
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU, whether or not another test has loaded PyTorch, which would find none."""
+    monkeypatch.setattr("stepcast.checking.run.has_gpu", lambda: True)
+    monkeypatch.setattr("stepcast.checking.run.measure_peaks", lambda: None)
+
+
+@pytest.mark.usefixtures("gpu")
 def test_the_callback_compares_steps_with_the_forecast() -> None:
     trainer = Trainer(Model(), [1024] * 100)
     run, lines = run_check(trainer, compare_after=3)
@@ -96,6 +104,16 @@ def test_the_callback_compares_steps_with_the_forecast() -> None:
     assert run.facts["measured_s"] < run.facts["predicted_s"]
 
 
+def test_steps_without_a_gpu_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    monkeypatch.setattr("stepcast.checking.run.gather_slowest", lambda loading_s: None)
+    run, lines = run_check(Trainer(Model(), [1024] * 100), compare_after=3)
+    for _ in range(6):
+        run.step()
+    assert "a step without a GPU; the forecast is for h100-sxm" in lines[3]
+
+
+@pytest.mark.usefixtures("gpu")
 def test_peaks_of_a_gpu_with_nothing_on_it_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepcast.checking.run.measure_peaks", lambda: (0, 0))
     trainer = Trainer(Model(), [1024] * 100)
