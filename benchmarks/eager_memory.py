@@ -207,4 +207,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main() if sys.argv[1:] else sys.exit(__doc__)

@@ -132,7 +132,7 @@ print(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    folders = [Path(word) for word in sys.argv[1:]]
+    folders = [Path(word) for word in sys.argv[1:]] or sys.exit(__doc__)
     good = [compare_run(folder) for folder in folders]
     good += [compare_traces(*folders)] if len(folders) == 2 else []
     sys.exit(not all(good))

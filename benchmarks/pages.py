@@ -52,3 +52,7 @@ def run() -> None:
         browser.close()
     moves = f"a frame takes {min(draw):.1f} ms, {max(frames):.0f} frames a second"
     print(f"  ready after {min(ready):.0f} ms; {moves}")
+
+
+if __name__ == "__main__":
+    run()

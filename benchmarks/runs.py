@@ -43,3 +43,7 @@ def run() -> None:
     )
     print(f"mean {found.total_s.mean() / DAY:.2f} days, standard error {found.error_s / DAY:.4f}; "
           f"of 100 in the loop {np.mean(alone) / DAY:.2f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    run()
