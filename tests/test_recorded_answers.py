@@ -9,6 +9,8 @@ files shows which answers the change reaches.
 import contextlib
 import io
 import json
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,11 @@ def recorded() -> list[tuple[str, int, Any]]:
 
 @pytest.mark.parametrize(("command", "status", "figures"), recorded(), ids=lambda value: str(value)[:60])
 def test_answer_is_the_recorded_one(command: str, status: int, figures: Any) -> None:
+    compare_answer(command, status, figures)
+
+
+def compare_answer(command: str, status: int, figures: Any) -> None:
+    """Ask *command* and compare with what was recorded."""
     now = answer(command.split())
     assert now[0] == status, now[1]
     if isinstance(figures, str):
@@ -96,6 +103,25 @@ def test_answer_is_the_recorded_one(command: str, status: int, figures: Any) -> 
         for kind in (str, float | int):
             found, known = ([value for value in values if isinstance(value, kind)] for values in (now[1], figures))
             assert found == (known if kind is str else pytest.approx(known, rel=1e-8, abs=1e-15))
+
+
+def forget_values() -> None:
+    """Clear the caches of all modules."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("stepcast.")]:
+        for value in list(vars(module).values()):
+            if not isinstance(value, type) and callable(clear := getattr(value, "cache_clear", None)):
+                clear()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_do_not_depend_on_those_before(seed: int) -> None:
+    """A quarter of the commands in one process and in a random order, the first time without cached values and then
+    backwards with those of the others: values cached by identity were once those of another strategy.
+    """
+    commands = random.Random(seed).sample(recorded(), len(recorded()) // 4)
+    forget_values()
+    for command, status, figures in (*commands, *commands[::-1][::3]):
+        compare_answer(command, status, figures)
 
 
 if __name__ == "__main__":
