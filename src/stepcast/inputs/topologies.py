@@ -108,7 +108,7 @@ class _NcclDump:
         if len(set(nets)) > 1:
             warnings.append("its NICs differ in speed: taken as the one that most have")
         return Wiring(
-            told_by="nccl-topo",
+            source_format="nccl-topo",
             gpu=PCI_DEVICES.get(device),
             gpus=gpus,
             fabric=fabric,
@@ -174,7 +174,7 @@ def read_matrix(source: Source) -> Wiring:
     if near and len(near) < len(nics):
         warnings.append(f"{len(nics) - len(near)} of {len(nics)} NICs are near no GPU: not counted")
     return Wiring(
-        told_by="nvidia-smi-topo",
+        source_format="nvidia-smi-topo",
         gpus=len(gpus),
         fabric=fabric,
         fabric_links=count or None,
@@ -272,7 +272,7 @@ def read_slurm(source: Source) -> Wiring:
     if sizes and sizes[0] > size:
         warnings.append(f"BlockSizes begins with {sizes[0]}, more than a block's {size} nodes")
     block_nodes = sum(blocks.values())
-    return Wiring(told_by="slurm-topology", nodes=block_nodes, scale_up_nodes=size, warnings=tuple(warnings))
+    return Wiring(source_format="slurm-topology", nodes=block_nodes, scale_up_nodes=size, warnings=tuple(warnings))
 
 
 def _slurm_lines(source: Source) -> Iterator[tuple[int, str]]:
@@ -366,7 +366,7 @@ def _tree_wiring(switches: Mapping[str, _SlurmSwitch]) -> Wiring:
     if max(depths) > 2:
         warnings.append("more than three tiers of switches: those above the third are left out")
     return Wiring(
-        told_by="slurm-topology",
+        source_format="slurm-topology",
         nodes=len(switches_of_node),
         leaf_nodes=size if len(leaves) > 1 else None,
         pod_nodes=size * max(pods) if pods else None,

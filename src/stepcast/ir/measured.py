@@ -311,7 +311,7 @@ class Wiring:
     are the NVLinks of a GPU's port on the switch, of an edge of the mesh, or of a bridge.
     """
 
-    told_by: str  # the format that states it
+    source_format: str  # the format that states it
     gpu: str | None = None  # as the catalogue calls it
     gpus: int | None = None  # of a node
     fabric: str | None = None
@@ -329,7 +329,7 @@ class Wiring:
 
     def facts(self) -> dict[str, object]:
         """Return the stated facts by name."""
-        facts = {name: getattr(self, name) for name in self.__slots__ if name not in ("warnings", "told_by")}
+        facts = {name: getattr(self, name) for name in self.__slots__ if name not in ("warnings", "source_format")}
         return {"kind": "wiring", **{name: value for name, value in facts.items() if value is not None}}
 
 

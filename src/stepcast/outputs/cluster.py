@@ -27,7 +27,7 @@ def write(wiring: Wiring) -> bytes:
     # NICs are left out where nobody states how fast they are.
     has_unknown_nics = known.node.nic is None and wiring.nic_bytes_per_s is None
     tables: dict[str, dict[str, object]] = {
-        "": {"base": base, "description": f"as described by {wiring.told_by}", "nodes": wiring.nodes},
+        "": {"base": base, "description": f"as described by {wiring.source_format}", "nodes": wiring.nodes},
         "node": {"gpus": wiring.gpus, "nics": None if has_unknown_nics else wiring.nics},
         "node.nic": {"bandwidth": _rate(wiring.nic_bytes_per_s)},
         "node.fabric": {},
@@ -46,7 +46,7 @@ def write(wiring: Wiring) -> bytes:
     if wiring.leaf_nodes is not None and known.topology.kind is NetworkKind.TORUS:
         network["kind"] = str(NetworkKind.FAT_TREE)
     texts = {name: toml_rows(table) for name, table in tables.items()}
-    texts["sources"] = toml_rows({name: wiring.told_by for name, text in texts.items() if name and text})
+    texts["sources"] = toml_rows({name: wiring.source_format for name, text in texts.items() if name and text})
     return "".join(f"\n[{name}]\n{text}" if name else text for name, text in texts.items() if text).encode()
 
 
