@@ -44,14 +44,14 @@ def run(args: argparse.Namespace) -> int:
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
     keep = _Keeper(args.output, document, lambda: paces.append(backend.launch()))
     points = measuring.measure(cases, backend, document.points, limit_s, time.monotonic, keep)
-    kept_up = sustained_cases(gpu, default_fit(), backend.formats)
-    points = measuring.measure_sustained(kept_up, backend, points)
+    sustained = sustained_cases(gpu, default_fit(), backend.formats)
+    points = measuring.measure_sustained(sustained, backend, points)
     show_status("")
-    power = fit_energies(kept_up, points, gpu, default_fit())
+    power = fit_energies(sustained, points, gpu, default_fit())
     # Points of an earlier run with other options count too.
     every = {case.name: case for quick in (False, True)
              for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
-    every |= {case.name: case for case in kept_up}
+    every |= {case.name: case for case in sustained}
     fit = Calibration(gpu.name, {}, power=power).adapt_fit(gpu, default_fit())
     fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
     before = int(paces[0].get(LOOKS, 1))

@@ -24,17 +24,17 @@ def run(args: argparse.Namespace) -> int:
     measured: dict[str, MeasuredColumns] = {}
     places, absent = _places(args)
     check_applicable(args, sets=[entry.name for entry, _ in places])
-    for entry, found_at in places:
+    for entry, paths in places:
         show_status(entry.name)
         with watch_progress(ProgressBar(entry.name, " rows")):
             named = {"nccl-tests": {"cluster": args.cluster}, "transformers": {"calibration": args.calibration}}
             options = {option: value for option, value in named.get(entry.name, {}).items() if value}
-            measurements = entry.measure(*map(str, found_at), **options)
+            measurements = entry.measure(*map(str, paths), **options)
         board = build_scoreboard(measurements)
         if args.data and board.summary is None:
             counted = "; ".join(f"{reason} ({count} rows)" for reason, count in board.skipped.items())
             why = counted.replace("(1 rows)", "(1 row)") or "give a folder laid out like the set"
-            raise ValueError(f"{found_at[0]}: no row of the set {entry.name} could be compared: {why}")
+            raise ValueError(f"{paths[0]}: no row of the set {entry.name} could be compared: {why}")
         boards[entry.name], measured[entry.name] = board, measurements.columns
     show_status("")
     sets = {name: _board_facts(board) for name, board in boards.items()}
@@ -78,7 +78,7 @@ def _places(args: argparse.Namespace) -> tuple[Places, list[MeasurementSet]]:
             folders = ", ".join(entry.folders[0] for entry in chosen)
             raise ValueError(f"{data}: holds none of the folders {folders}; say which set it is with --set")
         return given, []
-    places = [(entry, found_at) for entry in chosen if (found_at := _default_places(entry))]
+    places = [(entry, paths) for entry in chosen if (paths := _default_places(entry))]
     absent = [entry for entry in chosen if entry not in [there for there, _ in places]]
     if args.set and absent:
         raise ValueError(f"the rows of {absent[0].name} are not at hand; give their folder with --data DIR")

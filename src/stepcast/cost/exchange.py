@@ -117,8 +117,8 @@ def exchange_s(
         stages_s.append(tokens * copies.to_nodes * token_bytes / (fit.network_share * rate))
     if fit.sm_bytes_per_s:
         once_s = token_bytes / fit.once_bytes_per_s if fit.once_bytes_per_s else 0.0
-        copies_made = copies.to_ranks + copies.to_nodes / crossing if has_several_nodes else copies.to_ranks
-        work_s = copies_made * (token_bytes / fit.sm_bytes_per_s + fit.copy_s) + fit.token_s + once_s
+        copy_count = copies.to_ranks + copies.to_nodes / crossing if has_several_nodes else copies.to_ranks
+        work_s = copy_count * (token_bytes / fit.sm_bytes_per_s + fit.copy_s) + fit.token_s + once_s
         stages_s.append(tokens * work_s / sms * (fit.forward_factor if has_several_nodes else 1.0))
     seconds: Number = start_s + sum(stage_s**SHARPNESS for stage_s in stages_s) ** (1.0 / SHARPNESS)
     if fit.chunk_tokens:

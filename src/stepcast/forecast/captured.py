@@ -302,9 +302,9 @@ def _list_moments(
     yield MemoryMoment(every, 0.0, update / spread.ways)
 
 
-def _peak(gradients: float, held: float, kept: int, peak: int, others: float) -> MemoryMoment:
-    """Return the moment at which a layer that keeps *kept* needs *peak*."""
-    return MemoryMoment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
+def _peak(gradients: float, held: float, saved: int, peak: int, others: float) -> MemoryMoment:
+    """Return the moment at which a layer that saves *saved* bytes needs *peak*."""
+    return MemoryMoment(gradients, held + min(saved, peak), max(0, peak - saved) + others)
 
 
 def _complete_report(

@@ -114,8 +114,8 @@ class WorkTable:
 
     def works_s(self, lists: Sequence[OpList]) -> FloatArray:
         """Return the seconds of each work of *lists*; 0 for communication that does not run."""
-        made_of = (lists, self.compute.base, self.moving)
-        return _SECONDS.get(made_of, partial(self._price_lists, lists), self.compute.pace)
+        inputs = (lists, self.compute.base, self.moving)
+        return _SECONDS.get(inputs, partial(self._price_lists, lists), self.compute.pace)
 
     def _price_lists(self, lists: Sequence[OpList]) -> FloatArray:
         hot, cool = self.compute.base.spent, self.compute.base.cool.spent

@@ -77,7 +77,7 @@ GROUP_RANKS = Limit("ranks of all process groups", 2_000_000, "twenty groups of 
 NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
 NSYS_DEVICES = Limit("devices of an Nsight Systems export", 1_024, "a node has up to 72")
 SLOTS = Limit("slots of a schedule that are run one by one", 2**18, "where there is no steady state to go by")
-OPS_TOLD = Limit(
+OPS_DESCRIBED = Limit(
     "ops of a stage without layers, times the calls of it that begin unlike",
     2_000_000,
     "the report looks at each; stages have some thousand ops",

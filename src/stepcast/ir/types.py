@@ -182,22 +182,20 @@ class ByIdentity(Generic[Value]):
         self._most = most
         self._known: dict[tuple[object, ...], tuple[Sequence[object], Value]] = {}
 
-    def get(self, made_of: Sequence[object], make: Callable[[], Value], *key: object) -> Value:
-        """Return the value for *made_of* and *key*, made now unless it is known."""
-        place = (*key, *map(id, made_of))
-        return (self._known.get(place) or self._add(place, made_of, make()))[1]
+    def get(self, parts: Sequence[object], make: Callable[[], Value], *key: object) -> Value:
+        """Return the value for *parts* and *key*, made now unless it is known."""
+        place = (*key, *map(id, parts))
+        return (self._known.get(place) or self._add(place, parts, make()))[1]
 
     def of(self, thing: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
         """Return the value for a single object, the usual case: ``make(thing, key)``."""
         place = (key, id(thing))
         return (self._known.get(place) or self._add(place, (thing,), make(thing, key)))[1]
 
-    def _add(
-        self, place: tuple[object, ...], made_of: Sequence[object], value: Value
-    ) -> tuple[Sequence[object], Value]:
+    def _add(self, place: tuple[object, ...], parts: Sequence[object], value: Value) -> tuple[Sequence[object], Value]:
         if len(self._known) >= self._most:
             self._known.clear()
-        entry = self._known[place] = (made_of, value)
+        entry = self._known[place] = (parts, value)
         return entry
 
     def cache_clear(self) -> None:

@@ -22,7 +22,7 @@ from stepcast.questions.choices import ValueSpellingError
 from stepcast.units import format_percent
 
 SIMULATED_STEPS = 400
-LEAST_DRAWN, MOST_DRAWN = 100_000, 4_000_000  # samples in them: few have another mean than all
+LEAST_SAMPLES, MOST_SAMPLES = 100_000, 4_000_000  # samples in them: few have another mean than all
 SORTED_BATCHES = 50  # transformers, trainer_pt_utils.py: mega_batch_mult
 
 
@@ -109,9 +109,9 @@ def shape_batches(
         text = f"packed sequences of {seq:,} tokens, {inside} ({about})"
         return BatchShape(seq, seq, document, samples_each, text)
     # As many ranks as are simulated in reasonable time: the slowest of more is hardly slower.
-    ranks = max(1, min(replicas, MOST_DRAWN // (SIMULATED_STEPS * micro_batch * rounds)))
+    ranks = max(1, min(replicas, MOST_SAMPLES // (SIMULATED_STEPS * micro_batch * rounds)))
     together = max(1, SORTED_BATCHES // ranks) if batching == "grouped" else 1
-    steps = max(SIMULATED_STEPS, LEAST_DRAWN // (ranks * rounds * micro_batch)) // together * together
+    steps = max(SIMULATED_STEPS, LEAST_SAMPLES // (ranks * rounds * micro_batch)) // together * together
     samples = np.random.default_rng(0).choice(tokens, (steps, ranks * rounds, micro_batch))
     if batching == "grouped":
         samples = np.sort(samples.reshape(steps // together, -1), axis=1).reshape(samples.shape)

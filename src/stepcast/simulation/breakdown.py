@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.layout import Channel, Group
-from stepcast.ir.limits import OPS_TOLD
+from stepcast.ir.limits import OPS_DESCRIBED
 from stepcast.ir.types import dataclass
 from stepcast.simulation.engine import Run, piece_maps
 from stepcast.simulation.lanes import COMPUTE, Lanes
@@ -58,7 +58,7 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     calls, entry_of = _find_entries(run, calculator)
     chains = [program.chains[program.segment[call]] for call, _ in calls]
     ops = [program.pieces[number][0].shape.ops for chain in chains for number, _ in chain]
-    OPS_TOLD.check(sum(count for count in ops if count > LONG))
+    OPS_DESCRIBED.check(sum(count for count in ops if count > LONG))
     parts = [calculator.split_call(chain, entry) for chain, (_, entry) in zip(chains, calls, strict=True)]
     spent, idle_s = np.array([part[0] for part in parts]), np.array([part[1] for part in parts])
     per_call = spent[entry_of]

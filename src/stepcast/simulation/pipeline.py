@@ -109,7 +109,7 @@ class PipelineTemplate(CallTable):
         every = self.kinds[: len(frames)]
         ends = [(kind.slots[0].chunk, kind.slots[-1].chunk) if kind.slots else (0, 0) for kind in every]  # type: ignore[union-attr]
         first, last = np.array([kind.stage for kind in every]) * self.chunks + np.array(ends, np.int64).reshape(-1, 2).T  # type: ignore[union-attr]
-        _, where, alike = distinct((frames * count + places[first]) * count + places[last])
+        _, where, groups = distinct((frames * count + places[first]) * count + places[last])
         kinds: list[tuple[PipelineCall, int]] = []
         runs: dict[Hashable, SlotCall] = {}
         numbers: dict[Hashable, int] = {}
@@ -136,7 +136,7 @@ class PipelineTemplate(CallTable):
             if isinstance(kind, RoundCall) and same.turns:
                 key = (kind.number, same.turns[kind.stage], len(waits[kind.number].get(kind.stage, ())))
             others.append(number(kind, key))
-        return CallGroups(kinds, list(runs.values()), np.array([*np.array(which)[alike].tolist(), *others], np.int64))
+        return CallGroups(kinds, list(runs.values()), np.array([*np.array(which)[groups].tolist(), *others], np.int64))
 
 
 class CallGroups(NamedTuple):

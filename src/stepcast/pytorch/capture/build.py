@@ -194,7 +194,7 @@ class _Segments:
             storage = trace.storages[number]
             if storage.role != "activations":
                 continue
-            if storage.made <= end and (storage.freed is None or storage.freed > end):
+            if storage.created <= end and (storage.freed is None or storage.freed > end):
                 saved[place] += storage.size_bytes
                 split_saved[place] += storage.size_bytes if number in shared else 0
             if number in computed:
@@ -346,7 +346,7 @@ def held_over_time(trace: StepTrace, counts: Callable[[int, str], bool]) -> list
     changes = [0] * (events + 2)
     for number, storage in enumerate(trace.storages):
         if counts(number, storage.role):
-            changes[min(storage.made, events)] += storage.size_bytes
+            changes[min(storage.created, events)] += storage.size_bytes
             if storage.freed is not None:
                 changes[min(storage.freed, events + 1)] -= storage.size_bytes
     return list(accumulate(changes[:events]))
@@ -360,10 +360,10 @@ def _peak_memory(trace: StepTrace) -> CapturedMemory:
     fullest = held.index(max(held)) if held else 0
     roles: dict[str, int] = defaultdict(int)
     for storage in trace.storages:
-        if storage.made > fullest or (storage.freed is not None and storage.freed <= fullest):
+        if storage.created > fullest or (storage.freed is not None and storage.freed <= fullest):
             continue
         role = "parameters" if storage.role == "buffers" else storage.role
-        if role == "activations" and (storage.made >= end or (storage.freed or len(events)) <= end):
+        if role == "activations" and (storage.created >= end or (storage.freed or len(events)) <= end):
             role = "temporary"
         roles[role] += storage.size_bytes
     activations = held_over_time(trace, lambda number, role: role == "activations")
@@ -463,7 +463,7 @@ class _Replay:
         products = [tick for tick, event in enumerate(trace.events) if event.name in PRODUCTS]
         threads = {moments[tick] is Moment.BACKWARD: tick for tick in reversed(products)}
         self._products = set(threads.values())
-        self._made, self._freed = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        self._created, self._freed = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         # Sizes of what the last step left and this one frees: gradients, and graphs that a later backward uses.
         self._stale = defaultdict[int, list[int]](list)
         self._states = list[int]()
@@ -479,10 +479,10 @@ class _Replay:
                 self._make(number)
             elif role == "optimizer":
                 self._states.append(number)
-            elif freed is not None and (is_carried or (role == "gradients" and not storage.made)):
+            elif freed is not None and (is_carried or (role == "gradients" and not storage.created)):
                 self._stale[freed].append(storage.size_bytes)
             elif freed != 0:
-                self._made[min(storage.made, self._ticks - 1)].append(number)
+                self._created[min(storage.created, self._ticks - 1)].append(number)
                 if freed is not None:
                     self._freed[min(freed, self._ticks - 1)].append(number)
 
@@ -498,7 +498,7 @@ class _Replay:
     def run_step(self, is_first: bool) -> None:
         """Allocate and free the storages of one step; the first also makes what stays."""
         for tick in range(self._ticks):
-            self._free(number for number in self._freed[tick] if self._storages[number].made < tick)
+            self._free(number for number in self._freed[tick] if self._storages[number].created < tick)
             for size in self._stale[tick]:
                 if self._left[size]:
                     self.memory.free(self._left[size].pop(0))
@@ -509,7 +509,7 @@ class _Replay:
             if is_first and tick == self._update:
                 for number in self._states:
                     self._make(number)
-            for number in self._made[tick]:
+            for number in self._created[tick]:
                 if not (self._storages[number].role == "gradients" and not tick and number in self._blocks):
                     self._make(number)
                     if self._storages[number].freed == tick:  # by the operator itself, before it makes the next
@@ -517,10 +517,10 @@ class _Replay:
             if is_first and tick in self._products:
                 self.memory.allocate(MEASURED["product_buffer"])
                 self.buffers += MEASURED["product_buffer"]
-            self._free(number for number in self._freed[tick] if self._storages[number].made >= tick)
+            self._free(number for number in self._freed[tick] if self._storages[number].created >= tick)
         expected = Counter(size for sizes in self._stale.values() for size in sizes)
         for number, storage in enumerate(self._storages):
-            is_left = storage.role in ("gradients", "activations") and storage.freed is None and storage.made
+            is_left = storage.role in ("gradients", "activations") and storage.freed is None and storage.created
             left = self._left[storage.size_bytes]
             if is_left and number in self._blocks and len(left) < expected[storage.size_bytes]:
                 left.append(self._blocks.pop(number))

@@ -442,7 +442,7 @@ def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTra
     program.optimizer.zero_grad(set_to_none=True)
     tracer.trace.events.clear()
     for storage in tracer.trace.storages:
-        storage.made = 0
+        storage.created = 0
         storage.freed = None if storage.freed is None else 0
     tracer.moment = Moment.FORWARD
     tracer.add_existing([program.model], [program.optimizer])

@@ -471,7 +471,7 @@ def fold_passes(trace: StepTrace, passes: Sequence[int]) -> tuple[StepTrace, int
         moment = Moment.OPTIMIZER if number >= passes[-1] or clears else event.moment
         trace.events.append(event._replace(moment=moment, source=max(event.source - start, -1)))
     for storage in trace.storages:
-        storage.made = max(0, storage.made - start)
+        storage.created = max(0, storage.created - start)
         storage.freed = None if storage.freed is None else max(0, storage.freed - start)
     trace.uncompiled = {number - start for number in trace.uncompiled if number >= start}
     trace.host_waits = {number - start for number in trace.host_waits if number >= start}

@@ -101,7 +101,7 @@ class Storage:
     """One piece of memory: its bytes, and the numbers of the events that made and freed it."""
 
     size_bytes: int
-    made: int
+    created: int
     freed: int | None = None
     role: str = "activations"
     is_carried: bool = False  # made by the step before

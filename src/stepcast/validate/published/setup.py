@@ -232,7 +232,7 @@ def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     if "efa" in run.network.lower():
         name = str(WORDS["efa"].get(name, name))
     memory = f" {run.gpu_memory_gb:.0f}gb" if run.gpu_memory_gb else ""
-    changes += (change for found in _find_patterns(word + memory, "gpus") for change in found)
+    changes += (change for matches in _find_patterns(word + memory, "gpus") for change in matches)
     if name.endswith("nvl72") and run.gpus > RACK_GPUS:
         changes.append(f"network.scale_up_nodes={TRAYS_PER_RACK}")
     changes += next(_find_patterns(run.network, "networks"), ())
