@@ -139,3 +139,15 @@ def test_an_unknown_file_named_by_itself_is_an_error(run_folder: Path, capsys: p
     status, out, err = run(capsys, "show", str(MEGATRON), str(run_folder / "README.md"))
     assert (status, out) == (2, "")
     assert "README.md: text of no known format" in err
+
+
+def test_convert_takes_its_output_as_an_option_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / name) for name in ("first.txt", "second.txt")]
+    assert run(capsys, "convert", str(LLAMA), files[0], "--to", "simai")[0] == 0
+    assert run(capsys, "convert", "--to", "simai", "-o", files[1], str(LLAMA))[0] == 0
+    assert Path(files[0]).read_bytes() == Path(files[1]).read_bytes()
+    for words, error in (([], "no file to write given"), ([files[0], "-o", files[1]], "two files to write")):
+        status, _, err = run(capsys, "convert", str(LLAMA), *words, "--to", "simai")
+        assert status == 2
+        assert error in err
+        assert err.count("\n") == 1

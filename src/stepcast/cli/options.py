@@ -70,7 +70,8 @@ OWN_TYPES: Mapping[str, Callable[[str], object]] = {
     "collective kind": _read_collective,
     "op --seq": readers.count(1, limits.ELEMENTS.most),
     "serve --name": _read_host,
-    **dict.fromkeys(("demo --output", "sweep --output", "simulate --schedule"), str),  # folders, a file
+    # Folders, a file, and what may be a prefix or standard output.
+    **dict.fromkeys(("demo --output", "sweep --output", "simulate --schedule", "convert --output"), str),
 }
 MATRIX_KINDS = ("matmul", "bmm", "grouped", "attention")
 # Values that rows name instead of listing them.

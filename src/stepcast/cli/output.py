@@ -35,7 +35,7 @@ UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")  # in a URL
 # Arguments of verbs that name files to write and files to read.
-WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file", "markdown", "junit")
+WRITTEN = ("trace", "html", "to_workload", "output", "out", "save", "to_file", "markdown", "junit")
 READ = (
     *("what", "workload", "captured", "file", "run", "config", "files", "runs", "input", "predicted", "measured"),
     *("model", "cluster", "gpu", "calibration", "framework", "failures", "schedule", "data", "baseline", "forecast"),
