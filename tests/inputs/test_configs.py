@@ -70,7 +70,7 @@ torchtitan/qwen3_32b.toml | qwen3-32b | micro-batch=2 recompute=full precision=b
 torchtitan/qwen3_next_80b_a3b.toml | qwen3-next-80b-a3b | seq=4096 micro-batch=8 precision=bf16 | quantize.linear.mx.filter_fqns
 torchtitan/llama4_17bx16e.toml | llama-4-scout | tp=8 micro-batch=8 kernels=plain precision=bf16 | optimizer.lr
 deepspeed/zero2_auto.json | | sharding=zero-2 accumulation=1 precision=fp16 bucket-mb=400.0 optimizer=adamw | scheduler.type optimizer.params.lr ~zero_optimization.allgather_bucket_size
-deepspeed/zero3_auto.json | | sharding=zero-3 precision=bf16 overlap=gradients,parameters | wall_clock_breakdown
+deepspeed/zero3_auto.json | | sharding=zero-3 overlap=gradients,parameters | wall_clock_breakdown
 deepspeed/zero3_offload.json | | sharding=zero-3 offload=optimizer overlap=none | ~zero_optimization.offload_param.device
 deepspeed/z3_partial_offload.json | | sharding=zero-3 offload=optimizer | zero_force_ds_cpu_optimizer
 deepspeed/gbs256_mbs32_zero1.json | | gpus=8 micro-batch=32 global-batch=256 sharding=zero-1 precision=fp16 | prescale_gradients
@@ -787,19 +787,39 @@ def test_accumulation_and_global_batch_must_agree(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("formats", "precision"),
     [
-        ({"bf16": {"enabled": "auto"}}, "bf16"),
-        ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, "bf16"),
+        ({"bf16": {"enabled": "auto"}}, None),
+        ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, None),
         ({"fp16": {"enabled": "auto"}}, "fp16"),
         ({"fp16": {"enabled": True}}, "fp16"),
         ({"bf16": {"enabled": False}}, "fp32"),
         ({}, "fp32"),
     ],
 )
-def test_auto_is_taken_for_bf16_and_said(tmp_path: Path, formats: dict[str, object], precision: str) -> None:
+def test_auto_is_taken_for_the_format_of_the_gpu(
+    tmp_path: Path, formats: dict[str, object], precision: str | None
+) -> None:
     text = json.dumps({**formats, "zero_optimization": {"stage": 2}})
     found = read_text(tmp_path, text, "ds.json")
-    assert found.options["precision"] == precision
-    assert any("auto" in note and precision in note for note in found.assumed) == ("auto" in text)
+    assert found.options.get("precision") == precision
+    assert any("auto" in note and (precision or "bf16") in note for note in found.assumed) == ("auto" in text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds.json", '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}'),
+        ("axolotl.yaml", "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: auto\n"),
+        ("accelerate.yaml", "distributed_type: MULTI_GPU\nnum_processes: 1\n"),
+    ],
+)
+def test_formats_left_open_are_those_of_the_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    """A V100 has no bf16 (NVIDIA V100 data sheet); Axolotl then switches fp16 on (utils/config/__init__.py)."""
+    (tmp_path / name).write_text(text)
+    words = ["predict", "--config", str(tmp_path / name), "--model", "llama-3.2-1b", "--seq", "512", "--gpus", "1"]
+    for gpu, precision in (("v100-sxm-32gb", "fp16"), ("h100", "bf16")):
+        assert run_json(capsys, *words, "--gpu", gpu)["strategy"]["precision"] == precision
 
 
 def test_deepspeed_is_software_of_today(capsys: pytest.CaptureFixture[str]) -> None:

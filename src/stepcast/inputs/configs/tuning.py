@@ -67,7 +67,8 @@ def _overlap(stage: int, overlap_comm: bool | None) -> str:
     return "gradients,parameters" if stage == 3 else "gradients"
 
 
-def _deepspeed_precision(keys: Keys) -> str:
+def _deepspeed_precision(keys: Keys) -> str | None:
+    """Return the format; None where the file leaves it open, for that of the GPU."""
     switches = {f"{name}.enabled": name for name in ("bf16", "bfloat16", "fp16")}
     for switch, name in switches.items():
         if keys.flag(switch):
@@ -75,9 +76,9 @@ def _deepspeed_precision(keys: Keys) -> str:
     open_keys = [switch for switch in switches if keys.is_unset(switch)]
     if not open_keys:
         return "fp32"
-    # Where bf16 is left open, callers switch it on; Trainer sets one of the two at most.
-    precision = "fp16" if open_keys == ["fp16.enabled"] else "bf16"
-    keys.assume(f'{" and ".join(open_keys)} "auto": taken for {precision} (--precision)')
+    # Where bf16 is left open, callers switch it on, or fp16 on GPUs without it; Trainer sets one of the two at most.
+    precision = "fp16" if open_keys == ["fp16.enabled"] else None
+    keys.assume(f'{" and ".join(open_keys)} "auto": taken for {precision or "bf16, or fp16 without it"} (--precision)')
     return precision
 
 
@@ -188,7 +189,7 @@ def _accelerate_precision(keys: Keys, kind: str, sharding: str) -> dict[str, Opt
     """
     word = keys.word("mixed_precision")
     if "mixed_precision" not in keys:
-        keys.assume("no mixed_precision: the model's own precision is taken for bf16 (--precision)")
+        keys.assume("no mixed_precision: the model's own precision is taken for bf16, or fp16 without it (--precision)")
         return {}
     precision = WORDS["accelerate_precision"].get(word)
     if precision not in ("bf16", "fp16") or kind == "DEEPSPEED":
@@ -303,7 +304,8 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     if format_inside == "fp32" and not has_deepspeed:
         format_inside = ""  # weights stay in the format of the checkpoint
     options = _read_options(keys, adapters, is_sharded, format_inside)
-    is_upcast = options.get("precision") in ("bf16", "fp16") and tool != "torchtune" and not keys.flag("pure")
+    is_half = options.get("precision") in ("bf16", "fp16") or _leaves_format_open(keys, options)
+    is_upcast = is_half and tool != "torchtune" and not keys.flag("pure")
     if sharding.get("sharding") in ("fsdp", "hybrid-fsdp") and is_upcast and not adapters:
         # Accelerate upcasts the parameters to fp32, and with them the moments (accelerator.py, prepare_model).
         options |= {"master-weights": True, "optimizer": options.get("optimizer", "adamw:fp32")}
@@ -536,4 +538,9 @@ def _read_precision(keys: Keys, adapters: Options, is_sharded: bool, inside: str
             f"no dtype: weights are loaded in {narrow}, as transformers 5 does; version 4 takes fp32 (--precision "
             f"autocast-{narrow})"
         )
-    return "bf16" if any(map(keys.is_unset, keys.own_names("bf16"))) else narrow or inside or None
+    return narrow or inside or None
+
+
+def _leaves_format_open(keys: Keys, options: Options) -> bool:
+    """Return True for ``bf16: auto``: bf16, or fp16 on GPUs without it (Axolotl, utils/config/__init__.py)."""
+    return "precision" not in options and any(map(keys.is_unset, keys.own_names("bf16")))
