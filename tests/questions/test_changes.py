@@ -52,3 +52,14 @@ def test_commands_of_neighbours_give_their_steps(options: str) -> None:
         changed = settle_words(neighbour["command"].removeprefix("stepcast "))
         assert changed.prediction.step_s == neighbour["step_s"]
         assert changed.strategy.global_batch == run.strategy.global_batch
+
+
+def test_remedies_are_optimizers_that_the_software_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """torchtitan has Adam and AdamW (components/optimizer.py), transformers those of bitsandbytes too."""
+    words = "predict llama-3.1-8b --gpu a100-sxm-40gb --gpus 4 --global-batch 8 --sharding fsdp --json --framework"
+    found = {}
+    for framework in ("torchtitan", "transformers"):
+        main([*words.split(), framework])
+        remedies = json.loads(capsys.readouterr().out)["remedies"]
+        found[framework] = any("8bit" in remedy["options"] for remedy in remedies)
+    assert found == {"torchtitan": False, "transformers": True}

@@ -20,7 +20,16 @@ from stepcast.hardware.catalog import CatalogError, Description, Entry, data_nam
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import DATA, read_words
 from stepcast.ir import strategy as strategies
-from stepcast.ir.framework import Dispatcher, Framework, Modules, Optimizer, OptimizerKind, Overhead
+from stepcast.ir.framework import (
+    FORMATS,
+    OPTIMIZERS,
+    Dispatcher,
+    Framework,
+    Modules,
+    Optimizer,
+    OptimizerKind,
+    Overhead,
+)
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ContextKind, Overlap, Recompute, ScheduleKind, Sharding, Strategy, StrategyError
@@ -140,6 +149,16 @@ def profile_facts(profile: Profile) -> FactDict:
 RecomputeWord = StrEnum("RecomputeWord", [*strategies.RecomputeKind, *strategies.RecomputeModule])  # type: ignore[misc]
 
 
+OptimizerWord = StrEnum(  # type: ignore[misc]
+    "OptimizerWord",
+    {
+        word: word
+        for kind, facts in OPTIMIZERS.items()
+        for word in (kind, *(f"{kind}:{name}" for name in facts.formats))
+    },
+)
+
+
 class Feature(NamedTuple):
     """A feature that software may lack: its name, the values that it can have (None: overlaps), and those that a run
     uses.
@@ -170,6 +189,13 @@ def _used_overlaps(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
     return tuple(word for word in strategies.overlap_words(strategy.overlap) if acts[word])
 
 
+def _used_optimizer(_: Strategy, framework: Framework) -> tuple[str, ...]:
+    """Return the optimizer as ``--optimizer`` spells it, without fp32, the format of its moments that is usual."""
+    optimizer = framework.optimizer
+    names = [name for name in OPTIMIZERS[optimizer.kind].formats if FORMATS[name] is optimizer.moment_dtype]
+    return (":".join([optimizer.kind, *(name for name in names if name != "fp32")]),)
+
+
 # Keys of [supports] in profiles; a run that uses other values gets a warning. Most software has fewer kinds of sharding
 # inside pipelines.
 FEATURES: Mapping[str, Feature] = {
@@ -183,6 +209,7 @@ FEATURES: Mapping[str, Feature] = {
     "overlaps": Feature("overlap", None, _used_overlaps),
     "contexts": Feature("context-parallel exchange", ContextKind,
                         lambda run, _: (run.context,) if run.layout.cp > 1 else ()),
+    "optimizers": Feature("optimizer", OptimizerWord, _used_optimizer),
 }  # fmt: skip
 
 
