@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from stepcast.inputs.configs.peers import as_hugging_face
 from stepcast.inputs.model_table import build_model
-from stepcast.inputs.source import FormatError, Source, read_toml, read_words
+from stepcast.inputs.source import DATA, FormatError, Source, read_toml, read_words
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
@@ -145,7 +144,6 @@ def shortest_period(pattern: Sequence[bool]) -> tuple[bool, ...]:
     return tuple(pattern[: next(repeats, len(pattern))])
 
 
-ROWS = Path(__file__).parents[2] / "data" / "configs" / "huggingface.toml"
 READERS = ("count", "number", "flag", "activation", "share", "window", "all")
 # The fields of a model as plain values; parts are tables of their own.
 Values = FactDict
@@ -154,7 +152,7 @@ Row = FactDict
 
 def read_families() -> dict[str, Row]:
     """Return the rows of each model_type, those of the family that it is derived from first."""
-    tables: dict[str, Row] = read_toml(ROWS)
+    tables: dict[str, Row] = read_toml(DATA / "configs" / "huggingface.toml")
     complete: dict[str, Row] = {}
     for name, table in tables.items():
         omitted = table.get("omit", "").split()
