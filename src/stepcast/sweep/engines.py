@@ -85,7 +85,7 @@ class ChunkPace:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """How an engine works, and what its workers must have to give the answers of the driver.
+    """The work of an engine, and what its workers must have to give the answers of the driver.
 
     *identify* returns the digest of a worker's program and data, which must be *program*. *files* are paths, relative
     to the driver's folder, and their bytes; a worker on another machine runs in a folder that holds them.
