@@ -235,13 +235,10 @@ def _build_from_function(what: str, options: CaptureOptions) -> TrainingProgram:
     fixed |= {} if inputs is None else dict.fromkeys({"batch", "seq"} - set(taken), "inputs")
     for option in sorted(options.given & set(fixed)):
         raise CaptureError(f"--{option.replace('_', '-')} has no effect: {what} returns its own {fixed[option]}")
-    batch, seq = options.batch, options.seq
-    if inputs is None:
-        inputs = (make_token_ids(batch, seq),)
-    else:
-        inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
-        own_batch, own_seq = sizes_of(inputs)
-        batch, seq = batch if "batch" in taken else own_batch, seq if "seq" in taken else own_seq
+    inputs = make_token_ids(options.batch, options.seq) if inputs is None else inputs
+    inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
+    batch, seq = sizes_of(inputs)
+    batch, seq = options.batch if "batch" in taken else batch, options.seq if "seq" in taken else seq
     model.train()
     inputs = torch.utils._pytree.tree_map_only(Tensor, move_to_meta, inputs)
     loss = returned.get("loss")
