@@ -1,6 +1,8 @@
 """What plain PyTorch programs ask of a GPU: precision, fused operators, optimizers, and options for them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,25 @@ def test_weights_of_a_learnt_loss_are_parameters() -> None:
     assert learnt.parameters - plain.parameters == WIDTH
     assert learnt.memory.parameters - plain.memory.parameters == 4 * WIDTH
     assert learnt.memory.all_gradients - plain.memory.all_gradients == 4 * WIDTH
+
+
+def test_the_first_capture_of_a_process_is_like_the_next(tmp_path: Path) -> None:
+    """Autograd numbers its nodes from zero in a new process, and the first operator with a gradient has one too."""
+    (tmp_path / "fresh.py").write_text(
+        """
+import torch
+from stepcast.outputs.plain import write_captured
+from stepcast.pytorch.capture.program import CaptureOptions, capture
+
+def build():
+    return torch.nn.Linear(8, 8), (torch.randn(4, 8),), lambda out: out.mean()
+
+if __name__ == "__main__":
+    first, second = (write_captured(capture("fresh:build", CaptureOptions(dtype="fp32"))) for _ in range(2))
+    assert first == second
+"""
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "fresh.py"], cwd=tmp_path, check=True)
 
 
 def product_formats(found: Captured) -> set[DType]:

@@ -153,7 +153,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self._event_of_node: dict[int, int] = {}  # by the sequence number of an autograd node
         self._storage_numbers: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
-        self._sequence, self.begins_backward = 0, False  # as of the next event
+        self._sequence, self.begins_backward = torch.autograd._get_sequence_nr(), False  # as of the next event
         self.updated: int | None = None
         take_host_work()
 
@@ -397,7 +397,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             options = tuple(next(lists, [value for value in args if type(value) is int]))
         is_tf32 = bool(read) and read[0].dtype is torch.float32 and _runs_as_tf32(name)
         sequence = torch.autograd._get_sequence_nr()
-        nodes, self._sequence = sequence - self._sequence if self._sequence else 0, sequence
+        nodes, self._sequence = sequence - self._sequence, sequence
         begins = *take_host_work(), self.begins_backward, self.updated
         self.begins_backward, self.updated = False, None
         ran = self.moment, module, recomputed, source, nodes
