@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepcast.ir.types import FactDict, Facts
-from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds, format_short_count
+from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view, read_texts
 from stepcast.views.measured import collective_log_view, step_log_view, stragglers_view
@@ -146,8 +146,7 @@ def _calibration(facts: Facts) -> FactDict:
 
 def captured_view(facts: Facts) -> ui.View:
     """Return the view of a program that was just captured."""
-    headline = ui.Headline(format_short_count(facts["parameters"]), "parameters", (facts["name"],))
-    return ui.replace(_contents_view(facts), title=facts["name"], headline=headline, warnings=())
+    return ui.replace(_contents_view(facts), warnings=())
 
 
 def captured_search_view(facts: Facts) -> ui.View:
