@@ -52,6 +52,7 @@ def step_view(
     if known := facts.get("jitter"):
         ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in known["percentiles_s"].items())
         jittered = [{**known, "ranks": ranks}]
+    savings = _savings(facts)
     view = build_view(
         "step",
         facts,
@@ -72,7 +73,9 @@ def step_view(
         Change=lambda remedy: ui.Cell(remedy["options"], code=True),
         no_remedies=[] if facts.get("remedies", True) else [{"why": remedy_pairs(facts)[0][1]}],
         breakdown=ui.breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
-        advice=_advice(facts, changes),
+        changes=_changes(facts["step_s"], changes) if changes else None,
+        savings=[] if changes else savings,
+        computing=[] if changes or savings else [facts],
         communication=ui.bars_of_exposure("Communication", groups, names=GROUP_NAMES, lead=costliest),
         **_stage_values(facts),
         memory_bars=_memory(facts, explain_memory),
@@ -215,21 +218,14 @@ def _memory_table(memory: Facts) -> ui.Table:
     return listed({name: [name] for name in used}, summed)
 
 
-def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> ui.Part:
-    """Return predictions with one option changed, or what each part could save at most."""
-    title, step_s = "What to change", facts["step_s"] or 1.0
-    if changes:
-        return _changes(facts["step_s"], changes)
+def _savings(facts: Facts) -> list[FactDict]:
+    """Return what the largest parts could save at most, and how."""
+    step_s = facts["step_s"] or 1.0
     largest_first = sorted(facts["breakdown_s"].items(), key=lambda item: -item[1])
-    remarks = [
-        ui.Remark(f"up to {format_percent(seconds / step_s)}", f" {PART_NAMES[part]}: {REMEDIES[part]}")
-        for part, seconds in largest_first
-        if part in REMEDIES and seconds >= 0.01 * step_s
+    large = [(part, seconds / step_s) for part, seconds in largest_first if seconds >= 0.01 * step_s]
+    return [
+        {"most": share, "part": PART_NAMES[part], "remedy": REMEDIES[part]} for part, share in large if part in REMEDIES
     ][:4]
-    if not remarks:
-        words = "Nearly all of the step is computation: "
-        remarks = [ui.Remark(words, "faster products, a faster GPU or less recomputation.")]
-    return ui.Remarks(title, remarks, lead="What each could save at most, if it vanished.", shown=ui.Shown.PAGE)
 
 
 def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
@@ -238,13 +234,10 @@ def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> ui.Bars:
     bars = [ui.Bar("this run", [ui.BarPiece("band", step_s, own)], own, strong=True)]
     for change in ordered:
         kind = "bad" if not change["fits"] else "good" if change["step_s"] < step_s else "hidden"
-        notes = [format_change(change["step_s"] / step_s - 1)]
-        if change["memory_bytes"] is not None:
-            notes.append(format_bytes(change["memory_bytes"]))
-        if not change["fits"]:
-            notes.append("does not fit")
+        more: Facts = {**change, "slower": change["step_s"] / step_s - 1, "misfit": not change["fits"]}
+        note = ui.say("{slower:+%}[, {memory_bytes}][{misfit:!}, does not fit]", more)
         piece = ui.BarPiece(kind, change["step_s"], change["command"])
-        bars.append(ui.Bar(change["change"], [piece], format_seconds(change["step_s"]), ", ".join(notes)))
+        bars.append(ui.Bar(change["change"], [piece], format_seconds(change["step_s"]), note or ""))
     verdict = "None of these is faster and fits."
     if best := next((change for change in ordered if change["fits"] and change["step_s"] < step_s), None):
         verdict = f"Best of these: {best['change']}, {ui.signed_seconds(best['step_s'] - step_s)}."
