@@ -50,7 +50,6 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
     return build_view(
         "compare",
         facts,
-        about=(names[0], "vs", names[1]),
         accounts=list(names),
         side=list(sides),
         files=[

@@ -18,9 +18,6 @@ POINTS = 41
 def plan_view(facts: Facts) -> ui.View:
     """Return the view of a Plan."""
     last, days, stages = facts["phases"][-1], facts["days"], len(facts["phases"])
-    steps = f"in {stages} stages" if stages > 1 else f"of {units.format_seconds(last['step_s'])}"
-    words = str(ui.say("[{tokens:!}{tokens:short} tokens, ]{steps:,} steps ", facts))
-    about = [f"{words}{steps} on {last['gpus']:,} GPUs", f"failures: {facts['failures']}"]
     ends = {name: units.format_duration(days[name] * units.DAY) for name in ("p10", "p90")}
     hours, lead = facts["gpu_hours"], "From the first step of the run to its last."
     money = [units.format_money(facts["cost"] or 0.0, facts["currency"], short=short) for short in (True, False)]
@@ -31,7 +28,7 @@ def plan_view(facts: Facts) -> ui.View:
         "plan",
         facts,
         last=last,
-        about=[*about, f"until {facts['until']}"] if facts.get("until") else about,
+        each=f"in {stages} stages" if stages > 1 else f"of {units.format_seconds(last['step_s'])}",
         band=_band(facts),
         spread=ends if len(set(ends.values())) > 1 else {},
         memory=[_memory(facts)],
