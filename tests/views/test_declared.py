@@ -64,11 +64,11 @@ def test_remarks_and_bars_have_the_values_of_their_rows() -> None:
     ]
     device = {"device": 3, "compute_s": 2.0, "exposed_s": 0.5, "copy_s": 0.0, "idle_s": 0.5}
     more: FactDict = {"bottleneck": [], "slow": [], "timeline": None}
-    drawn, listed, *_ = build_view("streams", {"devices": [device]}, **more).parts
-    assert isinstance(drawn, ui.Bars)
+    chart, listed, *_ = build_view("streams", {"devices": [device]}, **more).parts
+    assert isinstance(chart, ui.Bars)
     assert isinstance(listed, ui.Table)
-    assert (drawn.most, drawn.shown, listed.shown) == (3.0, ui.Shown.PAGE, ui.Shown.TEXT)
-    (bar,) = drawn.bars
+    assert (chart.most, chart.shown, listed.shown) == (3.0, ui.Shown.PAGE, ui.Shown.TEXT)
+    (bar,) = chart.bars
     assert (bar.label, bar.value) == ("GPU 3", "2.000 s")
     assert [piece.kind for piece in bar.pieces] == ["compute", "exposed", "bubble"]
-    assert drawn.kinds["bubble"] == "GPU idle"
+    assert chart.kinds["bubble"] == "GPU idle"

@@ -168,7 +168,7 @@ def _stage_values(facts: Facts) -> FactDict:
         lead = "All stages are equally busy."
     if (left_out := len(stages) - MOST_STAGES) > 0:
         lead += f" {left_out} stages in the middle are left out."
-    most = {"drawn_stages": MOST_STAGES, "listed_stages": MOST_LINES}
+    most = {"charted_stages": MOST_STAGES, "listed_stages": MOST_LINES}
     return {"stage_lead": lead, **{name: _first_and_last(rows, count) for name, count in most.items()}}
 
 
