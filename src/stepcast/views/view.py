@@ -305,12 +305,11 @@ def stack(
     value: str,
     note: str = "",
     show: Show = units.format_seconds,
-    start: float = 0.0,
 ) -> Bar:
-    """Return the bar of an amount of each of *kinds*, which name them in tips."""
+    """Return the bar of an amount of each kind; *kinds* are the words of its tips."""
     known = ((kind, amount) for kind, amount in amounts.items() if amount > 0)
     pieces = [BarPiece(kind, amount, f"{kinds.get(kind, label)}: {show(amount)}") for kind, amount in known]
-    return Bar(label, pieces, value, note, start=start)
+    return Bar(label, pieces, value, note)
 
 
 SMALLEST_SHARE = 5e-4  # of a breakdown, for a bar of its own
