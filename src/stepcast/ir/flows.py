@@ -19,7 +19,7 @@ class Links:
     tier: IntArray
     capacity_bytes_per_s: FloatArray
     # The name of a link, asked for few of them.
-    namer: Callable[[int], str] = str
+    name: Callable[[int], str] = str
 
     def __post_init__(self) -> None:
         tier, capacity = self.tier, self.capacity_bytes_per_s
@@ -32,9 +32,6 @@ class Links:
 
     def __len__(self) -> int:
         return len(self.tier)
-
-    def name(self, link: int) -> str:
-        return self.namer(link)
 
 
 @dataclass(frozen=True, eq=False)

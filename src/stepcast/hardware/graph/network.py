@@ -88,7 +88,7 @@ def apply_faults(links: Links, topology: Topology) -> tuple[Links, BoolArray | N
                 "such as 'node 3 NIC 2 up: 0.5'"
             )
         capacity[_match_names(pattern, names, "slow")] *= share
-    return Links(links.tiers, links.tier, capacity, links.namer), alive
+    return Links(links.tiers, links.tier, capacity, links.name), alive
 
 
 def _match_names(pattern: str, names: list[str], key: str) -> list[int]:
