@@ -439,6 +439,24 @@ def test_when_fsdp_gathers_for_the_backward(tmp_path: Path, text: str, word: str
     assert any("backward_prefetch" in key for key in getattr(config, part))
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "why"),
+    [
+        (TRAINER + "gradient_accumulation_steps: four", "gradient_accumulation_steps", "'four' is no number"),
+        (TRAINER + "lora_r: eight\nuse_peft: true", "lora_r", "'eight' is no number"),
+        (TRAINER + "optim: foo", "optim", "predicted as AdamW"),
+        (FSDP_1.replace("FULL_SHARD", "FULL_SHARDD"), "fsdp_config.fsdp_sharding_strategy", "predicted as FULL_SHARD"),
+        ("distributed_type: FSPD\nnum_processes: 8", "distributed_type", "without sharding"),
+        ("distributed_type: FSDP\nmixed_precision: bf61", "mixed_precision", "bf16"),
+    ],
+)
+def test_values_that_are_not_understood_are_reported(tmp_path: Path, text: str, key: str, why: str) -> None:
+    """Each is predicted by a default, which a warning states."""
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert why in read_config(file).not_modelled[key]
+
+
 # ---- the same as a command line -----------------------------------------------------------------------
 
 MODELS = {"deepspeed": "llama-3.2-1b", "accelerate": "qwen2.5-7b", "distill_3b_1b": "llama-3.2-1b"}

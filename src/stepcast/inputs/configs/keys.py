@@ -185,6 +185,7 @@ class Keys:
         try:
             return None if value is None else float(next(iter(str(value).split()), ""))
         except ValueError:
+            self._report_unreadable(value, *names)
             return None
 
     def number(self, *names: str) -> int | None:
@@ -195,8 +196,15 @@ class Keys:
         try:
             number = float(next(iter(str(value).split()), "").replace("_", "").replace(",", ""))
         except ValueError:
+            self._report_unreadable(value, *names)
             return None
         return int(number) if number.is_integer() else None
+
+    def _report_unreadable(self, value: object, *names: str) -> None:
+        """Report the keys that have *value*, a word where a number is expected, which stands for no choice."""
+        if str(value).strip().lower() not in OFF and "<" not in str(value):
+            unread = (name for name in self.own_names(*names) if self.values[name] == value)
+            self._reasons |= dict.fromkeys(unread, f"{str(value)[:40]!r} is no number, so that the default is taken")
 
     def count(self, *names: str) -> int | None:
         """Return a whole number above zero; others leave the choice to the tool."""

@@ -82,6 +82,8 @@ def _deepspeed_precision(keys: Keys) -> str | None:
     return precision
 
 
+# Values of distributed_type, with those that mean data parallelism (accelerate/utils/dataclasses.py, DistributedType).
+LAUNCHED = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 PREFETCH = (
     *("fsdp_config.fsdp_backward_prefetch", "fsdp_config.fsdp_backward_prefetch_policy"),
     "fsdp_config.backward_prefetch",
@@ -98,6 +100,8 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     inner = read_deepspeed(inner_values) if inner_values else None
     keys = Keys(values, "accelerate")
     kind = keys.text("distributed_type").upper()
+    if kind and kind not in LAUNCHED:
+        keys.report("predicted as data parallelism without sharding", "distributed_type")
     options, machines = keys.options(), keys.number("num_machines") or 1
     gpus = int(options.get("gpus", 0))
     stage = 0
@@ -108,7 +112,10 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     if kind == "FSDP":
         keys.number("fsdp_config.fsdp_version")
         keys.raw("fsdp_config.fsdp_forward_prefetch")
-        sharding = WORDS["accelerate_sharding"].get(keys.word("fsdp_config.fsdp_sharding_strategy"), "fsdp")
+        strategy = keys.word("fsdp_config.fsdp_sharding_strategy")
+        sharding = WORDS["accelerate_sharding"].get(strategy, "fsdp")
+        if strategy and strategy not in WORDS["accelerate_sharding"]:
+            keys.report("predicted as FULL_SHARD", "fsdp_config.fsdp_sharding_strategy")
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
     split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
     if sharding == "hybrid-fsdp" and machines == 1:
@@ -192,6 +199,8 @@ def _accelerate_precision(keys: Keys, kind: str, sharding: str) -> dict[str, Opt
         keys.assume("no mixed_precision: the model's own precision is taken for bf16, or fp16 without it (--precision)")
         return {}
     precision = WORDS["accelerate_precision"].get(word)
+    if precision is None and word:
+        keys.report("predicted in bf16, or fp16 without it", "mixed_precision")
     if precision not in ("bf16", "fp16") or kind == "DEEPSPEED":
         return {"precision": precision}
     if sharding in ("fsdp", "hybrid-fsdp"):
