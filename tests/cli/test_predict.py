@@ -199,6 +199,7 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
         ((*SMALL, "--calibration", "nowhere.toml"), "nowhere.toml: cannot be read: no such file"),
         (("--model", "lama", "--cluster", "dgx-h100", "--gpus", "8"), "lama"),
         (("--model", "llama-3.1-8b", "--cluster", "dgx", "--gpus", "8"), "unknown cluster 'dgx'"),
+        (("--model", "llama-3.1-8b", "--gpu", "dgx9", "--gpus", "8"), "unknown gpu 'dgx9'; known are a10,"),
     ],
 )
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:

@@ -14,7 +14,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import DEFAULT, Profile, Settled, fit_precision, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
-from stepcast.hardware.catalog import clusters_of, data_names
+from stepcast.hardware.catalog import clusters_of, data_names, load_gpu
 from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
 from stepcast.ir.flows import OtherJob, Pattern
 from stepcast.ir.framework import Execution, Framework, Modules, OptimizerKind, parse_optimizer
@@ -193,6 +193,11 @@ def name_cluster(question: PredictQuestion) -> Cluster | str:
     if question.gpu is not None and question.cluster not in (None, question.gpu):
         raise ValueError("--gpu and --cluster both say where to run; leave one of them out")
     cluster = question.gpu if question.gpu is not None else question.cluster
+    if isinstance(question.gpu, str):
+        try:
+            load_cluster(question.gpu)
+        except ValueError:
+            load_gpu(question.gpu)  # an unknown one is an error that lists the GPUs
     if cluster is None:
         raise ValueError(
             "no cluster given: use --cluster NAME or --gpu NAME (see 'stepcast list clusters' and 'stepcast list gpus')"
