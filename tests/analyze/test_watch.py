@@ -125,6 +125,14 @@ def test_page_and_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is no forecast" in capsys.readouterr().err
 
 
+def test_a_file_without_steps_is_not_called_normal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("nothing that a program logs\n")
+    assert main(["watch", str(tmp_path / "notes.txt"), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "no steps" in shown
+    assert "normal" not in shown
+
+
 def test_the_finish_counts_pauses() -> None:
     """Steps of 2 s with a checkpoint of 10 s every 25 steps: of 500 steps 447 and 18 checkpoints are left at step 53."""
     watch = StepWatch()

@@ -459,8 +459,8 @@ def watch_view(facts: Facts, steps: Sequence[tuple[int, float]]) -> ui.View:
         label = f"{len(steps)} steps"
         chart = ui.Scatter("Steps", x, y, [line, *dots], label, legend=(("tp", "alert"),), shown=ui.Shown.PAGE)
     more: Facts = {
-        "verdict": ", ".join(facts["active"]) or "normal",
-        "fine": not facts["active"],
+        "verdict": ", ".join(facts["active"]) or ("normal" if facts["steps"] else "no steps"),
+        "fine": not facts["active"] and facts["steps"] > 0,
         "forecast_s": facts["forecast_s"] or None,
         "total_steps": facts["total_steps"] or None,
         "has_steps": bool(facts["step_s"]),
