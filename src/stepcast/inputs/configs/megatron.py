@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 
-from stepcast.inputs.configs.keys import Keys, Options, OptionValue, RunConfig, given_options, known_keys
+from stepcast.inputs.configs.keys import NO, Keys, Options, OptionValue, RunConfig, given_options, known_keys
 from stepcast.inputs.source import FormatError, read_words
 from stepcast.ir.limits import LAYERS
 from stepcast.ir.types import FactDict, Facts
@@ -458,6 +458,8 @@ def _recompute(keys: Keys) -> str | None:
         return f"selective:{','.join(known)}" if known else "none" if unknown else "selective"
     if kind != "full":
         keys.report_without_effect(*names, "recompute-method", "activations-checkpoint-method")
+    if kind not in ("full", "selective", *NO):
+        keys.report("predicted without recomputation", "recompute-granularity", "activations-checkpoint-granularity")
     return kind if kind in ("full", "selective") else None
 
 
@@ -492,6 +494,8 @@ def _dispatcher(keys: Keys, has_experts: bool) -> str | None:
         return None
     if kind == "flex":
         return "hybridep" if backend == "hybridep" else "deepep"
+    if kind not in ("alltoall", "allgather", *NO):
+        keys.report("predicted with the default dispatcher", "moe-token-dispatcher-type")
     return kind if kind in ("alltoall", "allgather") else None
 
 

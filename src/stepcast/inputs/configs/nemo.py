@@ -32,6 +32,8 @@ def read(table: Mapping[str, object]) -> RunConfig:
     precision = keys.word("trainer.precision")
     if "precision" not in options and precision:
         options["precision"] = "bf16" if "bf16" in precision else "fp16" if "16" in precision else "fp32"
+        if not any(bits in precision for bits in ("16", "32", "64")):
+            keys.report("predicted in fp32", "trainer.precision")
     if "distributed" in keys.word("optim.name", "optimizer.use_distributed_optimizer"):
         options["sharding"] = "zero-1"
     if (bucket_mb := keys.share("optim.bucket_cap_mb")) is not None:
