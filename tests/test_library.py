@@ -251,3 +251,9 @@ def test_search_explains_switches_in_words() -> None:
     found = stepcast.search("llama-3.2-1b", "h100", gpus=8, global_batch=8, tp=2, pp=1, top=1, explain=True)
     (row,) = (row for row in found.to_dict()["explained"] if row["choice"] == "sequence-parallel")
     assert row["other"] in ("yes", "no")
+
+
+@pytest.mark.parametrize("names", [("w.txt", "dgx-h100"), (None, None)])
+def test_simulate_takes_values_not_names(names: tuple[Any, Any]) -> None:
+    with pytest.raises(TypeError, match=r"stepcast\.read\(FILE\)"):
+        stepcast.simulate(*names)

@@ -40,6 +40,8 @@ def simulate(
     slow_ranks: Mapping[int, float] | None = None,
 ) -> Prediction:
     """Run *workload* on *cluster*; *slow_ranks* compute by a factor longer."""
+    if not (isinstance(workload, Workload) and isinstance(cluster, Cluster)):
+        raise TypeError("simulate takes a Workload, such as stepcast.read(FILE), and a stepcast.load_cluster(NAME)")
     prediction = prepare(workload, cluster, options, compute, slow_ranks)
     _ = prediction.simulated_s  # what cannot run fails now
     return prediction
