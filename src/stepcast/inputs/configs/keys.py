@@ -201,7 +201,7 @@ class Keys:
         return int(number) if number.is_integer() else None
 
     def _report_unreadable(self, value: object, *names: str) -> None:
-        """Report the keys that have *value*, a word where a number is expected, which stands for no choice."""
+        """Report the keys whose *value* is a word where a number is expected, unless it means no choice."""
         if str(value).strip().lower() not in OFF and "<" not in str(value):
             unread = (name for name in self.own_names(*names) if self.values[name] == value)
             self._reasons |= dict.fromkeys(unread, f"{str(value)[:40]!r} is no number, so that the default is taken")
