@@ -468,7 +468,7 @@ OTHERWISE: list[tuple[str, str]] = [
     ("predict --model lama-3.1-8b --gpu h200", "did you mean llama-3.1-8b"),
     ("predict --model llama3.1-8B --gpu h200", "llama-3.1-8b: 8.03B"),
     ("predict --model Llama_3_1_8B --gpu h200", "llama-3.1-8b: 8.03B"),
-    ("predict llama-3.1-8b --gpu h20O", "did you mean h200"),
+    ("predict llama-3.1-8b --gpu h20O", "did you mean h20 or h200"),
     ("predict llama-3.1-8b --gpu H200-SXM", "1 h200"),
     ("predict llama-3.1-8b --cluster DGX_H100 --gpus 8", "dgx-h100: 8"),
     ("predict llama-3.1-8b --cluster dgxh100 --gpus 8", "did you mean dgx-h100"),
