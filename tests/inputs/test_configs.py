@@ -445,6 +445,8 @@ def test_when_fsdp_gathers_for_the_backward(tmp_path: Path, text: str, word: str
     [
         (TRAINER + "gradient_accumulation_steps: four", "gradient_accumulation_steps", "'four' is no number"),
         (TRAINER + "lora_r: eight\nuse_peft: true", "lora_r", "'eight' is no number"),
+        (TRAINER + "gradient_accumulation_steps: 2.5", "gradient_accumulation_steps", "'2.5' is no whole number"),
+        (TRAINER + "gradient_accumulation_steps: -4", "gradient_accumulation_steps", "'-4' is below zero"),
         (TRAINER + "optim: foo", "optim", "predicted as AdamW"),
         (FSDP_1.replace("FULL_SHARD", "FULL_SHARDD"), "fsdp_config.fsdp_sharding_strategy", "predicted as FULL_SHARD"),
         ("distributed_type: FSPD\nnum_processes: 8", "distributed_type", "without sharding"),

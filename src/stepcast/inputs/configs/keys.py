@@ -185,7 +185,7 @@ class Keys:
         try:
             return None if value is None else float(next(iter(str(value).split()), ""))
         except ValueError:
-            self._report_unreadable(value, *names)
+            self._report_unreadable("no number", value, *names)
             return None
 
     def number(self, *names: str) -> int | None:
@@ -196,19 +196,24 @@ class Keys:
         try:
             number = float(next(iter(str(value).split()), "").replace("_", "").replace(",", ""))
         except ValueError:
-            self._report_unreadable(value, *names)
+            self._report_unreadable("no number", value, *names)
             return None
-        return int(number) if number.is_integer() else None
+        if number.is_integer():
+            return int(number)
+        self._report_unreadable("no whole number", value, *names)
+        return None
 
-    def _report_unreadable(self, value: object, *names: str) -> None:
-        """Report the keys whose *value* is a word where a number is expected, unless it means no choice."""
+    def _report_unreadable(self, why: str, value: object, *names: str) -> None:
+        """Report the keys whose *value* cannot be what they hold, unless it means no choice."""
         if str(value).strip().lower() not in OFF and "<" not in str(value):
             unread = (name for name in self.own_names(*names) if self.values[name] == value)
-            self._reasons |= dict.fromkeys(unread, f"{str(value)[:40]!r} is no number, so that the default is taken")
+            self._reasons |= dict.fromkeys(unread, f"{str(value)[:40]!r} is {why}, so that the default is taken")
 
     def count(self, *names: str) -> int | None:
-        """Return a whole number above zero; others leave the choice to the tool."""
+        """Return a whole number above zero; 0 and -1 leave the choice to the tool."""
         value = self.number(*names)
+        if value is not None and value < -1:
+            self._report_unreadable("below zero", self.raw(*names), *names)
         return value if value is not None and value > 0 else None
 
     def text(self, *names: str) -> str:
