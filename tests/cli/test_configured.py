@@ -40,6 +40,27 @@ def test_a_run_may_be_a_model_or_a_configuration(capsys: pytest.CaptureFixture[s
     assert "no effect on step time or memory (12): run.time_limit" in told
 
 
+def test_a_model_without_an_option_goes_with_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DeepSpeed's files name no model."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
+    )
+    where = ("--config", str(file), "--cluster", "dgx-h100", "--gpus", "8")
+    plain, named = (
+        run_json(capsys, "predict", *words, *where) for words in (("llama-3.2-1b",), ("--model", "llama-3.2-1b"))
+    )
+    assert (plain["model"], plain["strategy"], plain["step_s"]) == (named["model"], named["strategy"], named["step_s"])
+    assert plain["config"]["format"] == "deepspeed"
+    assert "describes a run already" in run(capsys, "predict", str(file), *where)[2]
+    assert (
+        "--model names the model already"
+        in run(capsys, "predict", "llama-3.2-1b", "--model", "llama-3.1-8b", *where)[2]
+    )
+
+
 def test_a_model_in_a_file_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 1000}
     file = tmp_path / "mine.json"

@@ -80,14 +80,20 @@ def read_run_file(
     ignore_unknown: bool = False,
     takes_workloads: bool = False,
 ) -> RunFile | None:
-    """Return what the file *config*, or *run*, which may also name a model, describes; None without both."""
-    require(run is None or config is None, f"{run}: --config {config} describes a run already; leave one of them out")
-    file = None
+    """Return what the file *config* describes, with *run* as its model, or what *run* does; None without both."""
+    file: RunFile | None = None
+    describes_run = run is not None and _is_run(run)
+    require(
+        config is None or not describes_run, f"{run}: --config {config} describes a run already; leave one of them out"
+    )
+    require(
+        run is None or model is None or describes_run, f"{run}: --model names the model already; leave one of them out"
+    )
     if config is not None:
         file = _read_config(config, ignore_unknown)
+        if run is not None:
+            file = replace(file, choices={**file.choices, "model": run})
     elif run is not None:
-        describes_run = _is_run(run)
-        require(model is None or describes_run, f"{run}: --model names the model already; leave one of them out")
         if not describes_run or (takes_workloads and is_workload(run)):
             file = RunFile({"model": run}, run)
         else:
