@@ -61,6 +61,14 @@ def test_a_model_without_an_option_goes_with_a_configuration(
     )
 
 
+def test_a_size_that_is_no_number_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.sh"
+    sizes = "--hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64"
+    file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers thirty {sizes}\n")
+    status, _, err = run(capsys, "predict", "--config", str(file), "--cluster", "dgx-h100")
+    assert (status, err) == (2, f"stepcast: {file}: num-layers: 'thirty' is no number\n")
+
+
 def test_a_model_in_a_file_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 1000}
     file = tmp_path / "mine.json"

@@ -167,7 +167,13 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
     stem = os.path.basename(name).partition(".")[0]
     names, seq = [config.model, stem], int(config.options.get("seq", 0))
     if model := model_words(config.sizes, names, seq):
-        loaded = load_model(model)
+        try:
+            loaded = load_model(model)
+        except ValueError:
+            for key, why in config.not_modelled.items():
+                problem, is_unread, _ = why.partition(", so that the default is taken")
+                require(not is_unread, f"{name}: {key}: {problem}")
+            raise
         if loaded.vocab_multiple and loaded.padded_vocab(int(config.options.get("tp", 1))) == loaded.vocab:
             model = model_words({**config.sizes, "vocab_multiple": 0}, names, seq)
         choices, assumed = {"model": model, **choices}, list(config.assumed)
