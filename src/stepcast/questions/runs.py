@@ -174,7 +174,7 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
                 problem, is_unread, _ = why.partition(", so that the default is taken")
                 require(not is_unread, f"{name}: {key}: {problem}")
             raise
-        if loaded.vocab_multiple and loaded.padded_vocab(int(config.options.get("tp", 1))) == loaded.vocab:
+        if loaded.vocab_multiple and loaded.padded_vocab(int(config.options.get("tp") or 1)) == loaded.vocab:
             model = model_words({**config.sizes, "vocab_multiple": 0}, names, seq)
         choices, assumed = {"model": model, **choices}, list(config.assumed)
         known, _, own = model.partition(":")
