@@ -20,7 +20,7 @@ from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError
 from stepcast.models.catalog import load_model, model_words
-from stepcast.questions.runs import write_command
+from stepcast.questions.runs import read_run_file, write_command
 from stepcast.questions.settle import SettledRun, settle
 from tests.cli.test_main import run_json
 from tests.shared import ROOT
@@ -1095,3 +1095,17 @@ def test_configurations_that_are_not_read_are_named_with_what_to_do(
     (tmp_path / name).write_text(text)
     with pytest.raises(FormatError, match=rf"{name}: is a .* of {tool}, .*--model"):
         read_config(tmp_path / name)
+
+
+def test_names_of_keys_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": 8, "prescale_gradie\\nts": true}')
+    with pytest.raises(ValueError, match=r"deepspeed has no 'prescale_gradie\\nts' \(did you mean"):
+        read_run_file(None, str(file))
+
+
+def test_lists_of_layers_hold_numbers_alone(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text("torchrun pretrain_gpt.py --num-layers 4 --num-experts 8 --moe-layer-freq '([0,None]*2)'\n")
+    with pytest.raises(FormatError, match=r"moe-layer-freq .* is neither a number nor a list of layers"):
+        read_config(file)

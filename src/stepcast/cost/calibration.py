@@ -32,6 +32,7 @@ SHARPNESS = 8  # of the smooth maximum of the model and the least time
 # Ranges far beyond the corrections of real measurements: seconds, and ratios of measured to predicted ones.
 ENERGIES = (1e-9, 10.0)  # the most joule per operation, and multiple of it in attention
 PLAUSIBLE = {"factor": (1e-3, 1e3), "least_s": (0.0, 10.0), "spread": (0.0, 100.0)}
+LARGEST = 1e300  # constant; whole numbers of a file may be too large for a float
 MOST_FITTED = 4_000  # operators of a class, evenly over their sizes: three constants need no more
 
 
@@ -181,10 +182,10 @@ def calibration(table: Mapping[str, object], where: str = "calibration") -> Cali
         try:
             correction = Correction(**{key: float(value) for key, value in entry.items()})
             corrections[str(name)] = correction.check_plausible()
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CalibrationError(f"{where}: class {name!r}: {error}") from None
     if not isinstance(constants, Mapping) or not all(
-        isinstance(value, int | float) and math.isfinite(value) for value in constants.values()
+        isinstance(value, int | float) and abs(value) < LARGEST for value in constants.values()
     ):
         raise CalibrationError(f"{where}: [constants] holds names and finite numbers alone")
     if not isinstance(power, Mapping) or not all(
@@ -205,7 +206,7 @@ def _host_pace(launch: Mapping[str, object], where: str) -> float:
     training step says more than calls in a loop, whose code stays in the caches.
     """
     looks, ratios = launch.get(LOOKS, 1), []
-    if not isinstance(looks, int) or looks < 1:
+    if not isinstance(looks, int) or not 1 <= looks <= LARGEST:
         raise CalibrationError(f"{where}: [launch] {LOOKS} = {looks!r} is no count")
     for name, reference_s in _profile_table("launch").items():
         seconds = launch.get(name, reference_s)

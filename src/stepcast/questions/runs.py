@@ -155,7 +155,7 @@ def _read_config(name: str, ignore_unknown: bool) -> RunFile:
     if config.unknown and not ignore_unknown:
         dashes = "--" if config.format == "megatron-lm" else ""
         hints = {key: f" (did you mean '{dashes}{near}'?)" if near else "" for key, near in config.unknown.items()}
-        keys = [f"'{dashes}{key}'{hint}" for key, hint in hints.items()]
+        keys = [f"{dashes + key!r}{hint}" for key, hint in hints.items()]
         more = f" and {len(keys) - 5} more" if keys[5:] else ""
         raise ValueError(f"{name}: {config.format} has no {', '.join(keys[:5])}{more}; --ignore-unknown leaves it out")
     return run_of_config(config, name)

@@ -202,7 +202,9 @@ def _evaluate(node: ast.expr) -> int | list[int]:
     if isinstance(node, ast.Constant) and type(node.value) is int and 0 < node.value <= LAYERS.most:
         return node.value
     if isinstance(node, ast.List):
-        return [int(ast.literal_eval(item)) for item in node.elts]
+        numbers = [ast.literal_eval(item) for item in node.elts]
+        if all(isinstance(number, int) for number in numbers):
+            return list(map(int, numbers))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
         left, right = _evaluate(node.left), _evaluate(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
