@@ -140,7 +140,7 @@ def test_a_further_token_keeps_a_block_and_its_ends() -> None:
 
 
 def test_sequence_parallelism_shares_the_ends_of_a_further_token() -> None:
-    """Each of four tensor ranks saves a quarter of what lies around the block."""
+    """Each of four tensor ranks saves a quarter of the tensors before and after the block."""
     shared = replace(ALONE, layout=Layout(tp=4), sequence_parallel=True)
     one, two = (memory(LATENT, replace(shared, mtp_layers=n), B200)[0] for n in (1, 2))
     block = count_saved(LATENT, shared, LATENT.next_token_blocks[0])

@@ -243,7 +243,7 @@ def _read_tables() -> dict[str, str]:
 
 @cache
 def _shared_rows() -> Mapping[str, str]:
-    """Return the rows that several verbs have, of which a table has the names alone."""
+    """Return the rows that several verbs share; tables name them alone."""
     return {row.partition(" ")[0]: row for row in _rows("shared")}
 
 

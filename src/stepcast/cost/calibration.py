@@ -32,7 +32,7 @@ SHARPNESS = 8  # of the smooth maximum of the model and the least time
 # Ranges far beyond the corrections of real measurements: seconds, and ratios of measured to predicted ones.
 ENERGIES = (1e-9, 10.0)  # the most joule per operation, and multiple of it in attention
 PLAUSIBLE = {"factor": (1e-3, 1e3), "least_s": (0.0, 10.0), "spread": (0.0, 100.0)}
-LARGEST = 1e300  # constant; whole numbers of a file may be too large for a float
+LARGEST = 1e300  # number of a file: larger whole numbers may not fit a float
 MOST_FITTED = 4_000  # operators of a class, evenly over their sizes: three constants need no more
 
 

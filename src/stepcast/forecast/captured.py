@@ -317,7 +317,7 @@ def _complete_report(
     report: StepReport,
     stages: Sequence[StageMemory],
 ) -> StepReport:
-    """Return *report* with what follows from the program, a rank's share of which is *split*."""
+    """Return *report* with what follows from the captured program; *split* is the share of one rank."""
     unmeasured = share_unmeasured(split, compute)
     batches = spread.micro_batches * spread.dp
     flops = captured.flops() * batches / report.step_s / spread.layout.gpus

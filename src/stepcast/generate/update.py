@@ -33,7 +33,9 @@ def own_parameters(sizes: Sizes, shard: Shard) -> int:
 
 
 def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matrices], tensors: int) -> Ops:
-    """Update the *own* parameters of a rank among those *trained*, *tensors* of them, of which *matrices* are some."""
+    """Update the *own* parameters of a rank among those *trained*. They are in so many *tensors*; *matrices* are those
+    that the optimizer treats apart.
+    """
     optimizer = sizes.framework.optimizer
     copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
     make_update = partial(_update_op, sizes, copied, tensors)

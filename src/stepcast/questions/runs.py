@@ -170,9 +170,8 @@ def run_of_config(config: "RunConfig", name: str) -> RunFile:
         try:
             loaded = load_model(model)
         except ValueError:
-            for key, why in config.not_modelled.items():
-                problem, is_unread, _ = why.partition(", so that the default is taken")
-                require(not is_unread, f"{name}: {key}: {problem}")
+            if config.unread:
+                raise ValueError(f"{name}: {config.unread[0]}") from None
             raise
         if loaded.vocab_multiple and loaded.padded_vocab(int(config.options.get("tp") or 1)) == loaded.vocab:
             model = model_words({**config.sizes, "vocab_multiple": 0}, names, seq)

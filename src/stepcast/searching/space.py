@@ -92,7 +92,7 @@ class SearchAxes:
 
 CandidateRow = dict[str, Any]
 """One candidate in the values of the axes."""
-# The columns of a space: degrees of a Layout after the GPUs, then choices of a Strategy, of which some are words.
+# The columns of a space: degrees of a Layout after the GPUs, then choices of a Strategy; WORDS are text.
 DEGREES = ("tp", "cp", "ep", "expert_tp", "pp", "vpp")
 WORDS = ("schedule", "recompute", "sharding", "precision", "overlap")
 CHOICES = ("schedule", "micro_batch", "recompute", "sharding", "sequence_parallel", "precision")

@@ -67,7 +67,7 @@ def concurrency_of(row: scoreboard.Record) -> float:
 def layout_of(row: scoreboard.Record, pool: str, cluster: Cluster) -> GenerationLayout:
     """Return the layout that the columns of *pool* describe.
 
-    Some dumps multiply tensor and expert parallel sizes, of which both span the same GPUs: 64 and 8 x 8 for
+    Some dumps multiply tensor and expert parallel sizes, though both span the same GPUs: 64 and 8 x 8 for
     an engine on one node of 8. Where the experts' sizes span more ranks than attention, it is data parallel.
     """
     tp, pp, dp, expert_tp, ep = (int(float(row.get(f"{pool}{size}") or 0)) or 1 for size in SIZES)

@@ -127,7 +127,7 @@ def _options(texts: Sequence[str], facts: Facts) -> FactDict:
 
 
 def _table(title: str, rows: Sequence[Facts], facts: Facts, spec: str, *texts: str) -> ui.Table:
-    """Return a table with the columns of *spec*, some of which may be computed."""
+    """Return a table with the columns of *spec*, stated or computed."""
     is_pair = {head: isinstance(source, tuple) and len(source) == 2 for head, source in facts.items()}
     computed = {head: source for head, source in facts.items() if callable(source[1] if is_pair[head] else source)}
     # A column whose head ends in a question mark is left out where no row has a value of it.

@@ -23,6 +23,7 @@ DATA = Path(__file__).parents[2] / "data" / "configs"
 UNSET = re.compile(r"\$\{?[A-Za-z_][^}]*\}?|\$\d|<[^>]*>|auto|\?\?\?", re.IGNORECASE)
 MOST_KEYS, MOST_DEPTH = 20_000, 20
 NO = ("false", "no", "off", "none", "null", "")
+DEFAULT_TAKEN = ", so that the default is taken"
 OFF = (*NO, "0", "0.0", "-1", "[]", "{}", "disabled", "default", "auto")
 
 EXPLAINED = ("not_modelled", "unknown")  # lists of keys that have a text
@@ -53,6 +54,12 @@ class RunConfig:
     unset: tuple[str, ...] = ()
     # Values that the file leaves to the tool or to its caller, and the values assumed for them.
     assumed: tuple[str, ...] = ()
+
+    @property
+    def unread(self) -> list[str]:
+        """The keys whose values cannot be read, each with what is wrong with it."""
+        reasons = self.not_modelled.items()
+        return [f"{key}: {why.removesuffix(DEFAULT_TAKEN)}" for key, why in reasons if why.endswith(DEFAULT_TAKEN)]
 
     def add_inner(self, name: str, inner: "RunConfig") -> "RunConfig":
         """Return this run with the keys of *inner*, the configuration that its key *name* holds or names a file of."""
@@ -207,7 +214,7 @@ class Keys:
         """Report the keys whose *value* cannot be what they hold, unless it means no choice."""
         if str(value).strip().lower() not in OFF and "<" not in str(value):
             unread = (name for name in self.own_names(*names) if self.values[name] == value)
-            self._reasons |= dict.fromkeys(unread, f"{str(value)[:40]!r} is {why}, so that the default is taken")
+            self._reasons |= dict.fromkeys(unread, f"{str(value)[:40]!r} is {why}{DEFAULT_TAKEN}")
 
     def count(self, *names: str) -> int | None:
         """Return a whole number above zero; 0 and -1 leave the choice to the tool."""

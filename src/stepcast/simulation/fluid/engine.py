@@ -49,7 +49,7 @@ def _compile_kernel() -> SimpleNamespace | None:
     return SimpleNamespace(**functions, compiled=True) if functions else None
 
 
-# Runs of tasks, some of which are flows.
+# Runs of tasks. Some tasks are flows.
 
 
 def busiest_bytes(flows: FlowSet) -> FloatArray:
