@@ -1,7 +1,7 @@
 """Choices of questions, declared once: how each is read, explained, named elsewhere and written back.
 
-``data/choices.txt`` describes the fields of a question: headings, help and other names. A field carries a Choice in its
-annotation where text alone does not say how it is read.
+``data/choices.txt`` describes the fields of a question: headings, help, other names and rules. A field carries a Choice
+in its annotation where text alone does not say how it is read.
 Command-line options, Python keywords, saved runs, axes of sweeps, fields of the app and printed commands all follow
 from it. A reader takes text and raises a ValueSpellingError.
 """
@@ -199,6 +199,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 AnyQuestion = TypeVar("AnyQuestion", bound=Question)
 ALSO = re.compile(r"(?:also ?(\S*)|stated): (.*)")
+RULE = re.compile(r"(needs|note) (?:as (\S+)|(.*?): (.*))")
 STATED = "stated"
 AS_PREDICT = "as predict"
 
@@ -216,6 +217,7 @@ def choices_of(kind: type[Question]) -> Mapping[str, Choice]:
             elif name in described:
                 choices[name] = Choice()
         for name, texts in described.items():  # without help there, with that of predict
+            texts = {key: text for key, text in texts.items() if key != "rules"}
             choice, usual = choices[name], predicting.get(name, {})
             words = ", ".join(choice.listed or choice.values)
             help_text = str(texts.get("help") or usual.get("help", choice.help)).replace("{values}", words)
@@ -238,13 +240,25 @@ def _read_texts() -> Mapping[str, Mapping[str, FactDict]]:
             if name in ("", "="):
                 group = metavar
                 continue
+            rules = [match.groups() for line in lines if (match := RULE.fullmatch(line))]
             marked = [match for line in lines if (match := ALSO.fullmatch(line))]
             others = {STATED if match[1] is None else match[1]: match[2] for match in marked}
-            words = " ".join(line for line in lines if not ALSO.fullmatch(line))
+            words = " ".join(line for line in lines if not ALSO.fullmatch(line) and not RULE.fullmatch(line))
             texts: FactDict = {"group": group, "metavar": metavar, "help": words, "aliases": others.pop("", "")}
-            texts |= {STATED: others.pop(STATED, ""), "flags": others}
+            texts |= {STATED: others.pop(STATED, ""), "flags": others, "rules": rules}
             texts_of[question][name] = {key: text for key, text in texts.items() if text}
     return texts_of
+
+
+def read_rules(question: str) -> list[tuple[str, str, str, str]]:
+    """Return the rules of the choices of a kind of question: the choice, needs or note, the condition and why."""
+    texts_of = _read_texts().get(question, {})
+
+    def follow(name: str) -> Iterable[tuple[str, str, str]]:
+        for kind, other, condition, why in texts_of[name].get("rules", ()):
+            yield from follow(other) if other else [(kind, condition, why)]
+
+    return [(name, *rule) for name in texts_of for rule in follow(name)]
 
 
 @cache

@@ -1,5 +1,6 @@
 """The question of ``stepcast predict``, every choice of a training step; those of ``analyze`` and ``replay`` about
-measured runs; and rules for choices that have no effect, as ``data/rules.toml`` states them.
+measured runs; and rules for choices that have no effect, as ``data/choices.txt`` states them, for options that are
+fields of no question ``data/rules.toml``.
 
 A choice that differs from its default and cannot change the answer is
 
@@ -19,7 +20,17 @@ from stepcast.ir.limits import LAYERS, MICRO_BATCHES, SEQUENCES, TOKENS
 from stepcast.ir.strategy import BaseWeights, ContextKind, Objective, RecomputeModule, Sharding
 from stepcast.ir.types import DType, Facts, dataclass
 from stepcast.questions import choices as readers
-from stepcast.questions.choices import Choice, Question, amount, choices_of, count, defaults_of, gpu_count, positive
+from stepcast.questions.choices import (
+    Choice,
+    Question,
+    amount,
+    choices_of,
+    count,
+    defaults_of,
+    gpu_count,
+    positive,
+    read_rules,
+)
 from stepcast.units import DEFAULT_CURRENCY, parse_count
 
 PIPELINED = tuple(str(kind) for kind, facts in schedules.SCHEDULES.items() if not facts.alone)
@@ -72,8 +83,10 @@ _load_tables = cache(read_toml)
 @cache
 def rules_of(name: str) -> tuple[Rule, ...]:
     """Return the rules of a verb, and the shared ones that it uses."""
-    table = _load_tables(str(DATA / "rules.toml"))[name]
-    own = [
+    table = _load_tables(str(DATA / "rules.toml")).get(name, {})
+    stated = read_rules(f"{name.capitalize()}Question")
+    own = [Rule((option,), condition, why, kind == "note") for option, kind, condition, why in stated]
+    own += [
         Rule(tuple(options.split()), condition, otherwise, harmless)
         for key, harmless in (("rules", False), ("notes", True))
         for options, condition, otherwise in table.get(key, ())
