@@ -49,7 +49,7 @@ ERRORS = [
         "leave the word tensor-gradients out",
     ),
     ((*PREDICT, "--schedule", "zb-h1"), "--schedule", "use --pp 2 or more"),
-    ((*PREDICT, "--no-reshard"), "--reshard", "--sharding zero-1 does not shard them"),
+    ((*PREDICT, "--no-reshard"), "--no-reshard", "--sharding zero-1 does not shard them"),
     ((*PREDICT, "--backward-prefetch", "post"), "--backward-prefetch", "--sharding zero-1 does not shard them"),
     (
         (*PREDICT, "--sharding", "fsdp", "--recompute", "full", "--backward-prefetch", "post"),
@@ -62,7 +62,7 @@ ERRORS = [
         "--reshard",
     ),
     ((*PREDICT, "--fp8-params"), "--fp8-params", "use --precision fp8 or mxfp8"),
-    ((*PREDICT, "--precision", "fp32", "--no-master-weights"), "--master-weights", "themselves in fp32"),
+    ((*PREDICT, "--precision", "fp32", "--no-master-weights"), "--no-master-weights", "themselves in fp32"),
     ((*PREDICT, "--op-fuser", "--kernels", "plain"), "--op-fuser", "--kernels is plain"),
     ((*PREDICT, "--fp8-activations", "--kernels", "compiled"), "--fp8-activations", "--kernels is compiled"),
     ((*PREDICT, "--fp8-attention"), "--fp8-attention", "use --precision fp8"),

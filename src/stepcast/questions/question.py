@@ -105,7 +105,7 @@ def check_rules(name: str, given: Collection[str], facts: Facts) -> tuple[str, .
 
 
 def _message(option: str, rule: Rule, facts: Facts) -> str:
-    denied = f"no-{option}" if option == "sequence_parallel" and facts[option] is False else option
+    denied = f"no-{option}" if facts.get(option) is False else option
     reason = rule.otherwise.format_map({"paired_list": " or ".join(PAIRED), **facts})
     return f"{readers.option_of(denied)} has no effect: {reason}"
 
