@@ -71,6 +71,7 @@ class PredictChoices(TypedDict, total=False):
     fp8_attention: bool | None
     op_fuser: bool | None
     check_gradients: bool | None
+    gradient_accumulation_fusion: bool | None
     bf16_final_layers: int | str | None
     loss: str | None
     deferred_gradients: int | str | None
@@ -195,6 +196,7 @@ class PlanChoices(TypedDict, total=False):
     fp8_attention: bool | None
     op_fuser: bool | None
     check_gradients: bool | None
+    gradient_accumulation_fusion: bool | None
     bf16_final_layers: int | str | None
     loss: str | None
     deferred_gradients: int | str | None

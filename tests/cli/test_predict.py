@@ -102,6 +102,18 @@ def test_gathers_after_a_layer_hide_nothing_in_its_backward(capsys: pytest.Captu
     assert data_parallel[0]["exposed"] < data_parallel[1]["exposed"]
 
 
+def test_sums_of_gradients_without_fusion_take_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel reads the gradient of each parameter in bf16 and its sum in fp32, and writes the sum: 10 bytes."""
+    words = ("predict", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "32")
+    fused, default, separate = (
+        run_json(capsys, *words, *option)["step_s"]
+        for option in (("--gradient-accumulation-fusion",), (), ("--no-gradient-accumulation-fusion",))
+    )
+    read_and_written_s = 4 * 8.03e9 * 10 / 3.35e12  # four micro-batches at the peak bandwidth of an H100
+    assert fused == default
+    assert 0.5 * read_and_written_s < separate - fused < 2 * read_and_written_s
+
+
 def test_parameters_in_fp8_need_less_memory_and_communication(capsys: pytest.CaptureFixture[str]) -> None:
     base = ("predict", *SMALL, "--precision", "fp8")
     without, with_it = run_json(capsys, *base), run_json(capsys, *base, "--fp8-params")

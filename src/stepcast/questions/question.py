@@ -237,6 +237,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     fp8_attention: Annotated[bool | None, _flag("fp8_attention")] = None
     op_fuser: Annotated[bool | None, _flag("op_fuser")] = None
     check_gradients: Annotated[bool | None, _flag("checks_gradients")] = None
+    gradient_accumulation_fusion: Annotated[bool | None, _flag("fused_accumulation")] = None
     bf16_final_layers: Annotated[int | None, Choice(read=count(0, LAYERS.most), sets="wide_layers")] = None
     loss: Annotated[str | None, _one_of(LossKernel, "loss")] = None
     deferred_gradients: Annotated[int | None, Choice(read=count(0, MICRO_BATCHES.most),
