@@ -17,7 +17,7 @@ from stepcast.ir.layout import Group, Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
-from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload, vary_blocks
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload, find_patterns, vary_blocks
 from stepcast.units import NS
 
 LINES = {name: tuple(words.split()) for name, words in read_words("configs")["simai_lines"].items()}
@@ -274,26 +274,15 @@ def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None
 
 def fold_layers(layers: Sequence[Layer]) -> tuple[Block, ...]:
     """Return *layers* as blocks: at each position the repeating unit that covers most, else a plain run."""
-    ids = _layer_numbers(layers)
-    # For each position the next one with the same number, or the end.
-    last: dict[int, int] = {}
-    following = [len(ids)] * len(ids)
-    for position in range(len(ids) - 1, -1, -1):
-        following[position] = last.get(ids[position], len(ids))
-        last[ids[position]] = position
     blocks: list[Block] = []
-    plain_from = position = 0
-    while position < len(layers):
-        unit, count = _longest_repeat(ids, following, position)
-        if count == 1:
-            position += 1
-            continue
-        if plain_from < position:
-            blocks.append(Block(tuple(layers[plain_from:position])))
-        blocks.append(Block(tuple(layers[position : position + unit]), count))
-        position += unit * count
-        plain_from = position
-    if plain_from < position:
+    plain_from = 0
+    for start, end, times in find_patterns(_layer_numbers(layers), LONGEST_UNIT):
+        if times > 1:
+            if plain_from < start:
+                blocks.append(Block(tuple(layers[plain_from:start])))
+            blocks.append(Block(tuple(layers[start:end]), times))
+            plain_from = start + (end - start) * times
+    if plain_from < len(layers):
         blocks.append(Block(tuple(layers[plain_from:])))
     return tuple(blocks)
 
@@ -309,18 +298,3 @@ def _layer_numbers(layers: Sequence[Layer]) -> list[int]:
             number = by_object[id(layer)] = by_value.setdefault(layer, len(by_value))
         ids.append(number)
     return ids
-
-
-def _longest_repeat(ids: list[int], following: list[int], start: int) -> tuple[int, int]:
-    """Return the unit length and count at *start* that cover the most layers; the shortest unit wins a tie."""
-    best_unit, best_count = 1, 1
-    second = following[start]
-    while second < len(ids) and (unit := second - start) <= LONGEST_UNIT:
-        pattern = ids[start:second]
-        count = 1
-        while ids[start + count * unit : start + (count + 1) * unit] == pattern:
-            count += 1
-        if count > 1 and count * unit > best_count * best_unit:
-            best_unit, best_count = unit, count
-        second = following[second]
-    return best_unit, best_count

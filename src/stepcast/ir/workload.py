@@ -310,7 +310,7 @@ def fold_runs(runs: Iterable[Run]) -> list[Block]:
             count += merged.pop()[1]
         merged.append((number, count))
     blocks = []
-    for pattern, times in _find_patterns(tuple(merged)):
+    for pattern, times in _fold_numbers(tuple(merged)):
         layers = kinds[pattern[0]] if len(pattern) == 1 else tuple(chain.from_iterable([kinds[key] for key in pattern]))
         # One object for the same layers in the same order, so that caches by identity find it again.
         blocks.append(Block(_RUNS.get(layers, lambda layers=layers: layers), times))  # type: ignore[misc]
@@ -318,30 +318,42 @@ def fold_runs(runs: Iterable[Run]) -> list[Block]:
 
 
 @lru_cache(maxsize=4096)
-def _find_patterns(runs: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, ...], int]]:
+def _fold_numbers(runs: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, ...], int]]:
     """Return the repeating patterns that follow one another in *runs* of numbers, with their times."""
     if len(dict(runs)) == len(runs):
         return [((number,), count) for number, count in runs]
-    patterns: list[tuple[tuple[int, ...], int]] = []
     keys = tuple([number for number, count in runs for _ in range(count)])
-    start, end = 0, len(keys)
-    while start < end:
-        best, run = 1, start + 1
-        while run < end and keys[run] == keys[start]:
+    return [(keys[start:end], times) for start, end, times in find_patterns(keys, LONGEST_PATTERN)]
+
+
+def find_patterns(keys: Sequence[int], longest: int, *, shortest: bool = False) -> Iterator[tuple[int, int, int]]:
+    """Yield start, end and times of the patterns that follow one another in *keys*.
+
+    At each place the one of at most *longest* keys that covers most; of equal ones, and with *shortest* of all that
+    repeat, the shortest.
+    """
+    following, last = [len(keys)] * len(keys), dict[int, int]()  # for each place the next one with the same key
+    for place in range(len(keys) - 1, -1, -1):
+        following[place] = last.get(keys[place], len(keys))
+        last[keys[place]] = place
+    start = 0
+    while start < len(keys):
+        run = start + 1  # patterns within a run of one key cover no more than it does
+        while run < len(keys) and following[run - 1] == run:
             run += 1
-        times = run - start
-        # A pattern that covers more than equal ones is longer than they are.
-        for length in range(times + 1, min(LONGEST_PATTERN, (end - start) // 2) + 1):
-            if keys[start + length] != keys[start]:
-                continue
-            pattern, count = keys[start : start + length], 1
-            while keys[start + count * length : start + (count + 1) * length] == pattern:
-                count += 1
-            if count > 1 and count * length > best * times:
-                best, times = length, count
-        patterns.append((keys[start : start + best], times))
-        start += best * times
-    return patterns
+        best, best_times, end = 1, run - start, following[run - 1]
+        limit = 0 if shortest and best_times > 1 else start + min(longest, (len(keys) - start) // 2)
+        while end <= limit:
+            length, times, pattern = end - start, 1, keys[start:end]
+            while keys[start + times * length : end + times * length] == pattern:
+                times += 1
+            if times > 1 and times * length > best * best_times:
+                best, best_times = length, times
+                if shortest:
+                    break
+            end = following[end]
+        yield start, start + best, best_times
+        start += best * best_times
 
 
 _RUNS: ByIdentity[tuple[Layer, ...]] = ByIdentity(8192)

@@ -18,7 +18,7 @@ from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
-from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload
+from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload, find_patterns
 from stepcast.pytorch.capture.compiled import Fusion
 from stepcast.pytorch.capture.emulation import CALLS, FIT, MEASURED, RecurrentSizes
 from stepcast.pytorch.capture.kernels import Works, works_of
@@ -52,8 +52,10 @@ def build_captured(
     layers, parts = segments.layers(), segments.parts()
     remaining = [place for place, layer in enumerate(layers) if layer.all_ops or parts[place].parameters]
     optimizer = Layer(str(Role.OPTIMIZER), _update_ops(trace, segments.host_waits, segments.calls), role=Role.OPTIMIZER)
-    body = fold_layers([layers[place] for place in remaining])
-    stage = Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ())
+    body_layers = [layers[place] for place in remaining]
+    patterns = find_patterns(list(map(id, body_layers)), len(body_layers), shortest=True)
+    body = tuple(Block(tuple(body_layers[start:end]), times) for start, end, times in patterns)
+    stage = Stage(body, epilogue=(optimizer,) if optimizer.forward else ())
     workload = Workload((stage,), name=name, source="captured", warnings=warnings)
     return Captured(
         workload, parts=tuple(_join_parts(parts, remaining)), memory=_peak_memory(trace), tokens=tokens, batch=batch,
@@ -318,26 +320,6 @@ def _update_ops(trace: StepTrace, host_waits: Container[int], calls: Sequence[fl
         name = f"update {len(updates) + 1}" if updates else "update"
         updates.append(Op(name, work, kernels=round(issued, 2), host_reads=number in host_waits))
     return (*ops, *updates)
-
-
-def fold_layers(layers: Sequence[Layer]) -> list[Block]:
-    """Fold runs of the same layer objects into blocks: at each place the shortest pattern that repeats from there.
-
-    Longer patterns are multiples of it, or cover the same layers.
-    """
-    keys = [id(layer) for layer in layers]
-    places: dict[int, list[int]] = defaultdict(list)  # of each layer object
-    for place, key in enumerate(keys):
-        places[key].append(place)
-    blocks, place = list[Block](), 0
-    while place < len(keys):
-        ends = (end for end in places[keys[place]] if place < end and 2 * end - place <= len(keys))
-        length, times = next((end - place for end in ends if keys[place:end] == keys[end : 2 * end - place]), 1), 1
-        while keys[place + times * length : place + (times + 1) * length] == keys[place : place + length]:
-            times += 1
-        blocks.append(Block(tuple(layers[place : place + length]), times))
-        place += length * times
-    return blocks
 
 
 def held_over_time(trace: StepTrace, counts: Callable[[int, str], bool]) -> list[int]:
