@@ -100,7 +100,7 @@ def exhaust() -> None:
             if max(stage.total for stage in prediction.memory) <= cluster.gpu.memory_bytes:
                 steps.append((prediction.step_s, at))
         all_s = time.process_time() - began
-        same = [(each.step_s, each.at) for each in found.best] == sorted(steps)[:10]
+        same = [(each.step_s, each.number) for each in found.best] == sorted(steps)[:10]
         print(f"{made.__name__}: {len(space):,} candidates, {len(steps):,} simulated in {all_s:.0f} s; ", end="")
         print(f"search {found.counts.simulated:,} in {took_s:.0f} s, ten best {'equal' if same else 'DIFFER'}")
 

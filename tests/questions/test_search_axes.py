@@ -21,7 +21,7 @@ def test_dispatchers_and_exchanges_are_searched() -> None:
     simulated = {(str(each.framework.dispatcher), str(each.strategy.context)) for each in result.simulated}
     assert {dispatcher for dispatcher, _ in simulated} == {"alltoall", "deepep"}
     assert {exchange for _, exchange in simulated} == {"p2p", "a2a"}
-    assert len({each.at for each in result.simulated}) == len(result.simulated)
+    assert len({each.number for each in result.simulated}) == len(result.simulated)
     best = result.best[0]
     assert best.step_s == predict(asked.model, asked.cluster, best.strategy, best.framework).step_s
 

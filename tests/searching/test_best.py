@@ -61,7 +61,7 @@ def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     objectives = ("step", "energy") if made is hybrid else ("step",)
     result, every = searched(case), simulate_all(case, objectives)
     all_of_them = every["step"]
-    assert [(each.step_s, each.at) for each in result.best] == all_of_them[:10]
+    assert [(each.step_s, each.number) for each in result.best] == all_of_them[:10]
     counts = result.counts
     parts = counts.illegal + counts.too_large + counts.pruned + counts.simulated
     assert counts.complete
@@ -72,7 +72,7 @@ def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     assert all(each.bound_s <= each.step_s for each in result.simulated)
     if made is hybrid:
         found = searched(case, objective="energy", top=5)
-        assert [(each.score, each.at) for each in found.best] == every["energy"][:5]
+        assert [(each.score, each.number) for each in found.best] == every["energy"][:5]
         assert found.counts.simulated < len(all_of_them)
 
 
@@ -125,8 +125,8 @@ def test_a_search_that_is_stopped_keeps_its_best() -> None:
     assert parts == counts.considered
     assert counts.unseen > 0
     assert result.least_s is not None
-    others = {each.at for each in result.simulated}
-    assert result.least_s <= min(each.step_s for each in dense_searched().simulated if each.at not in others)
+    others = {each.number for each in result.simulated}
+    assert result.least_s <= min(each.step_s for each in dense_searched().simulated if each.number not in others)
 
 
 def test_a_search_ends_when_its_time_is_up() -> None:

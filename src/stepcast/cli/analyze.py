@@ -51,7 +51,7 @@ def analyze_files(
         format_named(question.format)
     sources = open_sources(files, question.format)
     entry = recognise(sources[0]) if len(sources) > 1 else None
-    if entry and not entry.joins and entry.name in ANALYSES and all(recognise(each) is entry for each in sources):
+    if entry and not entry.joins and entry.name in ANALYSES and all(recognise(source) is entry for source in sources):
         if trace or with_page:
             raise ValueError(f"{sources[0].path}: --trace and --html are for one run; name one of the files")
         return _analyze_each(sources, entry, question)

@@ -146,10 +146,10 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
         read = [*([] if options.history else history), *given]
         first = len(history) + 1
         alone = not options.history and len(given) == 1
-        for path, one in zip(measured, given, strict=True):
+        for path, current in zip(measured, given, strict=True):
             with prefix_errors(path):
-                result = comparing.judge(history, one, options.name, options.min_change, strict=alone)
-            history.append(comparing.advance(one, result, options.accept and one is given[-1]))
+                result = comparing.judge(history, current, options.name, options.min_change, strict=alone)
+            history.append(comparing.advance(current, result, options.accept and current is given[-1]))
         if base is not None:
             add_runs(base, options.name, first, history[first - 1 :])
     if options.save:

@@ -54,7 +54,7 @@ class Verb(NamedTuple):
     @property
     def epilog(self) -> str | None:
         """Two example commands; of a verb without a page, what there is to say about it."""
-        examples = "\n".join(["examples:", *(f"  stepcast {each}" for each in self.examples)])
+        examples = "\n".join(["examples:", *(f"  stepcast {example}" for example in self.examples)])
         return examples if self.page else self.about or None
 
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
     before = int(paces[0].get(LOOKS, 1))
     names = [name for name in paces[0] if name != LOOKS]
-    seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
+    seen = {name: [paces[0][name]] * before + [pace[name] for pace in paces[1:]] for name in names}
     document = replace(
         document,
         points=points,

@@ -191,8 +191,8 @@ LISTED: dict[str, Callable[[], list[FactDict]]] = {
 
 def run_convert(args: argparse.Namespace) -> int:
     if (args.out is None) == (args.output is None):
-        one = "no file to write given" if args.out is None else f"two files to write: {args.out} and {args.output}"
-        raise ValueError(f"{one}; use stepcast convert IN OUT, or IN -o OUT")
+        mistake = "no file to write given" if args.out is None else f"two files to write: {args.out} and {args.output}"
+        raise ValueError(f"{mistake}; use stepcast convert IN OUT, or IN -o OUT")
     args.output = args.out if args.output is None else args.output
     to_stdout = args.output == "-"
     if to_stdout and args.json:

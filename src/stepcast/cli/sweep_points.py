@@ -65,8 +65,8 @@ def check_many(spec: Spec, workers: int) -> None:
     answers(spec.ask, some[:-few])
     began = time.perf_counter()
     answers(spec.ask, some[-few:])
-    each_s = (time.perf_counter() - began) / len(some[-few:])
-    took = f"{format_seconds(each_s)} each in a trial, {each_s * points / workers / DAY:,.1f} days"
+    point_s = (time.perf_counter() - began) / len(some[-few:])
+    took = f"{format_seconds(point_s)} each in a trial, {point_s * points / workers / DAY:,.1f} days"
     raise ValueError(
         f"{points:,} points take about {took} with {workers} workers; --limit N asks N of them, spread "
         f"evenly, and --limit {spec.size} all"

@@ -108,8 +108,8 @@ def _board_facts(board: Scoreboard) -> FactDict:
         "skipped": sum(board.skipped.values()),
         "skip_reasons": dict(board.skipped),
         "figures": dict(board.figures),
-        "selections": {name: asdict(one) for name, one in board.selections.items()},
-        "groups": {tag: {name: asdict(one) for name, one in group.items()} for tag, group in board.groups.items()},
+        "selections": {name: asdict(row) for name, row in board.selections.items()},
+        "groups": {tag: {name: asdict(row) for name, row in group.items()} for tag, group in board.groups.items()},
         "worst": [{**pick(row, of_row), **row.tags} for row in board.worst],
         "notes": list(board.notes),
     }
@@ -122,10 +122,10 @@ def _write_csv(path: str, measured: Mapping[str, MeasuredColumns], units: Mappin
         tags = {tag: values.tolist() for tag, values in columns.tags.items()}
         ends = {} if columns.ends is None else dict(zip(ENDS, columns.ends, strict=True))
         times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
-        for at, (measured_s, predicted_s) in enumerate(times):
+        for index, (measured_s, predicted_s) in enumerate(times):
             pair = {f"measured_{units[name]}": f"{measured_s:.9g}", f"predicted_{units[name]}": f"{predicted_s:.9g}"}
-            interval = {end: f"{float(side[at]):.9g}" for end, side in ends.items() if side[at] == side[at]}
-            about = {"set": name, "name": columns.name(at), **{tag: values[at] for tag, values in tags.items()}}
+            interval = {end: f"{float(side[index]):.9g}" for end, side in ends.items() if side[index] == side[index]}
+            about = {"set": name, "name": columns.name(index), **{tag: values[index] for tag, values in tags.items()}}
             rows.append({**about, **pair, "error": f"{predicted_s / measured_s - 1:.6g}", **interval})
     known = [unit for unit in ("s", "bytes") if unit in units.values()]
     heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]

@@ -87,7 +87,7 @@ def predict_captured(
 
     Of *options*, schedule, host and messages follow from the program and from *spread*.
     """
-    framework, whole = framework_of(captured), captured
+    framework, unsplit = framework_of(captured), captured
     captured = splitting.split_captured(captured, spread.tp)
     idle = spread.zero_gradients == 1
     compute = add_gaps(compute_pricer(captured.workload, cluster, calibration, framework.attention, idle))
@@ -101,7 +101,7 @@ def predict_captured(
         send=Send.EAGER,
     )
     prediction = simulate(workload, cluster, apply_host_pace(options, calibration, FITTED_PACE), compute)
-    finish = partial(_complete_report, whole, captured, cluster, spread, begins, compute)
+    finish = partial(_complete_report, unsplit, captured, cluster, spread, begins, compute)
     return replace(prediction, memory=stage_memory(captured, spread, begins, cluster), finish=finish)
 
 
@@ -236,8 +236,8 @@ def stage_memory(
             moments = moments * is_traced
             moments += _list_moments(parts, units, spread, in_flight[stage], memory.update * share)
         if has_views:
-            moments = [each._replace(gradients=0.0) for each in moments]
-        moment = max(moments, key=lambda each: each.total)
+            moments = [moment._replace(gradients=0.0) for moment in moments]
+        moment = max(moments, key=lambda moment: moment.total)
         states = (memory.parameters + memory.optimizer) * share / spread.ways
         stages.append(
             StageMemory(

@@ -208,8 +208,8 @@ def machine_of(cluster: Cluster) -> Machine:
         path = resolve(cluster, ranks, active_per_node=min(len(ranks), cluster.domain_gpus))
         return float(price(CollectiveKind.ALL_REDUCE, max(1, round(size_bytes)), route_of(path, cluster)).seconds)
 
-    def hop_bytes_per_s(one: int, other: int) -> float:
-        path = resolve(cluster, [one, other])
+    def hop_bytes_per_s(rank: int, other: int) -> float:
+        path = resolve(cluster, [rank, other])
         link = path.intra or path.inter
         assert link is not None
         return link.effective_bytes_per_s

@@ -124,7 +124,7 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
     assumptions: dict[str, None] = {}
     verb = next(name for name, kind in VERBS.items() if kind is type(question))
     several = [name for name, choice in choices_of(type(question)).items() if choice.several and name != "price"]
-    differing = [name for name in several if len({str(getattr(each, name)) for each in questions}) > 1]
+    differing = [name for name in several if len({str(getattr(single, name)) for single in questions}) > 1]
     for single in questions:  # a row is named by the values in which the questions differ
         values = [getattr(single, name) for name in differing]
         words = (f"{value:,} GPUs" if isinstance(value, int) else getattr(value, "name", value) for value in values)
@@ -168,9 +168,9 @@ def _plan_row(question: PlanQuestion, _: Watching) -> Row:
     if step is None:
         raise ValueError("a measured step (--step-s) is that of one cluster")
     row = _step_row(step.cluster, step.framework.name, step.strategy, step.prediction.report)
-    whole = {**facts, "days": facts["days"]["median"]}
+    amounts = {**facts, "days": facts["days"]["median"]}
     run = {"energy_mwh": facts["energy_mwh"], "goodput": facts["goodput"], "command": _command("plan", question)}
-    return {**row, **_money(whole, settled.question), **run}, settled.assumptions
+    return {**row, **_money(amounts, settled.question), **run}, settled.assumptions
 
 
 def _command(verb: str, question: Question) -> str:

@@ -96,7 +96,8 @@ class _Remedies:
             ranges = [range(1, strongest[name] + 1) for name in names]
             for steps in sorted(product(*ranges), key=sum):
                 levels = dict(zip(names, steps, strict=True))
-                if any(all(step <= levels.get(name, 0) for name, step in each.items()) for each in (*known, *mildest)):
+                fitting = (*known, *mildest)
+                if any(all(step <= levels.get(name, 0) for name, step in other.items()) for other in fitting):
                     continue
                 answer = self._answer(levels)
                 if answer is not None and answer[1] is accepted:

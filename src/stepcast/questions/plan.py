@@ -129,7 +129,7 @@ def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
         band_days = {"low": median * low_s / step_s, "high": median * high_s / step_s}
     weights = [phase.steps * phase.step_s * phase.gpus for phase in phases]
     if len(reached) == len(phases) and (total := sum(weights)) > 0:
-        mfu = sum(each.mfu * weight for each, weight in zip(reached, weights, strict=True)) / total
+        mfu = sum(throughput.mfu * weight for throughput, weight in zip(reached, weights, strict=True)) / total
     if plan.energy_mwh and not question.host_power and question.pue == 1:
         assumptions.append("energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)")
     spares = sorted({*SPARES, question.spares}) if question.spares is not None else ()

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -253,7 +254,7 @@ class SettledSearch:
         usual = {**USUAL, "sharding": (self.profile.defaults.sharding,)}
         narrow: dict[str, AxisValues] = {}
         for name, values in usual.items():
-            narrow[name] = tuple(each for each in self.axes.get(name, values) if each in values) or self.axes[name]
+            narrow[name] = tuple(value for value in self.axes.get(name, values) if value in values) or self.axes[name]
         few = replace(self, axes={**self.axes, **narrow}, gpus=self.gpus[-1:])
         try:
             parts = few._split(few._space())
@@ -424,7 +425,7 @@ def _supported_values(name: str, values: AxisValues, profile: Profile, assumptio
     known = profile.supports.get(SUPPORTED.get(name, ""))
     if known is None:
         return values
-    words = [{each.kind, *each.modules} if isinstance(each, Recompute) else {each} for each in values]
+    words = [{value.kind, *value.modules} if isinstance(value, Recompute) else {value} for value in values]
     missing = [", ".join(sorted(named - {*known})) for named in words]
     lacking = [f"{name.replace('_', '-')} {listed}" for listed in missing if listed]
     if len(lacking) == len(values):
@@ -434,7 +435,7 @@ def _supported_values(name: str, values: AxisValues, profile: Profile, assumptio
         )
     if lacking:
         assumptions.append(f"without {' and '.join(lacking)}, which {profile.name} does not have (--any-framework)")
-    return tuple(each for each, listed in zip(values, missing, strict=True) if not listed)
+    return tuple(value for value, listed in zip(values, missing, strict=True) if not listed)
 
 
 def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
@@ -461,9 +462,11 @@ def search_facts(asked: SettledSearch, result: SearchResult, watching: Watching 
     rows = []
     for rank, (candidate, report) in enumerate(zip(result.best, reports, strict=True), 1):
         is_equal = _is_tie(asked, result.best[0], reports[0], candidate)
-        family = [each for each in result.simulated if each.family == candidate.family and each.rank > candidate.rank]
-        next_best = sorted(family, key=lambda each: each.rank)[:MOST_VARIANTS]
-        variants = [_candidate(asked, each) for each in next_best]
+        family = [other for other in result.simulated if other.family == candidate.family]
+        next_best = sorted((other for other in family if other.rank > candidate.rank), key=attrgetter("rank"))[
+            :MOST_VARIANTS
+        ]
+        variants = [_candidate(asked, variant) for variant in next_best]
         rows.append({**_row(asked, rank, candidate, report, is_equal), "variants": variants})
     second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
     missed, binds, runner_up = result.missed, None, None

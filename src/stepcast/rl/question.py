@@ -148,10 +148,10 @@ def read_placement(question: RlQuestion) -> RlPlacement:
         raise ValueError(f"--mode {mode} needs --rollout-gpus N, the GPUs that generate")
     pool = question.rollout_gpus or question.gpus
     usual, sizes = load_profile(question.software).gen_tp, (question.gen_pp, question.gen_dp, question.gen_ep)
-    one = GenerationLayout(question.gen_tp or (1 if pool % usual or max(sizes) > 1 else usual), *sizes)
-    if pool % one.engine_gpus:
-        raise ValueError(f"{pool} GPUs that generate are not a multiple of the {one.engine_gpus} of one engine")
-    layout = replace(one, replicas=pool // one.engine_gpus)
+    engine = GenerationLayout(question.gen_tp or (1 if pool % usual or max(sizes) > 1 else usual), *sizes)
+    if pool % engine.engine_gpus:
+        raise ValueError(f"{pool} GPUs that generate are not a multiple of the {engine.engine_gpus} of one engine")
+    layout = replace(engine, replicas=pool // engine.engine_gpus)
     training = {name: getattr(question, name) for name in TRAINING_CHOICES}
     training["recompute"] = training["recompute"] or "full"
     stated = tuple((name, value) for name, value in training.items() if value is not None)

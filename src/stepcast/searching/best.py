@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 
@@ -262,7 +263,7 @@ class _SearchRun:
             self._simulate(WorkerPool(self._try, 1), [number])
         if self.improve and self.best and (self.watch or is_limited):
             better = self.improve(self.best[0], lambda: time.monotonic() > self.deadline)
-            self.first = min(better, self.first or better, key=lambda each: each.rank)
+            self.first = min(better, self.first or better, key=attrgetter("rank"))
             self._tick()
 
     def _queue(
@@ -306,11 +307,11 @@ class _SearchRun:
         others: Iterable[result.SimulatedCandidate] = (*self.best, candidate)
         if self.families is not None:
             known = self.families.setdefault(candidate.family, candidate)
-            self.families[candidate.family] = min(known, candidate, key=lambda each: each.rank)
+            self.families[candidate.family] = min(known, candidate, key=attrgetter("rank"))
             others = self.families.values()
-        self.best = nsmallest(self.top, others, key=lambda each: each.rank)
+        self.best = nsmallest(self.top, others, key=attrgetter("rank"))
         if self.families is not None:  # of slower families not all were simulated, so theirs may not be the best
-            self.best = [each for each in self.best if each.score <= SLOWEST_FAMILY * self.best[0].score]
+            self.best = [other for other in self.best if other.score <= SLOWEST_FAMILY * self.best[0].score]
 
     def _select_promising(self, numbers: IntArray) -> IntArray:
         """Return those of *numbers* whose bound is below the best of their family; the others are pruned."""
@@ -401,10 +402,9 @@ class _SearchRun:
         before, numbers = len(self.simulated), np.flatnonzero(may)
         queue = self._queue(numbers, self.space.time_s[numbers])
         while True:
-            suitable = [
-                each for each in self.simulated if each.memory_bytes <= most_bytes and gpus in (None, each.gpus)
-            ]
-            best = min(suitable, key=lambda each: each.step_s, default=None)
+            fitting = (candidate for candidate in self.simulated if candidate.memory_bytes <= most_bytes)
+            suitable = [candidate for candidate in fitting if gpus in (None, candidate.gpus)]
+            best = min(suitable, key=attrgetter("step_s"), default=None)
             indices = queue.next(FRONT_ROUND, best.step_s if best else np.inf)
             if not len(indices) or len(self.simulated) - before >= most_tried:
                 return best
@@ -448,7 +448,7 @@ class _SearchRun:
         """Report progress to the watcher, which may end the search; raise an error when time is up."""
         if self.watch:
             known = [*self.best[:1], *([self.first] if self.first else ())]
-            best = min(known, key=lambda each: each.rank, default=None)
+            best = min(known, key=attrgetter("rank"), default=None)
             self.watch(replace(self._counts(), complete=False), best)
         if time.monotonic() + self._reporting_s() > self.deadline:
             raise SearchTimeoutError

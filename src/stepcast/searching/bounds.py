@@ -166,8 +166,8 @@ class TimeBounds:
         """Return the step time of each, and the kernel time of its mean stage."""
         if not len(rows):
             return np.zeros(0), np.zeros(0)
-        costs, batches = (self.cool if rough else self.hot).at(rows), self.space.micro_batches[rows] * 1.0
-        exchanged, paired = self.exchanged.at(rows), self.paired.at(rows) > 0
+        costs, batches = (self.cool if rough else self.hot).look_up(rows), self.space.micro_batches[rows] * 1.0
+        exchanged, paired = self.exchanged.look_up(rows), self.paired.look_up(rows) > 0
         step_s, computing_s = np.zeros(len(rows)), np.zeros(len(rows))
         for first, here in self.columns.several(rows, candidates.PIECES):
             counts, uneven = self._counts(first), self._uneven(first, rows[here])
@@ -263,7 +263,7 @@ class TimeBounds:
         backward_s = returned_s + of_pieces(PartTime.WEIGHT_GRADIENTS) if split else returned_s
         rounds = batches / 2 if two_way else batches
         best = np.zeros(len(costs))
-        before_s, each_s, each_reduced_s, once_s = exchanged.T
+        before_s, per_batch_s, per_batch_reduced_s, once_s = exchanged.T
         for stage in range(stages):
             own = list(facts.pieces_of_stage(stage, stages, chunks))
             before = slice(0, min(stage, stages - 1 - stage) if two_way else stage)
@@ -281,7 +281,7 @@ class TimeBounds:
                 best = np.maximum(best, there_s + work_s + back_s)
                 best = np.maximum(best, work_s - backwards_s + once_s / chunks)
         through_s = forward_s.sum(axis=1)
-        lane_s = np.maximum(before_s + batches * each_s, through_s + batches * each_reduced_s)
+        lane_s = np.maximum(before_s + batches * per_batch_s, through_s + batches * per_batch_reduced_s)
         longest: FloatArray = np.maximum(uneven * best, lane_s)
         return longest
 
@@ -349,7 +349,7 @@ class BoundedCandidates:
     ) -> None:
         self.parts, self.capacity, self.domain_gpus = parts, capacity, cluster.domain_gpus
         columns = [candidates.SpaceColumns(part.space, workers, tick) for part in parts]
-        tables = [bound_memory(each, cluster, part.framework) for each, part in zip(columns, parts, strict=True)]
+        tables = [bound_memory(column, cluster, part.framework) for column, part in zip(columns, parts, strict=True)]
         self.legal = sum(int(legal.sum()) for legal, _ in tables)
         self.smallest_bytes = min(float(sizes.min(initial=np.inf)) for _, sizes in tables) if self.legal else None
         fitting = [np.flatnonzero(legal & (sizes <= capacity)) for legal, sizes in tables]
@@ -394,7 +394,7 @@ class BoundedCandidates:
             space, rows = part.space, self.row[here]
             names = (*candidates.LAYOUT, "sharding", "vpp", "recompute", "micro_batch")
             column = {name: space.column(name)[rows] for name in names}
-            kinds = [getattr(each, "kind", each) for each in space.axes.recompute]
+            kinds = [getattr(choice, "kind", choice) for choice in space.axes.recompute]
             work = np.array([RECOMPUTE_WORK[str(kind)] for kind in kinds])[column["recompute"]]
             bubble = (column["pp"] - 1) / (column["vpp"] * space.micro_batches[rows])
             ranks = column["tp"] * column["cp"] * column["ep"]

@@ -186,8 +186,8 @@ class ExchangeSeconds(NamedTuple):
     """Seconds of the busiest group for gradients and weights."""
 
     before_s: float  # gathered once
-    each_s: float  # gathered and reduced with each micro-batch
-    each_reduced_s: float  # reduced with each micro-batch
+    per_batch_s: float  # gathered and reduced with each micro-batch
+    per_batch_reduced_s: float  # reduced with each micro-batch
     once_s: float  # reduced once, after the last backward has begun
 
 
@@ -202,20 +202,20 @@ def price_exchanges(model: Model, cluster: Cluster, framework: Framework, strate
     # With a copy of the model in each direction, a micro-batch passes through one of them.
     copies = SCHEDULES[strategy.schedule].copies if strategy.layout.pp > 1 else 1
     longest = ExchangeSeconds(0.0, 0.0, 0.0, 0.0)
-    for part, each in plan.kinds(shard):
-        if not each.total:
+    for part, weights in plan.kinds(shard):
+        if not weights.total:
             continue
-        reduced_s, gathered_s = _reduced_s(pricer, framework, part, each), 0.0
+        reduced_s, gathered_s = _reduced_s(pricer, framework, part, weights), 0.0
         if part.ways > 1:
-            work = Collective(CollectiveKind.ALL_GATHER, gathered_bytes(strategy, each), part.within)
+            work = Collective(CollectiveKind.ALL_GATHER, gathered_bytes(strategy, weights), part.within)
             gathered_s = pricer.seconds(work)
         # A gather and a reduction of one group follow one another.
         always = plan.reduced is Reduced.EACH_MICRO_BATCH and part.ways > 1
-        each_reduced_s = reduced_s / copies if always else 0.0
+        per_batch_reduced_s = reduced_s / copies if always else 0.0
         seconds = ExchangeSeconds(
             gathered_s if plan.gathered in GATHERED_ONCE else 0.0,
-            GATHERS.get(plan.gathered, 0) * gathered_s / copies + each_reduced_s,
-            each_reduced_s,
+            GATHERS.get(plan.gathered, 0) * gathered_s / copies + per_batch_reduced_s,
+            per_batch_reduced_s,
             reduced_s if plan.reduced is Reduced.ONCE else 0.0,
         )
         longest = ExchangeSeconds(*map(max, longest, seconds))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
+from operator import attrgetter
 
 import numpy as np
 
@@ -41,8 +42,8 @@ def join_gpu_kinds(cluster: Cluster) -> Cluster:
     if other is None:
         return cluster
 
-    def slower(one: Link, two: Link) -> Link:
-        return min(one, two, key=lambda link: link.effective_bytes_per_s)
+    def slower(first: Link, second: Link) -> Link:
+        return min(first, second, key=lambda link: link.effective_bytes_per_s)
 
     node, theirs = cluster.node, other.node
     fabric = replace(node.fabric, link=slower(node.fabric.link, theirs.fabric.link))
@@ -88,7 +89,7 @@ def search_mixed(
         raise ValueError(f"two kinds of GPUs are searched for {', '.join(MIXED_OBJECTIVES)}, not for {objective}")
     assert cluster.other is not None
     kinds = (cluster, cluster.other)
-    limits = [usable_memory_bytes(each.gpu.memory_bytes, most_bytes, reserve) for each in kinds]
+    limits = [usable_memory_bytes(kind.gpu.memory_bytes, most_bytes, reserve) for kind in kinds]
     return _MixedSearch(parts, kinds, limits, top, objective).run(watch, most_s)
 
 
@@ -98,7 +99,7 @@ class _MixedSearch:
     ) -> None:
         self.parts, self.cluster, self.kinds, self.limits, self.top = parts, kinds[0], kinds, limits, top
         self.joined, self.objective = join_gpu_kinds(kinds[0]), result.OBJECTIVES[goal]
-        self.alone = tuple(replace(each, nodes=None, other=None) for each in kinds)
+        self.alone = tuple(replace(kind, nodes=None, other=None) for kind in kinds)
         self.costs: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = {}
         self.considered = sum(len(part.space) for part in parts)
         self.legal = self.too_large = 0
@@ -107,7 +108,7 @@ class _MixedSearch:
 
     def run(self, watch: result.SearchWatch | None, most_s: float | None) -> result.SearchResult:
         deadline = np.inf if most_s is None else time.monotonic() + most_s
-        order = sorted(self._candidates(), key=lambda each: (each.bound_s, each.number, each.kinds))
+        order = sorted(self._candidates(), key=attrgetter("bound_s", "number", "kinds"))
         left, complete, out_of_time = len(order), True, False
         try:
             for candidate in order:
@@ -165,8 +166,8 @@ class _MixedSearch:
         if key not in self.costs:
             model = part.space.model
             layers = part_layers(model, part.framework, strategy)[:-2]
-            loads = [(each, cool_load(each.gpu, default_fit())) for each in self.alone]
-            costs = np.stack([part_costs(model, each, part.framework, strategy, layers, load) for each, load in loads])
+            loads = [(kind, cool_load(kind.gpu, default_fit())) for kind in self.alone]
+            costs = np.stack([part_costs(model, kind, part.framework, strategy, layers, load) for kind, load in loads])
             halves = costs[:, :, PartTime.INPUT_GRADIENTS] + costs[:, :, PartTime.WEIGHT_GRADIENTS]
             seconds = costs[:, :, PartTime.FORWARD] + np.minimum(costs[:, :, PartTime.BACKWARD], halves)
             self.costs[key] = seconds.min(axis=1), costs[:, :, PartTime.KERNELS].min(axis=1)
@@ -191,7 +192,7 @@ class _MixedSearch:
         names = tuple(self.kinds[kind].gpu.name for kind in candidate.kinds)
         simulated = result.SimulatedCandidate(candidate.number, strategy, framework, *results, names)
         self.simulated.append(simulated)
-        self.best = nsmallest(self.top, (*self.best, simulated), key=lambda each: each.rank)
+        self.best = nsmallest(self.top, (*self.best, simulated), key=attrgetter("rank"))
 
 
 def balance_layers(layers: int, paces: Sequence[float], chunks: int = 1) -> tuple[int, ...]:

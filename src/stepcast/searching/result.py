@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 import numpy as np
 
@@ -33,7 +34,7 @@ FAMILY = ("gpus", "tp", "cp", "ep", "pp")
 class SimulatedCandidate:
     """A candidate that was simulated."""
 
-    at: int  # its number among all
+    number: int  # its number among all
     strategy: Strategy
     framework: Framework
     step_s: float
@@ -55,7 +56,7 @@ class SimulatedCandidate:
 
     @property
     def rank(self) -> tuple[float, float, int]:
-        return self.score, self.step_s, self.at
+        return self.score, self.step_s, self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ class SearchResult(Answer):
 
     def facts(self) -> FactDict:
         best = [
-            {**each.strategy.facts(), "step_s": each.step_s, "memory_bytes": each.memory_bytes} for each in self.best
+            {**candidate.strategy.facts(), "step_s": candidate.step_s, "memory_bytes": candidate.memory_bytes}
+            for candidate in self.best
         ]
         return {"counts": self.counts.facts(), "rows": best}
 
@@ -128,7 +130,8 @@ class SearchResult(Answer):
         from stepcast.views.search import strategies_view
 
         best, front = (
-            [(each.strategy, each.step_s, each.memory_bytes) for each in some] for some in (self.best, self.front)
+            [(candidate.strategy, candidate.step_s, candidate.memory_bytes) for candidate in some]
+            for some in (self.best, self.front)
         )
         return render_notebook(strategies_view(self.counts.facts(), best, front), "search")
 
@@ -136,9 +139,10 @@ class SearchResult(Answer):
     def front(self) -> tuple[SimulatedCandidate, ...]:
         """The simulated candidates that are Pareto-optimal in step time, memory and GPUs; fastest first."""
         front: list[SimulatedCandidate] = []
-        for each in sorted(self.simulated, key=lambda one: (one.step_s, one.memory_bytes, one.gpus, one.at)):
-            if not any(faster.memory_bytes <= each.memory_bytes and faster.gpus <= each.gpus for faster in front):
-                front.append(each)
+        for candidate in sorted(self.simulated, key=attrgetter("step_s", "memory_bytes", "gpus", "number")):
+            memory_bytes, gpus = candidate.memory_bytes, candidate.gpus
+            if not any(faster.memory_bytes <= memory_bytes and faster.gpus <= gpus for faster in front):
+                front.append(candidate)
         return tuple(front)
 
 
@@ -171,6 +175,12 @@ _GPU_SECONDS = SearchObjective(
 )
 
 
+def _energy(candidate: ScoredPrediction) -> float:
+    """Return the energy of a step in the units of `_least_energy`."""
+    step = candidate.prediction
+    return candidate.gpus * step.step_s * node_watts(1.0, 1, 0.0, step.breakdown_s)
+
+
 def _high_s(candidate: ScoredPrediction) -> float:
     band, step_s = candidate.prediction.band, candidate.prediction.step_s
     return band.around(step_s)[1] if band else step_s
@@ -185,10 +195,7 @@ OBJECTIVES: dict[str, SearchObjective] = {
         lambda limits, _: np.where(np.isfinite(limits.time_s), limits.memory_bytes, np.inf),
         lambda candidate: candidate.memory_bytes,
     ),
-    "energy": SearchObjective(
-        _least_energy,
-        lambda one: one.gpus * one.prediction.step_s * node_watts(1.0, 1, 0.0, one.prediction.breakdown_s),
-    ),
+    "energy": SearchObjective(_least_energy, _energy),
 }
 
 

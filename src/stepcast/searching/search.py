@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def refine_best(
         return result
     improve = Refinement(model, cluster, objective, most_bytes).improve
     improved = [improve(candidate, lambda: result.is_late) for candidate in result.best[:few]]
-    best = tuple(sorted((*improved, *result.best[few:]), key=lambda each: each.rank))
+    best = tuple(sorted((*improved, *result.best[few:]), key=attrgetter("rank")))
     if result.is_late:
         return replace(result, best=best, counts=replace(result.counts, complete=False, out_of_time=True))
     return replace(result, best=best)
@@ -90,7 +91,7 @@ class Refinement:
 
         def choose(variants: Iterable[tuple[tuple[int, ...], Place]]) -> SimulatedCandidate:
             tried = [self._vary(candidate, *variant) for variant in variants if not is_late()]
-            return min([candidate, *tried], key=lambda each: each.rank)
+            return min([candidate, *tried], key=attrgetter("rank"))
 
         for _ in range(MOST_MOVES):
             place = candidate.options.place
@@ -169,13 +170,15 @@ def measure_sensitivity(
 
     compared = [candidate for candidate in result.best if candidate.gpus == best.gpus][:few]
     if (faster := scale_network(cluster, 2.0)) is not None:
-        add_row("2 x network", [(each.strategy, step_s(faster, each, each.strategy)) for each in compared])
-    roomier = min(result.roomier or best, best, key=lambda each: each.rank)
+        trials = [(candidate.strategy, step_s(faster, candidate, candidate.strategy)) for candidate in compared]
+        add_row("2 x network", trials)
+    roomier = min(result.roomier or best, best, key=attrgetter("rank"))
     add_row(f"+{format_bytes(MORE_BYTES)}", [(roomier.strategy, roomier.step_s)])
     if result.is_late:
         return tuple(rows)
-    doubled = [(each, replace(each.strategy, global_batch=2 * each.strategy.global_batch)) for each in compared]
-    add_row("2 x batch", [(strategy, step_s(cluster, each, strategy)) for each, strategy in doubled])
+    batches = [replace(candidate.strategy, global_batch=2 * candidate.strategy.global_batch) for candidate in compared]
+    doubled = zip(compared, batches, strict=True)
+    add_row("2 x batch", [(strategy, step_s(cluster, candidate, strategy)) for candidate, strategy in doubled])
     return tuple(rows)
 
 

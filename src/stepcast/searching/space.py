@@ -300,7 +300,8 @@ class LazyColumn:
         kind = int(self.kind[row])
         return self.values[kind] if self.values is not None and self.known[kind] else None
 
-    def at(self, rows: IntArray) -> FloatArray:
+    def look_up(self, rows: IntArray) -> FloatArray:
+        """Return the arrays of *rows*; those that are not known yet are computed."""
         kinds = self.kind[rows]
         if len(new := np.unique(kinds[~self.known[kinds]])):
             computed = np.stack(self.columns.compute_all(self.compute, self.first[new]))

@@ -117,7 +117,7 @@ def shell(template: str) -> str:
     """Return the page without an answer, from the *template* in the assets."""
     clusters = join(tag("option", name, value=name) for name in data_names("clusters"))
     fields = {verb: [_field(verb, field) for field in fields] for verb, fields in FORMS.items() if verb != "dropped"}
-    parts = {verb: tag("form", each, id=f"form-{verb}", autocomplete="off") for verb, each in fields.items()}
+    parts = {verb: tag("form", inputs, id=f"form-{verb}", autocomplete="off") for verb, inputs in fields.items()}
     return f"<!doctype html>\n{fill_template(template, version=__version__, clusters=clusters, **parts)}\n"
 
 
@@ -125,13 +125,13 @@ def _field(verb: str, field: Field) -> Markup:
     key = f"{verb}-{field.name}"
     label = tag("label", explain(field.label), tag("small", field.note) if field.note else None, for_=key)
     if field.long:
-        choices = tag("datalist", [tag("option", value=each) for each in field.choices], id=f"{key}-list")
+        choices = tag("datalist", [tag("option", value=choice) for choice in field.choices], id=f"{key}-list")
         known = {"value": field.initial, "list": f"{key}-list", "placeholder": "type to search"}
         entry = tag("input", id=key, name=field.name, **known)
         return tag("div", label, entry, choices, class_="field")
     if field.choices:
         options = [] if field.initial else [tag("option", field.unset, value="")]
-        options += [tag("option", each, value=each, selected=each == field.initial) for each in field.choices]
+        options += [tag("option", choice, value=choice, selected=choice == field.initial) for choice in field.choices]
         return tag("div", label, tag("select", options, id=key, name=field.name), class_="field")
     named = {"type": "number", "id": key, "name": field.name, "data_plain": field.default or None}
     limits = {"min": field.limits[0], "max": field.limits[1], "value": field.initial, "placeholder": field.unset}

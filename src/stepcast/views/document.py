@@ -29,7 +29,7 @@ class Section(NamedTuple):
 
     @property
     def key(self) -> str:
-        return "".join(each if each.isalnum() else "-" for each in self.title.lower()).strip("-")
+        return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower()).strip("-")
 
 
 class About(NamedTuple):

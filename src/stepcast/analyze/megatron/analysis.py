@@ -223,8 +223,8 @@ def _compare_roles(
         key, slope_s = (operation, role), slopes_s.get(role, 0.0)
         others = {other: times[key] for other, times in by_rank.items() if other != rank and key in times}
         means_s = ((time.total_s / time.runs, time.tokens) for time in others.values())
-        each_s = [scale_to_tokens(*pair, own.tokens, slope_s) for pair in means_s]
-        reference_s = own.runs * median(each_s) if others else 0
+        scaled_s = [scale_to_tokens(*pair, own.tokens, slope_s) for pair in means_s]
+        reference_s = own.runs * median(scaled_s) if others else 0
         if reference_s:
             elsewhere = any(stage_of[other] != stage_of[rank] for other in others)
             works.append((operation, elsewhere, ComparedWork(own.total_s, reference_s)))

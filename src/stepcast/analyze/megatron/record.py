@@ -310,9 +310,9 @@ def align_clocks(meetings: Sequence[Sequence[RankEvent]], ranks: Sequence[int]) 
         # Does the clock share meetings with those that are placed?
         clock, low_s, high_s = waiting[number], float("-inf"), float("inf")
         ends_s: list[float] = []
-        for (one, two), (pair_low_s, pair_high_s, pair_ends_s) in pairs.items():
-            if clock_of[two] == clock and clock_of[one] in offset_s:
-                base_s = offset_s[clock_of[one]]
+        for (rank, other), (pair_low_s, pair_high_s, pair_ends_s) in pairs.items():
+            if clock_of[other] == clock and clock_of[rank] in offset_s:
+                base_s = offset_s[clock_of[rank]]
                 low_s, high_s = max(low_s, base_s + pair_low_s), min(high_s, base_s + pair_high_s)
                 ends_s += [base_s + end_s for end_s in pair_ends_s]
         number += 1
@@ -334,10 +334,10 @@ def _pairs(meetings: Sequence[Sequence[RankEvent]]) -> dict[tuple[int, int], Clo
     for meeting in meetings:
         first = min(meeting, key=lambda event: event.rank)
         others = [event for event in meeting if event is not first]
-        for one, two in [*((first, other) for other in others), *((other, first) for other in others)]:
-            low_s = float("-inf") if two.is_source else one.start_s - two.end_s
-            high_s = float("inf") if one.is_source else one.end_s - two.start_s
-            bounds.append(((one.rank, two.rank), (low_s, high_s, one.end_s - two.end_s)))
+        for event, other in [*((first, other) for other in others), *((other, first) for other in others)]:
+            low_s = float("-inf") if other.is_source else event.start_s - other.end_s
+            high_s = float("inf") if event.is_source else event.end_s - other.start_s
+            bounds.append(((event.rank, other.rank), (low_s, high_s, event.end_s - other.end_s)))
     columns = {ranks: tuple(zip(*rows, strict=True)) for ranks, rows in group_by_key(bounds).items()}
     return {ranks: (max(low_s), min(high_s), ends_s) for ranks, (low_s, high_s, ends_s) in columns.items()}
 
@@ -345,8 +345,8 @@ def _pairs(meetings: Sequence[Sequence[RankEvent]]) -> dict[tuple[int, int], Clo
 def _clocks(pairs: Mapping[tuple[int, int], ClockBounds], ranks: Sequence[int]) -> dict[int, int]:
     """Return the clock of each rank, named after its lowest rank; ranks without correction share one."""
     clock_of = {rank: rank for rank in ranks}
-    for (one, two), (low_s, high_s, _) in pairs.items():
-        first, second = sorted((clock_of[one], clock_of[two]))
+    for (rank, other), (low_s, high_s, _) in pairs.items():
+        first, second = sorted((clock_of[rank], clock_of[other]))
         if first != second and low_s - SAME_CLOCK_S <= 0 <= high_s + SAME_CLOCK_S:
             clock_of |= {rank: first for rank, clock in clock_of.items() if clock == second}
     return clock_of
