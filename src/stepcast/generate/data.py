@@ -40,8 +40,8 @@ def reduce_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
     ops: list[Op] = []
     shard, times = buckets
     once = sizes.plan.reduced is Reduced.ONCE
-    for part, each in sizes.plan.kinds(shard):
-        size = each.total * sizes.gradient
+    for part, weights in sizes.plan.kinds(shard):
+        size = weights.total * sizes.gradient
         if part.ways > 1:
             called = f"{part.within} reduce-scatter {name}"
             ops.append(collective(called, C.REDUCE_SCATTER, size, part.within, blocking, times))
@@ -49,7 +49,7 @@ def reduce_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
             called, size = f"{part.between} all-reduce {name}", size // part.ways
             ops.append(collective(called, C.ALL_REDUCE, size, part.between, blocking, times))
         if once and sizes.plan.mirrored:
-            summed = mirror_ops(sizes, name, Buckets(each, times), blocking)
+            summed = mirror_ops(sizes, name, Buckets(weights, times), blocking)
             ops += [replace(op, after=tuple(other.name for other in ops[-1:])) for op in summed]
     return tuple(ops)
 
@@ -64,14 +64,14 @@ def mirror_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
     shard, times = buckets
     return tuple(
         collective(
-            f"mirror all-reduce {'experts ' if each.experts else ''}{name}",
+            f"mirror all-reduce {'experts ' if weights.experts else ''}{name}",
             C.ALL_REDUCE,
-            each.total * sizes.gradient // part.ways,
+            weights.total * sizes.gradient // part.ways,
             Group.MIRROR,
             blocking,
             times,
         )
-        for part, each in sizes.plan.kinds(shard)
+        for part, weights in sizes.plan.kinds(shard)
     )
 
 
@@ -80,11 +80,11 @@ def gather_ops(sizes: Sizes, name: str, buckets: Buckets, blocking: bool) -> Ops
     strategy, ops = sizes.strategy, list[Op]()
     tensors = tensors_of_layer(sizes) if sizes.framework.listed_gathers else 1
     shard, times = buckets
-    for part, each in sizes.plan.kinds(shard):
-        fetched = fetch_weights(sizes, name, part, each.total * times, blocking)
+    for part, weights in sizes.plan.kinds(shard):
+        fetched = fetch_weights(sizes, name, part, weights.total * times, blocking)
         ops += fetched
         if part.ways > 1:
-            size = -(-gathered_bytes(strategy, each) // tensors)
+            size = -(-gathered_bytes(strategy, weights) // tensors)
             gather = collective(
                 f"{part.within} all-gather {name}", C.ALL_GATHER, size, part.within, blocking, times * tensors
             )
@@ -113,13 +113,13 @@ def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
         collective(
             f"{part.within} broadcast parameters {number}",
             CollectiveKind.BROADCAST,
-            -(-gathered_bytes(sizes.strategy, each) // part.ways),
+            -(-gathered_bytes(sizes.strategy, weights) // part.ways),
             part.within,
             times=owners.times,
         )
-        for part, each in sizes.plan.kinds(shard)
+        for part, weights in sizes.plan.kinds(shard)
         if part.ways > 1
-        for number, owners in enumerate(issue_buckets(sizes, [Buckets(each, part.ways)]))
+        for number, owners in enumerate(issue_buckets(sizes, [Buckets(weights, part.ways)]))
     )
 
 

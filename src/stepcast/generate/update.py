@@ -29,7 +29,7 @@ HOST_PARTS = 16
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
     """Return the parameters whose optimizer states this rank keeps."""
-    return sum(-(-each.total // part.ways) for part, each in sizes.plan.kinds(shard))
+    return sum(-(-weights.total // part.ways) for part, weights in sizes.plan.kinds(shard))
 
 
 def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matrices], tensors: int) -> Ops:
@@ -52,8 +52,8 @@ def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matric
             op = make_update("idle update", optimizer, idle, kind=K.IDLE_OPTIMIZER)
             ops += (replace(op, kernels=1) if ops else op,)
         return ops
-    inside = [each for each in matrices if each.inside]
-    orthogonal = sum(-(-each.elements // _partition(sizes, each).ways) for each in inside)
+    inside = [matrix for matrix in matrices if matrix.inside]
+    orthogonal = sum(-(-matrix.elements // _partition(sizes, matrix).ways) for matrix in inside)
     ops = tuple(_orthogonalise(sizes, inside))
     if orthogonal:
         ops += (make_update("matrices update", optimizer, orthogonal),)
@@ -123,16 +123,16 @@ def _moved_bytes(
 def _orthogonalise(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
     """Yield (a I + b A + c A A) X with A = X X^T along the shorter side, again and again in bf16."""
     strategy, before = sizes.strategy, {True: 0, False: 0}
-    for each in sorted(matrices, key=lambda group: -group.rows * group.columns):
-        part, experts = _partition(sizes, each), each.part is WeightPart.EXPERTS
+    for matrix in sorted(matrices, key=lambda group: -group.rows * group.columns):
+        part, experts = _partition(sizes, matrix), matrix.part is WeightPart.EXPERTS
         # Each rank's turn comes once in *ways* matrices; the first rank has the most.
         first = before[experts]
-        before[experts] = last = first + each.count
+        before[experts] = last = first + matrix.count
         count = -(-last // part.ways) - -(-first // part.ways)
-        name = f"{each.part} {each.rows}x{each.columns}"
-        short, long = sorted((each.rows, each.columns))
+        name = f"{matrix.part} {matrix.rows}x{matrix.columns}"
+        short, long = sorted((matrix.rows, matrix.columns))
         if part.ways > 1 and strategy.sharding.splits_parameters:
-            size = -(-each.elements // part.ways) * int(DType.BF16.bytes)
+            size = -(-matrix.elements // part.ways) * int(DType.BF16.bytes)
             yield collective(f"{name} exchange", CollectiveKind.ALL_TO_ALL, size, part.within)
         for step in range(ITERATIONS if count else 0):
             yield Op(f"{name} gram {step}", Matmul(short, short, long, count, DType.BF16))

@@ -145,7 +145,7 @@ def _differs(stage: Stage, action: SlotAction, which: int, blocks: Blocks) -> bo
     if which in (FIRST, LAST):
         return (action is SlotAction.FORWARD) == (which == FIRST) and action is not SlotAction.INPUT
     pairs = zip(unfold_blocks(stage.body), unfold_blocks(blocks), strict=True)
-    return any(one.ops(phase) is not two.ops(phase) for one, two in pairs for phase in PHASES_OF[action])
+    return any(usual.ops(phase) is not other.ops(phase) for usual, other in pairs for phase in PHASES_OF[action])
 
 
 def _split_chunk(whole: Chunk, parts: int) -> list[Chunk]:

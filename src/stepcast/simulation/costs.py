@@ -59,7 +59,8 @@ class Prices:
         assert issue_s is not None
 
         def price(layer: OpList) -> FloatArray:
-            return np.array([issue_s(one.op.work, one.backward) * one.op.kernels for one in layer.issued], np.float64)
+            seconds = [issue_s(entry.op.work, entry.backward) * entry.op.kernels for entry in layer.issued]
+            return np.array(seconds, np.float64)
 
         layers = [layer for ops in lists for layer in ops.lists]
         return [_ISSUES.get((layer, issue_s), partial(price, layer)) for layer in layers]

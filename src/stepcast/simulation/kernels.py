@@ -163,7 +163,7 @@ def _make_call(function: Kernel, address: int) -> Kernel:
     unused, view = ctypes.byref(ctypes.c_void_p()), (ctypes.c_char * 0).from_buffer  # faster than ``ndarray.ctypes``
 
     def kernel(*arguments: Any) -> None:
-        addresses = [each if type(each) is int else ctypes.addressof(view(each)) for each in arguments]
+        addresses = [argument if type(argument) is int else ctypes.addressof(view(argument)) for argument in arguments]
         call(unused, unused, *addresses)
 
     return kernel

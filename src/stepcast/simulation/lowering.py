@@ -133,7 +133,7 @@ class OpList:
     @cached_property
     def issued(self) -> list[IssuedOp]:
         if self.lists:
-            return [one for part in self.lists for one in part.issued]
+            return [entry for part in self.lists for entry in part.issued]
         return [IssuedOp(self.layer, op, self.backward) for op in self.ops]
 
     @cached_property
@@ -452,8 +452,8 @@ class PieceFactory:
             _, ops = next(left[number])
             numbers += [number] * len(ops)
             issued += ops
-        by_layer = [list(run) for _, run in groupby(issued, key=lambda one: (id(one.layer), one.backward))]
+        by_layer = [list(run) for _, run in groupby(issued, key=lambda entry: (id(entry.layer), entry.backward))]
         joined = OpList.join(
-            [OpList.of_layer(run[0].layer, [one.op for one in run], run[0].backward) for run in by_layer]
+            [OpList.of_layer(run[0].layer, [entry.op for entry in run], run[0].backward) for run in by_layer]
         )
         return joined, self.make_layers(joined.sequence, streams=tuple(numbers))

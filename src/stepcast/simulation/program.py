@@ -105,10 +105,10 @@ class CallPlan:
 
     def _repeats(self, start: int, size: int) -> bool:
         """Whether the calls from *start* are repeated after *size* of them, and later ones wait for no earlier ones."""
-        one, two = slice(start, start + size), slice(start + size, start + 2 * size)
-        if not np.array_equal(self.segment[one], self.segment[two]):
+        earlier, later = slice(start, start + size), slice(start + size, start + 2 * size)
+        if not np.array_equal(self.segment[earlier], self.segment[later]):
             return False
-        before, after = self.entries[:, one], self.entries[:, start + size :]
+        before, after = self.entries[:, earlier], self.entries[:, start + size :]
         moved = np.where(before >= self.rows, before + size * self.rows, before)
         is_near = (after < self.rows) | (after >= (1 + start) * self.rows)
         return np.array_equal(moved, after[:, :size]) and bool(is_near.all())

@@ -336,7 +336,7 @@ def pair_slots(schedule: Schedule) -> Schedule:
             # As many forwards as precede the first backward: in 1F1B that is the warm-up and one more.
             ahead = order.index(backwards[0])
             pairs = zip(forwards[ahead:], backwards, strict=False)
-            steady = [slot for one, two in pairs for slot in (one._replace(with_next=True), two)]
+            steady = [slot for forward, backward in pairs for slot in (forward._replace(with_next=True), backward)]
             order = (*forwards[:ahead], *steady, *backwards[len(forwards) - ahead :])
         orders.append(order)
     size = (schedule.name, schedule.stages, schedule.micro_batches, schedule.chunks)
@@ -394,12 +394,12 @@ def _next_points(
         end = len(first), len(second)
         left_s = sum(part.seconds for part in (*first[i:], *second[j:]))
         return [(end, left_s)] if (i, j) != end else []
-    one, two = first[i], second[j]
-    if one.exchanges == two.exchanges:
-        return [((i + 1, j), one.seconds), ((i, j + 1), two.seconds)]
-    points = [((i + 1, j + 1), max(one.seconds, two.seconds))]
-    if one.seconds < two.seconds and i + 1 < len(first):
-        points.append(((i + 2, j), one.seconds + first[i + 1].seconds))
-    if two.seconds < one.seconds and j + 1 < len(second):
-        points.append(((i, j + 2), two.seconds + second[j + 1].seconds))
+    part, other = first[i], second[j]
+    if part.exchanges == other.exchanges:
+        return [((i + 1, j), part.seconds), ((i, j + 1), other.seconds)]
+    points = [((i + 1, j + 1), max(part.seconds, other.seconds))]
+    if part.seconds < other.seconds and i + 1 < len(first):
+        points.append(((i + 2, j), part.seconds + first[i + 1].seconds))
+    if other.seconds < part.seconds and j + 1 < len(second):
+        points.append(((i, j + 2), other.seconds + second[j + 1].seconds))
     return points

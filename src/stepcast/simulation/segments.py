@@ -292,11 +292,11 @@ class Segment(NamedTuple):
         *bind* maps inputs of *other* to outputs of this segment's last piece. The other inputs of *other* come after
         the inputs of this segment, its outputs after the outputs.
         """
-        (*before, one), (two, *after) = self.chain.pieces, other.chain.pieces
-        earlier = self.outputs - len(one.shape.outputs)
+        (*before, last), (following, *after) = self.chain.pieces, other.chain.pieces
+        earlier = self.outputs - len(last.shape.outputs)
         bound = tuple(sorted((port, output - earlier) for port, output in (bind or {}).items()))
         repeats = (*self.times[:-1], 1, *other.times[1:])
-        return Segment(self.name, Chain((*before, _join_pieces(one, two, bound), *after)), repeats=repeats)
+        return Segment(self.name, Chain((*before, _join_pieces(last, following, bound), *after)), repeats=repeats)
 
 
 @lru_cache(maxsize=4096)
@@ -309,21 +309,21 @@ def _select_outputs(piece: Piece, ports: tuple[int, ...]) -> Piece:
 
 
 @lru_cache(maxsize=4096)
-def _join_pieces(one: Piece, two: Piece, bind: tuple[tuple[int, int], ...]) -> Piece:
-    """Return the ops of *two* after those of *one*; *bind* has inputs of *two* with outputs of *one*."""
-    lanes, count, bound = one.shape.lanes, len(one.ops), dict(bind)
-    if lanes != two.shape.lanes:
-        raise ProgramError(f"segments of {lanes} and {two.shape.lanes} lanes cannot be joined")
-    given = one.shape.outputs.tolist()
-    free = [port for port in range(two.shape.inputs) if port not in bound]
-    number = {port: one.shape.inputs + index for index, port in enumerate(free)}
-    ops = list(one.ops)
-    for op in two.ops:
+def _join_pieces(first: Piece, second: Piece, bind: tuple[tuple[int, int], ...]) -> Piece:
+    """Return the ops of *second* after those of *first*; *bind* has inputs of *second* with outputs of *first*."""
+    lanes, count, bound = first.shape.lanes, len(first.ops), dict(bind)
+    if lanes != second.shape.lanes:
+        raise ProgramError(f"segments of {lanes} and {second.shape.lanes} lanes cannot be joined")
+    given = first.shape.outputs.tolist()
+    free = [port for port in range(second.shape.inputs) if port not in bound]
+    number = {port: first.shape.inputs + index for index, port in enumerate(free)}
+    ops = list(first.ops)
+    for op in second.ops:
         after = [count + earlier for earlier in op.after] + [given[bound[port]] for port in op.inputs if port in bound]
         inputs = [number[port] for port in op.inputs if port in number]
         ops.append(replace(op, after=tuple(after), inputs=tuple(inputs)))
-    outputs = [*given, *(two.shape.outputs + count).tolist()]
-    return Piece.of("", ops, lanes=lanes, inputs=one.shape.inputs + len(free), outputs=outputs)
+    outputs = [*given, *(second.shape.outputs + count).tolist()]
+    return Piece.of("", ops, lanes=lanes, inputs=first.shape.inputs + len(free), outputs=outputs)
 
 
 def _shape_ops(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
@@ -410,12 +410,12 @@ def _raise_matrix(matrix: FloatArray, repeat: int) -> FloatArray:
         factors += [matrix] * (repeat & 1)
         repeat >>= 1
         matrix = product(matrix, matrix) if repeat else matrix
-    return reduce(lambda one, two: product(two, one), factors)
+    return reduce(lambda first, second: product(second, first), factors)
 
 
-def product(two: FloatArray, one: FloatArray) -> FloatArray:
-    """Return the matrix of *one* followed by *two*."""
-    result: FloatArray = np.maximum.reduce(two[:, :, None] + one, 1, initial=-np.inf)
+def product(second: FloatArray, first: FloatArray) -> FloatArray:
+    """Return the matrix of *first* followed by *second*."""
+    result: FloatArray = np.maximum.reduce(second[:, :, None] + first, 1, initial=-np.inf)
     return result
 
 

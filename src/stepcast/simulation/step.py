@@ -425,14 +425,14 @@ def _list_once(
     turns = []
     for stage, factor in enumerate(speeds):
         is_end = stage == 0 or stage == schedule.stages - 1
-        alike = (places[stage * chunks : (stage + 1) * chunks], is_end, factor)
-        if alike not in known:
+        key = (places[stage * chunks : (stage + 1) * chunks], is_end, factor)
+        if key not in known:
             own = [0] if positions is None else positions[stage * chunks : (stage + 1) * chunks]
             parts = [workload.stages[position] for position in own]
             made_of = [layers for part in parts for layers in (part.prologue, part.epilogue)]
             ops = _ONCE.get(made_of, partial(_list_stage_once, parts, is_end, factor), is_end, factor)
-            known[alike] = once.setdefault(ops, len(once))
-        turns.append(known[alike])
+            known[key] = once.setdefault(ops, len(once))
+        turns.append(known[key])
     return list(once), tuple(turns)
 
 

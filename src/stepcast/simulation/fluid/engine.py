@@ -349,9 +349,9 @@ def _mix(values: NDArray[np.generic]) -> UIntArray:
 def _number_pairs(first: IntArray, second: NDArray[np.generic]) -> IntArray:
     """Return pairs numbered from 0, in their order."""
     order = np.lexsort((second, first))
-    one, two = first[order], second[order]
+    ordered_first, ordered_second = first[order], second[order]
     new = np.ones(len(order), np.int64)
-    new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
+    new[1:] = (ordered_first[1:] != ordered_first[:-1]) | (ordered_second[1:] != ordered_second[:-1])
     numbers = np.empty(len(order), np.int64)
     numbers[order] = np.cumsum(new) - 1
     return numbers

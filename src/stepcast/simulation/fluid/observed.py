@@ -100,9 +100,9 @@ def _message_waits_s(times: Times, waits: Pairs, rank_of: IntArray, lane_of: Int
     sent, waiting = sent[across], waiting[across]
     # The first task that computes after it, in the same rank; tasks of a rank follow one another.
     computing = np.flatnonzero(lane_of == COMPUTE)
-    at = np.searchsorted(computing, waiting)
-    known = at < len(computing)
-    first = computing[np.minimum(at, len(computing) - 1)] if len(computing) else waiting
+    next_index = np.searchsorted(computing, waiting)
+    known = next_index < len(computing)
+    first = computing[np.minimum(next_index, len(computing) - 1)] if len(computing) else waiting
     known &= rank_of[first] == rank_of[waiting]
     sent, first = sent[known], first[known]
     place = np.searchsorted(computing, first)
@@ -182,7 +182,7 @@ class HotLink:
     link: int
     name: str
     tier: str
-    alike: int  # links that did the same, itself included
+    equal_links: int  # links that did the same, itself included
     carried_bytes: float
     share: float  # of what it could have carried in the whole step
     full_s: float  # how long no more would have gone over it
@@ -192,7 +192,7 @@ class HotLink:
     def facts(self) -> dict[str, object]:
         return {
             **pick(self, "link=name tier"),
-            "alike": self.alike,
+            "alike": self.equal_links,
             **pick(self, "bytes=carried_bytes share full_s"),
             "users": dict(self.users),
             "share_over_time": self.share_in.tolist(),
@@ -293,9 +293,9 @@ class Observed:
     def tier_share(self) -> FloatArray:
         """Tiers x bins: how much of the capacity of all its links was used."""
         capacity = self.links.capacity_bytes_per_s[self._first_link] * self.class_links
-        whole = np.bincount(self.class_tier, capacity, len(self.links.tiers))
+        capacities = np.bincount(self.class_tier, capacity, len(self.links.tiers))
         used = self._by_tier(self.share_in * capacity[:, None], np.add)
-        return np.divide(used, whole[:, None], out=np.zeros_like(used), where=whole[:, None] > 0)
+        return np.divide(used, capacities[:, None], out=np.zeros_like(used), where=capacities[:, None] > 0)
 
     @cached_property
     def tier_busiest(self) -> FloatArray:
@@ -318,31 +318,32 @@ class Observed:
         classes = self.run.shared.traffic.classes
         total = self.bytes_in.sum(axis=1)
         share = total / (classes.capacity * max(self.step_s, 1e-300))
-        order = np.lexsort((self._first_link, -share))[:most]
-        return tuple(self._describe_link(int(at), float(total[at]), float(share[at])) for at in order if total[at] > 0)
+        order = np.lexsort((self._first_link, -share))[:most].tolist()
+        used = [number for number in order if total[number] > 0]
+        return tuple(self._describe_link(number, float(total[number]), float(share[number])) for number in used)
 
-    def _describe_link(self, at: int, total: float, share: float) -> HotLink:
+    def _describe_link(self, link_class: int, total: float, share: float) -> HotLink:
         classes = self.run.shared.traffic.classes
         flow, link, bytes_on = classes.entries
-        here = np.flatnonzero(link == at)
+        here = np.flatnonzero(link == link_class)
         moved = bytes_on[here] / classes.amount[flow[here]] * self.level_s[flow[here]].sum(axis=1)
         names = (self.who[number].name for number in classes.set_of[flow[here]].tolist())
         users = sum_by_key(zip(names, moved.tolist(), strict=True))
-        first = int(self._first_link[at])
+        first = int(self._first_link[link_class])
         return HotLink(
             first,
             self.links.name(first),
             self.links.tiers[int(self.links.tier[first])],
-            int(self.class_links[at]),
+            int(self.class_links[link_class]),
             total,
             share,
-            self._full_s(at, here),
+            self._full_s(link_class, here),
             dict(sorted(users.items(), key=lambda item: (-item[1], item[0]))),
-            self.share_in[at],
+            self.share_in[link_class],
         )
 
-    def _full_s(self, at: int, entries: IntArray) -> float:
-        """Return how long a link of class *at* was full, from the rates of all that crosses it."""
+    def _full_s(self, link_class: int, entries: IntArray) -> float:
+        """Return how long a link of class *link_class* was full, from the rates of all that crosses it."""
         run, classes = self.run, self.run.shared.traffic.classes
         fluid = run.fluid_times
         flow, _, bytes_on = classes.entries
@@ -359,7 +360,7 @@ class Observed:
         order = np.argsort(times, kind="stable")
         taken = np.cumsum(change[order])[:-1]
         lasts = np.diff(np.minimum(times[order], self.step_s))
-        return float(lasts[taken >= FULL * classes.capacity[at]].sum())
+        return float(lasts[taken >= FULL * classes.capacity[link_class]].sum())
 
     @cached_property
     def operations(self) -> tuple[OperationTimes, ...]:
@@ -377,24 +378,24 @@ class Observed:
         counts = np.bincount(row, minlength=len(number))
         sums = [np.bincount(row, seconds, len(number)) for seconds in (alone, took)]
         operations = [
-            OperationTimes(who, int(counts[at]), float(sums[0][at]), float(sums[1][at]), float(slowest[at]))
-            for who, at in number.items()
-            if counts[at]
+            OperationTimes(who, int(counts[index]), float(sums[0][index]), float(sums[1][index]), float(slowest[index]))
+            for who, index in number.items()
+            if counts[index]
         ]
         return tuple(sorted(operations, key=lambda operation: -operation.slowdown))
 
-    def _tier_facts(self, at: int, tier: str) -> dict[str, object]:
-        mine = self.links.tier == at
+    def _tier_facts(self, index: int, tier: str) -> dict[str, object]:
+        mine = self.links.tier == index
         return {
             "tier": tier,
             "links": int(mine.sum()),
             # Of the slowest, where they differ.
             "capacity_bytes_per_s": float(self.links.capacity_bytes_per_s[mine].min(initial=np.inf)),
             "bytes": float(self.link_bytes[mine].sum()),
-            "share": float(self.tier_share[at].mean()),
-            "busiest_share": float(self.tier_busiest[at].max(initial=0.0)),
-            "share_over_time": self.tier_share[at].tolist(),
-            "busiest_over_time": self.tier_busiest[at].tolist(),
+            "share": float(self.tier_share[index].mean()),
+            "busiest_share": float(self.tier_busiest[index].max(initial=0.0)),
+            "share_over_time": self.tier_share[index].tolist(),
+            "busiest_over_time": self.tier_busiest[index].tolist(),
         }
 
     def facts(self, most: int = 10) -> FactDict:
@@ -402,7 +403,7 @@ class Observed:
         return {
             "step_s": self.step_s,
             "links": len(self.links),
-            "tiers": [self._tier_facts(at, tier) for at, tier in enumerate(self.links.tiers)],
+            "tiers": [self._tier_facts(index, tier) for index, tier in enumerate(self.links.tiers)],
             "hottest": [link.facts() for link in self.hottest(most)],
             "operations": [operation.facts() for operation in self.operations],
         }
