@@ -81,7 +81,7 @@ def test_no_more_is_needed_than_runs_and_no_more_runs_than_can(case: Case) -> No
         strategy.global_batch,
         causal=True,
         lora_rank=strategy.lora_rank,
-        kept_share=strategy.kept_share,
+        processed_share=strategy.processed_share,
     )
     # Rows of experts are whole numbers.
     assert needed <= hardware_flops(generate(case.model, strategy, case.framework)) * (1 + 1e-3)

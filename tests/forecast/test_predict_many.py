@@ -29,7 +29,7 @@ MODEL = load_model("llama-3.2-1b")
 CLUSTER = load_cluster("dgx-h100")
 # All that a forecast leaves behind for the next one to find.
 REMEMBERED = (
-    workload._MADE,
+    workload._MODEL_STAGES,
     workload._STAGES,
     workload._find_unit_maker,
     workload.block_layers,

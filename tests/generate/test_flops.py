@@ -136,7 +136,7 @@ def test_published_lora_runs_count_four_operations_for_each_weight() -> None:
 def test_tokens_that_experts_drop_are_not_needed(capacity: float) -> None:
     model, seq = load_model("mixtral-8x7b"), 2048
     strategy = Strategy(Layout(ep=8, dp=8), 1, BATCH, seq, expert_capacity=capacity)
-    needed = model_flops(model, seq, BATCH, kept_share=strategy.kept_share)
+    needed = model_flops(model, seq, BATCH, processed_share=strategy.processed_share)
     assert hardware_flops(generate(model, strategy, UNFUSED)) == pytest.approx(needed, rel=1e-3)
     assert needed <= model_flops(model, seq, BATCH)
 

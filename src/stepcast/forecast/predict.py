@@ -414,7 +414,7 @@ def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float
         mtp_layers=strategy.mtp_layers,
         lora_rank=strategy.lora_rank,
         lora_targets=strategy.lora_targets,
-        kept_share=strategy.kept_share,
+        processed_share=strategy.processed_share,
         document=strategy.document,
         reference=strategy.objective is Objective.DPO,
         trained_layers=strategy.trained_layers,

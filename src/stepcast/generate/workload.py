@@ -77,7 +77,7 @@ _STAGES: ByIdentity[Stage] = ByIdentity(8192)
 """One object for all pieces of all strategies that run the same: what follows from it is worked out once."""
 
 
-_MADE: ByIdentity[tuple[tuple[Stage, ...], int | None]] = ByIdentity(2048)
+_MODEL_STAGES: ByIdentity[tuple[tuple[Stage, ...], int | None]] = ByIdentity(2048)
 """The stages of a strategy, and the bytes that they send to one another."""
 
 
@@ -273,7 +273,7 @@ def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
         maker = StageMaker(model, strategy, framework)
         return maker.stages(), maker.sizes.boundary_bytes if strategy.layout.pp > 1 else None
 
-    stages, boundary_bytes = _MADE.get((model, strategy, framework), make)
+    stages, boundary_bytes = _MODEL_STAGES.get((model, strategy, framework), make)
     return Workload(
         stages=stages,
         layout=strategy.layout,

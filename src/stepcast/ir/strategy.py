@@ -366,8 +366,8 @@ class Strategy:
         return self.overlap.experts and layout.ep > 1 and can
 
     @property
-    def kept_share(self) -> float:
-        """The share of routed tokens that experts take at most; what exceeds their capacity is dropped."""
+    def processed_share(self) -> float:
+        """The largest share of the routed tokens that experts process; tokens beyond their capacity are dropped."""
         return 1.0 if self.expert_capacity is None else min(1.0, self.expert_capacity)
 
     @property
