@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimit, number_field, varint
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
@@ -54,7 +54,7 @@ def converted_node(index: int) -> bytes:
     if collective:
         values += [attribute("comm_type", AttributeKind.INT64, 0), attribute("comm_size", AttributeKind.INT64, 8388608)]
     name = b"ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if collective else b"sm90_xmma_gemm_bf16_%d" % (index % 50)
-    return delimited(
+    return delimit(
         number_field(1, index)
         + bytes_field(2, name)
         + number_field(3, 7 if collective else 4)
@@ -70,9 +70,7 @@ def grow_converted(target_bytes: int, path: Path) -> None:
     """Write a trace of another program, of about *target_bytes*, at *path*."""
     written, index = 0, 1
     with path.open("wb") as trace:
-        written += trace.write(
-            delimited(bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4")))
-        )
+        written += trace.write(delimit(bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4"))))
         while written < target_bytes:
             written += trace.write(converted_node(index))
             index += 1

@@ -12,8 +12,8 @@ from stepcast.analyze.recording import (
     at_shortest,
     critical_steps,
     from_durations,
-    measured,
     play,
+    play_measured,
     rank_parts,
     timeline_of,
 )
@@ -71,7 +71,7 @@ def test_parts_sum_to_the_step(data: st.DataObject, tmp_path_factory: pytest.Tem
         slow={0: data.draw(st.floats(1, 3))},
     )
     recording = record(run, tmp_path_factory.mktemp("run"))
-    for played in (measured(recording), play(recording)):
+    for played in (play_measured(recording), play(recording)):
         for one in rank_parts(played):
             assert sum(one.parts_s.values()) == pytest.approx(played.step_s, rel=1e-3)
             assert min(one.parts_s.values()) >= 0
@@ -238,7 +238,7 @@ def test_the_critical_path_sums_to_the_step(tmp_path: Path) -> None:
 
 def test_a_played_step_is_a_timeline(tmp_path: Path) -> None:
     recording = record(RUN, tmp_path)
-    timeline = timeline_of({"measured": measured(recording), "replayed": play(recording)})
+    timeline = timeline_of({"measured": play_measured(recording), "replayed": play(recording)})
     assert {lane.name for lane in timeline.lanes} == {"measured", "replayed"}
     assert timeline.span_s == pytest.approx(recording.measured_step_s, rel=1e-3)
     assert any(name.startswith("wait: ") for name in timeline.names)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimit, number_field, varint
 from tests.shared import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -461,10 +461,10 @@ def packed() -> Iterator[tuple[str, Bomb]]:
 
 def protobufs() -> Iterator[tuple[str, Bomb]]:
     """Chakra traces that announce more than they hold."""
-    head = delimited(bytes_field(1, b"0.0.4"))
+    head = delimit(bytes_field(1, b"0.0.4"))
 
     def trace(*nodes: bytes) -> bytes:
-        return head + b"".join(map(delimited, nodes))
+        return head + b"".join(map(delimit, nodes))
 
     def node(index: int, *more: bytes) -> bytes:
         return number_field(1, index) + bytes_field(2, b"op") + number_field(3, 4) + b"".join(more)

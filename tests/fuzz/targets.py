@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.reader_chakra import converted_node, workload
 from benchmarks.reader_chakra import write as write_chakra
 from benchmarks.reader_nccl_tests import HEAD, row
-from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimit
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import format_named, read_sources, recognise
 from stepcast.ir.workload import Block
@@ -156,7 +156,7 @@ def _others() -> Iterator[Target]:
     from stepcast.inputs.optimus_log import read_gpustat
     from stepcast.inputs.source import csv_records
     from stepcast.inputs.token_counts import read_sample_lengths
-    from stepcast.optimus.calibration import calibrated_of
+    from stepcast.optimus.calibration import read_calibrated
     from stepcast.pytorch.profile import read_document
     from stepcast.simulation.schedule_file import parse_schedule
 
@@ -174,7 +174,7 @@ def _others() -> Iterator[Target]:
     yield Target("steps", (json.dumps(STEPS).encode(),), _by_path(_steps, ".json"))
     yield Target("csv", (OPERATORS.encode(),), lambda data: list(csv_records(Source("c", data))[1]))
     optimus = (DATA / "fits" / "optimus.toml").read_bytes()
-    yield Target("optimus constants", (optimus,), lambda data: calibrated_of(Source("c", data).text(_limit()), "c"))
+    yield Target("optimus constants", (optimus,), lambda data: read_calibrated(Source("c", data).text(_limit()), "c"))
     profile = (EXAMPLES / "calibrations" / "h200.toml").read_bytes()[:5000]
     yield Target(
         "profile", (profile,), lambda data: read_document(Source("c", data).text(_limit()), "c"), (ValueError,)
@@ -416,7 +416,7 @@ def _configs() -> Iterator[bytes]:
 
 
 def _converted() -> bytes:
-    head = delimited(bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4")))
+    head = delimit(bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4")))
     return head + b"".join(map(converted_node, range(1, 12)))
 
 

@@ -20,7 +20,7 @@ from stepcast.inputs.chakra.protobuf import (
     WireError,
     attribute,
     bytes_field,
-    delimited,
+    delimit,
     field,
     number_field,
     read_attribute,
@@ -38,7 +38,7 @@ from stepcast.outputs.chakra import files
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.outputs.test_chakra import example, write
 
-METADATA = delimited(
+METADATA = delimit(
     bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", AttributeKind.STRING, "1.1.0-chakra.0.0.4"))
 )
 COMP, SEND, RECV, COLL, META = 4, 5, 6, 7, 1
@@ -52,7 +52,7 @@ def node(
         message += bytes_field(5, b"".join(varint(wait) for wait in waits))
     if us:
         message += number_field(7, us)
-    return delimited(message + b"".join(bytes_field(10, body) for body in attributes))
+    return delimit(message + b"".join(bytes_field(10, body) for body in attributes))
 
 
 def coll(kind: int, size: int, group: str = "") -> tuple[bytes, ...]:
@@ -209,7 +209,7 @@ def test_process_groups_of_pytorch_give_sizes_groups_and_layout() -> None:
         '["[{\\"pg_name\\": \\"0\\", \\"pg_desc\\": \\"default_pg\\", \\"pg_size\\": 8, \\"ranks\\": []}, '
         '{\\"pg_name\\": \\"1\\", \\"pg_desc\\": \\"mesh_tp\\", \\"pg_size\\": 4, \\"ranks\\": [0, 1, 2, 3]}]"]'
     )
-    init = delimited(
+    init = delimit(
         number_field(1, 9)
         + bytes_field(2, b"## process_group:init ##")
         + number_field(3, META)
@@ -239,7 +239,7 @@ def test_fields_in_any_order_and_unknown_ones_are_read() -> None:
         + number_field(1, 2**63)
         + bytes_field(2, b"odd")
     )
-    workload = read(node(1, COMP, "a", (), 1), delimited(message))
+    workload = read(node(1, COMP, "a", (), 1), delimit(message))
     assert op(layers(workload)[1]).work == Collective(CollectiveKind.ALL_REDUCE, 64, Group.WORLD)
 
 
@@ -255,9 +255,9 @@ def test_fields_in_any_order_and_unknown_ones_are_read() -> None:
         ((node(1, COLL, "c", (), 0, *coll(0, -1)),), "comm_size -1"),
         ((node(1, COMP, us=1)[:-1],), "message 2 at byte .* more"),
         ((b"\x80",), "message 2 at byte .*ends within a number"),
-        ((delimited(b"\x08" + b"\xff" * 11),), "message 2 at byte .*ten bytes"),
-        ((delimited(number_field(1, 1) + b"\x12\x7fab"),), "longer than its message"),
-        ((delimited(bytes_field(2, b"\xff\xfe") + number_field(3, COMP)),), "not UTF-8"),
+        ((delimit(b"\x08" + b"\xff" * 11),), "message 2 at byte .*ten bytes"),
+        ((delimit(number_field(1, 1) + b"\x12\x7fab"),), "longer than its message"),
+        ((delimit(bytes_field(2, b"\xff\xfe") + number_field(3, COMP)),), "not UTF-8"),
         ((), "no nodes that compute"),
     ],
 )
@@ -279,7 +279,7 @@ def test_changed_nodes_of_our_own_trace_are_an_error() -> None:
 
 
 def test_a_trace_of_an_earlier_stepcast_is_to_be_written_again() -> None:
-    head = delimited(bytes_field(2, attribute("stepcast.workload", AttributeKind.STRING, '{"version":1}')))
+    head = delimit(bytes_field(2, attribute("stepcast.workload", AttributeKind.STRING, '{"version":1}')))
     with pytest.raises(FormatError, match=r"earlier version of stepcast.*write it again"):
         read_trace(Source("w.et", head + node(1, COMP, us=1)))
 
@@ -350,9 +350,7 @@ def test_attributes_names_and_dependencies_become_columns() -> None:
 def test_lengths_that_look_like_byte_order_marks() -> None:
     filler = 127 + 126 * 128 + 16384  # encoded ff fe 01
     for size in range(filler - 60, filler):
-        data = delimited(bytes_field(2, attribute("input_file", AttributeKind.STRING, "x" * size))) + node(
-            1, COMP, us=1
-        )
+        data = delimit(bytes_field(2, attribute("input_file", AttributeKind.STRING, "x" * size))) + node(1, COMP, us=1)
         if data.startswith(b"\xff\xfe"):
             assert len(layers(read_trace(Source("t.et", data)))) == 1
             return

@@ -11,7 +11,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.measured import RunLog
 from stepcast.models.catalog import load_model
 from stepcast.optimus.analysis import analyze_optimus
-from stepcast.optimus.calibration import FITTED, Observation, fit, observed, shuffled_length
+from stepcast.optimus.calibration import FITTED, Observation, fit, observe_run, shuffled_length
 from stepcast.optimus.step import (
     PARTS,
     Constants,
@@ -196,7 +196,7 @@ def test_a_fit_finds_the_constants_that_made_the_times() -> None:
 
 
 def test_one_run_cannot_tell_the_constants_apart(log: RunLog) -> None:
-    fitted = fit([observed(log, MACHINE, LENGTHS, MODEL)], MACHINE)
+    fitted = fit([observe_run(log, MACHINE, LENGTHS, MODEL)], MACHINE)
     assert abs(fitted.errors[0]) < 0.01, "one run can always be explained"
     assert fitted.warnings[0].startswith("1 run cannot split message latency from fixed step overhead")
     assert any("host time per operator is not identified" in warning for warning in fitted.warnings)

@@ -14,7 +14,7 @@ from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.measured import RunLog
-from stepcast.optimus.calibration import calibrated_of, fit, lengths_of, model_with, observed, shipped
+from stepcast.optimus.calibration import fit, lengths_of, load_shipped, model_with, observe_run, read_calibrated
 from stepcast.optimus.step import machine_of, step_s
 from stepcast.validate.scoreboard import ScoredRow
 from stepcast.validate.traced_runs import measure_optimus, predict_runs
@@ -59,11 +59,11 @@ def test_data_parallel_runs_are_predicted(capsys: pytest.CaptureFixture[str]) ->
 def test_shipped_constants_are_those_of_the_sweep(tmp_path: Path) -> None:
     written = tmp_path / "c.toml"
     assert main(["calibrate", str(SWEEP), "-o", str(written)]) == 0
-    again = calibrated_of(written.read_text(), "c.toml")
-    assert again.runs == shipped().runs
-    assert again.sequences == shipped().sequences
-    for name in shipped().constants.__slots__:
-        assert getattr(again.constants, name) == pytest.approx(getattr(shipped().constants, name), rel=1e-3)
+    again = read_calibrated(written.read_text(), "c.toml")
+    assert again.runs == load_shipped().runs
+    assert again.sequences == load_shipped().sequences
+    for name in load_shipped().constants.__slots__:
+        assert getattr(again.constants, name) == pytest.approx(getattr(load_shipped().constants, name), rel=1e-3)
 
 
 def test_the_seed_alone_cannot_be_left_out(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_calibrating_on_the_seed_warns(capsys: pytest.CaptureFixture[str], tmp_p
     assert found["warnings"][0].startswith("1 run cannot split message latency from fixed step overhead")
     assert found["runs"][0]["measured_s"] == pytest.approx(1.61334)
     assert set(found["constants"]) == {"matmul_efficiency", "backward_factor", "message_s", "host_op_s", "fixed_s"}
-    assert calibrated_of(written.read_text(), "c.toml").constants.message_s == pytest.approx(
+    assert read_calibrated(written.read_text(), "c.toml").constants.message_s == pytest.approx(
         found["constants"]["message_s"], rel=1e-4
     )
 
@@ -122,7 +122,7 @@ def test_a_whole_layout_left_out(tp: int, worst: float) -> None:
     """The model carries over to tensor-parallel sizes that it was never fitted to."""
     machine = machine_of(load_cluster("a40-pcie"))
     logs = read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], _fail)
-    seen = [observed(log, machine) for log in logs]
+    seen = [observe_run(log, machine) for log in logs]
     constants = fit([one for one in seen if one.plan.layout.tp != tp], machine).constants
     left_out = [one for one in seen if one.plan.layout.tp == tp]
     errors = [step_s(one.plan, machine, constants) / one.measured_s - 1 for one in left_out]
@@ -154,16 +154,16 @@ def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.C
 @pytest.mark.parametrize("text", ["not toml [", "a = 1", "[constants]\nfixed_s = 1", "sequences = 3\n[constants]"])
 def test_a_calibration_that_is_none(text: str) -> None:
     with pytest.raises(FormatError, match=r"c\.toml"):
-        calibrated_of(text, "c.toml")
+        read_calibrated(text, "c.toml")
 
 
 def test_lengths_beside_a_log(tmp_path: Path) -> None:
     found = read(SEED)
     assert isinstance(found, RunLog)
     log = replace(found, source=str(tmp_path / "log.txt"))
-    assert lengths_of(log) == shipped().sequences
+    assert lengths_of(log) == load_shipped().sequences
     (drawn,) = set(lengths_of(replace(log, layout=Layout(dp=4, pp=2))))
-    assert max(shipped().sequences) > drawn > sum(shipped().sequences) / len(shipped().sequences)
+    assert max(load_shipped().sequences) > drawn > sum(load_shipped().sequences) / len(load_shipped().sequences)
     (tmp_path / "seqlen_per_step.json").write_text('{"S": [10, 20]}')
     assert lengths_of(log) == (10.0, 20.0)
     for bad in ("{}", "[", '{"S": ["x"]}', '{"S": [-1]}'):

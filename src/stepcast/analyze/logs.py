@@ -194,14 +194,14 @@ def analyze_collective_log(log: CollectiveLog) -> CollectiveLogResult:
         calls=len(log.calls),
         groups={name: list(ranks) for name, ranks in log.members.items()},
         collectives=sorted(collectives, key=lambda row: (-row.total_s, -row.calls)),
-        unfinished=_unfinished(log, turns)[:MOST_ROWS],
+        unfinished=_find_unfinished(log, turns)[:MOST_ROWS],
         mismatched=mismatched[:MOST_ROWS],
         stragglers=_late_ranks(by_turn.values()),
         warnings=list(log.warnings),
     )
 
 
-def _unfinished(
+def _find_unfinished(
     log: CollectiveLog, turns: Sequence[tuple[tuple[str, int], list[LoggedCollective]]]
 ) -> list[UnfinishedCall]:
     last: dict[tuple[str, int], int] = defaultdict(lambda: -1)
@@ -317,14 +317,14 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
 def _device_time(timeline: Timeline, device: int) -> DeviceTime:
     own = timeline.rank_of == device
 
-    def covered(*kinds: SpanKind) -> Intervals:
+    def spans_of(*kinds: SpanKind) -> Intervals:
         rows = own & np.isin(timeline.kind_of, kinds)
         return union_of(timeline.start_s[rows], timeline.end_s[rows])
 
-    every = covered(*DEVICE_KINDS)
+    every = spans_of(*DEVICE_KINDS)
     elapsed_s = float(every.end_s.max() - every.start_s.min()) if len(every) else 0.0
-    compute_s, communication_s = covered(SpanKind.COMPUTE).length_s, covered(SpanKind.COMMUNICATION).length_s
-    both_s, busy_s = covered(SpanKind.COMPUTE, SpanKind.COMMUNICATION).length_s, every.length_s
+    compute_s, communication_s = spans_of(SpanKind.COMPUTE).length_s, spans_of(SpanKind.COMMUNICATION).length_s
+    both_s, busy_s = spans_of(SpanKind.COMPUTE, SpanKind.COMMUNICATION).length_s, every.length_s
     others_s = both_s - compute_s, busy_s - both_s, elapsed_s - busy_s
     return DeviceTime(device, elapsed_s, compute_s, communication_s, *others_s)
 

@@ -204,7 +204,7 @@ class PlayedStep:
         return free_s, min(max(came_s, free_s), end_s)
 
 
-def measured(recording: Recording) -> PlayedStep:
+def play_measured(recording: Recording) -> PlayedStep:
     """Return the times as they were measured."""
     origin_s = min(piece.start_s for record in recording.ranks for piece in record.pieces())
     pieces = [list(record.pieces()) for record in recording.ranks]

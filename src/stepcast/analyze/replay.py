@@ -138,7 +138,7 @@ def _apply_one(recording: Recording, key: str, value: str, around: Surroundings)
     if match := re.fullmatch(r"rank\.([0-9]{1,7})", key):
         rank = int(match[1])
         if value == "healthy":
-            slow = find_stragglers(recording, recordings.rank_parts(recordings.measured(recording)))
+            slow = find_stragglers(recording, recordings.rank_parts(recordings.play_measured(recording)))
             return changes.heal_rank(recording, rank, frozenset(straggler.rank for straggler in slow))
         slower = changes.scale_rank(recording, rank, parse_factor(key, value))
         return changes.assuming(slower, f"all work of rank {rank} takes {value} as long")
@@ -322,4 +322,4 @@ def replay(
         changed = assuming(changed, f"engine fluid: concurrent communication shares the links of {shares.name}")
     before = run(recording)
     after = run(changed) if changes else before
-    return Replay(recording, changed, tuple(changes), recordings.measured(recording), before, after)
+    return Replay(recording, changed, tuple(changes), recordings.play_measured(recording), before, after)

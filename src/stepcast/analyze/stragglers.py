@@ -208,7 +208,7 @@ class StragglerJob:
         self.by_stage = [self._slowdown_by(stage_of == stage) for stage in range(run.stages)]
         self.by_replica = [self._slowdown_by(replicas == replica) for replica in range(run.replicas)]
         self.by_kind = {kind: self._slowdown_by(np.array(kinds) == kind) for kind in dict.fromkeys(kinds)}
-        self.last_stage_share = self._recovered(stage_of == run.stages - 1)
+        self.last_stage_share = self._recovered_share(stage_of == run.stages - 1)
         # (slowdown, replica, stage) of every worker, the slowest first.
         workers = [
             (min(of_replica, of_stage), replica, stage)
@@ -219,7 +219,7 @@ class StragglerJob:
         mask: BoolArray = np.zeros((run.replicas, len(run.operations)), dtype=np.bool_)
         for _, replica, stage in self.workers[: math.ceil(WORST_SHARE * len(workers))]:
             mask[replica] |= stage_of == stage
-        self.worst_workers_share = self._recovered(mask)
+        self.worst_workers_share = self._recovered_share(mask)
 
     def simulate_s(self, values: FloatArray) -> FloatArray:
         """Return the time of each step if operations take *values*."""
@@ -244,7 +244,7 @@ class StragglerJob:
         """Return the slowdown if only the operations of *mask* are as recorded."""
         return float(self.simulate_s(np.where(mask, self.recorded_s, self.usual_s)).mean()) / float(self.ideal_s.mean())
 
-    def _recovered(self, mask: BoolArray) -> float:
+    def _recovered_share(self, mask: BoolArray) -> float:
         """Return the share of the loss that is gone if the operations of *mask* take their typical time."""
         undelayed_s = float(self.undelayed_s.mean())
         lost_s = undelayed_s - float(self.ideal_s.mean())

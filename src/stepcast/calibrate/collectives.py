@@ -65,7 +65,7 @@ CONSTANTS = tuple(Constant(key, means, unit == "time") for key, (unit, means) in
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedConstants:
     """*unidentified*: by key, why the logs do not show it. Errors are means of |predicted / measured - 1|."""
 
     cluster: Cluster
@@ -78,7 +78,7 @@ class Fitted:
     left_out: float
 
 
-def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
+def fit_collectives(logs: Sequence[MeasuredSweep]) -> FittedConstants:
     """Fit the constants that *logs*, all of one cluster, identify; the others remain as described."""
     described = logs[0].cluster
     before = _log_errors(logs, described)
@@ -94,7 +94,7 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
         if not shares or max(shares) < UNSURE:
             break
         constant = judged[shares.index(max(shares))]
-        reason = _reason(constant, logs, errors[constant.key])
+        reason = _explain_unidentified(constant, logs, errors[constant.key])
         fewer = [candidate for candidate in chosen if candidate is not constant]
         without, loss_without = _fit(logs, described, fewer, every)
         if loss_without > loss + WORSE * before.size:
@@ -102,7 +102,7 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
         else:
             chosen, cluster, loss = fewer, without, loss_without
         unidentified[constant.key] = reason
-    return Fitted(
+    return FittedConstants(
         cluster=cluster,
         values={constant.key: constant.of(cluster) or 0.0 for constant in chosen},
         spread=errors,
@@ -110,7 +110,7 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> Fitted:
         points=before.size,
         before=_mean_error(before),
         after=_mean_error(_log_errors(logs, cluster)),
-        left_out=_mean_error(_left_out(logs, described, chosen)),
+        left_out=_mean_error(_predict_left_out(logs, described, chosen)),
     )
 
 
@@ -124,7 +124,7 @@ def _mean_error(log_errors: FloatArray) -> float:
     return float(np.abs(np.exp(log_errors) - 1).mean())
 
 
-def _left_out(logs: Sequence[MeasuredSweep], described: Cluster, chosen: Sequence[Constant]) -> FloatArray:
+def _predict_left_out(logs: Sequence[MeasuredSweep], described: Cluster, chosen: Sequence[Constant]) -> FloatArray:
     """Return the errors of each point by a fit that has not seen it."""
     # Neighbouring sizes of a log are in different folds.
     folds = np.concatenate([np.arange(int((~log.spikes).sum())) % FOLDS for log in logs])
@@ -213,7 +213,7 @@ def _standard_errors(logs: Sequence[MeasuredSweep], cluster: Cluster, chosen: Se
     return errors
 
 
-def _reason(constant: Constant, logs: Sequence[MeasuredSweep], spread: float) -> str:
+def _explain_unidentified(constant: Constant, logs: Sequence[MeasuredSweep], spread: float) -> str:
     """Return why the logs do not show *constant*."""
     sweeps = [log.sweep for log in logs]
     if constant.key.startswith("node.nic.") and all(sweep.nodes == 1 for sweep in sweeps):

@@ -5,7 +5,7 @@
 
 from stepcast.analyze.megatron.analysis import analyze_megatron
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.recording import measured, timeline_of
+from stepcast.analyze.recording import play_measured, timeline_of
 from stepcast.analyze.result import AnalysisResult
 from stepcast.analyze.sweeps import analyze_sweep
 from stepcast.hardware import load_cluster, load_gpu
@@ -15,14 +15,14 @@ from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.measured import CollectiveSweep, RunLog
 from stepcast.ir.timeline import Timeline
 from stepcast.optimus.analysis import analyze_optimus
-from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
+from stepcast.optimus.calibration import CLUSTER, lengths_of, load_shipped, plan_run, read_calibrated
 from stepcast.optimus.step import machine_of
 from stepcast.questions.question import AnalyzeQuestion
 
 
 def measured_timeline(timeline: Timeline) -> Timeline:
     """Return the traces of a Megatron-LM step on one clock, with waits apart from transfers."""
-    return timeline_of({"measured": measured(record_megatron(timeline))})
+    return timeline_of({"measured": play_measured(record_megatron(timeline))})
 
 
 def analyze_megatron_run(timeline: Timeline, question: AnalyzeQuestion) -> AnalysisResult:
@@ -34,11 +34,11 @@ def analyze_megatron_run(timeline: Timeline, question: AnalyzeQuestion) -> Analy
 def analyze_optimus_run(log: RunLog, question: AnalyzeQuestion) -> AnalysisResult:
     """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
     cluster = load_cluster(question.cluster or CLUSTER, question.set)
-    constants, lengths = shipped(), lengths_of(log)
+    constants, lengths = load_shipped(), lengths_of(log)
     if question.calibration:
-        constants = calibrated_of(Source(question.calibration).text(DESCRIPTION), question.calibration)
+        constants = read_calibrated(Source(question.calibration).text(DESCRIPTION), question.calibration)
         lengths = constants.lengths_of(log)
-    return analyze_optimus(log, planned(log, lengths), machine_of(cluster), constants.constants)
+    return analyze_optimus(log, plan_run(log, lengths), machine_of(cluster), constants.constants)
 
 
 def analyze_nccl_tests(sweep: CollectiveSweep, question: AnalyzeQuestion) -> AnalysisResult:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from stepcast.analyze.megatron.analysis import analyze_megatron
 from stepcast.analyze.sweeps import MeasuredSweep
 from stepcast.calibrate.classes import calibrate_operators
-from stepcast.calibrate.collectives import CONSTANTS, Fitted, fit_collectives
+from stepcast.calibrate.collectives import CONSTANTS, FittedConstants, fit_collectives
 from stepcast.calibrate.megatron import calibrate_megatron
 from stepcast.cli.options import check_applicable
 from stepcast.cli.output import open_source, show_view, write_file
@@ -18,7 +18,7 @@ from stepcast.inputs.source import FormatError
 from stepcast.inputs.table import folder_files, format_named, read_as_one, read_sources, recognise
 from stepcast.ir.types import FactDict, group_by_key, pick, require
 from stepcast.models.catalog import load_model
-from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observed
+from stepcast.optimus.calibration import CLUSTER, TITLES, fit, lengths_of, observe_run
 from stepcast.optimus.step import machine_of
 from stepcast.units import format_percent
 from stepcast.views.costs import fit_view
@@ -79,7 +79,7 @@ def _calibrate_optimus(paths: Sequence[str], args: argparse.Namespace) -> tuple[
     machine = machine_of(cluster)
     lengths = _read_lengths(args.sequence) if args.sequence else lengths_of(logs[0])
     model = load_model(args.model) if args.model else None
-    observations = [observed(log, machine, lengths, model) for log in logs]
+    observations = [observe_run(log, machine, lengths, model) for log in logs]
     fitted, names = fit(observations, machine), [run.name for run in observations]
     runs = []
     for run, error in zip(observations, fitted.errors, strict=True):
@@ -146,7 +146,7 @@ def _calibrate_collectives(paths: Sequence[str], args: argparse.Namespace) -> tu
     return facts, _write_cluster(fitted, facts, args)
 
 
-def _collective_facts(fitted: Fitted, files: list[str], cluster: str, skipped: list[str]) -> FactDict:
+def _collective_facts(fitted: FittedConstants, files: list[str], cluster: str, skipped: list[str]) -> FactDict:
     helps = fitted.left_out < fitted.before
     constants, unknown = {}, fitted.unidentified
     for constant in (constant for constant in CONSTANTS if constant.key in fitted.values):
@@ -171,7 +171,7 @@ def _collective_facts(fitted: Fitted, files: list[str], cluster: str, skipped: l
     }
 
 
-def _write_cluster(fitted: Fitted, facts: FactDict, args: argparse.Namespace) -> str:
+def _write_cluster(fitted: FittedConstants, facts: FactDict, args: argparse.Namespace) -> str:
     base = args.cluster
     if base.endswith(".toml"):
         folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()

@@ -14,7 +14,7 @@ import msgspec
 from stepcast.analyze import compare as comparing
 from stepcast.analyze.compare import GateResult, GateRun
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.recording import PlayedStep, measured, timeline_of
+from stepcast.analyze.recording import PlayedStep, play_measured, timeline_of
 from stepcast.analyze.watch import StepWatch, WatchAlert, WatchedStep
 from stepcast.cli.analyze import ANALYSES, analyze_document, read_measured
 from stepcast.cli.interrupts import Interruptible
@@ -98,7 +98,7 @@ def _play(path: str) -> PlayedStep:
     require(read_printed(path) is None, f"{path}: has no timeline; --trace needs two Megatron runs")
     entry, document = read_measured([path])
     require(entry.name == "megatron", f"{path}: is {entry.name}; --trace needs two Megatron runs")
-    return measured(record_megatron(document))
+    return play_measured(record_megatron(document))
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def _unloaded_s(
         seconds = seconds * MEASURED["scaled"].get(gpu.architecture, (1.0, 1.0))[backward]
     if in_step:
         seconds = seconds * pass_fit.in_step
-    if not fit.measured("attention", gpu.architecture):
+    if not fit.is_measured("attention", gpu.architecture):
         # Where products are known to reach less of the peak than on the GPU that attention was fitted on, what
         # limits them, clocks under power first of all, limits attention too.
         seconds = seconds * max(1.0, BEST_SHARE * gpu.matrix_peak_flops(dtype) / gpu.best_product_flops(dtype))

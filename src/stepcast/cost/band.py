@@ -79,7 +79,7 @@ def band_of(model: Model, cluster: Cluster, strategy: Strategy, framework: Frame
 def _find_band(model: str, architecture: str, generation: str, framework: str, gpus: int, seq: int) -> Band:
     bands, name = default_bands(), "one GPU" if gpus == 1 else model
     # Runs of one benchmark do not tell of others where no product was measured.
-    known = default_fit().measured("tensor", architecture) and generation in bands.kinds[name].generations
+    known = default_fit().is_measured("tensor", architecture) and generation in bands.kinds[name].generations
     if not known:
         name = model
     kind = bands.kinds[name]

@@ -223,7 +223,7 @@ class ComputeFit(Struct, frozen=True, eq=False):
         """Return the constants of a kind of memory-bound kernel, or of kinds without their own."""
         return self.streams.get(key) or self.streams[DEFAULT_STREAM]
 
-    def measured(self, kind: str, architecture: str) -> bool:
+    def is_measured(self, kind: str, architecture: str) -> bool:
         """Return whether work of *kind* was measured on *architecture*, or is scaled from others."""
         return architecture in self.spread[kind]
 

@@ -97,7 +97,7 @@ def _peak_share(gpu: Gpu, dtype: DType, fit: ComputeFit, unit_fit: MatmulFit) ->
     Where no product was measured, a large one takes as long as the fastest one published; smaller ones reach less.
     """
     share, best = fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype)), gpu.best_product_flops(dtype)
-    if best == math.inf or fit.measured("tensor", gpu.architecture):
+    if best == math.inf or fit.is_measured("tensor", gpu.architecture):
         return share
     rates = scale_rates(matrix_rates(gpu, dtype), gpu, fit)
     large_s = float(products_s(np.array([LARGE]), LARGE, LARGE, 1.0, dtype.bytes, rates, unit_fit)[0])

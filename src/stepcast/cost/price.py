@@ -130,6 +130,6 @@ def price_kernel(
     ideal_s = (flops / rates.peak_flops, moved / rates.bandwidth_bytes_per_s, rates.launch_s)
     longest_s = max(ideal_s)
     bound = (Bound.COMPUTE, Bound.MEMORY, Bound.LAUNCH)[ideal_s.index(longest_s)]
-    source = PriceSource.FITTED if fit.measured(kind, gpu.architecture) else PriceSource.SCALED
+    source = PriceSource.FITTED if fit.is_measured(kind, gpu.architecture) else PriceSource.SCALED
     efficiency = min(1.0, float(longest_s) / seconds) if seconds > 0 else 1.0
     return Price.spread(seconds, source, bound, fit.half_width(kind, gpu.architecture), efficiency)

@@ -194,9 +194,9 @@ def cost_evidence(gpu: Gpu) -> dict[str, str]:
     is_served_here = gpu.name in entry.get("gpus", [])
     for name, is_measured, is_fitted, source in (
         ("training products", is_here or (is_served_here and f"{architecture}-bf16" in fit.tensor_of),
-         fit.measured("tensor", architecture), "hopper"),
-        ("training attention", is_here, fit.measured("attention", architecture), "hopper"),
-        ("memory-bound kernels", is_here, fit.measured("stream", architecture), "hopper"),
+         fit.is_measured("tensor", architecture), "hopper"),
+        ("training attention", is_here, fit.is_measured("attention", architecture), "hopper"),
+        ("memory-bound kernels", is_here, fit.is_measured("stream", architecture), "hopper"),
         ("serving operators", is_served_here, bool(entry), stand_in(architecture)),
     ):  # fmt: skip
         elsewhere = f"measured on {architecture}" if is_fitted else f"scaled from {source}"

@@ -204,12 +204,12 @@ def split_captured(captured: Captured, ways: int) -> Captured:
         start += length * block.repeat
     parts = tuple(_split_part(part, ways) for part in captured.parts)
 
-    def left(name: str) -> float:
+    def remaining_share(name: str) -> float:
         """Return the share of all parts that is left of a size."""
         now, before = (sum(int(getattr(part, name)) for part in every) for every in (parts, captured.parts))
         return now / max(1, before)
 
-    held, saved = left("parameter_bytes"), left("kept_bytes")
+    held, saved = remaining_share("parameter_bytes"), remaining_share("kept_bytes")
     memory = captured.memory
     epilogue = tuple(shrink_update(layer, held) for layer in captured.stage.epilogue)
     stage = replace(captured.stage, body=tuple(body), epilogue=epilogue)

@@ -312,13 +312,13 @@ Keys = Mapping[str, tuple[str, Read]]
 """Key of a profile -> the field it sets and how its value is read."""
 
 
-def _typed(kind: object) -> Read:
+def _read_as(kind: object) -> Read:
     """Return a reader of the values of a type."""
     return partial(convert_table, kind=kind)  # type: ignore[arg-type]
 
 
 _size = partial(parse_quantity, dimension=Dimension.SIZE)
-_number = _typed(Annotated[float, Meta(le=MOST_PER_PARAMETER)])
+_number = _read_as(Annotated[float, Meta(le=MOST_PER_PARAMETER)])
 
 
 def _format(value: object) -> object:
@@ -338,7 +338,7 @@ def _some_of(kind: type[StrEnum] | None) -> Read:
 def _fields_of(kind: type, special: Mapping[str, tuple[str, Read]], left_out: Collection[str] = ()) -> Keys:
     """Return a key for each field of *kind*, read by the type of the field, except the *special* ones."""
     kinds = {name: hint for name, hint in get_type_hints(kind).items() if name not in left_out}
-    usual = {name: (name, _number if hint is float else _typed(hint)) for name, hint in kinds.items()}
+    usual = {name: (name, _number if hint is float else _read_as(hint)) for name, hint in kinds.items()}
     return {key: (name, read) for name, (key, read) in {**usual, **special}.items()}
 
 
@@ -350,7 +350,9 @@ SOFTWARE = _fields_of(
     },
     ("name", "optimizer", "overhead"),
 )
-OPTIMIZER = _fields_of(Optimizer, {"kind": ("name", _typed(OptimizerKind)), "moment_dtype": ("moment_format", _format)})
+OPTIMIZER = _fields_of(
+    Optimizer, {"kind": ("name", _read_as(OptimizerKind)), "moment_dtype": ("moment_format", _format)}
+)
 MEMORY = _fields_of(
     Overhead,
     {
@@ -364,16 +366,16 @@ CHOICES = _fields_of(
     {
         "recompute": ("recompute", lambda value: strategies.recompute_of(convert_table(value, str))),
         "overlap": ("overlap", lambda value: strategies.overlap_of(_words(value))),
-        **{name: (name, _typed(Count)) for name in ("seq", "chunks")},
+        **{name: (name, _read_as(Count)) for name in ("seq", "chunks")},
     },
 )
 # Settings of presets: decisions of the software, and choices that recipes make.
 SETTINGS: Keys = {
     **{key: entry for key, entry in SOFTWARE.items() if key not in ("gradients", "peak")},
     **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
-    "overlap_experts": ("overlap_experts", _typed(bool)),
-    "mtp_layers": ("mtp_layers", _typed(Count)),
-    "stage_layers": ("stage_layers", _typed(StageSpread)),
+    "overlap_experts": ("overlap_experts", _read_as(bool)),
+    "mtp_layers": ("mtp_layers", _read_as(Count)),
+    "stage_layers": ("stage_layers", _read_as(StageSpread)),
 }
 CONDITIONS = _fields_of(
     Preset,

@@ -164,7 +164,7 @@ class Link:
         """The rate of a long transfer."""
         return self.bandwidth_bytes_per_s * self.efficiency
 
-    def scaled(self, factor: float) -> "Link":
+    def scale(self, factor: float) -> "Link":
         """Return this link with *factor* times the bandwidth: several in parallel, or a share of one."""
         return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor)
 
@@ -224,7 +224,7 @@ class Fabric:
         if len(ring) < 2 or self.kind is FabricKind.NVSWITCH:
             return self.link
         if self.kind is FabricKind.NVLINK_MESH:
-            return self.link.scaled(len(ring) - 1)
+            return self.link.scale(len(ring) - 1)
         links = [self.between(a, b, gpus) for a, b in pairwise([*ring, ring[0]])]
         slowest = min(links, key=lambda link: link.effective_bytes_per_s)
         return Link(slowest.bandwidth_bytes_per_s, max(link.latency_s for link in links), slowest.efficiency)

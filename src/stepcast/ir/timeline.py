@@ -230,11 +230,11 @@ class TimelineBuilder:
         """
         first, none = len(self), np.full(len(start_s), NONE, dtype=np.int32)
         columns = {
-            "name": _renumbered(name_of, self._names, names),
+            "name": _renumber(name_of, self._names, names),
             "lane": lane_of,
             "kind": kind_of,
-            "work": none if work_of is None else _renumbered(work_of, self._works, works),
-            "detail": none if detail_of is None else _renumbered(detail_of, self._details, map(tuple, details)),
+            "work": none if work_of is None else _renumber(work_of, self._works, works),
+            "detail": none if detail_of is None else _renumber(detail_of, self._details, map(tuple, details)),
             "micro_batch": none,
             "parent": none if parent_of is None else np.where(parent_of == NONE, NONE, parent_of + first),
         }
@@ -277,7 +277,7 @@ class TimelineBuilder:
         )
 
 
-def _renumbered(column: Int32Array, known: dict[Value, int], values: Iterable[Value]) -> Int32Array:
+def _renumber(column: Int32Array, known: dict[Value, int], values: Iterable[Value]) -> Int32Array:
     """Turn *column*'s indices of *values* into those of the builder, which *known* gains; -1 stays -1."""
     table = np.array([*(known.setdefault(value, len(known)) for value in values), NONE], dtype=np.int32)
     return table[column]

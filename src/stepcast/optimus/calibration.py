@@ -195,7 +195,7 @@ class Calibrated:
         return (length,) * len(self.sequences)
 
 
-def calibrated_of(text: str, where: str) -> Calibrated:
+def read_calibrated(text: str, where: str) -> Calibrated:
     """Read what ``stepcast calibrate`` writes."""
     return _read_table(parse_toml(text, where), where)
 
@@ -216,7 +216,7 @@ def _read_table(table: Facts, where: str) -> Calibrated:
 
 
 @lru_cache(maxsize=1)
-def shipped() -> Calibrated:
+def load_shipped() -> Calibrated:
     """Return the constants of the package."""
     return _read_table(load_fit(FIT), f"{FIT}.toml")
 
@@ -235,17 +235,19 @@ def model_with(parameters: int) -> Model:
 
 def lengths_of(log: RunLog) -> tuple[float, ...]:
     """Return the padded lengths of the steps from the file next to a log, or the shipped ones."""
-    return read_step_lengths(log.source) or shipped().lengths_of(log)
+    return read_step_lengths(log.source) or load_shipped().lengths_of(log)
 
 
-def planned(log: RunLog, lengths: Sequence[float] = (), model: Model | None = None) -> OptimusPlan:
+def plan_run(log: RunLog, lengths: Sequence[float] = (), model: Model | None = None) -> OptimusPlan:
     """Return the plan of *log*, by default with `lengths_of` it and the model with as many parameters."""
     return plan_of_log(log, model or model_with(log.parameters), lengths or lengths_of(log))
 
 
-def observed(log: RunLog, machine: Machine, lengths: Sequence[float] = (), model: Model | None = None) -> Observation:
+def observe_run(
+    log: RunLog, machine: Machine, lengths: Sequence[float] = (), model: Model | None = None
+) -> Observation:
     """Return the measurements of *log* with its plan."""
-    plan, efficiency = planned(log, lengths, model), None
+    plan, efficiency = plan_run(log, lengths, model), None
     if HEAD in log.layer_times.layers:
         seconds = median(head.seconds for head in log.layer_forward(HEAD).values())
         efficiency = efficiency_of(seconds, plan.head_weights, plan.tokens, machine)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
-from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimited, number_field, varint
+from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimit, number_field, varint
 from stepcast.inputs.chakra.reader import prefix_of
 from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.layout import Group, Layout, members, neighbour
@@ -86,7 +86,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
         nodes, parts = StageNodes(workload, schedule, coordinate, has_receives).nodes(), list[SharedNode]()
         for is_shared, run in groupby(nodes, lambda node: node.peers is None):
             own = [*run]  # nodes that are the same on every rank become one piece
-            parts += [SharedNode(b"".join(delimited(node.message) for node in own), None)] if is_shared else own
+            parts += [SharedNode(b"".join(delimit(node.message) for node in own), None)] if is_shared else own
         file_bytes = len(record) + sum(len(message) for message, _ in parts)
         if file_bytes * ranks > CHAKRA_SET.most:
             raise ValueError(
@@ -95,7 +95,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
             )
         for rank in range(coordinate * per_stage, (coordinate + 1) * per_stage):
             content = b"".join(
-                message if peers is None else delimited(message + fields_of(peers, rank)) for message, peers in parts
+                message if peers is None else delimit(message + fields_of(peers, rank)) for message, peers in parts
             )
             yield "-" if output == "-" else f"{prefix}.{rank}.et{suffix}", write_head(record, rank, content) + content
     if communicators:  # the list that ASTRA-sim takes as --comm-group-configuration

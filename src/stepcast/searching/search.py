@@ -185,4 +185,4 @@ def measure_sensitivity(
 def scale_network(cluster: Cluster, times: float) -> Cluster | None:
     """Return *cluster* with links between nodes that many times as fast; None if there are none."""
     nic = cluster.node.nic
-    return None if nic is None else replace(cluster, node=replace(cluster.node, nic=nic.scaled(times)))
+    return None if nic is None else replace(cluster, node=replace(cluster.node, nic=nic.scale(times)))

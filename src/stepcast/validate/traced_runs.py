@@ -16,7 +16,7 @@ from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.measured import RunLog
 from stepcast.ir.timeline import Timeline
-from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped
+from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, load_shipped, observe_run, plan_run
 from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.step import machine_of, step_s
 from stepcast.units import format_percent
@@ -75,14 +75,14 @@ def predict_runs(logs: Sequence[RunLog]) -> tuple[list[ScoredRow], Counter[str]]
 
     def observe(log: RunLog) -> list[Observation]:
         try:
-            return [observed(log, machine)]
+            return [observe_run(log, machine)]
         except ValueError as error:
             raise ValueError(str(error).removeprefix(f"{log.source}: ")) from None
 
     def predict(run: Observation) -> list[ScoredRow]:
         others = [other for other in observations if other is not run]
-        if run.name not in shipped().runs:
-            constants, source = shipped().constants, "shipped"
+        if run.name not in load_shipped().runs:
+            constants, source = load_shipped().constants, "shipped"
         elif len(others) >= FEWEST_OTHERS:
             constants, source = fit(others, machine).constants, "fitted to the other runs"
         else:
@@ -110,7 +110,7 @@ def read_stage_peaks(logs: Sequence[RunLog]) -> list[Pair]:
                 peaks = read_gpustat(Source(file))
         if len(peaks) < tp * log.layout.pp:
             return []
-        stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
+        stages = optimus_memory(plan_run(log), gpu, [round(length) for length in lengths_of(log)])
         return [(max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total) for stage in stages]
 
     return compare_each(logs, compare)[0]  # predict_runs counts what is left out

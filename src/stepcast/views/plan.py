@@ -38,7 +38,7 @@ def plan_view(facts: Facts) -> ui.View:
         interval_s=last["interval_s"] or None,
         between_s=last["between_interruptions_s"] or None,
         breakdown=_split("Time breakdown (mean run)", facts["split_s"], "run", lead),
-        lost=_lost(facts),
+        lost=_lost_time_bars(facts),
         progress=_progress(facts),
         chart=_gantt(timed) if timed else None,
         timed=timed,
@@ -76,7 +76,7 @@ def _memory(facts: Facts) -> ui.Figure:
     return ui.Figure("memory", used, f"of {verdict}", line=words, mood=mood)
 
 
-def _lost(facts: Facts) -> ui.Bars | None:
+def _lost_time_bars(facts: Facts) -> ui.Bars | None:
     lost = {part: seconds for part, seconds in facts["split_s"].items() if part != "steps" and seconds > 0}
     total_s = sum(lost.values())
     if not total_s:

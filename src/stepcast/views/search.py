@@ -61,7 +61,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
         without={**without, "found": nothing, "smallest_bytes": without.get("smallest_bytes") or None},
         least=(change["words"] if change else "none of those tried is enough") if without else None,
         changed=strategy_words(change) if change and without else None,
-        ranked=_ranked(facts),
+        ranked=_rank_table(facts),
         reasons=_reasons(facts) if rows else [],
         change=slower_words,
         variant=strategy_words,
@@ -133,7 +133,7 @@ def _unseen_words(facts: Facts) -> str:
     return f"{left}, none of them below {least}, {less} less than the best"
 
 
-def _ranked(facts: Facts) -> ui.Table | None:
+def _rank_table(facts: Facts) -> ui.Table | None:
     """Return the ranked strategies; on a narrow terminal the strategy comes last, where a line may break."""
     rows = facts["rows"]
     if not rows:

@@ -207,15 +207,15 @@ def _memory_table(memory: Facts) -> ui.Table:
     small = [name for name in used if name not in STATED]
     note = f"GiB per GPU at the peak; capacity {memory['capacity'] / GIB:.2f}"
 
-    def listed(groups: Mapping[str, Sequence[str]], narrow: ui.Table | None) -> ui.Table:
+    def list_stages(groups: Mapping[str, Sequence[str]], narrow: ui.Table | None) -> ui.Table:
         rows = []
         for stage in _first_and_last(stages, MOST_LINES):
             sizes = [*(sum(stage[name] for name in group) for group in groups.values()), stage["total"]]
             rows.append((stage["stage"], *(f"{size / GIB:.2f}" for size in sizes)))
         return ui.plain_table("Memory", ("stage", *groups, "total"), rows, note=note, narrow=narrow)
 
-    summed = listed({**{name: [name] for name in used if name in STATED}, "other": small}, None)
-    return listed({name: [name] for name in used}, summed)
+    summed = list_stages({**{name: [name] for name in used if name in STATED}, "other": small}, None)
+    return list_stages({name: [name] for name in used}, summed)
 
 
 def _savings(facts: Facts) -> list[FactDict]:

@@ -252,10 +252,10 @@ def _busy_times(timeline: Timeline, rows: IntArray, on_host: bool, window: Windo
     """Return the times of computation, communication and copies within the window."""
     kind = timeline.kind_of[rows]
     kinds = (SpanKind.HOST if on_host else SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY)
-    return tuple(_covered(timeline, rows[kind == number], window) for number in kinds)
+    return tuple(_union_rows(timeline, rows[kind == number], window) for number in kinds)
 
 
-def _covered(timeline: Timeline, rows: IntArray, window: Window) -> Intervals:
+def _union_rows(timeline: Timeline, rows: IntArray, window: Window) -> Intervals:
     return union_of(np.clip(timeline.start_s[rows], *window), np.clip(timeline.end_s[rows], *window))
 
 
@@ -277,7 +277,7 @@ def _group_times(lanes: RankLanes, rows: IntArray, compute: Intervals, window: W
     """Return the communication by group, as far as the trace names groups."""
     group_of = lanes.group_of_work[lanes.timeline.work_of[rows]]
     groups = ((name, rows[group_of == number]) for number, name in enumerate(lanes.groups) if name)
-    covered = {name: _covered(lanes.timeline, own, window) for name, own in groups}
+    covered = {name: _union_rows(lanes.timeline, own, window) for name, own in groups}
     return {name: (busy.length_s, busy.without(compute).length_s) for name, busy in covered.items() if len(busy)}
 
 

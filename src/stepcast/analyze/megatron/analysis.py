@@ -349,7 +349,7 @@ def analyze_megatron(timeline: Timeline, cluster: Cluster | None = None) -> Mega
     recording = record_megatron(timeline)
     layout, step_s = recording.layout, recording.measured_step_s
     operations = operations_of(timeline, layout)
-    parts = recordings.rank_parts(recordings.measured(recording))
+    parts = recordings.rank_parts(recordings.play_measured(recording))
     alone = len(recording.ranks) == 1 and layout.gpus > 1  # nothing can be matched
     # On one rank alone, waiting for other stages is the time in receives.
     receives = [operation for operation in operations[parts[0].rank] if operation.name.startswith("recv_")]

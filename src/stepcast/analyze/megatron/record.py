@@ -190,7 +190,7 @@ def hold_meetings(matched_events: Mapping[Key, list[RankEvent]]) -> tuple[list[M
     # Within operations: one that is a collective overlaps no work.
     parts = [events for events in matched_events.values() if len(events[0].key) == PART_KEY_LENGTH]
     calls = group_by_key((_call_site(events[0]), events) for events in parts)
-    overlapped_s = _overlapped(calls)
+    overlapped_s = _find_overlapped(calls)
     for site, alone_s in overlapped_s.items():
         _set_own_work(calls[site], alone_s)
     meetings: list[Meeting] = []
@@ -237,7 +237,7 @@ def _span(events: Sequence[RankEvent]) -> tuple[float, float]:
     return start_s, max([start_s, min(ends_s, default=start_s)])
 
 
-def _overlapped(calls: Mapping[CallSite, Sequence[Sequence[RankEvent]]]) -> dict[CallSite, float]:
+def _find_overlapped(calls: Mapping[CallSite, Sequence[Sequence[RankEvent]]]) -> dict[CallSite, float]:
     """Return the calls that overlap computation (launched, then awaited after other work) with the transfer alone.
 
     That is the shortest time of the same size elsewhere.

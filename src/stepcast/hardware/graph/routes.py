@@ -291,7 +291,7 @@ def _everywhere(
         every = take_rows(every, ~broken)
     count = np.bincount(every.row, minlength=len(direct.row))
     if (count == 0).any():
-        raise RouteError(_unreached(direct, int(np.argmin(count)), switches))
+        raise RouteError(_describe_unreached(direct, int(np.argmin(count)), switches))
     return every, 1.0 / count[every.row]
 
 
@@ -318,7 +318,7 @@ def _direct_least_loaded(network: Network, direct: _Crossing, hashes: IntArray, 
         if network.alive is not None:
             full[links.row[~network.alive[links.link]]] = np.inf
         if np.isinf(full.min()):
-            raise RouteError(_unreached(direct, message, switches))
+            raise RouteError(_describe_unreached(direct, message, switches))
         least = np.flatnonzero(full <= full.min() * (1 + 1e-6))
         best = least[hashes[message] % len(least)]
         via[message], gate[message] = tried.via[best], tried.gate[best]
@@ -327,7 +327,7 @@ def _direct_least_loaded(network: Network, direct: _Crossing, hashes: IntArray, 
     return direct._replace(via=via, gate=gate)
 
 
-def _unreached(messages: _Crossing, lost: int, switches: int) -> str:
+def _describe_unreached(messages: _Crossing, lost: int, switches: int) -> str:
     leaves = (int(messages.here[lost]), int(messages.there[lost]))
     ends = (f"pod {leaf // switches} switch {leaf % switches}" for leaf in leaves)
     return "no route is left from {} to {}: links have failed".format(*ends)

@@ -71,10 +71,10 @@ def number_field(number: int, value: int) -> bytes:
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    return field(number, LENGTH) + delimited(value)
+    return field(number, LENGTH) + delimit(value)
 
 
-def delimited(message: bytes) -> bytes:
+def delimit(message: bytes) -> bytes:
     """Return a message as a file of many holds it."""
     return varint(len(message)) + message
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
-from stepcast.inputs.chakra.protobuf import AttributeKind, WireError, attribute, bytes_field, delimited, read_varint
+from stepcast.inputs.chakra.protobuf import AttributeKind, WireError, attribute, bytes_field, delimit, read_varint
 from stepcast.inputs.source import FormatError, prefix_errors
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
 from stepcast.ir.work import Work
@@ -151,7 +151,7 @@ def write_head(record: bytes, rank: int, nodes: bytes) -> bytes:
         attribute(RECORD, AttributeKind.BYTES, record),
     )
     body = b"".join(bytes_field(2, content) for content in attributes)
-    return delimited(bytes_field(1, SCHEMA_VERSION.encode()) + body)
+    return delimit(bytes_field(1, SCHEMA_VERSION.encode()) + body)
 
 
 def read_record(data: bytes, path: str) -> bytes | None:

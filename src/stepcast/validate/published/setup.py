@@ -283,7 +283,7 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
     if run.micro_batch is None and run.pp == 1:
         share, fits = max(1, run.global_batch // run.dp), max(1, USUAL_TOKENS * (run.cp or 1) // seq)
         micro_batch = max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
-    settled = settle(profile, model, gpu, layout, _given(run))
+    settled = settle(profile, model, gpu, layout, _list_stated(run))
     choices = {**settled.choices, **adapter_fields(settled.choices.get("lora_rank") or 0, settled.framework)}
     pieces = layout.pp * layout.vpp
     if ends := _ends(run, model.layers, pieces):
@@ -301,7 +301,7 @@ def build_strategy(run: PublishedRun, profile: Profile, model: Model, gpu: str) 
     return replace(settled, choices=choices).strategy(layout, micro_batch, batch, seq), settled.framework
 
 
-def _given(run: PublishedRun) -> FactDict:
+def _list_stated(run: PublishedRun) -> FactDict:
     """Return the choices that the row itself states, by fields of a Strategy or a Framework."""
     stated: FactDict = {
         "precision": (word := _find_word(run.precision, "precision")) and DType(word),
@@ -327,15 +327,15 @@ def _given(run: PublishedRun) -> FactDict:
         stated["fp8_parameters"] = True
     stated |= {field: True for flag, field in WORDS["flags"].items() if flag in run.flags}
     if "defer_embedding_wgrad_compute" in run.flags:
-        stated["deferred_gradients"] = _counted(run, DEFERRED)
-    if parameters := _counted(run, BUCKET):
+        stated["deferred_gradients"] = _read_count(run, DEFERRED)
+    if parameters := _read_count(run, BUCKET):
         stated["bucket_bytes"] = parameters * int(DType.BF16.bytes)
     if run.graphs:
         stated["execution"] = ISSUED.get(run.graphs, Execution.GRAPHS)
     return {name: value for name, value in stated.items() if value is not None}
 
 
-def _counted(run: PublishedRun, name: str) -> int:
+def _read_count(run: PublishedRun, name: str) -> int:
     """Return the number that a flag states; 0 where there is none."""
     return next((int(flag.removeprefix(name)) for flag in run.flags if flag.startswith(name)), 0)
 
