@@ -30,7 +30,7 @@ REDUCTION, EXCHANGE = "node.fabric.reduction_share", "communication.exchange_sha
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A key of a cluster's description, a time or a share, whose field is its name with the unit."""
+    """A constant to fit: a key of a cluster's description that is a time or a share."""
 
     key: str
     means: str
@@ -45,7 +45,7 @@ class Constant:
         return 5 * US if self.is_time else 0.5
 
     def of(self, cluster: Cluster) -> float | None:
-        """Return its value; None where the cluster has no such part."""
+        """Return the value of the constant in *cluster*; None where the cluster has no such part."""
         if self.key == REDUCTION and not cluster.node.fabric.in_switch_reduction:
             return None
         value: object = cluster
@@ -66,7 +66,11 @@ CONSTANTS = tuple(Constant(key, means, unit == "time") for key, (unit, means) in
 
 @dataclass(frozen=True, slots=True)
 class FittedConstants:
-    """*unidentified*: by key, why the logs do not show it. Errors are means of |predicted / measured - 1|."""
+    """The constants that fit the logs of a cluster.
+
+    *unidentified* has the constants that the logs cannot show, with the reason. Errors are means of
+    |predicted / measured - 1|.
+    """
 
     cluster: Cluster
     values: Mapping[str, float]
@@ -86,7 +90,8 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> FittedConstants:
     chosen = [constant for constant in CONSTANTS if constant.of(described) is not None]
     unidentified: dict[str, str] = {}
     cluster, loss = _fit(logs, described, chosen, every)
-    # Without one that the logs do not show, others may become certain: so one at a time, the least certain first.
+    # Constants that the logs cannot show are dropped one at a time, the least certain first: without it, the logs may
+    # determine others.
     while True:
         errors = _standard_errors(logs, cluster, chosen)
         judged = [constant for constant in chosen if constant.key not in unidentified]
@@ -98,7 +103,7 @@ def fit_collectives(logs: Sequence[MeasuredSweep]) -> FittedConstants:
         fewer = [candidate for candidate in chosen if candidate is not constant]
         without, loss_without = _fit(logs, described, fewer, every)
         if loss_without > loss + WORSE * before.size:
-            reason = ""  # it has no slope at its value, and the fit needs it there
+            reason = ""  # the fit needs it at its value, where its slope happens to be zero
         else:
             chosen, cluster, loss = fewer, without, loss_without
         unidentified[constant.key] = reason
@@ -125,7 +130,7 @@ def _mean_error(log_errors: FloatArray) -> float:
 
 
 def _predict_left_out(logs: Sequence[MeasuredSweep], described: Cluster, chosen: Sequence[Constant]) -> FloatArray:
-    """Return the errors of each point by a fit that has not seen it."""
+    """Return the log errors of the points, each predicted by a fit to the other folds."""
     # Neighbouring sizes of a log are in different folds.
     folds = np.concatenate([np.arange(int((~log.spikes).sum())) % FOLDS for log in logs])
     errors = np.zeros(folds.size)
@@ -138,16 +143,16 @@ def _predict_left_out(logs: Sequence[MeasuredSweep], described: Cluster, chosen:
 def _fit(
     logs: Sequence[MeasuredSweep], described: Cluster, chosen: Sequence[Constant], is_used: BoolArray
 ) -> tuple[Cluster, float]:
-    """Return the cluster with the least loss: coarse steps of one constant at a time, then Gauss and Newton's.
+    """Return the cluster with the least loss, and that loss: coarse steps in one constant at a time, then Gauss-Newton.
 
-    A price is the least of many curves and a start the latest of several events: where one of them hides a
-    constant it has no slope, so the coarse steps come first.
+    A price is the minimum of several curves, and a start is the maximum of several times. Where another curve or time
+    hides a constant, its slope is zero; coarse steps get past such places.
     """
     start = np.array([constant.of(described) for constant in chosen], dtype=np.float64)
     scales = np.array([constant.scale for constant in chosen])
 
     def loss_of(values: FloatArray) -> float:
-        """Return Huber's loss, squares near and distances far, and the pull of the description."""
+        """Return the Huber loss of the errors plus a penalty for leaving the values of the description."""
         size = np.abs(_log_errors(logs, with_constants(described, chosen, values))[is_used])
         far = np.where(size <= NEAR, size**2 / (2 * NEAR), size - NEAR / 2)
         pull = HELD**2 / NEAR * len(size) * (((values - start) / scales) ** 2).sum() / 2
@@ -198,7 +203,7 @@ def _slopes(logs: Sequence[MeasuredSweep], cluster: Cluster, chosen: Sequence[Co
 
 
 def _standard_errors(logs: Sequence[MeasuredSweep], cluster: Cluster, chosen: Sequence[Constant]) -> dict[str, float]:
-    """Return the standard error of each constant, by how well the others can replace it."""
+    """Return the standard error of each constant: large where the others can replace it, infinite without effect."""
     slopes = _slopes(logs, cluster, chosen)
     error = max(NEAR, float(np.median(np.abs(_log_errors(logs, cluster)))))
     errors = {}

@@ -199,8 +199,9 @@ def fit_link(points: Sequence[LinkPoint]) -> LinkFit:
 
 
 def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> tuple[str, float, bool]:
-    """Return the key of a description and the value with which the largest of *points* takes its measured time on
-    *cluster*, and whether that transfer is faster than the complete link of the description.
+    """Return the key of the efficiency of the link that *points* used, and the value that fits the largest of them.
+
+    The last value is True if the transfer was faster than the described link at full efficiency, which is returned.
     """
     largest = max(points, key=lambda point: point.crossing_bytes)
     measured = largest.crossing_bytes / largest.seconds
@@ -221,7 +222,7 @@ def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> tuple[str, flo
 
 
 class _Calibration:
-    """The constants of several runs, as they are found."""
+    """Collects the constants, assumptions and warnings of several runs."""
 
     def __init__(self, runs: Mapping[str, MegatronAnalysis], gpu: Gpu, model: str | None) -> None:
         self.runs, self.gpu = runs, gpu

@@ -73,8 +73,8 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit) -> Load:
 
 
 def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
-    """Return the seconds of a cool GPU in matrix kernels and in all, and those that the energy of the former would
-    last at the power that the board may draw.
+    """Return three times of a cool GPU: in matrix kernels, in all kernels, and the energy of matrix kernels over the
+    power limit of the board.
     """
     matrix_s = total_s = energy_s = 0.0
     products_of(gpu, fit).learn(works)
@@ -91,8 +91,8 @@ def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, f
 
 
 def load_of(matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: ComputeFit) -> Load:
-    """Return the load of what ``cool_seconds`` returned; to a thousandth, so that steps of nearly the same mix share
-    their prices.
+    """Return the load with the three values of ``cool_seconds``, rounded to a thousandth so that steps with nearly the
+    same mix share their prices.
     """
     if total_s == 0:
         return SUSTAINED

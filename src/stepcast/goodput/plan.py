@@ -89,7 +89,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """From an interruption to the first step, without reading the checkpoint.
+    """The times of a restart, from an interruption to the first step, without reading the checkpoint.
 
     MegaScale's times: detected and diagnosed within ten minutes, training within fifteen (Jiang et al. 2024,
     section 6.3).
@@ -479,7 +479,7 @@ def plan_alternatives(
 
 
 def steps_within(phase: TrainingPhase, operation: Operation, available_s: float) -> int:
-    """Return how many steps finish within *available_s* on average."""
+    """Return the mean number of steps that finish within *available_s*."""
     low, high = 0, int(available_s / phase.step_s)
     while low < high:
         middle = (low + high + 1) // 2

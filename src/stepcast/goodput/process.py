@@ -145,7 +145,7 @@ def check_progress(process: RunProcess) -> None:
 
 
 def _failures(process: RunProcess) -> float:
-    """Return the failures during work and checkpoints.
+    """Return the expected number of failures during work and checkpoints.
 
     A first attempt at x seconds fails with probability 1 - e^-rx; completing y seconds takes e^ry - 1 more failures.
     """

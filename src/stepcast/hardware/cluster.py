@@ -24,7 +24,7 @@ ORDINARY = ("fp32", "fp64")  # formats that ordinary cores multiply
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Peaks are dense (no structured sparsity) and keyed by the name of the number format."""
+    """A GPU. Its peaks are dense (no structured sparsity) and keyed by the name of the number format."""
 
     name: str
     vendor: str
@@ -52,7 +52,7 @@ class Gpu:
                 raise ValueError(f"reached.{dtype} is too high: {problem}")
 
     def __hash__(self) -> int:
-        """Hash what most often differs: hashes are asked for far more often than values are made."""
+        """Return a hash of the fields that differ most often; hashing all of them would be slow."""
         return hash((self.name, self.power_w, self.clock_hz, self.memory_bytes))
 
     @property
@@ -76,9 +76,10 @@ class Gpu:
         return self.matrix_flops[self.runs_as(dtype)]
 
     def best_product_flops(self, dtype: str) -> float:
-        """Return the rate that no matrix multiply in *dtype* was seen to exceed. A format without a published one
-        reaches the share of its peak that the best published format does; without any, or outside matrix units,
-        there is no limit.
+        """Return the FLOP/s that no published matrix multiply in *dtype* exceeded; infinite without a measurement.
+
+        A format without a published rate reaches the same share of its peak as the best published format. Formats
+        that run outside matrix units have no limit.
         """
         used = self.runs_as(dtype)
         if used in self.reached_flops or used in ORDINARY or not self.reached_flops:
@@ -130,7 +131,7 @@ class Topology:
 
     @property
     def doubts(self) -> list[str]:
-        """A warning of what the prices of collectives leave out; flows over the links include it."""
+        """A warning that the fast engine ignores routing and link faults; the fluid engine models them."""
         settings = {"routing": self.routing is not NetworkRouting.SPRAY, "failed": self.failed, "slow": self.slow}
         names = " and ".join(f"network.{name}" for name, value in settings.items() if value)
         return [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []

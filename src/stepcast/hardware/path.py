@@ -29,7 +29,7 @@ class Place(StrEnum):
 
 
 class Region(NamedTuple):
-    """The ranks from *start* to *stop* run in domains from *domain* on that hold *held* each."""
+    """Ranks from *start* to *stop*, placed in consecutive domains from *domain* on with *held* ranks each."""
 
     start: int
     stop: int
@@ -43,7 +43,7 @@ class Region(NamedTuple):
 
 
 Placement = tuple[int, ...]
-"""Ranks of each domain in turn; none given: as many as a domain has GPUs."""
+"""The number of ranks in each domain; empty where every domain is filled."""
 FILLED: Placement = ()
 ENDLESS = 2**62
 MANY_RANKS = 1024  # from which on arrays are faster than loops
@@ -51,7 +51,7 @@ MANY_RANKS = 1024  # from which on arrays are faster than loops
 
 @lru_cache(maxsize=1024)
 def list_regions(placement: Placement, size: int) -> tuple[Region, ...]:
-    """Return the runs of domains that hold as many ranks each; domains have *size* GPUs."""
+    """Return the regions of *placement*, runs of domains with equally many ranks; a filled domain has *size* ranks."""
     regions: list[Region] = []
     start = domain = 0
     for ranks, run in groupby(placement or (size,)):
@@ -63,11 +63,11 @@ def list_regions(placement: Placement, size: int) -> tuple[Region, ...]:
 
 
 SpreadRanks = tuple[Sequence[int], tuple[tuple[int, ...], ...]]
-"""The domains of some ranks, rising, and the distinct sets of GPUs that they run on in these."""
+"""The domains of some ranks in ascending order, and the distinct sets of GPUs that the ranks use in a domain."""
 
 
 def _spread(ranks: Sequence[int], regions: Sequence[Region]) -> SpreadRanks:
-    """Return where *ranks*, rising, run."""
+    """Return the domains of ascending *ranks*, and the distinct sets of GPUs that they use there."""
     if len(regions) == 1 and (spread := _spread_evenly(ranks, regions[0].held)):
         return spread
     domains: dict[int, list[int]] = {}
@@ -82,8 +82,8 @@ def _spread(ranks: Sequence[int], regions: Sequence[Region]) -> SpreadRanks:
 
 
 def _spread_evenly(ranks: Sequence[int], size: int) -> SpreadRanks | None:
-    """Spread ranks that follow each other, or have the same places in all their domains, in little time for however
-    many; None for others.
+    """Return what ``_spread`` does without a loop over the ranks; None unless they are consecutive or use the same
+    GPUs in all their domains.
     """
     if ranks[-1] - ranks[0] == len(ranks) - 1:
         domains = range(ranks[0] // size, ranks[-1] // size + 1)
@@ -140,15 +140,14 @@ def place_job(place: Place, cluster: Cluster, layout: Layout) -> Placement:
     return place_ranks(place, cluster, layout.gpus, together)
 
 
-# The slowdown of a network's links relative to its NICs, for groups that all use them at once: (hops, near, far), the
-# switches or links between the farthest neighbours, and the factors for a ring's messages to neighbours and for
-# an exchange of all with all.
-
 Slowdown = tuple[int, float, float]
+"""(hops, near, far) of groups that all use the network at once: the switches (links of a torus) between the farthest
+neighbours, and by how much messages to ring neighbours (near) and all-to-all messages (far) are slower than the NICs.
+"""
 
 
 def slowdown(topology: Topology, domains: Sequence[int], every: int | None) -> Slowdown:
-    """Return that of a group with members in *domains*, of a cluster of *every* domain (None: as many as it needs)."""
+    """Return the slowdown of a group in *domains*; the cluster has *every* domains (None: as many as the job needs)."""
     if topology.kind is NetworkKind.TORUS:
         return _torus(topology, domains)
     if topology.kind is NetworkKind.DRAGONFLY:
@@ -167,12 +166,12 @@ def _leaf_domains(topology: Topology) -> int:
 
 
 def _count_under(domains: Sequence[int], size: int) -> Counter[int]:
-    """Return how many of *domains*, rising, each switch, or pod, of *size* domains has."""
+    """Return how many of *domains* are below each switch, or in each pod, of *size* domains."""
     return Counter([domain // size for domain in domains])
 
 
 def _find_fewest(domains: Sequence[int], size: int) -> tuple[int, int]:
-    """Return how many switches, or pods, of *size* domains have any of *domains*, rising, and the fewest of one."""
+    """Return how many switches (or pods) of *size* domains have any of ascending *domains*, and the fewest of one."""
     if isinstance(domains, range) and domains.step >= size:
         return len(domains), 1
     if not isinstance(domains, range) or size % domains.step:
@@ -188,7 +187,9 @@ def _find_fewest(domains: Sequence[int], size: int) -> tuple[int, int]:
 
 
 def _tree(topology: Topology, domains: Sequence[int]) -> Slowdown:
-    """With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the
+    """Return the slowdown in a tree of leaf, spine and core switches.
+
+    With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the
     rings of the other groups under it: the uplinks, 1/oversubscription of the downlinks, carry 1/m of the
     traffic. In an exchange between n nodes each sends (n-m)/(n-1) of its traffic up. The same holds for
     pods, whose uplinks are less by the oversubscription of both tiers.
@@ -206,7 +207,9 @@ def _tree(topology: Topology, domains: Sequence[int]) -> Slowdown:
 
 
 def _dragonfly(topology: Topology, domains: Sequence[int], every: int) -> Slowdown:
-    """A ring's neighbours are under one other switch, which one link of many leads to, 1/(k-1) of what may leave;
+    """Return the slowdown in a dragonfly.
+
+    A ring's neighbours are under one other switch, which one link of many leads to, 1/(k-1) of what may leave;
     messages that may also go through others use all, twice each. An exchange uses all links evenly. Messages
     to another pod also take a link within each of the two.
     """
@@ -259,7 +262,7 @@ def _torus(topology: Topology, domains: Sequence[int]) -> Slowdown:
 
 
 def torus_cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the place of a domain along each dimension."""
+    """Return the coordinates of domain *index* in a torus of this *shape*."""
     strides = accumulate(shape, mul, initial=1)
     return tuple(index // stride % size for size, stride in zip(shape, strides, strict=False))
 
@@ -362,8 +365,10 @@ _RESOLVED: ByIdentity[GroupPath] = ByIdentity(2048)  # layouts of one job have m
 def _distinct(
     list_groups: Callable[[int], Iterable[Copies]], cluster: Cluster, placement: Placement
 ) -> list[tuple[int, ...] | range]:
-    """Return one group of each shape: copies that are full leaves apart are equal, or full domains if they are within
-    one, and where all their members run on the same GPU of different domains, it makes no difference on which.
+    """Return one group of each shape, since groups of a shape have equal paths.
+
+    Copies of a group have one shape if they are a multiple of a leaf apart, or a multiple of a domain if they stay
+    within one. Where all members have the same place in different domains, that place makes no difference.
     """
     regions = list_regions(placement, cluster.domain_gpus)
     torus = cluster.topology.kind is NetworkKind.TORUS
@@ -399,7 +404,7 @@ def _move(offsets: tuple[int, ...] | range, first: int) -> tuple[int, ...] | ran
 def _add_within(
     firsts: Sequence[int], span: int, regions: Sequence[Region], under_leaf: int, shapes: dict[object, int]
 ) -> Sequence[int]:
-    """Add to *shapes* those of groups within one region, all at once; return the others."""
+    """Add the shapes of the groups that stay within one region to *shapes*; return the first ranks of the others."""
     import numpy as np
 
     begins = np.asarray(firsts)

@@ -61,7 +61,7 @@ SPIN_CYCLES = 600_000  # about 0.3 ms: longer than the host needs to issue a bac
 HOST_CALLS = 300
 STEP_LAYERS, STEP_WIDTH, STEP_RUNS = 12, 64, 30
 WATCH_LAYERS, WATCH_CALLS = 4, 2  # of the smaller step that is repeated while a run goes on: 8 ms in all
-HOST_LOOKS = 12  # one of these steps says as much as so many spread over a profile, being next to what is forecast
+HOST_LOOKS = 12  # the weight of a step measured right before a forecast, in steps spread over a profile
 ALL_REDUCE_SIZES = tuple(2**power for power in range(10, 31, 2))  # 1 KiB to 1 GiB
 ALL_REDUCE_RUNS = 9
 ALL_REDUCE_WAIT_S = 60
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """Return the class under which it is calibrated."""
+        """Return the class of operators whose correction applies to the case."""
         return work_class(self.work)
 
     @property
@@ -471,7 +471,7 @@ class TorchBackend:
 
 
 def host_s(torch: ModuleType, call: Call, calls: int = HOST_CALLS) -> float:
-    """Return the seconds of the host for one call, the GPU not waited for."""
+    """Return the host's seconds for one call, without waiting for the GPU."""
     for _ in range(max(1, calls // 10)):
         call()
     torch.cuda.synchronize()
@@ -484,14 +484,14 @@ def host_s(torch: ModuleType, call: Call, calls: int = HOST_CALLS) -> float:
 
 
 def measure_host(torch: ModuleType, gpu: str) -> calibration.Calibration:
-    """Return the pace of this host, which changes with what else runs on it, in a quarter of a second."""
+    """Return the pace of this host as a calibration. It changes with the other load; measuring takes 0.25 s."""
     seconds = min(0.09, host_s(torch, small_step(torch, "cuda"), STEP_RUNS))
     launch = {STEP: seconds, LOOKS: HOST_LOOKS}
     return calibration.calibration({"gpu": load_gpu(gpu).name, "launch": launch}, "this host")
 
 
 def watch_host(torch: ModuleType) -> Callable[[], float]:
-    """Return a function that returns how many times as long as now this host takes whenever it is called."""
+    """Return a function that measures the host again, and returns its time as a multiple of the present time."""
     step = small_step(torch, "cuda", WATCH_LAYERS)
     now_s = host_s(torch, step, STEP_RUNS)
     return lambda: host_s(torch, step, WATCH_CALLS) / now_s

@@ -177,7 +177,7 @@ class SearchTimeoutError(Exception):
 
 
 class _SearchRun:
-    """The candidates by number, and what became of them."""
+    """One search: its candidates by number, the best so far, and counts of the outcomes."""
 
     def __init__(
         self, parts: Sequence[SpacePart], cluster: Cluster, capacity: float, top: int, goal: str, most_s: float | None
@@ -241,8 +241,9 @@ class _SearchRun:
     # ---- simulating candidates -----------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Simulate a few promising candidates before all bounds are computed, which takes long: there is a good answer
-        soon, and a search that runs out of time has one.
+        """Simulate a few promising candidates before all bounds are computed, which takes long.
+
+        So there is a good answer early, also in a search that runs out of time.
         """
         began, space = time.monotonic(), self.space
         is_limited = self.deadline < np.inf
@@ -331,7 +332,7 @@ class _SearchRun:
         return numbers[promising]
 
     def _try(self, asked: tuple[list[int], float], more_bytes: float = 0.0) -> list[CandidateTrial]:
-        """Predict some candidates together, each of which is of use if its score is below the second of *asked*."""
+        """Predict the candidates of *asked*: their numbers, and the score above which a candidate is of no use."""
         numbers, worst = asked
         trials: dict[int, CandidateTrial] = {}
         groups: dict[int, list[tuple[int, Strategy]]] = {}
@@ -398,7 +399,10 @@ class _SearchRun:
         most_bytes: float = np.inf,
         most_tried: float = np.inf,
     ) -> result.SimulatedCandidate | None:
-        """Return the fastest with these *gpus* and this memory among those that *may*, of about *most_tried*."""
+        """Return the fastest candidate, after about *most_tried* simulations at most.
+
+        It is among those where *may* is True, has this number of *gpus* (None: any), and takes at most *most_bytes*.
+        """
         before, numbers = len(self.simulated), np.flatnonzero(may)
         queue = self._queue(numbers, self.space.time_s[numbers])
         while True:

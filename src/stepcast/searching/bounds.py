@@ -163,7 +163,7 @@ class TimeBounds:
         return int(self.cool.known.sum()) + int(self.hot.known.sum())
 
     def times(self, rows: IntArray, rough: bool = False) -> tuple[FloatArray, FloatArray]:
-        """Return the step time of each, and the kernel time of its mean stage."""
+        """Return lower bounds in seconds for each of *rows*: of the step, and of the kernels of the mean stage."""
         if not len(rows):
             return np.zeros(0), np.zeros(0)
         costs, batches = (self.cool if rough else self.hot).look_up(rows), self.space.micro_batches[rows] * 1.0
@@ -181,8 +181,10 @@ class TimeBounds:
         return step_s, computing_s
 
     def _uneven(self, first: int, rows: IntArray) -> FloatArray:
-        """Return the least pace with the pipeline of row *first* over that of even stages, which wait for the slowest
-        GPU of all: the GPUs of one stage with more work may be the only ones that count.
+        """Return for each of *rows* the least time of uneven stages over that of even ones, which is at most 1.
+
+        Even stages wait for the slowest GPU of all; if one stage has more work, only its GPUs may matter. All rows have
+        the pipeline of row *first*.
         """
         stages = int(self.space.columns["pp"][first])
         gpus, which = np.unique(self.space.columns["gpus"][rows], return_inverse=True)
@@ -190,7 +192,7 @@ class TimeBounds:
         return least
 
     def _counts(self, row: int) -> FloatArray:
-        """Return ``count_parts``, computed once for each pipeline."""
+        """Return the parts of each piece (``count_parts``), computed once for each pipeline."""
         key = tuple(int(self.space.columns[name][row]) for name in candidates.PIECES)
         if key not in self._known_counts:
             self._known_counts[key] = count_parts(self.space, row)
@@ -249,7 +251,17 @@ class TimeBounds:
         uneven: FloatArray,
         paired: bool,
     ) -> FloatArray:
-        """Return the bounds of candidates with the pieces and the schedule of *row*."""
+        """Return lower bounds of the step in seconds, for candidates with the pieces and the schedule of *row*.
+
+        Args:
+            row: a candidate with this pipeline.
+            counts: pieces x parts.
+            costs: candidates x parts x PartTime, in seconds.
+            batches: the micro-batches of each candidate.
+            exchanged: candidates x fields of ExchangeSeconds.
+            uneven: the factor of each candidate that ``_uneven`` returns.
+            paired: whether communication may hide behind kernels of another micro-batch.
+        """
         strategy = candidates.pipeline_strategy(self.space, row)
         facts, stages, chunks = SCHEDULES[strategy.schedule], strategy.layout.pp, strategy.layout.vpp
         split, two_way = facts.splits_backward, facts.placement is PiecePlacement.TWO_WAY and stages > 1

@@ -64,7 +64,7 @@ def block_kinds(model: Model) -> tuple[LayerParts, ...]:
 
 
 def count_parts(space: CandidateSpace, row: int) -> FloatArray:
-    """Return pieces x parts of a candidate: how many blocks of each kind, embeddings and heads a piece has."""
+    """Return an array pieces x parts: how many blocks of each kind, embeddings and heads each piece of *row* has."""
     model, kinds, counts = space.model, block_kinds(space.model), list[list[int]]()
     for piece in pieces(model, pipeline_strategy(space, row)):
         blocks = model.blocks[piece.layers.start : piece.layers.stop]
@@ -80,7 +80,7 @@ def part_layers(model: Model, framework: Framework, strategy: Strategy) -> list[
 
 
 def part_loads(cluster: Cluster, parts: PartLayers) -> FloatArray:
-    """Return for each part the cool seconds in matrix kernels, in all kernels, and what their energy would last."""
+    """Return parts x 3: the values of ``cool_seconds`` for each part."""
     loads = np.zeros((len(parts), 3))
     for part, layers in enumerate(parts):
         works = [op.work for layer in layers for op in layer.all_ops if type(op.work) in COMPUTING]
@@ -89,7 +89,7 @@ def part_loads(cluster: Cluster, parts: PartLayers) -> FloatArray:
 
 
 def least_load(cluster: Cluster, mixtures: FloatArray) -> Load:
-    """Return a load that does not exceed that of any of *mixtures*, nor of what they are mixed from."""
+    """Return a load no higher than that of any of *mixtures*, rows of ``part_loads``, or of any sum of them."""
     gpu, fit = cluster.gpu, default_fit()
     loads = [load_of(matrix_s, total_s, energy_s, gpu, fit) for matrix_s, total_s, energy_s in mixtures.tolist()]
     duty = max(0.0, min(load.duty for load in loads) - LOAD_STEP)

@@ -101,7 +101,7 @@ COLUMNS = ("gpus", *DEGREES, *CHOICES, "overlap")
 
 @dataclass(frozen=True)
 class CandidateSpace:
-    """Candidates, a row each. Columns of words hold their index in the axis."""
+    """A table of candidates, one row each. Columns of words hold indices into the values of their axis."""
 
     model: Model
     axes: SearchAxes

@@ -128,7 +128,7 @@ class Turns:
         self.lock.release()
 
     def rest(self) -> None:
-        """Let waiting threads go first; call it while holding the lock."""
+        """Release the lock so that waiting threads can run, and take it again; the caller holds it."""
         while self.waiting:
             self.lock.release()
             sleep(PAUSE_S)

@@ -42,7 +42,7 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """Points before the filter."""
+        """The number of points before the filter."""
         return prod(map(len, self.axes))
 
     @property

@@ -27,7 +27,7 @@ AXES = "xyzuvw"
 
 @dataclass(frozen=True)
 class LinkBlock:
-    """Links of one tier, each of *bytes_per_s*; *namer* names one by its place."""
+    """Equal links of one tier, numbered from *start* on; *namer* names a link by its place in *shape*."""
 
     tier: str
     start: int
@@ -70,7 +70,7 @@ class LinkBlocks(dict[str, LinkBlock]):
 
 
 def apply_faults(links: Links, topology: Topology) -> tuple[Links, BoolArray | None]:
-    """Return *links* with the capacities that slow ones have left, and which of them work (None: all)."""
+    """Return *links* with the remaining capacities of slow links, and a mask of those that work (None: all)."""
     if not (topology.failed or topology.slow):
         return links, None
     names = [links.name(link) for link in range(len(links))]
@@ -103,7 +103,7 @@ def _match_names(pattern: str, names: list[str], key: str) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """*nodes* of *cluster* as links. GPU g is the g-th of the first node, then of the second, and so on."""
+    """The links of the first *nodes* of *cluster*. GPUs are numbered node by node."""
 
     cluster: Cluster
     nodes: int

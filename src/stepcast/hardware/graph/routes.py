@@ -164,8 +164,9 @@ def _working(network: Network, below: IntArray, above: IntArray) -> BoolArray | 
 def _least_loaded(
     network: Network, below: IntArray, above: IntArray, hashes: IntArray, working: BoolArray | None, load: FloatArray
 ) -> IntArray:
-    """Return the way of one message after the other whose fullest link is emptiest; a hash breaks ties. *load* is what
-    links carry, which each message adds to.
+    """Return the way of each message, chosen one after the other: the way whose busiest link carries least.
+
+    Hashes break ties. *load* has the seconds that each link is busy; every message adds its own.
     """
     way = np.arange(network.spines * network.cores)
     seconds_per_byte = 1.0 / network.links.capacity_bytes_per_s
@@ -216,7 +217,7 @@ def along_torus(network: Network, source: IntArray, target: IntArray) -> LinkSha
 def _round_failures(
     network: Network, position: IntArray, start: IntArray, ahead: IntArray, back: FloatArray, axis: int, stride: int
 ) -> FloatArray:
-    """Return the share of each message that goes backwards once ways with a failed link are left out."""
+    """Return the share of each message that goes backwards round the ring, avoiding ways with failed links."""
     assert network.alive is not None
     size = network.topology.shape[axis]
     broken = []
