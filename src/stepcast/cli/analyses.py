@@ -26,13 +26,13 @@ def measured_timeline(timeline: Timeline) -> Timeline:
 
 
 def analyze_megatron_run(timeline: Timeline, question: AnalyzeQuestion) -> AnalysisResult:
-    """Explain the traces of a Megatron-LM step; with a cluster, next to the bandwidth it should reach."""
+    """Explain the traces of a Megatron-LM step; with a cluster, compare with the bandwidth that it should reach."""
     cluster = load_cluster(question.cluster, question.set) if question.cluster else None
     return analyze_megatron(timeline, cluster).result
 
 
 def analyze_optimus_run(log: RunLog, question: AnalyzeQuestion) -> AnalysisResult:
-    """Explain an OptimusPrime log with the shipped constants and their cluster, or those of the question."""
+    """Explain an OptimusPrime log, with the constants and the cluster of the question, or else the shipped ones."""
     cluster = load_cluster(question.cluster or CLUSTER, question.set)
     constants, lengths = load_shipped(), lengths_of(log)
     if question.calibration:
@@ -42,7 +42,7 @@ def analyze_optimus_run(log: RunLog, question: AnalyzeQuestion) -> AnalysisResul
 
 
 def analyze_nccl_tests(sweep: CollectiveSweep, question: AnalyzeQuestion) -> AnalysisResult:
-    """Compare an nccl-tests log with its cluster, size by size, and explain shortfalls."""
+    """Compare an nccl-tests log size by size with the prediction for its cluster, and explain shortfalls."""
     if question.cluster is None:
         try:
             gpu = load_gpu(sweep.device).name

@@ -40,7 +40,7 @@ PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 AUTOCASTS = ("autocast-bf16", "autocast-fp16")
 MODULES = tuple(map(str, RecomputeModule))
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
-# Exchanges without a model of their own, each with the one that predicts it; as Megatron-LM scripts are read.
+# Exchanges that are not modelled, and the exchange whose time is predicted instead, as for Megatron-LM scripts.
 PREDICTED_AS = {"cp_comm": {"a2a+p2p": "p2p"}}
 PLACES = ("even", "packed")  # a test compares them with hardware.Place
 ENGINES = ("fast", "fluid")  # a test compares them with forecast.options.Engine
@@ -100,11 +100,11 @@ def check_rules(name: str, given: Collection[str], facts: Facts) -> tuple[str, .
     idle = [(option, rule) for option, rule in used if not rule.holds(option, facts)]
     for option, rule in idle:
         if not rule.harmless:
-            raise ValueError(_message(option, rule, facts))
-    return tuple(_message(option, rule, facts) for option, rule in idle)
+            raise ValueError(_write_message(option, rule, facts))
+    return tuple(_write_message(option, rule, facts) for option, rule in idle)
 
 
-def _message(option: str, rule: Rule, facts: Facts) -> str:
+def _write_message(option: str, rule: Rule, facts: Facts) -> str:
     denied = f"no-{option}" if facts.get(option) is False else option
     reason = rule.otherwise.format_map({"paired_list": " or ".join(PAIRED), **facts})
     return f"{readers.option_of(denied)} has no effect: {reason}"
@@ -118,8 +118,8 @@ if TYPE_CHECKING:
     from stepcast.ir.model import Model
 
 
-def _read_by(option: str, meaning: Callable[[str], object]) -> Callable[[str], object]:
-    """Return *meaning* with errors that name the *option* before the wrong word."""
+def _name_option(option: str, meaning: Callable[[str], object]) -> Callable[[str], object]:
+    """Return *meaning* so that its errors begin with the *option*."""
 
     def read(text: str) -> object:
         try:
@@ -140,7 +140,7 @@ def _read_stage_layers(text: str) -> tuple[int, ...]:
 
 
 def _check_lengths(text: str) -> str:
-    """Return *text* if lengths of samples can be read from it."""
+    """Return *text*; raise a ValueError if it states no lengths of samples."""
     from stepcast.questions.lengths import read_lengths  # numpy is needed for these questions alone
 
     read_lengths(text)
@@ -155,7 +155,7 @@ def _flag(sets: str) -> Choice:
 
 
 def _one_of(kind: type[StrEnum], sets: str, known: str = "", read: Callable[[str], object] = str) -> Choice:
-    """Return the choice of a value of *kind*, or of one that is *known*, that sets the field *sets*."""
+    """Return a choice among the words *known*, or all values of *kind*, that sets the field *sets*."""
     return Choice(read=read, values=tuple(known.split() or map(str, kind)), sets=sets, means=kind)
 
 
@@ -196,8 +196,8 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     fp8_params: Annotated[bool, Choice(sets="fp8_parameters")] = False
     zero_gradients: Annotated[float, Choice(read=amount, sets="zero_gradients")] = 0.0
     recompute: Annotated[str | None, Choice(listed=MODULES, read=readers.read_recompute, sets="recompute",
-        means=_read_by("--recompute", strategy.recompute_of), write=strategy.recompute_word)] = None
-    offload: Annotated[str | None, Choice(sets="offload", means=_read_by("--offload", strategy.offload_of),
+        means=_name_option("--recompute", strategy.recompute_of), write=strategy.recompute_word)] = None
+    offload: Annotated[str | None, Choice(sets="offload", means=_name_option("--offload", strategy.offload_of),
         write=strategy.offload_word)] = None
     cp_comm: Annotated[str | None, Choice(values=("p2p", "a2a", "allgather", "a2a+p2p"), read=readers.read_cp_comm,
         sets="context", means=lambda word: ContextKind(PREDICTED_AS["cp_comm"].get(word, word)))] = None
@@ -205,7 +205,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     flash_attention: Annotated[bool | None, _flag("flash_attention")] = None
     attention_kernel: Annotated[str | None, _one_of(AttentionKernel, "attention")] = None
     overlap: Annotated[str | None, Choice(listed=strategy.OVERLAPS, sets="overlap",
-        means=_read_by("--overlap", lambda text: strategy.overlap_of([] if text == "none" else text.split(","))),
+        means=_name_option("--overlap", lambda text: strategy.overlap_of([] if text == "none" else text.split(","))),
         write=lambda overlap: ",".join(strategy.overlap_words(overlap)) or "none")] = None
     bucket_mb: Annotated[float | str | None, Choice(sets="bucket_bytes",
         read=lambda text: readers.AUTO if text.lower() == readers.AUTO else amount(text),

@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stepcast.ir.types import FactDict, Facts, dataclass
 from stepcast.serve.fields import FORMS, FieldError, FormChoices, read_form, shell
-from stepcast.views.document import Page, asset, body_of, plain_json, policy, render
+from stepcast.views.document import Page, build_policy, load_asset, render, render_body, to_plain_json
 from stepcast.views.text import message
 
 Report = Callable[[dict[str, str]], None]
@@ -73,7 +73,7 @@ class AppAnswer:
     summary: Facts
 
     def facts(self) -> FactDict:
-        return {"html": str(body_of(self.page)), "command": self.page.about.command, "summary": self.summary}
+        return {"html": str(render_body(self.page)), "command": self.page.about.command, "summary": self.summary}
 
 
 Answer = Callable[..., AppAnswer]
@@ -158,7 +158,7 @@ def make_app(answer: Answer, token: str, hosts: frozenset[str], most_bytes: int)
 @lru_cache
 def _load_asset(name: str) -> str:
     if name.startswith("page."):
-        return asset(name)
+        return load_asset(name)
     return files("stepcast.serve").joinpath("assets", name).read_text("utf-8")
 
 
@@ -200,7 +200,7 @@ class _Routes:
             page = await _run(self.slow, lambda: render(self._predict_fully(choices).page))
         except MISTAKES as error:
             return _mistake(error)
-        return Response(page, media_type="text/html", headers={"content-security-policy": policy()})
+        return Response(page, media_type="text/html", headers={"content-security-policy": build_policy()})
 
     async def compare(self, request: Request) -> Response:
         def answer() -> bytes:
@@ -306,7 +306,7 @@ class _Routes:
         try:
             while True:
                 name, value = await events.get()
-                yield f"event: {name}\ndata: {msgspec.json.encode(plain_json(value)).decode()}\n\n"
+                yield f"event: {name}\ndata: {msgspec.json.encode(to_plain_json(value)).decode()}\n\n"
                 if name != "progress":
                     return
         finally:
@@ -314,7 +314,7 @@ class _Routes:
 
 
 def _encode(answer: AppAnswer) -> bytes:
-    return msgspec.json.encode(plain_json(answer.facts()))
+    return msgspec.json.encode(to_plain_json(answer.facts()))
 
 
 async def _run(workers: Workers, work: Callable[[], Any]) -> Any:

@@ -1,1 +1,1 @@
-"""Schedules, programs and the engines that run them."""
+"""Pipeline schedules, the programs of steps, and the engines that simulate them."""

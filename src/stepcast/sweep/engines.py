@@ -33,18 +33,18 @@ Answers = list[FactDict]
 Answer = Callable[[str, Sequence[Words]], Answers]
 """Return an answer for each point, in their order; a module-level function, so that workers can import it."""
 
-# A chunk takes this long: enough to hide the cost of sending it, and little work to lose.
+# The seconds that a chunk should take: enough to hide the cost of sending it, and little work to lose.
 CHUNK_S = 2.0
-FIRST, LARGEST = 4, 10_000
-# Workers that may die over a point before it is blamed.
-DEATHS = 2
+FIRST_SIZE, LARGEST_SIZE = 4, 10_000  # points of a chunk
+# A point is blamed, and gets an error for an answer, after so many workers died while they answered it.
+MOST_DEATHS = 2
 # Chunks in flight per worker of Ray and Dask, so that no worker waits for the driver.
-AHEAD = 2
+CHUNKS_PER_WORKER = 2
 CONNECT_S = 10.0
-KILLED = "killed on the cluster"  # how its workers died
-# Slurm: clusters that submitit simulates, and how jobs run.
-STAND_INS = ("local", "debug")
-LOOK_EVERY_S = 1.0
+KILLED = "killed on the cluster"  # in the error of a point, where Linux would name a signal
+# Slurm: clusters that submitit simulates, the seconds between two looks at jobs, their time limit and tries.
+SIMULATED_CLUSTERS = ("local", "debug")
+POLL_S = 1.0
 JOB_MINUTES, JOB_TRIES = 60, 3
 
 
@@ -55,8 +55,7 @@ class PointChunk:
     ask: str
     keys: tuple[bytes, ...]
     words: tuple[Words, ...]
-    # Workers that died over it.
-    deaths: int = 0
+    deaths: int = 0  # of workers while they answered it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class AnsweredChunk:
 class ChunkPace:
     """The number of points of the next chunk, by the time of the last ones."""
 
-    size: int = FIRST
+    size: int = FIRST_SIZE
     seen: list[tuple[int, float]] = field(default_factory=list)
 
     def note(self, answered: AnsweredChunk) -> None:
@@ -80,12 +79,12 @@ class ChunkPace:
         points, seconds = (sum(column) for column in zip(*self.seen, strict=True))
         target_points = points * CHUNK_S / max(seconds, 1e-3)
         # At most fourfold at a time: the first few points say little about the next.
-        self.size = max(1, min(int(target_points), 4 * self.size, LARGEST))
+        self.size = max(1, min(int(target_points), 4 * self.size, LARGEST_SIZE))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """The work of an engine, and what its workers must have to give the answers of the driver.
+    """The settings of an engine, and what its workers need to give the same answers as the driver.
 
     *identify* returns the digest of a worker's program and data, which must be *program*. *files* are paths, relative
     to the driver's folder, and their bytes; a worker on another machine runs in a folder that holds them.
@@ -168,10 +167,10 @@ def run_tasks(
     suspects: deque[PointChunk] = deque()
     while True:
         while len(running) < (1 if alone and (suspects or any(chunk.deaths for chunk in running.values())) else most()):
-            following = suspects.popleft() if suspects else next(chunks, None)
-            if following is None:
+            chunk = suspects.popleft() if suspects else next(chunks, None)
+            if chunk is None:
                 break
-            running[submit(following)] = following
+            running[submit(chunk)] = chunk
         if not running:
             return
         task, answered = take()
@@ -180,27 +179,27 @@ def run_tasks(
             yield answered
             continue
         chunk = replace(chunk, deaths=chunk.deaths + 1)
-        if len(chunk.keys) > 1 and chunk.deaths >= DEATHS:
+        if len(chunk.keys) > 1 and chunk.deaths >= MOST_DEATHS:
             middle = len(chunk.keys) // 2
             for half in (slice(middle), slice(middle, None)):
-                suspects.append(PointChunk(chunk.ask, chunk.keys[half], chunk.words[half], DEATHS - 1))
-        elif chunk.deaths < DEATHS:
+                suspects.append(PointChunk(chunk.ask, chunk.keys[half], chunk.words[half], MOST_DEATHS - 1))
+        elif chunk.deaths < MOST_DEATHS:
             suspects.append(chunk)
         else:
-            yield AnsweredChunk(chunk, [{"error": f"{DEATHS} workers died over this point ({answered})"}], 0.0)
+            yield AnsweredChunk(chunk, [{"error": f"{MOST_DEATHS} workers died over this point ({answered})"}], 0.0)
 
 
 # ---- processes of this machine ----------------------------------------------------------------------------
 
 
 class _Worker(Child):
-    """A process at the end of its own pipe, so that one that dies affects no other."""
+    """A worker process with a pipe of its own, so that its death affects no other worker."""
 
     is_started = False
 
 
 def run_locally(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator[AnsweredChunk]:
-    """Answer chunks in processes; those of workers that die go to new ones, at most DEATHS times a point."""
+    """Answer chunks in processes of this machine; the chunk of a worker that dies goes to another one."""
     from multiprocessing.connection import wait
 
     def start() -> _Worker:
@@ -248,7 +247,7 @@ def run_locally(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterato
 
 
 def _serve(pipe: "Connection", setting: EngineSetting) -> None:
-    """Work until the driver ends, which closes its end of the pipe."""
+    """Answer the chunks that come through *pipe*, until the driver closes its end."""
     sys.stderr = io.StringIO()  # errors are sent, and the driver shows the progress
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -272,11 +271,11 @@ def run_on_dask(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterato
     from distributed import Client, Future, KilledWorker, wait
 
     dask.config.set({"distributed.scheduler.allowed-failures": 1})  # of a cluster of our own; usually 3
-    where: FactDict = {"n_workers": setting.workers, "threads_per_worker": 1, "dashboard_address": None}
+    options: FactDict = {"n_workers": setting.workers, "threads_per_worker": 1, "dashboard_address": None}
     if setting.address:
-        where = {"address": setting.address, "timeout": CONNECT_S}
+        options = {"address": setting.address, "timeout": CONNECT_S}
     try:
-        client = Client(**where)
+        client = Client(**options)
     except (OSError, ValueError) as error:
         raise ValueError(f"--address {setting.address}: no Dask scheduler answers there ({error})") from None
     with client:
@@ -301,15 +300,15 @@ def run_on_dask(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterato
             except KilledWorker:
                 return ready[0], KILLED
 
-        yield from run_tasks(chunks, running, submit, take, lambda: AHEAD * max(1, count_workers()))
+        yield from run_tasks(chunks, running, submit, take, lambda: CHUNKS_PER_WORKER * max(1, count_workers()))
 
 
 def run_on_ray(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator[AnsweredChunk]:
     """Answer chunks as Ray tasks, which run again if a node is lost."""
     import ray
 
-    began = not ray.is_initialized()
-    if began:
+    is_own_cluster = not ray.is_initialized()
+    if is_own_cluster:
         _check_address(setting.address)
         cpus = None if setting.address else setting.workers
         ray.init(address=setting.address, num_cpus=cpus, log_to_driver=False, include_dashboard=False)
@@ -329,14 +328,14 @@ def run_on_ray(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterator
             return ready, KILLED
 
     def most() -> int:
-        return AHEAD * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
+        return CHUNKS_PER_WORKER * max(1, int(ray.cluster_resources().get("CPU", setting.workers)))
 
     try:
         yield from run_tasks(chunks, running, submit, take, most)
     finally:
         for reference in running:
             ray.cancel(reference)
-        if began:
+        if is_own_cluster:
             ray.shutdown()
 
 
@@ -361,10 +360,10 @@ def run_on_slurm(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterat
     """
     import submitit
 
-    stand_in = setting.address if setting.address in STAND_INS else None
-    executor = submitit.AutoExecutor(folder=os.path.join(setting.folder, "slurm"), cluster=stand_in)
+    simulated = setting.address if setting.address in SIMULATED_CLUSTERS else None
+    executor = submitit.AutoExecutor(folder=os.path.join(setting.folder, "slurm"), cluster=simulated)
     executor.update_parameters(timeout_min=JOB_MINUTES, cpus_per_task=1, name="stepcast-sweep")
-    if setting.address and not stand_in:
+    if setting.address and not simulated:
         executor.update_parameters(slurm_partition=setting.address)
     waiting: dict[submitit.Job[AnsweredChunk], tuple[PointChunk, int]] = {}
     try:
@@ -384,7 +383,7 @@ def run_on_slurm(chunks: Iterator[PointChunk], setting: EngineSetting) -> Iterat
                         raise
                     waiting[executor.submit(answer_chunk, chunk, setting)] = (chunk, tries + 1)
             if not ready:
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(POLL_S)
     finally:
         for job in waiting:
             job.cancel(check=False)

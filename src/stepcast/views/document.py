@@ -20,7 +20,7 @@ from stepcast.views.view import Axis, Dot
 
 
 class Section(NamedTuple):
-    """Part of a page; *lead* says in a sentence what to see in it."""
+    """A part of a page; *lead* is a sentence that says what it shows."""
 
     title: str
     body: Child
@@ -43,7 +43,7 @@ class About(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer."""
+    """An answer as a page: its title, its headline, and the sections below it."""
 
     title: str
     headline: Child
@@ -55,23 +55,23 @@ class Page:
 
 
 def render(page: Page) -> bytes:
-    """Return the file of a page."""
+    """Return a page as a self-contained HTML file."""
     document = fill_template(
-        asset("page.html"),
-        policy=text(policy(), 4000),
+        load_asset("page.html"),
+        policy=text(build_policy(), 4000),
         version=page.about.version,
         title=page.title,
-        style=Markup(asset("page.css")),
+        style=Markup(load_asset("page.css")),
         verb=page.about.verb,
         links=[tag("a", section.title, href=f"#{section.key}") for section in page.sections],
-        answer=body_of(page),
+        answer=render_body(page),
         facts=data_block("facts", page.facts),
-        program=Markup(asset("page.js")),
+        program=Markup(load_asset("page.js")),
     )
     return f"<!doctype html>\n{document}\n".encode("utf-8", "backslashreplace")
 
 
-def body_of(page: Page) -> Markup:
+def render_body(page: Page) -> Markup:
     """Return everything between the bar at the top and the footer."""
     asked = command = None
     # The question, as text and JSON begin with it; the command is at the end, with a button that copies it.
@@ -80,7 +80,7 @@ def body_of(page: Page) -> Markup:
         asked = tag("dl", listed, class_="asked", aria_label="What was asked")
     if page.about.command:
         links = [tag("p", tag("a", words, href=name)) for words, name in page.about.links]
-        command = fill_template(asset("command.html"), command=text(page.about.command, 4000), links=links)
+        command = fill_template(load_asset("command.html"), command=text(page.about.command, 4000), links=links)
     warnings = _notes("Warnings", "warning", page.warnings)
     defaults = _notes("Defaults used", "assumed", page.assumptions)
     sections = tag("div", _arrange(page.sections), class_="sections")
@@ -88,26 +88,26 @@ def body_of(page: Page) -> Markup:
 
 
 def data_block(key: str, value: object) -> Markup:
-    """Return *value* as JSON that the page holds and nothing executes."""
-    data = msgspec.json.encode(plain_json(value)).decode()
+    """Return *value* as a block of JSON within the page, which browsers do not execute."""
+    data = msgspec.json.encode(to_plain_json(value)).decode()
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
     return Markup(f'<script type="application/json" id="{text(key)}">{data}</script>')
 
 
-def plain_json(value: object) -> object:
-    """Return a value as JSON can hold it: valid text, and lists instead of arrays."""
+def to_plain_json(value: object) -> object:
+    """Return *value* with what JSON can hold: valid text, and lists instead of arrays."""
     if isinstance(value, Mapping):
-        return {visible(str(key)): plain_json(item) for key, item in value.items()}
+        return {visible(str(key)): to_plain_json(item) for key, item in value.items()}
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | tuple):
-        return [plain_json(item) for item in value]
+        return [to_plain_json(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _arrange(sections: Sequence[Section]) -> list[Markup]:
-    """Return sections two to a row; a section that is alone in its row fills it."""
+    """Return *sections* two to a row; a section that is alone in its row has the full width."""
     placed: list[Markup] = []
     alone = True
     for index, section in enumerate(sections):
@@ -116,8 +116,8 @@ def _arrange(sections: Sequence[Section]) -> list[Markup]:
         alone = section.wide or not alone
         title = f"{section.key}-title"
         lead = tag("p", section.lead, class_="lead") if section.lead else None
-        about = {"id": section.key, "aria_labelledby": title, "class_": "wide" if wide else None}
-        placed.append(tag("section", tag("h2", explain(section.title), id=title), lead, section.body, **about))
+        attributes = {"id": section.key, "aria_labelledby": title, "class_": "wide" if wide else None}
+        placed.append(tag("section", tag("h2", explain(section.title), id=title), lead, section.body, **attributes))
     return placed
 
 
@@ -132,22 +132,22 @@ def _notes(title: str, kind: str, notes: Sequence[str]) -> Markup | None:
 
 
 @cache
-def asset(name: str) -> str:
+def load_asset(name: str) -> str:
     """Return a file of this package as text."""
     return files("stepcast.views").joinpath("assets", name).read_text("utf-8")
 
 
 @cache
-def digest(name: str) -> str:
+def compute_digest(name: str) -> str:
     """Return the digest by which a Content-Security-Policy allows a script or style inside the page."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(asset(name).encode()).digest()).decode()}'"
+    return f"'sha256-{base64.b64encode(hashlib.sha256(load_asset(name).encode()).digest()).decode()}'"
 
 
 @cache
-def policy() -> str:
-    """Return what a page may do: run its own program and show its own style, and nothing else."""
+def build_policy() -> str:
+    """Return the Content-Security-Policy of a page, which may use its own program and style, and nothing else."""
     return (
-        f"default-src 'none'; script-src {digest('page.js')}; style-src {digest('page.css')}; "
+        f"default-src 'none'; script-src {compute_digest('page.js')}; style-src {compute_digest('page.css')}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
@@ -160,9 +160,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.3f}%"
 
 
-def axis_row(most: float, show: Callable[[float], str], unit: float = 1.0, about: int = 2) -> Markup:
-    """Return the axis below rows of bars: zero, and the last of about so many round numbers, which narrow bars hold."""
-    ticks = [unit * tick for tick in nice_ticks(0.0, most / unit, about)]
+def axis_row(most: float, show: Callable[[float], str], unit: float = 1.0, count: int = 2) -> Markup:
+    """Return the axis below rows of bars: zero, and the largest of about *count* round numbers, so that it fits."""
+    ticks = [unit * tick for tick in nice_ticks(0.0, most / unit, count)]
     texts = []
     for tick in (*ticks[:1], *ticks[1:][-1:]):
         anchor = "start" if tick == 0 else "end" if tick > 0.97 * most else "middle"
@@ -178,13 +178,13 @@ def shorten(words: str) -> str:
     return (number.rstrip("0").rstrip(".") if "." in number else number) + space + unit
 
 
-def nice_ticks(low: float, high: float, about: int) -> list[float]:
-    """Return about so many round numbers from *low* to *high*."""
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about *count* round numbers from *low* to *high*."""
     span = high - low
     if not (span > 0 and math.isfinite(span)):
         return [low]
-    power = 10.0 ** math.floor(math.log10(span / about))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if span / (factor * power) <= about + 0.5)
+    power = 10.0 ** math.floor(math.log10(span / count))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if span / (factor * power) <= count + 0.5)
     first = math.ceil(low / step - 1e-9)
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -196,7 +196,7 @@ def swatch(kind: str, words: str, **attributes: object) -> Markup:
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> Markup:
-    """Return the meanings of the colours of kinds."""
+    """Return a legend: the colour of each kind and its meaning."""
     return tag("ul", [swatch(kind, words) for kind, words in entries], class_="legend")
 
 
@@ -227,8 +227,8 @@ class ChartFrame:
             return nice_ticks(axis.low, axis.high, 5)
         scale = math.log10(axis.base)
         first, last = (math.ceil(math.log10(axis.low) / scale - 1e-9), math.floor(math.log10(axis.high) / scale + 1e-9))
-        every = max(1, (last - first) // 5) if axis.base == 10 else 10 if last - first > 25 else 5
-        powers = [float(axis.base) ** power for power in range(-(-first // every) * every, last + 1, every)]
+        step = max(1, (last - first) // 5) if axis.base == 10 else 10 if last - first > 25 else 5
+        powers = [float(axis.base) ** power for power in range(-(-first // step) * step, last + 1, step)]
         return powers if len(powers) > 1 else nice_ticks(axis.low, axis.high, 4)
 
     def draw(self, *marks: Child, label: str, key: str | None = None) -> Markup:
@@ -245,7 +245,7 @@ class ChartFrame:
         size = {"width": "100%", "height": "100%", "overflow": "visible"}
         chart = tag("svg", lines, marks, texts, class_="plane", role="img", aria_label=label, **size)
         frame = tag("div", chart, class_="frame", id=key)
-        return fill_template(asset("chart.html"), y=self.y_axis.title, frame=frame, x=self.x_axis.title)
+        return fill_template(load_asset("chart.html"), y=self.y_axis.title, frame=frame, x=self.x_axis.title)
 
     def dot(self, dot: Dot, **attributes: object) -> Markup:
         """Return a dot."""
@@ -253,7 +253,7 @@ class ChartFrame:
         return tag("circle", **place, class_=f"k-{dot.kind} dot", data_tip=dot.tip or None, **attributes)
 
     def line(self, points: Sequence[tuple[float, float]], kind: str) -> Markup:
-        """Return straight pieces between *points*."""
+        """Return straight lines from each of *points* to the next."""
         places = [(f"{self.x(x):.3f}%", f"{self.y(y):.3f}%") for x, y in points]
         pairs = ((*start, *end) for start, end in pairwise(places))
         return join(tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=f"l-{kind}") for x1, y1, x2, y2 in pairs)

@@ -59,7 +59,7 @@ def _answer(view: ui.View) -> Markup:
     if band := headline.band:  # a line from low to high with the answer on it
         center = f"{4 + 92 * (band.value - band.low) / ((band.high - band.low) or 1.0):.2f}%"
         texts = {"low": band.low_text, "high": band.high_text, "words": band.words}
-        interval = fill_template(page.asset("interval.html"), center=center, **texts)
+        interval = fill_template(page.load_asset("interval.html"), center=center, **texts)
     number = tag("span", _minus(headline.number), class_="number")
     return tag(
         "div",
@@ -165,7 +165,7 @@ def _heat_map(part: ui.HeatMap) -> Markup | None:
     colours = (tag("rect", width=12, height=12, class_=f"u-{step}") for step in range(1, SHADES))
     squares = [tag("svg", colour, width=12, height=12, aria_hidden="true") for colour in colours]
     key = tag("p", squares, tag("span", "from 0 to 100 % use"), class_="shades")
-    return join((key, tag("ul", rows, page.axis_row(part.span_s, format_seconds, about=4), class_="rows")))
+    return join((key, tag("ul", rows, page.axis_row(part.span_s, format_seconds, count=4), class_="rows")))
 
 
 def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:

@@ -12,7 +12,7 @@ from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.step import PART_OF_GROUP
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.types import FactDict, dataclass
-from stepcast.views.document import Section, asset, data_block, swatch
+from stepcast.views.document import Section, data_block, load_asset, swatch
 from stepcast.views.markup import fill_template, join, tag
 from stepcast.views.text import fit, visible, wrap
 from stepcast.views.view import NAMES
@@ -178,7 +178,7 @@ def timeline_section(timeline: Timeline, links: Sequence[tuple[str, str]] = (), 
     legend = [swatch(kind, words, data_kind=index) for index, (kind, words) in enumerate(KINDS.items())]
     kinds = tag("ul", legend, class_="legend", id="kinds")  # the program hides colours that no slice has
     files = join(tag("a", words, href=name) for words, name in links)
-    chart = fill_template(asset("timeline.html"), links=files, legend=kinds, spans=f"{data['of']:,}", help=HELP)
+    chart = fill_template(load_asset("timeline.html"), links=files, legend=kinds, spans=f"{data['of']:,}", help=HELP)
     return Section("Timeline", join((chart, data_block("timeline-data", data))), lead, wide=True)
 
 

@@ -28,8 +28,8 @@ from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, Transfer
 from stepcast.views.declared import phrase, phrases
 
-RESOLUTION_S = 1e-9  # of traces: what ends this much later may have ended at the same time
-HOST, LOADING = "host", "data loading"  # next to names of kernels
+RESOLUTION_S = 1e-9  # of the times of a trace
+HOST, LOADING = "host", "data loading"  # keys next to the names of kernels
 OPTIMIZER, GRADIENT = "Optimizer.", "torch::autograd::AccumulateGrad"  # PyTorch's marks; the optimizer stays eager
 SYNCHRONISES = re.compile(r"(?:cuda|hip)(?:Device|Stream|Event)Synchronize|(?:cuda|hip)Memcpy$")
 KNOWN = phrase("changes-of-traces", {})
@@ -48,7 +48,7 @@ class KinetoReplay(AnalysisResult, frozen=True, kw_only=True):
     unprofiled_step_s: float  # replayed without the time that the profiler added to the host
     error: float  # of the replay
     step_s: float
-    low_s: float  # compiled: the least that it may take
+    low_s: float  # with compile: a lower bound of step_s
     speedup: float
     change_s: float
     ranks: list[dict[str, float]]
@@ -75,35 +75,35 @@ class RankScript:
     can_fuse: BoolArray
     groups: tuple[str, ...]  # of communication; empty for other rows
     work_s: FloatArray  # of the host before each call
-    loading_s: FloatArray  # as far as it waited for the next batch
+    loading_s: FloatArray  # the part of work_s in which the host waited for the next batch
     call_s: FloatArray
     waits: BoolArray  # calls that wait for the device
-    events: IntArray  # that the profiler recorded for each call and before it
+    events: IntArray  # the number of events that the profiler recorded from the call before to this one
     stays_eager: BoolArray  # calls that torch.compile leaves as they are
     optimizer_s: FloatArray  # from the beginning of the optimizer to the call; 0 for calls of others
     usual_call_s: float
     gradients: int  # of parameters, in all steps
-    mask: str  # that attention gets where it is compiled or captured: a key of kernels.MASKED; empty for none
+    mask: str  # the mask that compiled or captured attention has, a key of kernels.MASKED; empty for none
     lag_s: float  # from a call to the earliest start of its work
     has_launches: bool  # False if the trace does not tie kernels to the calls that launched them
 
     def without_profiler(self) -> "RankScript":
-        """Return the script with the host as fast as it is when nobody records its events."""
+        """Return the script with the host as fast as it is without a profiler that records its events."""
         work_s = self.work_s - MEASURED["event_calls"] * self.usual_call_s * self.events
         return replace(self, work_s=np.maximum(work_s, 0.0))
 
     def without_launches(self) -> "RankScript":
-        """Return the script with a host that needs no time but for batches and where it synchronises."""
+        """Return the script with a host that takes time only to wait for batches and for the GPU."""
         return replace(self, work_s=self.loading_s, call_s=np.zeros_like(self.call_s), lag_s=0.0)
 
     def issued_at_once(self) -> "RankScript":
-        """Return the script with a host that issues everything at once, but waits for batches."""
+        """Return the script with a host that issues everything at once and waits only for batches."""
         return replace(self.without_launches(), waits=np.zeros_like(self.waits))
 
     def play(self) -> Generator[tuple[int, float], float, float]:
-        """Return when the last row ends, counted from the start of the window.
+        """Return the end of the last row in seconds from the start of the window.
 
-        Yield the meeting of each collective and when this rank has come; what is sent back is when all have come.
+        Yield the meeting of each collective and when this rank arrives; the caller sends back when the last one does.
         """
         free_s = [0.0] * (int(self.stream.max(initial=0)) + 1)
         ends_s = [0.0] * len(self.duration_s)
@@ -133,7 +133,7 @@ class RankScript:
 
 
 def play_together(scripts: Sequence[RankScript]) -> list[float]:
-    """Return when each rank has ended; nobody leaves a matched collective before all have come and it has run."""
+    """Return the end of each rank in seconds; no rank starts a matched collective before all have arrived."""
     members = Counter(number for script in scripts for number in script.meeting.tolist())
     players = [script.play() for script in scripts]
     ends_s = [0.0] * len(scripts)
@@ -141,9 +141,9 @@ def play_together(scripts: Sequence[RankScript]) -> list[float]:
     turns: list[tuple[int, float | None]] = [(player, None) for player in range(len(players))]
     while turns or arrived:
         if turns:
-            player, came_s = turns.pop()
+            player, arrival_s = turns.pop()
             try:
-                number, begin_s = players[player].send(came_s)  # type: ignore[arg-type]  # the first turn needs None
+                number, begin_s = players[player].send(arrival_s)  # type: ignore[arg-type]  # the first turn needs None
             except StopIteration as end:
                 ends_s[player] = end.value
                 continue
@@ -152,12 +152,12 @@ def play_together(scripts: Sequence[RankScript]) -> list[float]:
             number = min(arrived, key=lambda number: max(arrived[number].values()))
             members[number] = 0
         if len(arrived[number]) >= members[number]:
-            came = arrived.pop(number)
-            turns += [(player, max(came.values())) for player in came]
+            arrivals = arrived.pop(number)
+            turns += [(player, max(arrivals.values())) for player in arrivals]
     return ends_s
 
 
-def script_of(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> RankScript | None:
+def build_script(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> RankScript | None:
     """Return the script of a rank; None without work of a GPU."""
     timeline, streams = lanes.timeline, lanes.streams(rank)
     time, steps = rank_time(lanes, rank), lanes.steps.get(rank)
@@ -205,7 +205,7 @@ def script_of(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> Rank
     edges_s = np.stack([loading.start_s, loading.end_s], axis=1).reshape(-1) - start_s if len(loading) else np.zeros(1)
     loading_s = np.interp(call_start_s, edges_s, loaded_s) - np.interp(before_s, edges_s, loaded_s)
     stream = np.searchsorted(np.array(sorted(streams)), timeline.lane_of[rows])
-    waits_for, gap_s = _dependencies(begin_s, end_s, stream, issued_s + lag_s)
+    waits_for, gap_s = _find_dependencies(begin_s, end_s, stream, issued_s + lag_s)
     row_names = tuple(timeline.names[name] for name in timeline.name_of[rows].tolist())
     stays_eager = in_optimizer | kernels.rows_of_unfused(timeline, calls)
     works = [timeline.works[work] if work != NONE else None for work in timeline.work_of[rows].tolist()]
@@ -244,10 +244,10 @@ def script_of(lanes: RankLanes, rank: int, matching: MatchedCollectives) -> Rank
     )
 
 
-def _dependencies(
+def _find_dependencies(
     begin_s: FloatArray, end_s: FloatArray, stream: IntArray, ready_s: FloatArray
 ) -> tuple[IntArray, FloatArray]:
-    """Return the row of another stream that each row waited for, and the rest of its wait.
+    """Return the row of another stream that each row waited for, and the seconds between its end and the start.
 
     A row that starts later than its launch and its stream allow waits for the last one that ended before it elsewhere.
     """
@@ -320,11 +320,11 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     """Return the traced ranks as replayed, and under *changes*."""
     lanes = marked_lanes(timeline)
     timeline, matching = lanes.timeline, MatchedCollectives(lanes.timeline)
-    scripts = [script for rank in timeline.ranks if (script := script_of(lanes, rank, matching))]
+    scripts = [script for rank in timeline.ranks if (script := build_script(lanes, rank, matching))]
     if not scripts:
         raise ValueError(f"{timeline.source}: holds no work of a GPU to replay")
     pairs = [split_change(text, KNOWN) for text in changes]
-    assumptions = _assume(pairs, scripts)
+    assumptions = _list_assumptions(pairs, scripts)
     keys = {key for key, _ in pairs}
     if keys & {"compile", "host"} and not all(script.has_launches for script in scripts):
         raise WhatIfError(
@@ -351,7 +351,7 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     ]
     slowest = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
     measured_s, replayed_s, changed_s = (slowest[name] for name in ("measured_s", "replayed_s", "changed_s"))
-    # A host without a profiler is compared with one.
+    # A changed host runs without a profiler, so it is compared with the trace without one.
     before_s = slowest["unprofiled_s"] if {"compile", "host"} & keys else replayed_s
     free_s = play_together([script.without_launches() for script in scripts])
     bound_s = max((end_s - least_s) for end_s, least_s in zip(plays["replayed_s"], free_s, strict=True))
@@ -384,8 +384,8 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
 
 
 def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 1.0) -> RankScript:
-    """Return *script* under changes; a fused kernel takes *share* of the longest of its run."""
-    if _takes_mask(pairs):
+    """Return *script* under changes; *share* scales the predicted time of fused kernels."""
+    if _needs_mask(pairs):
         factors = {name: kernels.mask_factor(name, script.mask) for name in set(script.names)}
         script = replace(script, duration_s=script.duration_s * np.array([factors[name] for name in script.names]))
     for key, value in pairs:
@@ -397,7 +397,7 @@ def _apply(script: RankScript, pairs: Sequence[tuple[str, str]], share: float = 
             factor = parse_factor(key, value)
             script = replace(script, work_s=script.work_s * factor, call_s=script.call_s * factor)
         elif key != "host":
-            script = replace(script, duration_s=script.duration_s * _row_factors(script, key, value))
+            script = replace(script, duration_s=script.duration_s * _factors_of_rows(script, key, value))
     if ("host", "graphs") in pairs:
         script = replace(script.issued_at_once(), gap_s=np.minimum(script.gap_s, MEASURED["graph_gap_s"]))
     return script
@@ -409,11 +409,11 @@ def _change_rank(scripts: Sequence[RankScript], key: str, value: str) -> list[Ra
     Kernels are compared with those of the same name of ranks that run them equally often: they do the same work.
     """
     own = next((script for script in scripts if key == f"rank.{script.rank}"), None)
-    others = [_work_of(script) for script in scripts if script is not own]
+    others = [_sum_work(script) for script in scripts if script is not own]
     if own is None or (value == "healthy" and not others):
         ranks = ", ".join(str(script.rank) for script in scripts)
         raise WhatIfError(f"{key}={value} needs the traces of that rank and of others; given: rank {ranks}")
-    work = _work_of(own)
+    work = _sum_work(own)
     factors = dict.fromkeys(work, 1.0 if value == "healthy" else parse_factor(key, value, ", or healthy"))
     for name, (runs, seconds) in work.items() if value == "healthy" else ():
         same_s = [other[name][1] for other in others if name in other and other[name][0] == runs]
@@ -430,7 +430,7 @@ def _change_rank(scripts: Sequence[RankScript], key: str, value: str) -> list[Ra
     return [changed if script is own else script for script in scripts]
 
 
-def _work_of(script: RankScript) -> dict[str, tuple[int, float]]:
+def _sum_work(script: RankScript) -> dict[str, tuple[int, float]]:
     """Return runs and seconds of each kernel but matched collectives, of the host and of its waits for batches."""
     table, name_of = np.unique(script.names, return_inverse=True)
     alone = script.meeting == NONE
@@ -442,12 +442,12 @@ def _work_of(script: RankScript) -> dict[str, tuple[int, float]]:
     return work
 
 
-def _takes_mask(pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return True where code is compiled or captured, which cannot look at values to leave a mask out."""
+def _needs_mask(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return True if code is compiled or captured: it cannot read a mask to see whether attention may skip it."""
     return any(key == "compile" or value == "graphs" for key, value in pairs)
 
 
-def _assume(pairs: Sequence[tuple[str, str]], scripts: Sequence[RankScript]) -> list[str]:
+def _list_assumptions(pairs: Sequence[tuple[str, str]], scripts: Sequence[RankScript]) -> list[str]:
     """Return what the changes assume, without repetition; raise a WhatIfError for one that is not known."""
     texts = []
     for key, value in pairs:
@@ -458,7 +458,7 @@ def _assume(pairs: Sequence[tuple[str, str]], scripts: Sequence[RankScript]) -> 
             raise WhatIfError(f"compile must be elementwise, not {value!r}")
         name = "graphs" if value == "graphs" else kind[1] or kind[2]
         texts += phrases(f"assume-{name}" if name in ASSUMED else "", MEASURED)
-    for script in scripts if _takes_mask(pairs) else ():
+    for script in scripts if _needs_mask(pairs) else ():
         if script.mask:
             forward, backward = kernels.MASKED[script.mask]
             texts.append(phrase("assume-masked", {"mask": script.mask, "forward": forward, "backward": backward}))
@@ -467,7 +467,7 @@ def _assume(pairs: Sequence[tuple[str, str]], scripts: Sequence[RankScript]) -> 
     return list(dict.fromkeys(texts))
 
 
-def _row_factors(script: RankScript, key: str, value: str) -> FloatArray:
+def _factors_of_rows(script: RankScript, key: str, value: str) -> FloatArray:
     """Return the factor on each row's duration."""
     factor = parse_factor(key, value)
     if key.startswith("kernel:"):

@@ -30,7 +30,7 @@ from stepcast.pytorch.load import load_transformers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEARNING_RATE = 1e-5
-# Options that only configure models of transformers.
+# Options that apply only to models of transformers.
 TRANSFORMERS_OPTIONS = ("checkpoint", "attention", "experts")
 MOST_MESSAGE = 300  # characters of a library's error message
 # Keys by which model families name their number of layers.
@@ -50,7 +50,7 @@ class CaptureOptions:
     checkpoint: bool = False  # recompute every layer in the backward
     fused: bool = True  # one kernel for the optimizer's update of all weights
     attention: str = ""  # "": as the model's library chooses
-    experts: str = ""  # "": likewise
+    experts: str = ""  # "": as the model's library chooses
     optimizer: str = "adamw"
     compiled: bool = False  # memory-bound kernels fused, as torch.compile does
     tf32: bool = False  # fp32 products may be rounded to TF32; a program may also ask for that itself
@@ -161,7 +161,7 @@ def _read_config(path: str, sizes: str) -> dict[str, Any]:
 
 
 def _choose_auto_class(transformers: ModuleType, config: Any) -> Any:
-    """Return the class that trains such a model: the one whose loss follows from its labels."""
+    """Return the class of transformers that trains such a model, which computes the loss from labels."""
     models = {
         name: mapping[type(config)].__name__
         for name in AUTO_CLASSES
@@ -288,30 +288,30 @@ def _shorten_message(error: BaseException) -> str:
     return " ".join(str(error).split())[:MOST_MESSAGE] or type(error).__name__
 
 
-def apply_function(own: Callable[..., object]) -> object:
-    """Return ``torch.autograd.Function.apply`` that notes the functions of a program; *own* is that of PyTorch."""
+def wrap_apply(original: Callable[..., object]) -> object:
+    """Return ``torch.autograd.Function.apply`` that also counts the CPU's time of a program's own functions."""
 
     def apply(function: type, /, *args: object, **kwargs: object) -> object:
         if not function.__module__.startswith(__package__):
             emulation.call("function")
-        return own(function, *args, **kwargs)
+        return original(function, *args, **kwargs)
 
     return classmethod(apply)
 
 
-def count_calls(own: Callable[..., object], calls: Callable[..., float]) -> Callable[..., object]:
-    """Return *own*, which spends so many *calls* of the CPU's time whenever it is called."""
+def spend_calls(original: Callable[..., object], calls: Callable[..., float]) -> Callable[..., object]:
+    """Return *original*, which also counts the CPU's time of *calls* whenever it is called."""
 
-    def counted(*args: object, **kwargs: object) -> object:
+    def spend_and_call(*args: object, **kwargs: object) -> object:
         spend(calls(*args, **kwargs))
-        return own(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    return counted
+    return spend_and_call
 
 
-# Questions of PyTorch about the machine, with the answers of one with a GPU: optimizers ask which kernels the device
-# of their weights has, autocast whether it can be on, checkpoints, once when they are entered, whose autocast they
-# restore.
+# Functions by which PyTorch asks about the machine, with the answers of a machine with a GPU: optimizers ask which
+# kernels the device of their weights has, autocast whether it is available, and checkpoints, whenever one is entered,
+# for which device to restore autocast.
 GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
     ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
@@ -319,11 +319,11 @@ GPU_ANSWERS: dict[tuple[str, str], Callable[..., object]] = {
     ("torch.cuda", "is_bf16_supported"): lambda including_emulation=True: True,
     ("torch.nn.utils.clip_grad", "_has_foreach_support"): lambda tensors, device: True,
     ("torch.nn.utils.clip_grad", "_device_has_foreach_support"): lambda device: True,
-    ("torch.utils.checkpoint", "_infer_device_type"): count_calls(lambda *_: GPU, lambda *_: CALLS["checkpoint"]),
+    ("torch.utils.checkpoint", "_infer_device_type"): spend_calls(lambda *_: GPU, lambda *_: CALLS["checkpoint"]),
 }
-# Functions and classes by module, with the CPU's time of their calls: of checkpoints an object for each tensor that is
-# saved without reentrance, and the second forward, without reentrance (which saves again what hooks saved in the first)
-# and with it; of ``torch.autograd.grad``, while that of ``backward()`` is counted apart.
+# Functions and classes by module, with the CPU's time of their calls. Checkpoints: an object for each tensor that a
+# non-reentrant one saves, and the second forward, non-reentrant (it saves again what hooks saved in the first) and
+# reentrant. Then ``torch.autograd.grad``; the time of ``backward()`` is counted elsewhere.
 HOST_CALLS: dict[tuple[str, str], Callable[..., float]] = {
     ("torch.utils.checkpoint", "_Holder"): lambda: CALLS["hook"],
     ("torch.utils.checkpoint", "_recomputation_hook"): lambda frame, *_: (
@@ -334,7 +334,7 @@ HOST_CALLS: dict[tuple[str, str], Callable[..., float]] = {
         0.0 if accumulate_grad else CALLS["grad"]
     ),
 }
-STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
+LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed")
 
 
 def capture(what: str, options: CaptureOptions) -> Captured:
@@ -370,13 +370,14 @@ def capture(what: str, options: CaptureOptions) -> Captured:
 
 def is_command(program: str, words: Sequence[str]) -> bool:
     """Return True if *program* with *words* is the command of a training script."""
-    starter = os.path.basename(program)
-    return starter.endswith(".py") or (bool(words) and starter.startswith(STARTERS))
+    launcher = os.path.basename(program)
+    return launcher.endswith(".py") or (bool(words) and launcher.startswith(LAUNCHERS))
 
 
 def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None, batch: str = "") -> Captured:
-    """Return one step of the training script that *command* starts, on *gpus* GPUs if it starts fewer processes; it
-    sees *gpu*, or an H100. Loaders yield batches of the shapes of *batch* where it is given.
+    """Return one step of the training script that *command* starts, on at least *gpus* GPUs.
+
+    The script sees *gpu*, or else an H100. If *batch* states shapes, data loaders yield batches of these.
     """
     from stepcast.pytorch.capture.script import capture_script
 
@@ -389,19 +390,19 @@ def capture_command(command: Sequence[str], gpus: int, gpu: Gpu | None = None, b
 
 @contextlib.contextmanager
 def _answer_as_gpu() -> Iterator[list[str]]:
-    """Answer PyTorch's questions about the machine as one with a GPU does, and count the CPU's time of other calls.
+    """Let PyTorch believe that it runs on a machine with a GPU, and count the CPU's time of HOST_CALLS.
 
     Yields a warning for each name that this release of PyTorch does not have.
     """
     warnings = list[str]()
     with contextlib.ExitStack() as patches:
         function = torch.autograd.Function
-        patches.enter_context(mock.patch.object(function, "apply", apply_function(function.apply.__func__)))
+        patches.enter_context(mock.patch.object(function, "apply", wrap_apply(function.apply.__func__)))
         for module, name in (*GPU_ANSWERS, *HOST_CALLS):
             owner = importlib.import_module(module)
             place = module, name
             if hasattr(owner, name):
-                answer = GPU_ANSWERS.get(place) or count_calls(getattr(owner, name), HOST_CALLS[place])
+                answer = GPU_ANSWERS.get(place) or spend_calls(getattr(owner, name), HOST_CALLS[place])
                 patches.enter_context(mock.patch.object(owner, name, answer))
             else:
                 lacking = "the CPU's time in checkpoints" if place in HOST_CALLS else "the kernels of a GPU"
@@ -454,6 +455,7 @@ def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTra
 
 
 def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer) -> None:
+    """Run forward, backward and update of *program* under *tracer*, which gets the moment of each."""
     gpu = EmulatedGpu(compiled=options.compiled)
     with tracer, tracer.follow_modules(), gpu:
         with (
