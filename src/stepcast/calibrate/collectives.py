@@ -16,7 +16,7 @@ from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.types import dataclass
 from stepcast.units import US
 
-NEAR = 0.05  # an error beyond this counts by its size alone
+NEAR = 0.05  # log error from which on the loss is linear (Huber's)
 HELD = 0.02  # error that weighs as much as a change of a constant by its scale from the description's value
 COARSE_STEPS = (-0.6, -0.3, -0.1, 0.1, 0.4, 1.0)
 COARSE_ROUNDS, ROUNDS = 2, 12

@@ -133,7 +133,7 @@ SHORTEST_S = 1.5 * RESOLUTION_S
 # A bandwidth is read off transfers that take at least so long: below, latency is most of it.
 LONG_S = 2e-4
 MATRIX = ("matmul", "bmm", "grouped")
-UNLIKE = 1.1  # ratio of factors that can no longer be one
+UNLIKE = 1.1  # factors of forward and backward with a larger ratio get a warning
 SCATTERED = 0.15  # errors of transfers that are not of one link
 
 

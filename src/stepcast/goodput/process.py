@@ -150,7 +150,7 @@ def _failures(process: RunProcess) -> float:
     A first attempt at x seconds fails with probability 1 - e^-rx; completing y seconds takes e^ry - 1 more failures.
     """
     rate, period_s, lag_s = process.failures_per_s, process.period_s, process.lag_s
-    # Between safe points: how many, the length of the first attempt, and of each later one.
+    # Segments between safe points: their number, the length of the first attempt and of each later one.
     segments = [(1, process.work_s, process.work_s)]
     if process.checkpoints:
         segments = [
@@ -208,7 +208,7 @@ def best_interval_s(process: RunProcess, step_s: float) -> float:
     # A checkpoint begins when the one before is safe.
     least = min(steps, max(1, math.ceil(process.lag_s / step_s)))
 
-    # Short intervals step by step, long ones by how many parts they make of the work.
+    # Short intervals are tried step by step, long ones by the number of parts into which they divide the work.
     root = math.isqrt(steps)
 
     def interval_s(index: int) -> float:

@@ -124,8 +124,8 @@ class Topology:
     spines: Count | None = None  # ways up from a leaf; None: as many links of a NIC's rate as its share needs
     cores: Count | None = None  # ways up from a spine; None: the same
     routing: NetworkRouting = NetworkRouting.SPRAY
-    queue_pairs: Count = 1  # that each two NICs share their messages among
-    seed: Whole = 0  # of the hash
+    queue_pairs: Count = 1  # among which two NICs divide their messages
+    seed: Whole = 0  # of the hash that chooses routes
     failed: tuple[str, ...] = ()  # links, by their names or patterns of them
     slow: tuple[str, ...] = ()  # the same with the share that is left, such as "node 3 NIC 2 up: 0.5"
 
@@ -272,9 +272,9 @@ class Communication:
     With the latency and efficiency of the fabric's link and of the NIC, these are the fitted numbers.
     """
 
-    # To start one rank's kernel; a thread starts those of its ranks in turn.
+    # To launch the kernel of one rank; a thread launches those of its ranks one after the other.
     launch_overhead_s: Amount = DEFAULT_LAUNCH_S
-    channel_overhead_s: Amount = 0.0  # for each channel that a collective opens; more open with its size
+    channel_overhead_s: Amount = 0.0  # for each channel that a collective opens; larger ones open more
     # Share of the rate within a node that an all-to-all reaches, whose messages go to all peers at once.
     exchange_share: Portion = DEFAULT_EXCHANGE_SHARE
     # The same for tokens that go to their experts and come back, in uneven parts; 0: as exchange_share.

@@ -19,8 +19,8 @@ from stepcast.hardware.cluster import Cluster, Link, NetworkKind, NetworkRouting
 from stepcast.ir.layout import Copies, Layout
 from stepcast.ir.types import ByIdentity, dataclass, require
 
-# The GPUs that a job gets: how many of each scale-up domain, where those hold several nodes (an NVL72 rack). Ranks
-# follow each other in a domain and from one domain to the next; a placement says where they move on.
+# The GPUs of a job: ranks fill one scale-up domain after the other, and a placement states how many each domain gets.
+# Domains may hold several nodes (an NVL72 rack).
 
 
 class Place(StrEnum):

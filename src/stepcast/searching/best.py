@@ -33,12 +33,12 @@ KINDS_AT_ONCE = 128  # kinds of layers whose bounds are tightened together
 # limit, PROBING of the time goes to each of the two.
 PROBES, FIRST_BOUNDED, PROBED_KINDS, MOST_BOUNDED, PROBING = 8, 4, 64, 512, 0.2
 REPORTED = 2.0  # a row of the answer takes this many times as long as its trial
-NEAR = 2.0  # candidates up to this multiple of the memory limit are still described
+NEAR = 2.0  # candidates that do not fit are examined up to this multiple of the memory limit
 # The Pareto frontier: each step needs LESS of the memory of the one before, and none is slower than SLOWEST.
 LESS, MOST_OF_FRONT, SLOWEST = 0.8, 6, 2.0
 FRONT_ROUND = 4
 SLOWEST_FAMILY = 1.5  # times the best, up to which families are ranked
-MOST_TRIED = 32  # simulations for each step of the frontier: bounds with recomputation or gathers are loose
+MOST_TRIED = 32  # simulations for each step of the frontier; loose bounds would ask for many more
 MORE_BYTES = 16 * GIB  # additional memory whose benefit is reported
 MOST_ROOMIER = 32
 

@@ -97,7 +97,7 @@ class SearchResult(Answer):
     best: tuple[SimulatedCandidate, ...]
     simulated: tuple[SimulatedCandidate, ...]
     counts: SearchCounts
-    missed: MissedCandidate | None = None  # with a lower bound than the best has
+    missed: MissedCandidate | None = None  # it lacks memory, and its bound is below that of the best
     smallest_bytes: float | None = None  # lower bound of the memory of the smallest legal candidate
     roomier: SimulatedCandidate | None = None  # the best that would fit into 16 GiB more
     least_s: float | None = None  # lower bound of what a search that ended early has not seen

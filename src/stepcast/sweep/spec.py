@@ -19,10 +19,10 @@ Words = FactDict
 SweepAxis = tuple[Words, ...]
 """Settings that vary together, row by row."""
 
-# Characters of the filter times points, to count those it lets through: some seconds.
+# The most characters of the filter times points with which all points are counted: a few seconds.
 LOOKED_AT = 10_000_000
 QUESTIONS = ("predict", "search", "plan")
-# Points that differ in these share the least: such axes turn slowest, so that neighbours share most.
+# Axes whose values change slowest: points that differ in them share the least work, so neighbours share the most.
 SLOWEST = ("model", "cluster", "set", "framework", "calibration", "gpus")
 GOLDEN_RATIO = 0.6180339887498949
 DOUBLING = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
