@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from stepcast.ir.layers import kernels
+from stepcast.ir.layers import kernels, lists
 from stepcast.ir.layers.kernels import list_kernels
-from stepcast.ir.layers.lists import list_names
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
@@ -14,7 +13,7 @@ from stepcast.ir.types import DType
 from stepcast.ir.work import ElementwiseKind, Matmul
 from stepcast.models.catalog import catalogue_model
 
-LISTS = {name: kernels._read_list(name) for name in list_names(kernels.FILE)}
+LISTS = {name: kernels._read_list(name) for name in lists._split_lists(kernels.FILE)}
 SIZES = Sizes(catalogue_model("llama-3.1-8b"), Strategy(Layout(), 1, 1, 1024))
 
 

@@ -31,11 +31,6 @@ def _split_lists(file: str) -> dict[str, str]:
     return {name: text for name, _, text in (part.partition("]") for part in lists)}
 
 
-def list_names(file: str) -> tuple[str, ...]:
-    """Return the headings of *file*."""
-    return tuple(_split_lists(file))
-
-
 def read_lines(file: str, name: str) -> list[tuple[str, Conditions]]:
     """Return the lines of a list with the conditions of each."""
     lines: list[tuple[str, Conditions]] = []
