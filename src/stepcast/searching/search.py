@@ -140,13 +140,12 @@ def neighbour_splits(model: Model, strategy: Strategy) -> Iterable[tuple[int, ..
 
 @dataclass(frozen=True, slots=True)
 class SensitivityRow:
-    """The best candidate after a change; the ratios compare it with the best before."""
+    """The best candidate after a change."""
 
     words: str
     strategy: Strategy
     step_s: float
-    step_ratio: float
-    speed_ratio: float  # of tokens per second
+    speed_ratio: float  # tokens per second over those of the best before the change
 
 
 def measure_sensitivity(
@@ -163,7 +162,7 @@ def measure_sensitivity(
     def add_row(words: str, trials: Iterable[tuple[Strategy, float]]) -> None:
         strategy, step_s = min(trials, key=lambda trial: trial[1] / trial[0].tokens)
         speed = (best.step_s / best.strategy.tokens) / (step_s / strategy.tokens)
-        rows.append(SensitivityRow(words, strategy, step_s, step_s / best.step_s, speed))
+        rows.append(SensitivityRow(words, strategy, step_s, speed))
 
     def step_s(cluster: Cluster, candidate: SimulatedCandidate, strategy: Strategy) -> float:
         return predict(model, cluster, strategy, candidate.framework, candidate.options).step_s
