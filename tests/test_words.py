@@ -85,7 +85,7 @@ RETIRED_NAMES = {
     "drawn",
 }
 # Alone they do not say what a variable, an argument or a function is.
-VAGUE_NAMES = {"at", "found", "kept", "like", "made"}
+VAGUE_NAMES = {"at", "each", "found", "kept", "like", "made"}
 
 
 def names(path: Path) -> Iterator[str]:

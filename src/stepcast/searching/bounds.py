@@ -210,8 +210,8 @@ class TimeBounds:
         # Gathered weights and split gradients may be copied there, which cools the GPU.
         sharding = space.axes.sharding
         compiled, routed = self.framework.kernels is Kernels.COMPILED, bool(self.model.experts)
-        copied = [(each.splits_gradients and compiled) or (each.splits_parameters and routed) for each in sharding]
-        alone = [each.splits_parameters for each in sharding]
+        copied = [(kind.splits_gradients and compiled) or (kind.splits_parameters and routed) for kind in sharding]
+        alone = [kind.splits_parameters for kind in sharding]
         which = space.columns["sharding"][rows]
         replicas = space.dp[rows] * space.columns["cp"][rows]
         cool = np.array(copied)[which] | (np.array(alone)[which] & (replicas == 1))
