@@ -113,6 +113,14 @@ class Parser(argparse.ArgumentParser):
             result.given = frozenset(unusual)
         return result, rest
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Read a value; the message of a ValueError is shown as it is, where argparse names the reader."""
+        read = self._registry_get("type", action.type, action.type)
+        try:
+            return read(arg_string)
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            raise argparse.ArgumentError(action, str(error)) from None
+
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))

@@ -56,8 +56,8 @@ TYPES: Mapping[str, Callable[[str], object]] = {
             ("steps", readers.count(1, limits.STEPS.most)),
             ("imbalance", readers.amount),
             ("nvlink-gb-per-s nic-gb-per-s", readers.rate),
-            ("jitter backward-factor idle", float),
-            ("min-change", readers.share),
+            ("backward-factor idle", readers.amount),
+            ("min-change jitter", readers.share),
             ("size", _read_size),
         )
         for name in names.split()

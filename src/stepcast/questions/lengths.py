@@ -62,9 +62,10 @@ def read_lengths(text: str) -> SampleLengths:
         weights = {}
     values, shares = np.array(list(weights)), np.array(list(weights.values()))
     if not len(values) or not (values >= 1).all() or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
+        missing = "there is no such file; " if path.endswith((".jsonl", ".json", ".parquet")) else ""
         raise ValueSpellingError(
-            f"{text!r}: expected mean=600,max=4096, a histogram such as 256:0.3,1024:0.7, or a .jsonl, .json or "
-            ".parquet file"
+            f"{text!r}: {missing}expected mean=600,max=4096, a histogram such as 256:0.3,1024:0.7, or a .jsonl, .json "
+            "or .parquet file"
         )
     points = np.cumsum(shares) / shares.sum()
     tokens = values[np.searchsorted(points, (np.arange(SAMPLED) + 0.5) / SAMPLED)]
