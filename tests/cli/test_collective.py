@@ -52,10 +52,20 @@ def test_a_message_between_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--ranks must be 2" in capsys.readouterr().err
 
 
+def test_a_barrier_has_no_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    """A size without effect gave it one: 42 TB/s for 1 GiB."""
+    assert main(["collective", "barrier", *COMMON, "--size", "1GiB"]) == 0
+    text = capsys.readouterr().out
+    assert "time" in text
+    assert "bandwidth" not in text
+    assert "GiB" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "--size"),
+        (["--size", "1GiB", "--cluster", "h100"], "clusters of any size: --cluster dgx-h100"),
         (["--size", "1GiB", "--algorithm", "pairwise"], "cannot use pairwise"),
         (["--size", "1GiB", "--ranks-per-node", "9"], "between 1 and 8"),
         (["--sweep", "--size", "4"], "at least that"),

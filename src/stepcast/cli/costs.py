@@ -21,7 +21,7 @@ from stepcast.ir import work as ops
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.types import DType, FactDict, find_doubts, pick, require
 from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
-from stepcast.questions.settle import check_gpu, load_calibration
+from stepcast.questions.settle import check_gpu, load_calibration, suggest_larger
 from stepcast.units import GIB, TFLOPS
 from stepcast.views.costs import collective_view, operator_view
 
@@ -163,10 +163,16 @@ def run_collective(args: argparse.Namespace) -> int:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
     check_applicable(args, racks=has_racks(args))
     cluster = load_cluster(args.cluster, args.set)
+    if cluster.gpus is not None and args.ranks > cluster.gpus:
+        raise ValueError(
+            f"{args.ranks:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{suggest_larger(cluster)}"
+        )
     held, place = args.ranks_per_node, Place(args.place)
     if held is not None and not 1 <= held <= cluster.domain_gpus:
         raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
     route = route_of(job_path(cluster, args.ranks, held, place), cluster, args.ranks_per_thread)
+    if args.kind == CollectiveKind.BARRIER:
+        args.size, args.sweep = 0, False
     sizes = [args.size or 0]
     if args.sweep:
         largest = LARGEST_BYTES if args.size is None else args.size
@@ -192,8 +198,6 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> 
         require(not getattr(args, option), f"{option_of(option)}: --engine fluid does not know it; leave it out")
     if args.kind == SEND_RECEIVE or args.imbalance != 1 or args.ranks_per_thread != 1:
         raise ValueError("--engine fluid runs even collectives, a process for each GPU; leave the engine out")
-    if cluster.gpus is not None and args.ranks > cluster.gpus:
-        raise ValueError(f"--ranks {args.ranks}: {cluster.name} has {cluster.gpus} GPUs")
     work = Collective(CollectiveKind(args.kind), sizes[0], Group.DP)
     algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
     shared = shared_collective(cluster, Layout(dp=args.ranks), work, algorithm, place=Place(args.place))
