@@ -207,6 +207,7 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         ((*SMALL, "--stage", "tokens"), "expected KEY=VALUE"),
         ((*SMALL, "--until", "2020-01-01", "--from", "2026-01-01"), "is not after the first day"),
         ((*SMALL, "--until", "soon"), "expected a date"),
+        ((*SMALL, "--until", "2099-01-01", "--tokens", "1T"), "leave one of them out, or --gpus to find the fewest"),
         ((*SMALL, "--tokens", "1T", "--pue", "0.5"), "from 1 to 10"),
         ((*SMALL, "--tokens", "1T", "--node-write", "5"), "has no unit"),
         ((*SMALL, "--tokens", "1T", "--checkpoint-every", "0s"), "above zero"),
@@ -237,9 +238,30 @@ def test_a_date_and_tokens_find_the_fewest_gpus(capsys: pytest.CaptureFixture[st
     gpus = sized["phases"][0]["gpus"]
     assert gpus % 8 == 0
     assert sized["days"]["closed_form"] <= 31
-    assert f"{gpus:,} GPUs finish 1e+12 tokens by 2027-02-01" in sized["assumptions"][0]
+    assert f"{gpus:,} GPUs finish 1T tokens by 2027-02-01" in sized["assumptions"][0]
     assert run_json(capsys, *step.split(), "--gpus", str(gpus))["days"] == sized["days"]
     assert run_json(capsys, *step.split(), "--gpus", str(gpus - 8))["days"]["closed_form"] > 31
+
+
+@pytest.mark.parametrize(
+    ("words", "fewest", "fewer"),
+    [
+        # 32 replicas do not divide a batch of 2,000; 40 do, on ten complete nodes.
+        ("llama-3.1-8b --seq 8192 --tp 2 --global-batch 2000", 80, 40),
+        # Replicas come in groups of 8 that share the experts, or of 4 that share a copy of the states.
+        ("mixtral-8x7b --seq 4096 --ep 8", None, None),
+        ("llama-3.1-8b --seq 4096 --framework torchtitan --sharding hybrid-fsdp --shard 4", None, None),
+    ],
+)
+def test_a_date_counts_the_replicas_that_are_possible(
+    words: str, fewest: int | None, fewer: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dates = ("--from", "2027-01-01", "--until", "2027-01-22", "--runs", "20")
+    sized = run_json(capsys, "plan", *words.split(), "--cluster", "dgx-h100", "--tokens", "1T", *dates)
+    assert sized["days"]["closed_form"] <= 21
+    if fewest:
+        assert sized["phases"][0]["gpus"] == fewest
+        assert sized["assumptions"][0].endswith(f"; {fewer} do not (--gpus)")
 
 
 def test_a_date_that_no_cluster_can_keep_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

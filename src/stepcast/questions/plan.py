@@ -12,6 +12,7 @@ from stepcast.cost.memory.states import checkpoint_bytes
 from stepcast.goodput import plan as goodput
 from stepcast.goodput.plan import Operation, Plan, Saving, TrainingPhase, load_failures
 from stepcast.goodput.process import Shortage
+from stepcast.hardware import load_cluster
 from stepcast.inputs.source import DATA, prefix_errors, read_toml
 from stepcast.ir.limits import RUNS, STEPS
 from stepcast.ir.types import FactDict, dataclass, find_doubts, pick, require
@@ -20,14 +21,14 @@ from stepcast.questions.changes import find_remedies
 from stepcast.questions.choices import Choice, ValueSpellingError, amount, count, number_reader, positive
 from stepcast.questions.question import CHOICES, PredictQuestion, check_rules
 from stepcast.questions.runs import run_facts
-from stepcast.questions.settle import SettledRun, settle, settle_price
+from stepcast.questions.settle import SettledRun, name_cluster, settle, settle_price
 from stepcast.views.step import memory_words, remedy_pairs
 
 MOST_STEPS = STEPS.most
 DEFAULT_FAILURES = "llama-3"
 SPARES = (0, 1, 2, 4, 8, 16)  # numbers of spare nodes that an answer compares
 SIZES = {"gpus", "nodes", "dp", "step_s", "stage"}
-MOST_DOUBLINGS = 16
+MOST_REPLICAS = 2**16
 YEAR_HOURS = 365.25 * 24
 MONTH_S = 30.44 * units.DAY
 
@@ -211,46 +212,48 @@ def _size_run(question: PlanQuestion) -> SettledPlan:
     """Return the plan on the fewest GPUs that finish the tokens by the date: ranks of the model, or complete nodes."""
     available_s = _available_s(question)
     ranks = question.tp * question.cp * question.pp
+    place = name_cluster(question.step)
+    per_node = (load_cluster(place, question.set) if isinstance(place, str) else place).node.gpus
 
-    def plan_on(replicas: int) -> SettledPlan:
-        return settle_plan(question.change({"until": None, "gpus": ranks * replicas}))
-
-    def is_late(settled: SettledPlan) -> bool:
-        return goodput.expected_s(settled.phases, settled.operation) > available_s
-
-    late, replicas = 0, 1
-    problem = ""
-    for _ in range(MOST_DOUBLINGS):
-        try:
-            settled = plan_on(replicas)
-            if not is_late(settled):
-                break
-        except DoesNotFitError as error:  # more replicas shard its states further
-            problem = str(error)
-        except ValueError as error:
-            raise ValueError(f"no number of GPUs finishes by {question.until}: {problem or error}") from None
-        late, replicas = replicas, 2 * replicas
-    else:
-        raise ValueError(
-            f"{ranks * late:,} GPUs do not finish by {question.until}; use a larger batch, or a later date"
+    def is_possible(replicas: int) -> bool:
+        """Return whether replicas divide the batch and into groups of experts and of shards, on complete nodes."""
+        gpus, states = ranks * replicas, max(question.shard, 1) * max(question.replicate, 1)
+        return (
+            not (question.global_batch or 0) % (question.micro_batch * replicas)
+            and not question.tp * question.cp * replicas % (question.ep * max(question.expert_tp, 1))
+            and not question.cp * replicas % states
+            and (gpus <= per_node or gpus % per_node == 0)
         )
-    step = settled.steps[0]
-    assert step is not None
-    per_node = step.cluster.node.gpus
-    unit = per_node // math.gcd(per_node, ranks) if ranks * replicas > per_node else 1
-    late, replicas = late // unit, -(-replicas // unit)  # counted in complete nodes from here
-    while replicas - late > 1:
-        middle = (late + replicas) // 2
+
+    most = min(question.global_batch or MOST_REPLICAS, MOST_REPLICAS)
+    options = list(filter(is_possible, range(1, most + 1))) or [1]
+    best: SettledPlan | None = None
+    late, done = -1, len(options)  # positions of the most replicas that are late, and of the fewest that are not
+    limit = why = shortage = ""
+    while done - late > 1:
+        middle = (late + done) // 2 if done < len(options) else min(2 * (late + 1), done - 1)
         try:
-            between = plan_on(unit * middle)
-        except ValueError:  # does not fit, or does not divide the batch
-            late = middle
+            settled = settle_plan(question.change({"until": None, "gpus": ranks * options[middle]}))
+        except DoesNotFitError as error:  # more replicas shard its states further
+            late, why, shortage = middle, "do not fit", str(error)
             continue
-        late, replicas = (middle, replicas) if is_late(between) else (late, middle)
-    settled, late, replicas = plan_on(unit * replicas), unit * late, unit * replicas
-    fewer = f"; {ranks * late:,} do not" if late else ""
-    note = f"{ranks * replicas:,} GPUs finish {question.tokens:.3g} tokens by {question.until}{fewer} (--gpus)"
-    return replace(settled, assumptions=(note, *settled.assumptions))
+        except ValueError as error:  # more GPUs than the cluster has
+            done, limit = middle, str(error)
+            continue
+        if goodput.expected_s(settled.phases, settled.operation) > available_s:
+            late, why, shortage = middle, "do not", ""
+        else:
+            done, best = middle, settled
+    if best is None and (limit or shortage):
+        raise ValueError(f"no number of GPUs finishes by {question.until}: {limit or shortage}")
+    if best is None:
+        raise ValueError(
+            f"{ranks * options[late]:,} GPUs do not finish by {question.until}; use a larger batch, or a later date"
+        )
+    fewer = f"; {ranks * options[late]:,} {why}" if late >= 0 else ""
+    tokens = units.format_short_count(question.tokens or 0)
+    note = f"{ranks * options[done]:,} GPUs finish {tokens} tokens by {question.until}{fewer} (--gpus)"
+    return replace(best, assumptions=(note, *best.assumptions))
 
 
 def _check_memory(steps: list[SettledRun | None], allowed: bool) -> list[str]:
@@ -322,6 +325,11 @@ def _measured_replicas(question: PlanQuestion) -> int | None:
 
 def _count_steps(question: PlanQuestion, phase: TrainingPhase, operation: Operation) -> int:
     given = [name for name in ("tokens", "steps", "until") if getattr(question, name) is not None]
+    if question.until is not None and len(given) > 1:
+        raise ValueError(
+            f"--until and --{given[0]} both say how long the run is: leave one of them out"
+            + (", or --gpus to find the fewest that finish by then" if given[0] == "tokens" else "")
+        )
     if len(given) != 1:
         raise ValueError(
             "length of the run missing: use one of --tokens 15T, --samples 50k, --steps 100000 or --until 2027-01-31"
