@@ -107,6 +107,27 @@ def test_the_search_ranks_modes_and_prints_options_that_reproduce_the_best(capsy
     assert again["step_s"] == pytest.approx(best["step_s"])
 
 
+def test_the_search_keeps_the_training_options_and_shows_the_best_of_each_mode(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Options of split steps have no staleness, which only async has; the terminal shows 10 rows and other modes."""
+    words = ("--prompts", "16", "--framework", "fsdp", "--sharding", "zero-3")
+    split = run_json(capsys, *STEP, *words, "--search", "--mode", "split")["rows"][0]
+    assert "sharding zero-3" in split["training"]
+    again = run_json(capsys, "rl", "qwen3-0.6b", "--cluster", "dgx-h100", "--prompts", "16", *split["options"].split())
+    assert again["step_s"] == pytest.approx(split["step_s"])
+    assert again["training_layout"]["framework"] == "fsdp"
+    _, out, _ = run(capsys, *STEP, "--prompts", "16", "--search")
+    assert "colocated" in out
+    assert "async" in out
+
+
+def test_a_step_that_does_not_fit_says_so_beside_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "rl", "qwen3-30b-a3b", "--cluster", "dgx-h100", "--gpus", "8")
+    line = next(line for line in out.splitlines() if line.startswith("memory"))
+    assert line.endswith("training DOES NOT FIT")
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -118,6 +139,13 @@ def test_the_search_ranks_modes_and_prints_options_that_reproduce_the_best(capsy
         (("--oversampling", "0.5"), "at least 1"),
         (("--software", "mine"), "unknown RL software"),
         (("--response-length", "long"), "no length"),
+        (("--price", "2"), "--price has no effect"),
+        (("--currency", "EUR"), "--currency has no effect"),
+        (("--search", "--currency", "EUR"), "--currency has no effect"),
+        (("--search", "--rollout-gpus", "4"), "divides --gpus itself"),
+        (("--search", "--steps", "100"), "ranks single steps"),
+        (("--search", "--gen-ep", "2"), "(--gen-tp)"),
+        (("--search", "--mode", "colocated", "--staleness", "2"), "needs async"),
     ],
 )
 def test_steps_without_an_answer_are_refused(

@@ -143,7 +143,7 @@ def read_placement(question: RlQuestion) -> RlPlacement:
     if question.gpus is None:
         raise ValueError("no GPUs given: use --gpus N, and --rollout-gpus M where others generate")
     mode = RlMode(question.mode or (RlMode.ASYNC if question.rollout_gpus else RlMode.COLOCATED))
-    check_rules("rl", question.given, {"mode": str(mode)})
+    check_rules("rl", question.choices, {"mode": str(mode), **pick(question, "steps price")})
     if mode is not RlMode.COLOCATED and not question.rollout_gpus:
         raise ValueError(f"--mode {mode} needs --rollout-gpus N, the GPUs that generate")
     pool = question.rollout_gpus or question.gpus
@@ -248,7 +248,8 @@ def ask_rl(given: Mapping[str, object], model: object = None, config: str | None
         "read": {name: str(value) for name, value in words.items()},
         "unread": list(settings.unread),
     }
-    return build_rl({**words, **choices}), {**facts, "assumed": [*settings.assumed, *assumed]}
+    question = build_rl({**words, **choices}).leave_unchecked(frozenset(words.keys() - choices.keys()))
+    return question, {**facts, "assumed": [*settings.assumed, *assumed]}
 
 
 # ---- search -------------------------------------------------------------------------------------------------
@@ -266,7 +267,8 @@ TrainingOptions = tuple[tuple[str, object], ...]
 def _training_layouts(question: RlQuestion, model: Model, cluster: Cluster, gpus: int) -> list[TrainingOptions]:
     """Return layouts of a training pool; degrees that the question states are kept."""
     experts = model.experts.count if model.experts else 1
-    stated = {name: getattr(question, name) for name in ("cp", "precision") if getattr(question, name)}
+    kept = ("cp", "vpp", "sharding", "precision", "framework")
+    stated = {name: getattr(question, name) for name in kept if getattr(question, name)}
     layouts = []
     tps = (question.tp,) if question.tp else DEGREES
     pps = (question.pp,) if question.pp else PIPELINES
@@ -283,6 +285,7 @@ def search_rl(question: RlQuestion) -> FactDict:
     """Return the best uses of ``question.gpus`` as facts, the fastest step first."""
     if not question.gpus:
         raise ValueError("no GPUs given: use --gpus N, all GPUs of the search")
+    check_rules("rl-search", question.given, pick(question, "search mode price"))
     model, cluster, profile, engine = read_nouns(question)
     task, total, node = read_task(question), question.gpus, cluster.node.gpus
     formats = formats_of(question.gen_weights, question.kv_cache)
@@ -349,7 +352,8 @@ def _row(step: RlStep, question: RlQuestion) -> FactDict:
     shown = (f"{name} {value}" for name, value in words.items() if name != "recompute" or value != "full")
     options = [f"--mode {place.mode}", f"--gpus {place.train_gpus}"]
     if place.mode is not RlMode.COLOCATED:
-        options.append(f"--rollout-gpus {rollout.gpus} --staleness {place.staleness}")
+        options.append(f"--rollout-gpus {rollout.gpus}")
+    options += [f"--staleness {place.staleness}"] if place.mode is RlMode.ASYNC else []
     options += [f"--{name} {value}" for name, value in words.items() if name != "dp"]
     options += [f"--gen-tp {rollout.tp}"] if rollout.tp != step.profile.gen_tp else []
     tokens = step.task.responses * step.task.mean_length

@@ -52,6 +52,7 @@ def rl_view(facts: Facts) -> ui.View:
         "rl",
         facts,
         has_pools=facts["mode"] != "colocated",
+        too_large=not facts["fits"],
         idle=", ".join(f"{name} {share}".strip() for name, share in shares.items()),
         has_tail=facts["tail_s"] > 0,
         phases=ui.breakdown("Phases", phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
@@ -69,11 +70,13 @@ def _shorten(layout: str) -> str:
 
 def rl_search_view(facts: Facts) -> ui.View:
     """Return the view of a search for the best use of GPUs."""
-    cost = "cost_per_million_tokens"
+    cost, best = "cost_per_million_tokens", facts["rows"][0]
+    first = {row["mode"]: row for row in reversed(facts["rows"])}
     return build_view(
         "rl search",
         facts,
-        best=facts["rows"][0],
+        best=best,
+        others=[row for mode, row in first.items() if mode != best["mode"]],
         training=("training", lambda row: _shorten(row["training"])),
         rollout=("rollout", lambda row: _shorten(row["rollout"])),
         per_1M_tokens=(cost, lambda row: format_money(row[cost], facts["currency"])),
