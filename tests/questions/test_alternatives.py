@@ -93,6 +93,14 @@ def test_the_price_of_the_catalogue_names_its_source(answer: Ask) -> None:
     assert any("2026-05" in note and "--price" in note for note in facts["assumptions"])
 
 
+def test_a_gpu_without_a_known_price_has_all_but_a_cost(answer: Ask) -> None:
+    priced = ("--gpus", "64", "--tokens", "1T", "--price", "auto")
+    facts = answer("predict", *STEP, "--cluster", "dgx-h100,dgx-h200,gb200-nvl72", *priced)
+    assert [row["cost"] is None for row in facts["rows"]] == [False, False, True]
+    assert facts["failed"] == {}
+    assert any("no cost for gb200-nvl72: no price of gb200" in note for note in facts["assumptions"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -128,9 +136,15 @@ def test_python_gives_the_rows_of_the_command_line(answer: Ask) -> None:
     [
         (("llama-3.1-70b", "--gpus", "32", "--tp", "8"), "dgx-b200: "),
         (("llama-3.1-70b", "--gpus", "8", "--tp", "2"), "none of them fits"),
+        (("llama-3.1-70b", "--gpus", "32", "--tp", "8", "--cluster", "dgx-b200,nowhere"), "s, the only answer"),
+        (
+            ("llama-3.1-8b", "--gpus", "8", "--tokens", "1T", "--price", "auto", "--tp", "2", "--cluster",
+             "dgx-h100,dgx-h200,gb200-nvl72"),
+            "best cost of 2 alternatives",
+        ),
     ],
-)
+)  # fmt: skip
 def test_the_answer_is_one_that_fits(capsys: pytest.CaptureFixture[str], words: Sequence[str], expected: str) -> None:
-    main(["predict", *words, "--cluster", "dgx-h100,dgx-b200"])
+    main(["predict", "--cluster", "dgx-h100,dgx-b200", *words])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("answer"))
     assert expected in line

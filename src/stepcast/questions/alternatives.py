@@ -14,6 +14,7 @@ from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import strategy_facts, training_facts
 from stepcast.questions.search import SearchQuestion, Watching, settle_search
 from stepcast.questions.settle import settle
+from stepcast.units import DEFAULT_CURRENCY
 from stepcast.views.answer import Answer
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
         words = (f"{value:,} GPUs" if isinstance(value, int) else getattr(value, "name", value) for value in values)
         name = ", ".join(map(str, words))
         try:
-            row, notes = _ANSWERS[verb](single, watching)
+            row, notes = _answer(verb, single, watching)
         except ValueError as error:
             failed[name] = str(error)
             continue
@@ -142,6 +143,17 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
 
 
 Row = tuple[FactDict, Sequence[str]]
+
+
+def _answer(verb: str, question: AnyQuestion, watching: Watching) -> Row:
+    """Return the row of *question*, without a cost if no price of its GPU is known."""
+    try:
+        return _ANSWERS[verb](question, watching)
+    except ValueError as error:
+        if getattr(question, "price", None) != "auto":
+            raise
+        row, notes = _ANSWERS[verb](question.change({"price": None, "currency": DEFAULT_CURRENCY}), watching)
+        return row, (*notes, f"no cost for {row['cluster']}: {error}")
 
 
 def _predict_row(question: PredictQuestion, _: Watching) -> Row:

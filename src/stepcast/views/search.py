@@ -282,12 +282,14 @@ def alternatives_view(facts: Facts) -> ui.View:
         if objective in winners:
             best = winners[objective]
             value = VALUES[objective](by_name[best["name"]], best["value"])
-            words = f"with {best['name']}: the best {objective} of {len(rows)} alternatives"
+            known = sum(row.get(objective, best) is not None for row in rows)  # costs may be unknown
+            words = f"with {best['name']}: the best {objective} of {known} alternatives"
             break
     else:  # a single one fits, or none
         best = min(rows, key=lambda row: (row["fits"] is False, row["step_s"]))
         value, fits = units.format_seconds(best["step_s"]), best["fits"] is not False
-        words = f"per step with {best['name']}: {'the only answer that fits' if fits else 'none of them fits'}"
+        only = "the only answer that fits" if len(rows) > 1 else "the only answer"
+        words = f"per step with {best['name']}: {only if fits else 'none of them fits'}"
     row = by_name[best["name"]]
     currency, layouts = rows[0]["currency"], set(map(strategy_words, rows))
     winning: list[ui.Figure] = []
