@@ -95,6 +95,8 @@ def test_what_cannot_be_predicted_is_a_row(tmp_path: Path, capsys: pytest.Captur
     assert [row["tp"] for row in rows] == [3, "two"]
     assert "divide" in rows[0]["error"] or "multiple" in rows[0]["error"]
     assert "whole number" in rows[1]["error"]
+    _, out, _ = run(capsys, "sweep", str(spec), "-o", str(tmp_path / "answers"), "--workers", "1")
+    assert "whole number" in out
 
 
 def test_the_best_of_a_search_for_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

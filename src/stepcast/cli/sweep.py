@@ -76,6 +76,9 @@ def _ask(args: argparse.Namespace) -> int:
         show_status("")
     _write_page(args, args.output)
     counted = {name: value for name, value in asdict(summary).items() if name != "best"}
+    if summary.errors:
+        with Store(args.output) as store:
+            counted["common_errors"] = status_facts(store)["common_errors"]
     print_view(args, counts_view({"folder": args.output, **counted, "points_per_s": summary.rate}))
     return 1 if summary.errors else 0
 
