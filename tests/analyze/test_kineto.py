@@ -302,6 +302,7 @@ def test_a_real_trace_of_two_ranks_over_gloo() -> None:
     for rank in found.ranks:
         assert 0 < rank.exposed_communication_s < rank.communication_s < rank.window_s
         assert sum(rank.breakdown_s.values()) == pytest.approx(rank.window_s)
+    assert not any("CUDA graphs" in advice.text for advice in found.advice)  # CPU operators are not launched
 
 
 def test_a_real_trace_of_a_gpu() -> None:

@@ -413,7 +413,9 @@ def _advise(
     """Return what would make the step shorter, the most first; of the rank that sets the pace."""
     fused_s = slowest.per_step(_fusion_savings_s(lanes, slowest.rank))
     kernels_s = sum(classes_s.get(name, 0.0) for name in kernels.FUSIBLE)
-    host_s, loading_s = slowest.per_step(slowest.host_idle_s), slowest.per_step(slowest.loading_s)
+    loading_s = slowest.per_step(slowest.loading_s)
+    # Without launches, operators of the CPU are what was measured: there is nothing to capture.
+    host_s = slowest.per_step(slowest.host_idle_s) if slowest.launches_per_step else 0.0
     known = {"kernels_s": kernels_s, "step_s": step_s, "host_s": host_s, "loading_s": loading_s}
     known["launches"] = slowest.launches_per_step
     entries: list[tuple[str, float, str, str | None]] = [
