@@ -114,6 +114,19 @@ def test_recovery_forecast_and_finish(tmp_path: Path) -> None:
     assert last.finish_s == pytest.approx(30.0)
 
 
+def test_a_forecast_of_another_batch_is_named() -> None:
+    watch = StepWatch({"step_s": 1.0, "run": {"global_batch": 256}})
+    events = [event for step in range(1, 9) for event in watch.add(LoggedStep(step, 0.5, samples=64))]
+    (alert,) = (event for event in events if not isinstance(event, WatchedStep))
+    assert alert.kind == "forecast"
+    assert "256" in alert.text
+    assert "64" in alert.text
+    same = StepWatch({"step_s": 1.0, "run": {"global_batch": 64}})
+    assert all(
+        isinstance(event, WatchedStep) for step in range(1, 9) for event in same.add(LoggedStep(step, 0.5, samples=64))
+    )
+
+
 def test_page_and_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     assert main(["watch", str(TIMERS), "--once", "--html", str(page)]) == 0

@@ -11,6 +11,7 @@ from statistics import median
 
 import msgspec
 
+from stepcast.analyze.compare import identity_of
 from stepcast.analyze.result import SLOW_FACTOR, find_slow
 from stepcast.ir.measured import LoggedScore, LoggedStep, LoggedTimer
 from stepcast.ir.types import FactDict, Facts
@@ -98,6 +99,11 @@ class StepWatch:
         self._seen += 1
         if step.seconds is None or step.seconds <= 0 or self._seen <= WARM_UP:
             return
+        batch = identity_of(self.forecast or {}).get("global_batch")
+        if isinstance(batch, int) and step.samples:
+            words = f"the forecast is of another run: its global batch is {batch:,}, that of the log {step.samples:,}"
+            alert = WatchAlert("forecast", step.step, words, part="global batch")
+            yield from self._raise_or_clear(step.samples != batch, alert)
         self.steps.append((step.step, step.seconds))
         if len(self._first) < LEVEL_STEPS:
             self._first.append(step.seconds)
