@@ -55,6 +55,7 @@ def test_json_has_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> 
         (["bmm", "--batch", "32", "--m", "512", "--n", "512", "--k", "128"], Matmul(512, 512, 128, 32)),
         (["grouped", "--groups", "8", "--m", "4096", "--n", "512", "--k", "128"], GroupedMatmul(4096, 512, 128, 8)),
         (["attention", "--seq", "512", "--heads", "8", "--head-dim", "64", "--backward"], Attention(1, 512, 512, 8, 8, 64, 64, True, True)),
+        (["attention", "--seq", "8k", "--heads", "8", "--head-dim", "64"], Attention(1, 8192, 8192, 8, 8, 64, 64)),
         (["attention", "--seq", "512", "--keys", "2048", "--heads", "8", "--head-dim", "64", "--no-causal"], Attention(1, 512, 2048, 8, 8, 64, 64, False)),
         (["add", "--rows", "512", "--columns", "1024"], Elementwise(ElementwiseKind.ADD, 512, 1024, 2**21, 2**20)),
         (["softmax", "--rows", "512", "--columns", "1024", "--backward"], Elementwise(ElementwiseKind.SOFTMAX, 512, 1024, 2**21, 2**20, True)),

@@ -68,7 +68,7 @@ OWN_TYPES: Mapping[str, Callable[[str], object]] = {
     # A number of sequences, or the shapes of a batch as they are.
     "capture --batch": lambda text: text if "x" in text or ":" in text else readers.count(1, SEQUENCES.most)(text),
     "collective kind": _read_collective,
-    "op --seq": readers.count(1, limits.ELEMENTS.most),
+    "op --seq": readers.count(1, limits.ELEMENTS.most, readers.BINARY),
     "serve --name": _read_host,
     # Folders, a file, and what may be a prefix or standard output.
     **dict.fromkeys(("demo --output", "sweep --output", "simulate --schedule", "convert --output"), str),
