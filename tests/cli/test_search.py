@@ -312,6 +312,16 @@ def test_selective_recomputation_is_tried_where_it_saves_memory(
     assert (saved[1] < saved[0]) == useful
 
 
+def test_a_gpu_is_a_single_one_as_in_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("llama-3.2-1b", "--gpu", "h100-sxm", "--global-batch", "8", "--seq", "2048", "--framework", "transformers")
+    found = run_json(capsys, "search", *words, "--recompute", "none", "--micro-batch", "1", "--workers", "1")
+    assert found["gpus"] == [1]
+    assert any("a single GPU" in note for note in found["assumptions"])
+    assert found["rows"][0]["step_s"] == pytest.approx(run_json(capsys, "predict", *words)["step_s"])
+    node = run_json(capsys, "search", words[0], "--cluster", "h100-sxm", *words[3:], "--workers", "1", "--top", "1")
+    assert node["gpus"] == [8]
+
+
 def test_a_search_leaves_a_reserve_of_memory_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     """An H100 has 79.2 GiB: the fastest that fits takes more than 93 % of it, the fastest with a reserve not."""
     words = ("llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "8", "--global-batch", "64", "--seq", "4096")

@@ -388,12 +388,14 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     if seq is None:
         seq = min(model.max_seq, profile.defaults.seq)
         assumptions.append(f"sequences of {seq} tokens (--seq)")
-    if gpus is None:
+    if gpus is None and question.gpu is not None:
+        gpus = (1,)
+        assumptions.append(f"a single GPU, as --gpu names one; {cluster.name} has {cluster.gpus} (--gpus)")
+    elif gpus is None:
         if cluster.gpus is None:
             raise ValueError("number of GPUs missing: use --gpus, such as --gpus 64 or --gpus 8..64")
         gpus = (cluster.gpus,)
-        hint = "; predict --gpu takes one of them" if question.gpu is not None else ""
-        assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus{hint})")
+        assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus)")
     global_batch, axes = _settle_global_batch(question, seq), question.axes
     if "base_weights" in axes and not question.lora:
         raise ValueError("--base-weights are frozen: train adapters on them, such as --lora 16")
