@@ -71,7 +71,19 @@ def test_steps_of_different_batches_are_not_ranked_by_time(answer: Ask) -> None:
     assert facts["rows"][0]["name"] == "torchtitan, 8 GPUs"
     assert len(facts["rows"]) == 4
     assert "step time" not in {winner["objective"] for winner in facts["winners"]}
-    assert "different global batches" in facts["warnings"][0]
+    assert "different global batches (--global-batch): compare" in facts["warnings"][0]
+
+
+def test_what_differs_and_whose_default_it_is(answer: Ask) -> None:
+    """Frameworks have other default lengths: a table of one global batch compared 4,096 with 8,192 tokens."""
+    words = ("--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--framework", "torchtitan,megatron-core")
+    facts = answer("predict", "--model", "llama-3.1-8b", *words)
+    assert facts["warnings"] == [
+        "the alternatives have different sequence lengths (--seq): compare throughput or days, not step times"
+    ]
+    assert {"torchtitan: sequences of 8192 tokens (--seq)", "megatron-core: sequences of 4096 tokens (--seq)"} <= {
+        *facts["assumptions"]
+    }
 
 
 def test_a_combination_that_cannot_run_says_why_and_the_others_are_answered(answer: Ask) -> None:
@@ -98,7 +110,7 @@ def test_a_gpu_without_a_known_price_has_all_but_a_cost(answer: Ask) -> None:
     facts = answer("predict", *STEP, "--cluster", "dgx-h100,dgx-h200,gb200-nvl72", *priced)
     assert [row["cost"] is None for row in facts["rows"]] == [False, False, True]
     assert facts["failed"] == {}
-    assert any("no cost for gb200-nvl72: no price of gb200" in note for note in facts["assumptions"])
+    assert any(note.startswith("gb200-nvl72: no cost: no price of gb200") for note in facts["assumptions"])
 
 
 @pytest.mark.parametrize(

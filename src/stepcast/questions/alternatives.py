@@ -106,14 +106,16 @@ class Alternatives(Answer):
         ]
 
     def facts(self) -> FactDict:
-        differ = "the alternatives have different global batches: compare throughput or days, not step times"
+        what = {"global batches (--global-batch)": "global_batch", "sequence lengths (--seq)": "seq"}
+        differing = " and ".join(words for words, key in what.items() if len({row[key] for row in self.rows}) > 1)
+        differ = f"the alternatives have different {differing}: compare throughput or days, not step times"
         return {
             **pick(self, "verb model"),
             "rows": list(self.rows),
             "failed": dict(self.failed),
             **pick(self, "winners break_even"),
             "assumptions": list(self.assumptions),
-            "warnings": [] if self.has_one_batch else [differ],
+            "warnings": [differ] if differing else [],
         }
 
 
@@ -122,7 +124,7 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
     questions = split_question(question)
     rows: list[FactDict] = []
     failed: dict[str, str] = {}
-    assumptions: dict[str, None] = {}
+    assumptions: dict[str, list[str]] = {}  # and the rows that make each
     verb = next(name for name, kind in VERBS.items() if kind is type(question))
     several = [name for name, choice in choices_of(type(question)).items() if choice.several and name != "price"]
     differing = [name for name in several if len({str(getattr(single, name)) for single in questions}) > 1]
@@ -136,10 +138,12 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
             failed[name] = str(error)
             continue
         rows.append({"name": name, **row})
-        assumptions |= dict.fromkeys(notes)
+        for note in dict.fromkeys(notes):
+            assumptions.setdefault(note, []).append(name)
     require(rows != [], "; ".join(f"{name}: {problem}" for name, problem in failed.items()))
     model = getattr(question, "model", None)
-    return Alternatives(verb, str(getattr(model, "name", model)), tuple(rows), failed, tuple(assumptions))
+    named = (f"{', '.join(of)}: {note}" if len(of) < len(rows) else note for note, of in assumptions.items())
+    return Alternatives(verb, str(getattr(model, "name", model)), tuple(rows), failed, tuple(named))
 
 
 Row = tuple[FactDict, Sequence[str]]
@@ -153,7 +157,7 @@ def _answer(verb: str, question: AnyQuestion, watching: Watching) -> Row:
         if getattr(question, "price", None) != "auto":
             raise
         row, notes = _ANSWERS[verb](question.change({"price": None, "currency": DEFAULT_CURRENCY}), watching)
-        return row, (*notes, f"no cost for {row['cluster']}: {error}")
+        return row, (*notes, f"no cost: {error}")
 
 
 def _predict_row(question: PredictQuestion, _: Watching) -> Row:
