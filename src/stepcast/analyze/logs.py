@@ -270,7 +270,9 @@ class MarkedRanges(msgspec.Struct, frozen=True):
 
 
 class StreamsResult(AnalysisResult, frozen=True, kw_only=True):
-    """The kernels on the streams of GPUs."""
+    """The kernels on the streams of GPUs; operations, exposed communication and bubble are those of a step, if steps
+    are marked, else of the whole trace.
+    """
 
     view = "measured.streams_view"
     devices: list[DeviceTime]
@@ -296,12 +298,15 @@ def analyze_streams(timeline: Timeline) -> StreamsResult:
     ranges = group_by_key((NUMBERS.sub("*", timeline.names[timeline.name_of[row]]), row) for row in rows)
     steps = _marked_ranges(timeline, ranges)
     parts = ("compute", "exposed", "copy", "idle")
-    operations_s = {part: sum(getattr(device, f"{part}_s") for device in devices) / count for part in parts}
+    step_s = steps.median_s if steps else None
+    elapsed_s = sum(device.elapsed_s for device in devices)
+    scale = step_s / elapsed_s if step_s and elapsed_s else 1 / count
+    operations_s = {part: sum(getattr(device, f"{part}_s") for device in devices) * scale for part in parts}
     named = [NamedRuns(name, len(rows), float(timeline.duration_s[rows].sum())) for name, rows in ranges.items()]
     return StreamsResult(
         devices=devices,
         elapsed_s=timeline.span_s,
-        step_s=steps.median_s if steps else None,
+        step_s=step_s,
         steps=steps,
         operations_s=operations_s,
         exposed_comm_s=operations_s["exposed"],

@@ -418,10 +418,11 @@ def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> ui.Vi
 def streams_view(facts: Facts, timeline: Timeline | None = None) -> ui.View:
     """Return the view of the kernels that Nsight Systems saw, by GPU."""
     named = {words: facts["operations_s"][part] for part, words in STREAM_PARTS.items()}
+    of = "the step" if facts["step_s"] else "the time of a GPU"
     slow = _slow_figures("stream straggler", facts["stragglers"], len(facts["devices"]) > 1, "one GPU")
     ranges = "spans" if facts.get("format") == "otlp" else "nvtx_ranges"
     more: Facts = {
-        "bottleneck": bottleneck_figures(named, sum(named.values()), (STREAM_PARTS["compute"],), "the time of a GPU"),
+        "bottleneck": bottleneck_figures(named, sum(named.values()), (STREAM_PARTS["compute"],), of),
         "slow": slow if facts["devices"] or facts["stragglers"] else [],
         ranges: facts["ranges"],
     }
