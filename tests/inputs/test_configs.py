@@ -446,7 +446,7 @@ def test_when_fsdp_gathers_for_the_backward(tmp_path: Path, text: str, word: str
         (TRAINER + "gradient_accumulation_steps: four", "gradient_accumulation_steps", "'four' is no number"),
         (TRAINER + "lora_r: eight\nuse_peft: true", "lora_r", "'eight' is no number"),
         (TRAINER + "gradient_accumulation_steps: 2.5", "gradient_accumulation_steps", "'2.5' is no whole number"),
-        (TRAINER + "gradient_accumulation_steps: -4", "gradient_accumulation_steps", "'-4' is below zero"),
+        (TRAINER + "gradient_accumulation_steps: [4]", "gradient_accumulation_steps", "'[4]' is no number"),
         (TRAINER + "optim: foo", "optim", "predicted as AdamW"),
         (FSDP_1.replace("FULL_SHARD", "FULL_SHARDD"), "fsdp_config.fsdp_sharding_strategy", "predicted as FULL_SHARD"),
         ("distributed_type: FSPD\nnum_processes: 8", "distributed_type", "without sharding"),
@@ -1108,4 +1108,30 @@ def test_lists_of_layers_hold_numbers_alone(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text("torchrun pretrain_gpt.py --num-layers 4 --num-experts 8 --moe-layer-freq '([0,None]*2)'\n")
     with pytest.raises(FormatError, match=r"moe-layer-freq .* is neither a number nor a list of layers"):
+        read_config(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("a.yaml", "base_model: meta-llama/Llama-3.2-1B\ndatasets: []\nmicro_batch_size: 0", "micro_batch_size 0"),
+        ("a.yaml", "base_model: meta-llama/Llama-3.2-1B\ndatasets: []\nmicro_batch_size: -1", "micro_batch_size -1"),
+        ("a.yaml", TRAINER.replace(": 1\n", ": 0\n"), "per_device_train_batch_size 0"),
+        ("a.yaml", TRAINER + "gradient_accumulation_steps: 0", "gradient_accumulation_steps 0"),
+        ("a.yaml", "distributed_type: FSDP\ngradient_accumulation_steps: 0", "gradient_accumulation_steps 0"),
+        ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 0', "training.local_batch_size 0"),
+        ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = 0', "parallelism.tensor_parallel_degree 0"),
+        ("a.yaml", NEMO + "  micro_batch_size: 0", "model.micro_batch_size 0"),
+        *(
+            ("a.sh", f"pretrain_gpt.py {SIZES} --seq-length 2048 --{flag}", flag)
+            for flag in ("num-layers -3", "hidden-size 0", "num-attention-heads 0", "ffn-hidden-size -1", "kv-channels -64",
+                         "vocab-size -5", "seq-length 0", "micro-batch-size 0", "global-batch-size -1", "num-experts -8",
+                         "tensor-model-parallel-size 0", "mtp-num-layers -2", "recompute-num-layers -2")
+        ),
+    ],
+)  # fmt: skip
+def test_sizes_below_one_are_refused_by_name(tmp_path: Path, name: str, text: str, key: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(FormatError, match=rf"{name}: {key}: expected a whole number from \d"):
         read_config(file)

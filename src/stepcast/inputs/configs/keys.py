@@ -198,10 +198,11 @@ class Keys:
     def number(self, *names: str) -> int | None:
         """Return a whole number; commas may separate its digits."""
         value = self.raw(*names)
-        if value is None or isinstance(value, bool | list | dict):
+        if value is None:
             return None
         try:
-            number = float(next(iter(str(value).split()), "").replace("_", "").replace(",", ""))
+            text = "" if isinstance(value, bool | list | dict) else str(value)
+            number = float(next(iter(text.split()), "").replace("_", "").replace(",", ""))
         except ValueError:
             self._report_unreadable("no number", value, *names)
             return None
@@ -222,6 +223,14 @@ class Keys:
         if value is not None and value < -1:
             self._report_unreadable("below zero", self.raw(*names), *names)
         return value if value is not None and value > 0 else None
+
+    def size(self, *names: str, least: int = 1) -> int | None:
+        """Return a whole number; refuse one below *least*, with which no tool trains."""
+        value = self.number(*names)
+        if value is not None and value < least:
+            name = next(name for name in self.own_names(*names) if not self.is_unset(name))
+            raise FormatError(f"{name} {value}: expected a whole number from {least}")
+        return value
 
     def text(self, *names: str) -> str:
         value = self.raw(*names)

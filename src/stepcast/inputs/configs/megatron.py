@@ -127,28 +127,28 @@ def _is_parallel(options: Options, degree: str) -> bool:
 def read_sizes(keys: Keys) -> FactDict:
     """Return the sizes and parts of the model by the names that its tables have."""
     is_grouped = keys.flag("group-query-attention")
-    heads = keys.number("num-attention-heads")
-    groups = keys.number("num-query-groups")
+    heads = keys.size("num-attention-heads")
+    groups = keys.size("num-query-groups", least=0)
     is_latent = keys.flag("multi-latent-attention")
-    channels = keys.number("kv-channels")
-    layers, window = keys.number("num-layers"), re.match(r"[\[(]?(\d{1,9})", keys.text("window-size"))
+    channels = keys.size("kv-channels")
+    layers, window = keys.size("num-layers"), re.match(r"[\[(]?(\d{1,9})", keys.text("window-size"))
     sizes: dict[str, int | str | None] = {
         "layers": layers,
-        "hidden": keys.number("hidden-size"),
+        "hidden": keys.size("hidden-size"),
         "heads": heads,
         "kv_heads": (groups or heads) if is_grouped is not False and not is_latent else None,
         "head_dim": None if is_latent else channels,
-        "ffn": keys.number("ffn-hidden-size"),
-        "vocab": keys.number("padded-vocab-size", "vocab-size"),
+        "ffn": keys.size("ffn-hidden-size"),
+        "vocab": keys.size("padded-vocab-size", "vocab-size"),
         # Keys before a query, and its own.
         "window": int(window[1]) + 1 if window else None,
-        "moe_experts": keys.number("num-experts", "num-moe-experts"),
-        "next_token_layers": keys.number("mtp-num-layers"),
+        "moe_experts": keys.size("num-experts", "num-moe-experts", least=0),
+        "next_token_layers": keys.size("mtp-num-layers", least=0),
     }
     if sizes["moe_experts"]:
-        sizes["moe_topk"] = keys.number("moe-router-topk") or 2
-        sizes["moe_ffn"] = keys.number("moe-ffn-hidden-size") or sizes["ffn"]
-        sizes["moe_shared_ffn"] = keys.number("moe-shared-expert-intermediate-size")
+        sizes["moe_topk"] = keys.size("moe-router-topk") or 2
+        sizes["moe_ffn"] = keys.size("moe-ffn-hidden-size") or sizes["ffn"]
+        sizes["moe_shared_ffn"] = keys.size("moe-shared-expert-intermediate-size", least=0)
         if digits := _layer_digits(keys, "moe-layer-freq", layers, lambda every: "1" + "0" * (every - 1)):
             dense = re.fullmatch("(0+)1+", digits)
             sizes["moe_dense_layers"] = len(dense[1]) if dense else 0
@@ -163,7 +163,7 @@ def read_sizes(keys: Keys) -> FactDict:
         sizes["window"] = None
     if is_latent:
         # Zero is a size here: queries that are projected directly.
-        ranks = {size: keys.number(name) for size, (name, _) in LATENT.items()}
+        ranks = {size: keys.size(name, least=0) for size, (name, _) in LATENT.items()}
         if any(value is not None for value in ranks.values()):
             sizes |= {size: LATENT[size][1] if value is None else value for size, value in ranks.items()}
     zeros = ("mla_query_rank", "moe_dense_layers")
@@ -240,7 +240,7 @@ def _read_parts(keys: Keys, is_latent: bool) -> FactDict:
         "attention_sinks": softmax == "learnable" if softmax else None,
         "attention_gate": keys.flag("attention-output-gate"),
         "moe_shared_gate": keys.flag("moe-shared-expert-gate"),
-        "seq": keys.number("max-position-embeddings"),
+        "seq": keys.size("max-position-embeddings"),
     }
     if not is_latent:
         parts["position"] = POSITIONS.get(position, "rotary") if position else None
@@ -252,7 +252,7 @@ def _read_parts(keys: Keys, is_latent: bool) -> FactDict:
 def read_options(keys: Keys, sizes: Facts) -> Options:
     """Return the options of ``predict`` that the arguments stand for."""
     stated, precision = keys.options(), _precision(keys)
-    tp, pp, cp = (int(stated.get(axis, 1)) or 1 for axis in ("tp", "pp", "cp"))
+    tp, pp, cp = (int(stated.get(axis, 1)) for axis in ("tp", "pp", "cp"))
     layers, has_experts = sizes.get("layers", 0), "moe_experts" in sizes
     if tp == 1:
         stated.pop("sequence-parallel", None)
@@ -324,8 +324,8 @@ def _training_options(keys: Keys, pp: int, has_experts: bool) -> dict[str, Optio
 
 
 def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
-    chunks = keys.number("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
-    per_chunk = keys.number("num-layers-per-virtual-pipeline-stage")
+    chunks = keys.size("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank", least=0)
+    per_chunk = keys.size("num-layers-per-virtual-pipeline-stage", least=0)
     if pp == 1 or chunks or not (per_chunk and layers):
         return chunks if pp > 1 else None
     counted_layers = layers + sum(bool(keys.flag(name)) for name in COUNTED_AS_LAYERS)
@@ -440,7 +440,7 @@ def _recompute(keys: Keys) -> str | None:
     kind = keys.word("recompute-granularity", "activations-checkpoint-granularity")
     method = keys.word("recompute-method", "activations-checkpoint-method")
     names = ("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers")
-    layers = keys.number(*names)
+    layers = keys.size(*names, least=0)
     modules = keys.raw("recompute-modules")
     if keys.flag("recompute-activations"):
         kind = "selective"

@@ -24,13 +24,13 @@ def looks_like(table: Mapping[str, object]) -> bool:
 def read(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(flat(table), "torchtitan")
     options = keys.options()
-    tp, pp, cp = (int(options.get(axis, 1)) or 1 for axis in ("tp", "pp", "cp"))
+    tp, pp, cp = (int(options.get(axis, 1)) for axis in ("tp", "pp", "cp"))
     copies = keys.number(*_places("data_parallel_replicate_degree")) or 1
     shard = keys.number(*_places("data_parallel_shard_degree"))
     global_batch = int(options.pop("global-batch", -1))
-    batch = keys.number("training.local_batch_size", "training.batch_size")
+    batch = keys.size("training.local_batch_size", "training.batch_size")
     # torchtitan cuts the local batch into micro-batches for a pipeline only.
-    micro = keys.number("parallelism.pipeline_parallel_microbatch_size") or 1
+    micro = keys.size("parallelism.pipeline_parallel_microbatch_size") or 1
     seq = options.get("seq")
     for name, value, default in (("local_batch_size", batch, LOCAL_BATCH), ("seq_len", seq, SEQ_LEN)):
         if value is None:

@@ -25,7 +25,7 @@ WORDS = read_words("configs")
 
 def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(flat(table), "deepspeed")
-    options, rounds = keys.options(), keys.number("gradient_accumulation_steps")
+    options, rounds = keys.options(), keys.size("gradient_accumulation_steps")
     batch, micro, tp, pp = (int(options.get(name, 0)) for name in ("global-batch", "micro-batch", "tp", "pp"))
     gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro else None
     if rounds is None and "gradient_accumulation_steps" not in keys:
@@ -123,7 +123,7 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     shard = gpus // machines if sharding == "hybrid-fsdp" and gpus else None
     if copies > 1 and kind == "FSDP":
         sharding, shard = ("hybrid-fsdp", split) if split > 1 else ("none", None)
-    rounds = keys.number("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
+    rounds = keys.size("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
     if rounds is None and inner is None:
         keys.assume("gradient accumulation of 1 step (--accumulation), accelerate's default")
     if keys.word("fsdp_config.fsdp_sharding_strategy") in WITHOUT_RESHARD:
@@ -382,10 +382,10 @@ def _read_options(keys: Keys, adapters: Options, is_sharded: bool, format_inside
         keys.report("its loss is predicted for SFT alone: here all logits exist at once", "liger")
     elif not liger and any(is_on(keys.values[name]) for name in keys.own_names("liger_parts")):
         keys.report("predicted with transformers' own kernels, which take more time and memory", "liger_parts")
-    accumulation, batch, norm = keys.count("accumulation"), keys.count("global_batch"), keys.share("max_norm")
+    accumulation, batch, norm = keys.size("accumulation"), keys.size("global_batch"), keys.share("max_norm")
     return stated | given_options(
         global_batch=batch if accumulation is None else None,
-        accumulation=accumulation if batch is None or accumulation else None,
+        accumulation=accumulation,
         gpus=keys.count("gpus") or (keys.count("gpus_per_node") or 0) * (keys.count("nodes") or 1) or None,
         precision=precision,
         recompute=None if checkpointing is None else "full" if checkpointing else "none",
