@@ -22,7 +22,7 @@ from stepcast.inputs.source import FormatError
 from stepcast.models.catalog import load_model, model_words
 from stepcast.questions.runs import read_run_file, write_command
 from stepcast.questions.settle import SettledRun, settle
-from tests.cli.test_main import run_json
+from tests.cli.test_main import run, run_json
 from tests.shared import ROOT
 
 FOLDER = Path(__file__).parent / "configs"
@@ -775,6 +775,80 @@ def test_deepspeed_accumulates_gradients(
     assert found["strategy"]["global_batch"] == sequences
     typed = run_json(capsys, "predict", "--config", str(file), *words, "--global-batch", "256")
     assert typed["strategy"]["global_batch"] == 256
+
+
+DEEPSPEED_BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def words_of_batches(tmp_path: Path, sizes: tuple[object, ...], words: str) -> list[str]:
+    """Return the arguments that predict a DeepSpeed file with batches of these *sizes*."""
+    file = tmp_path / "ds.json"
+    stated = {name: size for name, size in zip(DEEPSPEED_BATCHES, sizes, strict=True) if size is not None}
+    file.write_text(json.dumps({**stated, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
+    return f"predict --config {file} --model llama-3.2-1b --cluster dgx-h100 {words}".split()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words", "expected"),
+    [
+        ((64, 2, 4), "", (64, 2, 4)),
+        ((64, 2, 4), "--gpus 8", (64, 2, 4)),
+        ((64, 2, 4), "--gpus 16 --tp 2", (64, 2, 4)),
+        ((64, 2, None), "--gpus 16", (64, 2, 2)),
+        ((64, None, 4), "--gpus 8", (64, 2, 4)),
+        ((64, None, None), "--gpus 8", (64, 8, 1)),
+        ((64, "auto", "auto"), "--gpus 8", (64, 1, 8)),
+        ((None, 2, 4), "--gpus 16", (128, 2, 4)),
+        ((64, 2, 4), "--gpus 16 --accumulation 4", (128, 2, 4)),
+        ((64, 2, 4), "--gpus 16 --global-batch 96", (96, 2, 3)),
+        ((64, 2, 4), "--gpus 8 --micro-batch 4", (64, 4, 2)),
+        ((64, None, 1), "--gpus 8 --micro-batch 1", (64, 1, 8)),
+    ],
+)
+def test_batches_of_deepspeed_follow_from_each_other(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    sizes: tuple[object, ...],
+    words: str,
+    expected: tuple[int, int, int],
+) -> None:
+    """Two of the sizes give the third, and one alone means no accumulation (DeepSpeed, deepspeed/runtime/config.py,
+    _set_batch_related_parameters); an option replaces what it contradicts.
+    """
+    strategy = run_json(capsys, *words_of_batches(tmp_path, sizes, words))["strategy"]
+    assert (strategy["global_batch"], strategy["micro_batch"], strategy["micro_batches"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words", "problem"),
+    [
+        ((64, 2, 4), "--gpus 16", "64 is not micro-batch 2 x accumulation 4 x dp 16 = 128, .* use --gpus 8 or --accumulation 2 or --global-batch 128"),
+        ((64, 2, 4), "--tp 2", "x dp 4 = 32, .* use --gpus 16 or --accumulation 8 or --global-batch 32"),
+        ((64, 1, 4), "--gpus 8", "micro-batch 1 x accumulation 4 x dp 8 = 32, .* use --gpus 16"),
+        ((10, 4, 1), "", "10 is not micro-batch 4 .* use --global-batch 8"),
+        ((64, None, 3), "--gpus 8", "64 is not micro-batch 2 x accumulation 3 x dp 8 = 48, .* use --accumulation 4"),
+        ((64, 0, 4), "--gpus 8", "train_micro_batch_size_per_gpu 0: expected a whole number from 1"),
+        ((64, 2, -1), "--gpus 8", "gradient_accumulation_steps -1: expected a whole number from 1"),
+    ],
+)  # fmt: skip
+def test_batches_of_deepspeed_that_contradict_the_gpus_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: tuple[object, ...], words: str, problem: str
+) -> None:
+    """As DeepSpeed refuses them (deepspeed/runtime/config.py, _batch_assertion)."""
+    status, _, error = run(capsys, *words_of_batches(tmp_path, sizes, words))
+    assert status == 2
+    assert re.search(rf"ds\.json: .*{problem}", error), error
+
+
+@pytest.mark.parametrize("more", [{"sequence_parallel_size": 2}, {"elasticity": {"enabled": True}}])
+def test_batches_of_deepspeed_that_depend_on_more_get_a_warning(tmp_path: Path, more: dict[str, object]) -> None:
+    """Ranks that share a sequence are no data-parallel ranks; elastic training replaces the batch."""
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**dict(zip(DEEPSPEED_BATCHES, (64, 2, 4), strict=True)), **more}))
+    found = read_config(file)
+    assert found.options["global-batch"] == 64
+    assert "accumulation" not in found.options
+    assert found.not_modelled
 
 
 def test_torchtitan_takes_the_ranks_that_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

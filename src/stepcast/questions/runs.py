@@ -113,6 +113,8 @@ def ask_with_file(kind: type[readers.AnyQuestion], given: Facts, file: RunFile |
     if missing := [name for name in file.choices if name not in names]:
         raise ValueError(f"{file.file}: {missing[0]} is not a choice here")
     replaced = ({*given} | readers.replaced_names(given, readers.EXCLUSIVE)) - {"set"}
+    if "micro_batch" in given and "global_batch" in file.choices:
+        replaced.add("accumulation")  # which follows from both
     filed = {name: value for name, value in file.choices.items() if name not in replaced}
     overrides = (*filed.get("set", ()), *given.get("set", ()))
     return kind(**{**filed, **given, "set": overrides}, file=file.file, unchecked=frozenset(filed))

@@ -135,6 +135,7 @@ def settle(question: PredictQuestion) -> SettledRun:
         profile = fit_precision(profile, cluster.gpu, assumptions)
     gpu = cluster.gpu.name
     layout = lay_out(question, profile, model, gpu)
+    question = _settle_accumulation(question, layout)
     usual = describe_settled(settle_profile(profile, model, gpu, layout, {}))
     settled = settle_framework(question, profile, model, gpu, layout)
     # A choice that states what the framework does anyway need not have an effect of its own.
@@ -505,6 +506,27 @@ def _count_tokens(question: PredictQuestion, strategy: Strategy, samples_per_seq
         steps = ceil(question.samples * (question.epochs or 1.0) / per_step)
     tokens = float(strategy.tokens) * (steps or 0)
     return msgspec.structs.replace(question, tokens=tokens, samples=None, epochs=None, steps=None)
+
+
+def _settle_accumulation(question: PredictQuestion, layout: Layout) -> PredictQuestion:
+    """Return the question without the accumulation of a file that states its global batch too; a file that leaves out
+    the micro-batch means what is left for it, and one whose batches contradict each other is refused.
+    """
+    batch, rounds, micro = question.global_batch, question.accumulation, question.micro_batch
+    if batch is None or rounds is None or not question.unchecked >= {"global_batch", "accumulation"}:
+        return question
+    if "micro_batch" not in question.unchecked:
+        micro = max(1, batch // (layout.dp * rounds))
+    if (meant := layout.dp * micro * rounds) != batch:
+        gpus = layout.gpus // layout.dp * (batch // (micro * rounds))
+        ways = [f"--gpus {gpus}"] if batch % (micro * rounds) == 0 else []
+        ways += [f"--accumulation {batch // (micro * layout.dp)}"] if batch % (micro * layout.dp) == 0 else []
+        raise ValueError(
+            f"{question.file}: a global batch of {batch:,} is not micro-batch {micro:,} x accumulation {rounds:,} x "
+            f"dp {layout.dp:,} = {meant:,}, so the job would not start: use "
+            + " or ".join([*ways, f"--global-batch {meant}"])
+        )
+    return msgspec.structs.replace(question, micro_batch=micro, accumulation=None)
 
 
 def _settle_batch(

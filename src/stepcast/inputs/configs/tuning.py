@@ -28,6 +28,11 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     options, rounds = keys.options(), keys.size("gradient_accumulation_steps")
     batch, micro, tp, pp = (int(options.get(name, 0)) for name in ("global-batch", "micro-batch", "tp", "pp"))
     gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro else None
+    # Two of the three sizes give the third, and all of them must agree (deepspeed/runtime/config.py,
+    # _set_batch_related_parameters and _batch_assertion), but for ranks that share a sequence and for elastic training.
+    accumulation = rounds or (None if batch and "train_micro_batch_size_per_gpu" in keys else 1)
+    if batch and ("sequence_parallel_size" in keys or is_on(keys.values.get("elasticity.enabled", False))):
+        accumulation = None
     if rounds is None and "gradient_accumulation_steps" not in keys:
         basis = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
         keys.assume(f"no gradient_accumulation_steps: taken for 1{basis}")
@@ -42,7 +47,7 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     if device == "nvme":
         keys.report("predicted in the host's memory, not on NVMe", f"{states}.device")
     options |= given_options(
-        accumulation=None if batch else rounds or 1,
+        accumulation=accumulation,
         gpus=gpus,
         precision=precision,
         sharding=f"zero-{stage}" if stage else "none",
@@ -52,7 +57,7 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
         clipping=keys.is_unset("gradient_clipping") if norm is None else norm > 0,
     )
     for name, value in WORDS["trainer"].items():
-        if keys.is_unset(name):
+        if keys.is_unset(name) and not (batch and rounds and name.startswith("train_micro_batch")):
             keys.assume(f'{name} "auto": {value}')
     return keys.config("deepspeed", DEEPSPEED, options)
 
@@ -145,8 +150,9 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         norm = keys.share("deepspeed_config.gradient_clipping")
         options |= given_options(overlap=_overlap(stage, None), clipping=None if norm is None else norm > 0)
     if inner is not None:  # the file says all of it
+        if "global-batch" in inner.options:
+            options.pop("accumulation")
         options = {**options, **inner.options, **given_options(gpus=options.get("gpus"))}
-        options.pop("accumulation" if "global-batch" in options else "", None)
         for text in inner.assumed:
             if not (own and "16.enabled" in text):
                 keys.assume(text)
