@@ -202,12 +202,18 @@ def test_a_file_that_names_itself_ends(tmp_path: Path) -> None:
         ("trainer", {"peft_type": "LORA", "r": 8}, {}),
         ("llama-factory", {"finetuning_type": "full"}, {"micro-batch": 8, "seq": 2048, "recompute": "full"}),
         ("axolotl", {"base_model": "q"}, {"micro-batch": 1, "seq": 512}),
+        (  # batch_size is that of a GPU
+            "axolotl",
+            {"base_model": "q", "micro_batch_size": 2, "batch_size": 8},
+            {"micro-batch": 2, "seq": 512, "accumulation": 4},
+        ),
         ("axolotl", {"base_model": "q", "micro_batch_size": 4, "sequence_len": 128}, {"micro-batch": 4, "seq": 128}),
     ],
 )
 def test_defaults_are_those_of_the_tool(tool: str, keys: dict[str, object], expected: dict[str, object]) -> None:
     config = read(keys, tool)
-    names = ("micro-batch", "seq", "recompute")
+    names = ("micro-batch", "seq", "recompute", *({"accumulation"} & expected.keys()))
+    assert "global-batch" not in config.options
     assert {name: config.options[name] for name in names if name in config.options} == expected
 
 

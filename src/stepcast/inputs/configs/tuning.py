@@ -404,6 +404,8 @@ def _read_options(keys: Keys, adapters: Options, is_sharded: bool, format_inside
         flash_attention=False if is_eager else None,
     )
 
+    if batch and keys.known.table.get("batch_of_a_gpu"):
+        accumulation, batch = accumulation or max(1, batch // int(stated.get("micro-batch", 1))), None
 
 def _is_trl(keys: Keys) -> bool:
     """Return whether TRL's trainers are meant, whose configurations have max_length; Unsloth replaces parts of them."""
