@@ -148,7 +148,8 @@ def test_an_accelerator_and_arguments_of_megatron_are_read() -> None:
     run, _ = run_check(accelerator, model="llama-3.2-1b", micro_batch=2, seq=512)
     assert (run.run.strategy.micro_batches, run.run.strategy.layout.dp) == (8, 4)
     state.distributed_type = "DistributedType.FSDP"
-    for word, is_late in (("BackwardPrefetch.BACKWARD_POST", True), ("BackwardPrefetch.BACKWARD_PRE", False)):
+    words = {"BackwardPrefetch.BACKWARD_POST": True, "BackwardPrefetch.BACKWARD_PRE": False, None: True}
+    for word, is_late in words.items():
         state.fsdp_plugin = SimpleNamespace(fsdp_version=1, backward_prefetch=word)
         run, _ = run_check(accelerator, model="llama-3.2-1b", micro_batch=2, seq=512)
         assert run.run.framework.late_gathers is is_late

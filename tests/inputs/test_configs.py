@@ -400,7 +400,9 @@ TRAINER = "per_device_train_batch_size: 1\nmodel_name_or_path: meta-llama/Llama-
         (FSDP_1 + "fsdp_backward_prefetch: BACKWARD_POST", "post", "understood"),
         (FSDP_1 + "fsdp_backward_prefetch_policy: BACKWARD_POST", "post", "understood"),
         (FSDP_1 + "fsdp_backward_prefetch: BACKWARD_PRE", None, "understood"),  # as all profiles of these tools do
-        (FSDP_1 + "fsdp_backward_prefetch: NO_PREFETCH", None, "not_modelled"),
+        (FSDP_1 + "fsdp_backward_prefetch: NO_PREFETCH", "post", "understood"),
+        (FSDP_1 + "fsdp_backward_prefetch: null", "post", "understood"),
+        (FSDP_1 + "fsdp_backward_prefetch: BACKWARD_PRO", None, "not_modelled"),
         (
             FSDP_1 + "fsdp_backward_prefetch: BACKWARD_POST\n  fsdp_version: 2",
             None,
@@ -410,7 +412,7 @@ TRAINER = "per_device_train_batch_size: 1\nmodel_name_or_path: meta-llama/Llama-
         (FSDP_1.replace("FULL_SHARD", "NO_SHARD") + "fsdp_backward_prefetch: BACKWARD_POST", None, "ignored"),
         (FSDP_1.replace("FULL_SHARD", "SHARD_GRAD_OP") + "fsdp_backward_prefetch: BACKWARD_POST", None, "ignored"),
         (TRAINER + "fsdp_config: {backward_prefetch: backward_post}", "post", "understood"),
-        (TRAINER + "fsdp_config: {backward_prefetch: no_prefetch}", None, "not_modelled"),
+        (TRAINER + "fsdp_config: {backward_prefetch: no_prefetch}", "post", "understood"),
         (TRAINER + "fsdp_config: {backward_prefetch: backward_post}\ngradient_checkpointing: true", None, "ignored"),
         (
             "base_model: NousResearch/Llama-3.2-1B\nsequence_len: 1024\nmicro_batch_size: 1\n"
@@ -438,6 +440,33 @@ def test_when_fsdp_gathers_for_the_backward(tmp_path: Path, text: str, word: str
     config = read_config(file)
     assert config.options.get("backward-prefetch") == word
     assert any("backward_prefetch" in key for key in getattr(config, part))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (FSDP_1 + "fsdp_offload_params: false", "post"),
+        ("distributed_type: FSDP\nnum_processes: 8", "post"),
+        (FSDP_1 + "fsdp_version: 2", None),
+        (FSDP_1 + "fsdp_activation_checkpointing: true", None),
+        (FSDP_1.replace("FULL_SHARD", "SHARD_GRAD_OP") + "fsdp_offload_params: false", None),
+        (TRAINER, None),
+        (TRAINER + "fsdp_config: {version: 1}", "post"),
+        (TRAINER + "fsdp_config: {version: 1}\ngradient_checkpointing: true", None),
+    ],
+)
+def test_fsdp1_gathers_nothing_ahead_unless_a_file_asks_for_it(tmp_path: Path, text: str, word: str | None) -> None:
+    """Accelerate's default is version 1 (utils/dataclasses.py, FullyShardedDataParallelPlugin), that of transformers 5
+    is version 2 (training_args.py, _process_fsdp_args); NO_PREFETCH is the default of version 1 in both.
+    """
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    config = read_config(file)
+    assert config.options.get("backward-prefetch") == word
+    is_recomputed = "checkpointing: true" in text
+    assert any("NO_PREFETCH" in text for text in config.assumed) is (word == "post" or is_recomputed)
+    explicit = read_text(tmp_path, text.replace("version: 1", "version: 1, backward_prefetch: NO_PREFETCH"), "b.yaml")
+    assert bool(explicit.not_modelled) is ("version: 1" in text and is_recomputed)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ PREFETCH = (
     *("fsdp_config.fsdp_backward_prefetch", "fsdp_config.fsdp_backward_prefetch_policy"),
     "fsdp_config.backward_prefetch",
 )
+GATHERED_AHEAD = "recomputed layers are predicted as gathered ahead, which NO_PREFETCH does not do"
 FSDP_VERSION = ("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
 # Strategies of accelerate that keep gathered parameters until the backward pass.
 WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
@@ -142,7 +143,7 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         offload="optimizer" if offloads_parameters or offloads_states else None,
     )
     if kind == "FSDP":
-        options |= _read_prefetch(keys, options)
+        options |= _read_prefetch(keys, options, usual_version=1)
     # A DeepSpeed file may leave its format to accelerate, which names one.
     is_open = inner is None or ("mixed_precision" in keys and any(name.endswith("16.enabled") for name in inner.unset))
     own = given_options(**_accelerate_precision(keys, kind, sharding)) if is_open else {}
@@ -160,19 +161,31 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     return config if inner is None else config.add_inner(FILE, inner)
 
 
-def _read_prefetch(keys: Keys, options: Options) -> Options:
+def _read_prefetch(keys: Keys, options: Options, usual_version: int) -> Options:
     """Return when FSDP gathers a layer for the backward, where it is later than usual (torch/distributed/fsdp/api.py,
-    BackwardPrefetch). FSDP2 has no such choice.
+    BackwardPrefetch, whose BACKWARD_POST and None hide nothing). FSDP2 has no such choice.
+
+    FSDP1 under accelerate and Trainer does not prefetch unless told to (accelerate/utils/dataclasses.py,
+    FullyShardedDataParallelPlugin; transformers/training_args.py: NO_PREFETCH).
     """
-    word = keys.last_word(*PREFETCH)
-    if word == "no_prefetch":
-        keys.report("parameters are predicted as gathered ahead", *PREFETCH)
-    if word != "backward_post":
-        return {}
+    word, version = keys.last_word(*PREFETCH).replace("none", "no_prefetch"), keys.number(*FSDP_VERSION)
     gathers = options.get("sharding") in ("fsdp", "hybrid-fsdp") and options.get("reshard") is not False
-    if gathers and options.get("recompute") != "full" and keys.number(*FSDP_VERSION) != 2:
+    is_first = (version or (1 if word else usual_version)) == 1
+    is_recomputed = options.get("recompute") == "full"
+    if word == "backward_pre":
+        return {}
+    if word not in ("", "no_prefetch", "backward_post"):
+        keys.report("parameters are predicted as gathered ahead", *PREFETCH)
+    elif not gathers or not is_first or (is_recomputed and word == "backward_post"):
+        keys.report_without_effect(*PREFETCH)
+    elif is_recomputed:
+        keys.report(GATHERED_AHEAD, *PREFETCH)
+        if not word:
+            keys.assume(f"no fsdp_backward_prefetch with FSDP1: {GATHERED_AHEAD}")
+    else:
+        if not word:
+            keys.assume("no fsdp_backward_prefetch: FSDP1 gathers each layer when its backward begins (NO_PREFETCH)")
         return {"backward-prefetch": "post"}
-    keys.report_without_effect(*PREFETCH)
     return {}
 
 
@@ -187,8 +200,8 @@ def stage_by_name(keys: Keys, path: str) -> int:
 def guess_accelerate(path: str) -> dict[str, object]:
     """Return what a file of accelerate that is not here holds by its name, such as TRL's zero3.yaml and fsdp2.yaml."""
     name = os.path.basename(path).lower()
-    if "fsdp" in name:
-        return {"distributed_type": "FSDP"}
+    if "fsdp" in name:  # version 1 with BACKWARD_PRE, or version 2
+        return {"distributed_type": "FSDP", "fsdp_config": {"fsdp_backward_prefetch": "BACKWARD_PRE"}}
     if match := re.search(r"zero[_-]?([1-3])", name):
         return {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(match[1])}}
     return {"distributed_type": "MULTI_GPU"} if "multi_gpu" in name else {}
@@ -343,9 +356,11 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
             if name not in options:
                 options[name] = value
                 keys.assume(f"--{name} {value}, the tool's default")
-    options |= _read_prefetch(keys, options)
-    if options.get("recompute") == "full":  # of accelerate's file, which does not know that layers are recomputed
-        options.pop("backward-prefetch", None)
+    options |= _read_prefetch(keys, options, usual_version=2)
+    # Accelerate's file does not know that layers are recomputed.
+    is_late = options.get("recompute") != "full" or options.pop("backward-prefetch", None) is None
+    for text in (text for part in inner.values() for text in part.assumed if "NO_PREFETCH" in text):
+        keys.assume(text if is_late else f"no fsdp_backward_prefetch with FSDP1: {GATHERED_AHEAD}")
     framework = DEEPSPEED if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
@@ -389,6 +404,8 @@ def _read_options(keys: Keys, adapters: Options, is_sharded: bool, format_inside
     elif not liger and any(is_on(keys.values[name]) for name in keys.own_names("liger_parts")):
         keys.report("predicted with transformers' own kernels, which take more time and memory", "liger_parts")
     accumulation, batch, norm = keys.size("accumulation"), keys.size("global_batch"), keys.share("max_norm")
+    if batch and keys.known.table.get("batch_of_a_gpu"):
+        accumulation, batch = accumulation or max(1, batch // int(stated.get("micro-batch", 1))), None
     return stated | given_options(
         global_batch=batch if accumulation is None else None,
         accumulation=accumulation,
@@ -404,8 +421,6 @@ def _read_options(keys: Keys, adapters: Options, is_sharded: bool, format_inside
         flash_attention=False if is_eager else None,
     )
 
-    if batch and keys.known.table.get("batch_of_a_gpu"):
-        accumulation, batch = accumulation or max(1, batch // int(stated.get("micro-batch", 1))), None
 
 def _is_trl(keys: Keys) -> bool:
     """Return whether TRL's trainers are meant, whose configurations have max_length; Unsloth replaces parts of them."""
