@@ -129,6 +129,8 @@ def test_profiles_have_what_they_choose_by_default(name: str) -> None:
         ("deepspeed-zero", {"pp": 4, "sharding": "zero-2"}, "no zero-2 sharding in a pipeline"),
         ("torchtitan", {"recompute": "block:2"}, "no block recomputation"),
         ("torchtitan", {"cp": 2, "context": "all-to-all"}, "no a2a context-parallel exchange"),
+        ("torchtitan", {"optimizer": "muon", "tp": 2}, "no muon optimizer with tensor or pipeline parallelism"),
+        ("torchtitan", {"base_weights": "nf4"}, "no nf4 format of frozen weights (it has trained)"),
         ("transformers", {"pp": 2}, "no 1f1b schedule (nor any other)"),
         ("megatron-lm-2021", {"overlap": "gradients"}, "no gradients overlap (nor any other)"),
     ],
@@ -141,7 +143,7 @@ def test_predict_warns_of_what_the_software_lacks(framework: str, choices: dict[
 
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
 def test_predict_does_not_warn_of_what_the_software_has(framework: str) -> None:
-    for choices in ({"pp": 4}, {"pp": 4, "vpp": 2}, {"recompute": "full"}, {"cp": 2}):
+    for choices in ({"pp": 4}, {"pp": 4, "vpp": 2}, {"recompute": "full"}, {"cp": 2}, {"optimizer": "muon"}):
         values: dict[str, Any] = {"gpus": 16, "global_batch": 64, **choices}
         report = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=framework, **values).report
         assert not [each for each in report.warnings if f"{framework} has no" in each]

@@ -54,12 +54,20 @@ def test_commands_of_neighbours_give_their_steps(options: str) -> None:
         assert changed.strategy.global_batch == run.strategy.global_batch
 
 
-def test_remedies_are_optimizers_that_the_software_has(capsys: pytest.CaptureFixture[str]) -> None:
-    """torchtitan has Adam and AdamW (components/optimizer.py), transformers those of bitsandbytes too."""
-    words = "predict llama-3.1-8b --gpu a100-sxm-40gb --gpus 4 --global-batch 8 --sharding fsdp --json --framework"
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("llama-3.1-8b --gpu a100-sxm-40gb --gpus 4 --global-batch 8 --sharding fsdp", "8bit"),
+        ("llama-3.1-405b --cluster dgx-h100 --gpus 8 --global-batch 8 --seq 2048", "--qlora"),
+    ],
+)
+def test_remedies_are_what_the_software_has(words: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """torchtitan has no 8-bit AdamW (components/optimizer.py) and no QLoRA (components/lora.py), transformers those of
+    bitsandbytes.
+    """
     found = {}
     for framework in ("torchtitan", "transformers"):
-        main([*words.split(), framework])
+        main(["predict", *words.split(), "--json", "--framework", framework])
         remedies = json.loads(capsys.readouterr().out)["remedies"]
-        found[framework] = any("8bit" in remedy["options"] for remedy in remedies)
+        found[framework] = any(remedy in each["options"] for each in remedies)
     assert found == {"torchtitan": False, "transformers": True}

@@ -152,6 +152,7 @@ def test_without_a_file_the_configuration_is_printed(capsys: pytest.CaptureFixtu
     [
         ("--emit torchtitan", "use --framework torchtitan"),
         ("--framework torchtitan --optimizer adamw:8bit --emit torchtitan", "torchtitan has no adamw:8bit optimizer"),
+        ("--framework torchtitan --optimizer muon --emit torchtitan", "torchtitan's TOML has no Muon"),
         ("--emit jax", "expected one of megatron, torchtitan, nemo, deepspeed, accelerate"),
         ("--framework deepspeed-transformers --sharding fsdp --emit deepspeed", "--sharding zero-3"),
     ],

@@ -210,6 +210,9 @@ FEATURES: Mapping[str, Feature] = {
     "contexts": Feature("context-parallel exchange", ContextKind,
                         lambda run, _: (run.context,) if run.layout.cp > 1 else ()),
     "optimizers": Feature("optimizer", OptimizerWord, _used_optimizer),
+    "split_optimizers": Feature("optimizer with tensor or pipeline parallelism", OptimizerWord,
+                                lambda run, it: _used_optimizer(run, it) if run.layout.tp * run.layout.pp > 1 else ()),
+    "base_weights": Feature("format of frozen weights", strategies.BaseWeights, lambda run, _: (run.base_weights,)),
 }  # fmt: skip
 
 

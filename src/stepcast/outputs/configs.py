@@ -12,7 +12,7 @@ from stepcast.inputs.configs.keys import known_keys, option_keys
 from stepcast.inputs.configs.megatron import LATENT, MODULES, POSITIONS
 from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
 from stepcast.inputs.model_table import part_words
-from stepcast.ir.framework import Execution, Framework
+from stepcast.ir.framework import Execution, Framework, OptimizerKind
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.model_parts import Activation, QkNorm
 from stepcast.ir.strategy import RecomputeKind, Sharding, Strategy
@@ -248,6 +248,8 @@ def write_torchtitan(run: EmittedRun) -> str:
     if not named:
         known = sorted({*FLAVOURS.values(), *FAMILIES.values()})
         raise ValueError(f"torchtitan has no model {model}; it has {', '.join(known)}")
+    if run.framework.optimizer.kind is OptimizerKind.MUON:
+        raise ValueError("torchtitan's TOML has no Muon, which its Python recipes have: predict with --optimizer adamw")
     name, _, flavour = named[0].partition(" ")
     keys: Table = {
         "job.description": run.title,
