@@ -481,6 +481,7 @@ def test_fsdp1_gathers_nothing_ahead_unless_a_file_asks_for_it(tmp_path: Path, t
         ("distributed_type: FSPD\nnum_processes: 8", "distributed_type", "without sharding"),
         ("distributed_type: FSDP\nmixed_precision: bf61", "mixed_precision", "bf16"),
         (NEMO + "trainer: {precision: half}", "trainer.precision", "fp32"),
+        (NEMO + "  optim: {name: lion}", "optim.name", "AdamW"),
         (NEMO + "  recompute_granularity: some", "recompute_granularity", "without recomputation"),
         (NEMO + "  num_moe_experts: 8\n  moe_token_dispatcher_type: all", "moe_token_dispatcher_type", "dispatcher"),
     ],
@@ -1238,3 +1239,23 @@ def test_sizes_below_one_are_refused_by_name(tmp_path: Path, name: str, text: st
     file.write_text(text)
     with pytest.raises(FormatError, match=rf"{name}: {key}: expected a whole number from \d"):
         read_config(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.sh", "--optimizer sgd", {"optimizer": "sgd-momentum"}),
+        ("a.sh", "--optimizer sgd --sgd-momentum 0.0", {"optimizer": "sgd"}),
+        ("a.sh", "--optimizer dist_muon", {"optimizer": "muon", "sharding": "zero-1"}),
+        ("a.sh", "--optimizer muon --use-distributed-optimizer", {"optimizer": "muon", "sharding": "zero-1"}),
+        ("a.yaml", NEMO + "  optim: {name: sgd, momentum: 0.9}", {"optimizer": "sgd-momentum"}),
+        ("a.yaml", NEMO + "  optim: {name: adafactor}", {"optimizer": "adafactor"}),
+        ("a.yaml", NEMO + "  optim: {name: distributed_fused_adam}", {"sharding": "zero-1"}),
+    ],
+)
+def test_optimizers_of_megatron_and_nemo(tmp_path: Path, name: str, text: str, expected: dict[str, str]) -> None:
+    """Megatron-LM, training/arguments.py: sgd_momentum is 0.9; dist_muon is Muon with the distributed optimizer."""
+    config = read_text(tmp_path, f"pretrain_gpt.py {SIZES} {text}" if name == "a.sh" else text, name)
+    names = ("optimizer", "sharding")
+    assert {name: word for name in names if (word := config.options.get(name, "none")) != "none"} == expected
+    assert not config.not_modelled

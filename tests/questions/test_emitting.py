@@ -23,6 +23,17 @@ RUNS = [
     ),
     ("megatron", "llama-3.1-8b --cluster dgx-h100 --gpus 32 --cp 4 --seq 65536 --sharding fsdp"),
     ("megatron", "llama-3.1-405b --cluster dgx-b200 --gpus 256 --tp 8 --pp 8 --precision mxfp8"),
+    *(
+        ("megatron", f"llama-3.2-1b --cluster dgx-h100 --gpus 8 {words}")
+        for words in (
+            *("--optimizer sgd", "--optimizer sgd-momentum", "--optimizer adamw:bf16", "--optimizer adamw:fp8 --tp 2"),
+            *("--optimizer muon", "--optimizer muon --sharding none --pp 2"),
+        )
+    ),
+    *(
+        ("nemo", f"llama-3.2-1b --cluster dgx-h100 --gpus 8 --framework {words}")
+        for words in ("nemo --optimizer sgd", "nemo --optimizer sgd-momentum", "megatron-bridge --optimizer muon")
+    ),
     ("nemo", "llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 4 --pp 4 --framework nemo"),
     ("megatron", "llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 4 --pp 4 --vpp 7 --global-batch 512"),
     ("nemo", "qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --framework megatron-bridge --ep 8"),
@@ -114,6 +125,10 @@ def test_a_configuration_reads_back_to_the_same_bits(
     read = json.loads(capsys.readouterr().out)
     assert [read[name] for name in SAME] == [wanted[name] for name in SAME]
     assert not read["config"]["unknown"]
+    if tool == "megatron":
+        parse_script(Path(file).read_text())
+    if "--optimizer" in words:
+        assert "--optimizer" not in wanted["emitted"]["remaining"]
 
 
 def test_the_winner_of_a_search_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +167,12 @@ def test_without_a_file_the_configuration_is_printed(capsys: pytest.CaptureFixtu
     [
         ("--emit torchtitan", "use --framework torchtitan"),
         ("--framework torchtitan --optimizer adamw:8bit --emit torchtitan", "torchtitan has no adamw:8bit optimizer"),
+        ("--optimizer adafactor --emit megatron", "Megatron has no adafactor"),
+        ("--optimizer adamw:8bit --emit megatron", "Megatron has no adamw:8bit optimizer"),
+        ("--optimizer muon:bf16 --emit megatron", "Megatron has no muon:bf16 optimizer"),
+        ("--optimizer muon --sharding zero-3 --emit megatron", "Megatron has no muon optimizer with --sharding zero-3"),
+        ("--optimizer adamw:bf16 --sharding none --emit megatron", "no adamw:bf16 optimizer with --sharding none"),
+        ("--optimizer muon --framework nemo --emit nemo", "NeMo's YAML has no muon optimizer"),
         ("--framework torchtitan --optimizer muon --emit torchtitan", "torchtitan's TOML has no Muon"),
         ("--emit jax", "expected one of megatron, torchtitan, nemo, deepspeed, accelerate"),
         ("--framework deepspeed-transformers --sharding fsdp --emit deepspeed", "--sharding zero-3"),

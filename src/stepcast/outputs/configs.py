@@ -12,11 +12,11 @@ from stepcast.inputs.configs.keys import known_keys, option_keys
 from stepcast.inputs.configs.megatron import LATENT, MODULES, POSITIONS
 from stepcast.inputs.configs.torchtitan import FAMILIES, FLAVOURS
 from stepcast.inputs.model_table import part_words
-from stepcast.ir.framework import Execution, Framework, OptimizerKind
+from stepcast.ir.framework import FORMATS, OPTIMIZERS, Execution, Framework, OptimizerKind
 from stepcast.ir.model import Model, pieces
 from stepcast.ir.model_parts import Activation, QkNorm
 from stepcast.ir.strategy import RecomputeKind, Sharding, Strategy
-from stepcast.ir.types import DType, Facts, dataclass
+from stepcast.ir.types import DType, Facts, dataclass, require
 from stepcast.outputs.plain import toml_rows
 
 Value = str | int | float | bool | None
@@ -94,7 +94,24 @@ def megatron_arguments(run: EmittedRun) -> Table:
         arguments["pipeline-model-parallel-layout"] = "|".join(stages)
     elif layout.vpp > 1:
         arguments["num-virtual-stages-per-pipeline-rank"] = layout.vpp
-    return {**arguments, **_megatron_execution(run, arguments)}
+    return {**arguments, **_megatron_execution(run, arguments), **_megatron_optimizer(run)}
+
+
+def _megatron_optimizer(run: EmittedRun) -> Table:
+    """Return the arguments of the optimizer; refuse one that Megatron does not have.
+
+    Muon has a distributed optimizer of its own, but no FSDP (training/arguments.py); formats of moments need the
+    distributed optimizer (core/optimizer/optimizer_config.py).
+    """
+    optimizer, sharding = run.framework.optimizer, run.strategy.sharding
+    formats = OPTIMIZERS[optimizer.kind].formats
+    formats = tuple(name for name in formats if name != "fp32" and FORMATS[name] is optimizer.moment_dtype)
+    word, known = ":".join([optimizer.kind, *formats]), known_keys("megatron").table["optimizers"]
+    require(word in known, f"Megatron has no {word} optimizer: use --optimizer {' or '.join(known)}")
+    is_muon, is_distributed = word == "muon", sharding not in (Sharding.NONE, Sharding.FSDP)
+    fits = sharding in (Sharding.NONE, Sharding.ZERO_1) if is_muon else is_distributed or not formats
+    require(fits, f"Megatron has no {word} optimizer with --sharding {sharding}: use --sharding zero-1")
+    return dict(known[word])
 
 
 def _megatron_model(model: Model) -> Table:
@@ -206,15 +223,22 @@ def write_nemo(run: EmittedRun) -> str:
     arguments |= {"gated-linear-unit": run.model.gated} if is_bridge else {"activation": [*kinds, "gelu"][0]}
     arguments.pop("group-query-attention", None)
     arguments["grad-reduce-in-fp32"] = "accumulate-allreduce-grads-in-fp32" in arguments
-    for name in ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "bf16", "fp16"):
+    moments = ("use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype")  # no data types of YAML
+    for name in ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "bf16", "fp16", *moments):
         arguments.pop(name, None)
+    own: Table = {}
+    if not is_bridge and "optimizer" in arguments:
+        kind = arguments.pop("optimizer")
+        require(kind == "sgd", f"NeMo's YAML has no {kind} optimizer: predict with --optimizer adamw")
+        own = {"optim": {"name": kind, "momentum": arguments.pop("sgd-momentum")}}
     modules = arguments.get("recompute-modules")
     if isinstance(modules, str):
         arguments["recompute-modules"] = f"[{', '.join(modules.split())}]"
     precision = "16-mixed" if run.strategy.precision is DType.FP16 else "bf16-mixed"
     trainer: Table = {"num_nodes": run.nodes, "devices": run.per_node, "precision": precision}
-    tables: Table = {} if is_bridge else {"trainer": trainer}
+    tables: Table = {} if is_bridge else {"trainer": trainer, "model": own}
     moved = {**dict.fromkeys(TRAIN_KEYS, "train"), **dict.fromkeys(DDP_KEYS, "ddp")} if is_bridge else {}
+    moved |= {"optimizer": "optimizer", "sgd-momentum": "optimizer"}
     for name, value in arguments.items():
         table = tables.setdefault(moved.get(name, "model"), {})
         assert isinstance(table, dict)

@@ -428,7 +428,7 @@ def _context(keys: Keys, cp: int) -> str | None:
 def _sharding(keys: Keys) -> dict[str, OptionValue]:
     strategy = keys.word("data-parallel-sharding-strategy")
     is_fsdp = keys.flag("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "fsdp")
-    is_distributed = keys.flag("use-distributed-optimizer")
+    is_distributed = keys.flag("use-distributed-optimizer") or keys.word("optimizer") == "dist_muon"
     copies = keys.number("num-distributed-optimizer-instances") or 1
     kind = TABLES["shardings"].get(strategy, "fsdp" if is_fsdp else "zero-1" if is_distributed else "none")
     if copies == 1 or kind == "none":
@@ -533,7 +533,9 @@ def _execution(keys: Keys, has_experts: bool) -> str | None:
 
 def _optimizer(keys: Keys) -> str | None:
     name = keys.word("optimizer")
-    kind = {"sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}.get(name)
+    has_momentum = keys.share("sgd-momentum", "optim.momentum") != 0
+    words = {"sgd": "sgd-momentum" if has_momentum else "sgd", "muon": "muon", "dist_muon": "muon"}
+    kind = {**words, "adafactor": "adafactor"}.get(name)  # of NeMo
     if kind is None and name and "adam" not in name:
         keys.report("predicted as AdamW", "optimizer")
     moments = [keys.word(f"exp-avg{part}-dtype") for part in ("", "-sq")]
