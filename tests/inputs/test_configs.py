@@ -465,8 +465,6 @@ def test_fsdp1_gathers_nothing_ahead_unless_a_file_asks_for_it(tmp_path: Path, t
     assert config.options.get("backward-prefetch") == word
     is_recomputed = "checkpointing: true" in text
     assert any("NO_PREFETCH" in text for text in config.assumed) is (word == "post" or is_recomputed)
-    explicit = read_text(tmp_path, text.replace("version: 1", "version: 1, backward_prefetch: NO_PREFETCH"), "b.yaml")
-    assert bool(explicit.not_modelled) is ("version: 1" in text and is_recomputed)
 
 
 @pytest.mark.parametrize(
@@ -1259,3 +1257,16 @@ def test_optimizers_of_megatron_and_nemo(tmp_path: Path, name: str, text: str, e
     names = ("optimizer", "sharding")
     assert {name: word for name in names if (word := config.options.get(name, "none")) != "none"} == expected
     assert not config.not_modelled
+
+
+def test_references_to_keys_of_the_same_table_are_their_values(tmp_path: Path) -> None:
+    """As NeMo's examples have them (megatron_gpt_config.yaml)."""
+    config = read_text(tmp_path, NEMO + "  max_position_embeddings: ${.encoder_seq_length}", "a.yaml")
+    assert (config.sizes["seq"], config.not_modelled) == (512, {})
+
+
+@pytest.mark.parametrize(("switch", "sharding"), [("true", "zero-1"), ("false", "none")])
+def test_a_switch_of_zero_is_its_first_stage(tmp_path: Path, switch: str, sharding: str) -> None:
+    """deepspeed/runtime/zero/config.py, read_zero_config_deprecated."""
+    config = read_text(tmp_path, f'{{"train_batch_size": 8, "zero_optimization": {switch}}}', "a.json")
+    assert (config.options["sharding"], config.unknown) == (sharding, {})

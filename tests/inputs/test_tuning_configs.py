@@ -245,3 +245,70 @@ def test_a_chunked_loss_casts_its_weights_for_every_part() -> None:
     usual: dict[str, Any] = {"model": "llama-3.1-8b-l2", "gpu": "h200", "framework": "trainer", "seq": 8192}
     full, chunked = (stepcast.predict(**usual, accumulation=1, loss=loss).step_s for loss in ("in-place", "chunked"))
     assert chunked - full == pytest.approx(0.282, rel=0.15)
+
+
+LAUNCH = "accelerate launch --num_processes 8 --mixed_precision bf16"
+SCRIPT = "train.py --model_name_or_path q --per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+
+
+@pytest.mark.parametrize(
+    ("options", "framework", "expected"),
+    [
+        ("--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP", "trainer", {"sharding": "fsdp"}),
+        ("--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP", "trainer", {"sharding": "fsdp", "reshard": False}),
+        ("--use_fsdp --fsdp_sharding_strategy FULL_SHARD", "trainer", {"backward-prefetch": "post"}),
+        (
+            "--use_deepspeed --zero_stage 3 --gradient_clipping 1.0 --offload_optimizer_device cpu",
+            "deepspeed-transformers",
+            {"sharding": "zero-3", "offload": "optimizer", "clipping": True},
+        ),
+        ("--use_deepspeed", "deepspeed-transformers", {"sharding": "zero-2"}),
+    ],
+)
+def test_options_of_accelerate_launch_are_read_as_its_file(
+    options: str, framework: str, expected: dict[str, object], tmp_path: Path
+) -> None:
+    """accelerate, commands/launch.py."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"{LAUNCH} {options} {SCRIPT}")
+    config = read_config(path)
+    assert (config.framework, config.unknown, config.not_modelled) == (framework, {}, {})
+    assert {"gpus": 8, "micro-batch": 2, "accumulation": 4, **expected}.items() <= config.options.items()
+    assert config.options["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, ""),
+        ({"train_micro_batch_size_per_gpu": "auto"}, ""),
+        ({"train_micro_batch_size_per_gpu": 4}, "train_micro_batch_size_per_gpu 4, and the arguments 2"),
+        ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps 1, and the arguments 4"),
+    ],
+)
+def test_batches_of_deepspeed_and_of_trainer_agree(sizes: dict[str, object], problem: str, tmp_path: Path) -> None:
+    """transformers, integrations/deepspeed.py, trainer_config_process: mismatches raise a ValueError."""
+    (tmp_path / "ds.json").write_text(json.dumps({**sizes, "zero_optimization": {"stage": 2}}))
+    path = tmp_path / "run.sh"
+    path.write_text(f"deepspeed --num_gpus 8 {SCRIPT} --deepspeed {tmp_path / 'ds.json'}")
+    if problem:
+        with pytest.raises(FormatError, match=rf"run.sh: deepspeed has {problem}: make them agree"):
+            read_config(path)
+    else:
+        assert read_config(path).options["accumulation"] == 4
+
+
+def test_options_of_fsdp_may_be_json_or_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    text = f"torchrun --nproc_per_node 8 {SCRIPT} --fsdp full_shard --fsdp_config"
+    path.write_text(f"{text} '{{\"version\": 1}}'")
+    assert read_config(path).options["backward-prefetch"] == "post"
+    path.write_text(f"{text} missing.json")
+    assert "no such file" in read_config(path).not_modelled["fsdp_config"]
+
+
+def test_lengths_of_models_are_lengths_of_sequences(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{LAUNCH} {SCRIPT} --model_max_length 1024")
+    config = read_config(path)
+    assert (config.options["seq"], config.unknown) == (1024, {})

@@ -56,13 +56,15 @@ class _NestedKeys(Keys):
     def __init__(self, table: Mapping[str, object]) -> None:
         values = flat(table)
         super().__init__(values, "nemo")
-        for name, value in values.items():  # products that refer to keys of the same table
+        for name, value in values.items():  # keys of the same table, and products of them
             if isinstance(value, str) and "${" in value and len(value) < 1000:
                 parent, text = name.rpartition(".")[0], value
                 for sibling in SIBLING.findall(value):
                     text = text.replace(f"${{.{sibling}}}", str(values.get(f"{parent}.{sibling}", f"${{.{sibling}}}")))
                 if product := PRODUCT.fullmatch(text.strip()):
                     self.values[name] = int(product[1]) * int(product[2])
+                elif "${" not in text:
+                    self.values[name] = text
         self._names_of_alias: dict[str, list[str]] = {}
         for name in self.values:
             for alias in _aliases(name):

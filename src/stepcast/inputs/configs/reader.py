@@ -99,6 +99,9 @@ def _add_files(table: Table, folder: str | None, depth: int = 0) -> Table:
         if name == "deepspeed_config" and isinstance(value, dict):  # a table that has such keys
             filled[name] = _add_files(value, folder, depth + 1)
         elif name in INNER_FILES and isinstance(value, str) and (words := value.split()):
+            if value.lstrip().startswith("{"):
+                filled[name] = parse_json(value)
+                continue
             # On a command line other words may follow.
             files = [place for file in (value, words[0]) for place in (file, os.path.join(folder, file))]
             inner_path = next((file for file in files if file.endswith(INNER_ENDINGS) and os.path.isfile(file)), None)

@@ -6,6 +6,7 @@ DeepSpeed's JSON (deepspeed.ai/docs/config-json) and accelerate's YAML (huggingf
 """
 
 import ast
+import itertools
 import math
 import os
 import re
@@ -36,7 +37,8 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     if rounds is None and "gradient_accumulation_steps" not in keys:
         basis = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
         keys.assume(f"no gradient_accumulation_steps: taken for 1{basis}")
-    stage = keys.number("zero_optimization.stage") or 0
+    # A switch until 2020: stage 1 (deepspeed/runtime/zero/config.py).
+    stage = keys.number("zero_optimization.stage") or int(keys.flag("zero_optimization") or False)
     precision, size = _deepspeed_precision(keys), "zero_optimization.reduce_bucket_size"
     bucket, width = keys.share(size), 4 if precision == "fp32" else 2  # elements of the training precision
     norm = keys.share("gradient_clipping")
@@ -93,7 +95,7 @@ PREFETCH = (
     *("fsdp_config.fsdp_backward_prefetch", "fsdp_config.fsdp_backward_prefetch_policy"),
     "fsdp_config.backward_prefetch",
 )
-GATHERED_AHEAD = "recomputed layers are predicted as gathered ahead, which NO_PREFETCH does not do"
+GATHERED_AHEAD = "recomputed layers are predicted as gathered ahead, which FSDP1 with NO_PREFETCH does not do"
 FSDP_VERSION = ("fsdp_config.fsdp_version", "fsdp_config.version", "fsdp_version")
 # Strategies of accelerate that keep gathered parameters until the backward pass.
 WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
@@ -169,24 +171,17 @@ def _read_prefetch(keys: Keys, options: Options, usual_version: int) -> Options:
     FullyShardedDataParallelPlugin; transformers/training_args.py: NO_PREFETCH).
     """
     word, version = keys.last_word(*PREFETCH).replace("none", "no_prefetch"), keys.number(*FSDP_VERSION)
+    is_recomputed, is_first = options.get("recompute") == "full", (version or (1 if word else usual_version)) == 1
     gathers = options.get("sharding") in ("fsdp", "hybrid-fsdp") and options.get("reshard") is not False
-    is_first = (version or (1 if word else usual_version)) == 1
-    is_recomputed = options.get("recompute") == "full"
-    if word == "backward_pre":
-        return {}
     if word not in ("", "no_prefetch", "backward_post"):
-        keys.report("parameters are predicted as gathered ahead", *PREFETCH)
-    elif not gathers or not is_first or (is_recomputed and word == "backward_post"):
+        if word != "backward_pre":
+            keys.report("parameters are predicted as gathered ahead", *PREFETCH)
+        return {}
+    if not (gathers and is_first) or is_recomputed:
         keys.report_without_effect(*PREFETCH)
-    elif is_recomputed:
-        keys.report(GATHERED_AHEAD, *PREFETCH)
-        if not word:
-            keys.assume(f"no fsdp_backward_prefetch with FSDP1: {GATHERED_AHEAD}")
-    else:
-        if not word:
-            keys.assume("no fsdp_backward_prefetch: FSDP1 gathers each layer when its backward begins (NO_PREFETCH)")
-        return {"backward-prefetch": "post"}
-    return {}
+    if gathers and is_first and word != "backward_post":
+        keys.assume(GATHERED_AHEAD if is_recomputed else "FSDP1 with NO_PREFETCH, its default, gathers no layer ahead")
+    return {"backward-prefetch": "post"} if gathers and is_first and not is_recomputed else {}
 
 
 def stage_by_name(keys: Keys, path: str) -> int:
@@ -314,7 +309,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     files = {name: file for name in ("config_file", "accelerate_config") if isinstance(file := table.get(name), str)}
     paths = {name: file.split(maxsplit=1)[0] for name, file in files.items() if file.strip()}  # more words may follow
     guesses = {name: guess for name, path in paths.items() if (guess := guess_accelerate(path))}
-    table = {**table, **guesses}
+    table = _move_launch_options({**table, **guesses})
     inner = {name: read_inner(part) for name, read_inner in INNER.items() if isinstance(part := table.get(name), dict)}
     keys = Keys(flat({name: value for name, value in table.items() if name not in inner}), tool)
     known = keys.known.table
@@ -340,7 +335,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     if loss := _read_loss(keys, options, has_deepspeed):
         options["loss"] = loss
     if {"accumulation", "global-batch"} & {*options}:
-        sharding = {name: value for name, value in sharding.items() if name not in ("accumulation", "global-batch")}
+        sharding.pop("accumulation", None)
     elif not {"accumulation", "global-batch"} & {*sharding, *known.get("defaults", {})}:
         # 1, or as many steps as make the batch that the tool wants at least.
         usual, least = known.get("defaults", {}), int(known.get("least_batch", 1))
@@ -348,6 +343,15 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
         sharding["accumulation"] = rounds = math.ceil(least / at_once)
         steps = "1 step" if rounds == 1 else f"{rounds} steps"
         keys.assume(f"gradient accumulation of {steps} (--accumulation), the tool's default")
+    # A file of DeepSpeed and Trainer must agree (transformers, integrations/deepspeed.py, trainer_config_process).
+    meant = {"micro-batch": 1, **known.get("defaults", {}), **sharding, **options}
+    agreed = {"micro-batch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps"}
+    for (name, part), (option, key) in itertools.product(inner.items(), agreed.items()):
+        if part.format == "deepspeed" and key in part.understood and part.options[option] != meant[option]:
+            own, wrong = part.options[option], meant[option]
+            raise FormatError(
+                f'{name} has {key} {own}, and the arguments {wrong}: make them agree, or use "auto" there'
+            )
     if has_deepspeed and "optimizer" in sharding:  # Trainer leaves it to DeepSpeed
         options.pop("optimizer", None)
     options = {**sharding, **options, **adapters}
@@ -360,7 +364,7 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     # Accelerate's file does not know that layers are recomputed.
     is_late = options.get("recompute") != "full" or options.pop("backward-prefetch", None) is None
     for text in (text for part in inner.values() for text in part.assumed if "NO_PREFETCH" in text):
-        keys.assume(text if is_late else f"no fsdp_backward_prefetch with FSDP1: {GATHERED_AHEAD}")
+        keys.assume(text if is_late else GATHERED_AHEAD)
     framework = DEEPSPEED if has_deepspeed else "peft" if "lora-rank" in adapters else known["framework"]
     if framework == "peft" and tool == "torchtune":
         framework = "pytorch"
@@ -372,6 +376,22 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     for name, part in inner.items():
         config = config.add_inner(name, part)
     return config
+
+
+def _move_launch_options(table: Mapping[str, object]) -> Mapping[str, object]:
+    """Return *table* with the options of ``accelerate launch`` for FSDP or DeepSpeed as the file they stand for."""
+    kind = next((kind for kind in ("fsdp", "deepspeed") if is_on(table.get(f"use_{kind}", False))), "")
+    if not kind:
+        return table
+    first = {name: [*str(value).split(), ""][0] for name, value in table.items()}  # a script may follow
+    own = {name: first[name] for name in ("num_processes", "num_machines", "mixed_precision") if name in table}
+    script = ("gradient_accumulation_steps", "deepspeed_config_file")  # that of Trainer; of DeepSpeed's own keys
+    known = known_keys("accelerate")
+    moved = [name for name in table if name not in script and known.find(f"{kind}_config.{name}")]
+    file = table.get("config_file")
+    part: dict[str, object] = {**(file if isinstance(file, Mapping) else {}), **own, "distributed_type": kind.upper()}
+    rest = {name: value for name, value in table.items() if name not in (*moved, f"use_{kind}", "mixed_precision")}
+    return {**rest, "config_file": {**part, f"{kind}_config": {name: first[name] for name in moved}}}
 
 
 def _read_options(keys: Keys, adapters: Options, is_sharded: bool, format_inside: str) -> Options:
