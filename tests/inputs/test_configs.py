@@ -1224,6 +1224,7 @@ def test_lists_of_layers_hold_numbers_alone(tmp_path: Path) -> None:
         ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 0', "training.local_batch_size 0"),
         ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = 0', "parallelism.tensor_parallel_degree 0"),
         ("a.yaml", NEMO + "  micro_batch_size: 0", "model.micro_batch_size 0"),
+        ("a.yaml", TRAINER + "finetuning_type: lora\nlora_rank: 0", "lora_rank 0"),
         *(
             ("a.sh", f"pretrain_gpt.py {SIZES} --seq-length 2048 --{flag}", flag)
             for flag in ("num-layers -3", "hidden-size 0", "num-attention-heads 0", "ffn-hidden-size -1", "kv-channels -64",
@@ -1270,3 +1271,24 @@ def test_a_switch_of_zero_is_its_first_stage(tmp_path: Path, switch: str, shardi
     """deepspeed/runtime/zero/config.py, read_zero_config_deprecated."""
     config = read_text(tmp_path, f'{{"train_batch_size": 8, "zero_optimization": {switch}}}', "a.json")
     assert (config.options["sharding"], config.unknown) == (sharding, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.sh", f"srun --nodes 4 --gpus-per-node 8 python pretrain_gpt.py {SIZES}", {"gpus": 32}),
+        ("a.sh", f"srun --nodes 4 torchrun --nproc-per-node 4 pretrain_gpt.py {SIZES}", {"gpus": 16}),
+        ("a.yaml", NEMO + "trainer: {devices: -1, num_nodes: 2, precision: bf16}", {}),
+        ("a.yaml", NEMO + "trainer: {devices: 4, num_nodes: 2, precision: bf16}", {"gpus": 8}),
+    ],
+)
+def test_gpus_of_launchers(tmp_path: Path, name: str, text: str, expected: dict[str, int]) -> None:
+    """Those of srun count where torchrun names none; -1 means all that a node has (NeMo's trainer.devices)."""
+    options = read_text(tmp_path, text, name).options
+    assert {name: options[name] for name in ("gpus",) if name in options} == expected
+
+
+@pytest.mark.parametrize(("layers", "word"), [(2, "block:2"), (0, "none")])
+def test_a_block_of_no_layers_recomputes_nothing(tmp_path: Path, layers: int, word: str) -> None:
+    flags = f"--recompute-granularity full --recompute-method block --recompute-num-layers {layers}"
+    assert read_text(tmp_path, f"pretrain_gpt.py {SIZES} {flags}").options["recompute"] == word

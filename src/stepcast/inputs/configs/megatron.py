@@ -448,8 +448,8 @@ def _recompute(keys: Keys) -> str | None:
         kind, method = "full", method or "uniform"
     if keys.flag("moe-layer-recompute") and not kind:
         kind, modules = "selective", ["moe"]
-    if kind == "full" and method == "block" and layers:
-        return f"block:{layers}"
+    if kind == "full" and method == "block" and layers is not None:
+        return f"block:{layers}" if layers else "none"
     if kind == "full" and method == "uniform" and (layers or 1) > 1:
         keys.report(f"an input is saved for every layer, not for every {layers} layers", *names)
     if kind == "selective" and modules:

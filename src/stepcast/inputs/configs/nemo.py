@@ -27,7 +27,7 @@ def read(table: Mapping[str, object]) -> RunConfig:
         sizes = fill_sizes(keys, sizes)
     options = read_options(keys, sizes)
     nodes, devices = keys.number("trainer.num_nodes"), keys.number("trainer.devices")
-    if nodes and devices:
+    if nodes and devices and devices > 0:  # -1: all that a node has
         options["gpus"] = nodes * devices
     precision = keys.word("trainer.precision")
     if "precision" not in options and precision:

@@ -481,7 +481,7 @@ def _read_adapters(keys: Keys) -> dict[str, OptionValue]:
     # The tool's own arguments have these defaults; peft's LoraConfig in a script has others.
     is_own = keys.flag("use_lora") or not keys.spell("use_lora")
     usual: Mapping[str, float] = keys.known.table.get("lora", {}) if is_own else {}
-    if rank is None:
+    if rank is None and keys.size("lora_rank") is None:
         rank = int(usual.get("rank", 8))
         keys.assume(f"LoRA rank {rank} (--lora-rank), the tool's default")
     dropout = keys.share("lora_dropout")
