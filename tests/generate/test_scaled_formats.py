@@ -9,7 +9,7 @@ from stepcast.generate.workload import generate
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.strategy import Sharding, Strategy, TrainingKind
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, Matmul
 from stepcast.ir.workload import Op, Phase, Workload
@@ -93,6 +93,42 @@ def test_a_single_micro_batch_adds_to_a_cleared_buffer() -> None:
     assert accumulated_bytes(MODEL, single) > 0
     assert accumulated_bytes(MODEL, single, Framework(fused_accumulation=False)) == 0
     assert accumulated_bytes(MODEL, STRATEGY, Framework(kernels=Kernels.COMPILED)) == 0
+
+
+WEIGHTS = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * FFN  # q and output, k and v, MLP
+VOCAB = 128256
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO_2, Sharding.ZERO_3, Sharding.HYBRID_FSDP])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_megatron_fsdp_overwrites_the_gradients_that_it_splits(sharding: Sharding, batches: int) -> None:
+    """Megatron-LM, core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py: overwrite_main_grad; Transformer Engine's
+    matmul then writes 4 bytes in place of 2, of which half is hidden, and reads no sum.
+    """
+    layout = Layout(dp=8, shard=4 if sharding is Sharding.HYBRID_FSDP else 0)
+    workload = generate(MODEL, Strategy(layout, 1, 8 * batches, TOKENS, sharding=sharding))
+    assert moved_bytes(workload, "accumulate") == (WEIGHTS + HIDDEN * VOCAB) * 2 / 2
+    split = replace(STRATEGY, layout=layout, global_batch=8, sharding=sharding)
+    assert accumulated_bytes(MODEL, split, Framework(gradient_dtype=DType.BF16)) == 0
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO_2, Sharding.FSDP])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_plain_software_copies_the_gradients_that_it_splits(sharding: Sharding, batches: int) -> None:
+    """PyTorch's FSDP and DeepSpeed's contiguous_gradients: fresh gradients go into a buffer, and shards are added up."""
+    plain = Framework(kernels=Kernels.PLAIN, gradient_dtype=DType.BF16)
+    workload = generate(MODEL, Strategy(Layout(dp=8), 1, 8 * batches, TOKENS, sharding=sharding), plain)
+    assert moved_bytes(workload, "logits accumulate") == moved_bytes(workload, "up accumulate") == 0
+    assert moved_bytes(workload, "gradients copy in") == 2 * 2 * MODEL.parameters
+
+
+def test_gradients_that_are_reduced_once_are_added_up_complete() -> None:
+    """A pipeline that keeps gathered weights reduces after its last micro-batch (torch.distributed.pipelining)."""
+    kept = Strategy(Layout(dp=4, pp=2), 1, 16, TOKENS, sharding=Sharding.FSDP)
+    model = MODEL.with_layers(2)
+    whole = replace(kept, sharding=Sharding.ZERO_1)
+    assert accumulated_bytes(model, kept) == accumulated_bytes(model, whole)
+    assert accumulated_bytes(model, replace(kept, reshard=True)) < accumulated_bytes(model, whole)
 
 
 def test_the_last_layers_may_stay_wide() -> None:

@@ -188,9 +188,9 @@ class DataMaker:
         for number, issued in enumerate(issue_buckets(sizes, buckets)):
             shard, times = issued
             split = sizes.plan.unreduced(shard).total * times
-            if split and framework.kernels is Kernels.COMPILED:
-                # FSDP2 copies gradients into one buffer in the format of their sum, part by part for each rank
-                # (chunk_cat).
+            if split and framework.copies_gradients:
+                # In the format of their sum: FSDP2's chunk_cat, the backward of FSDP1's split of a flat parameter,
+                # DeepSpeed's contiguous_gradients (stage_1_and_2.py, stage3.py).
                 moved = float(split * sizes.element), float(split * sizes.gradient)
                 ops.append(Op("gradients copy in", Elementwise(K.COPY, 1, split, *moved, dtype=sizes.stored)))
             if checks:  # the norms of buckets, which an eager host reads (Megatron-Core's check_grads)

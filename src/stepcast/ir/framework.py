@@ -392,6 +392,11 @@ class Framework:
         return self.modules is Modules.TRANSFORMERS and self.kernels is Kernels.PLAIN
 
     @property
+    def copies_gradients(self) -> bool:
+        """True if gradients that ranks split are copied into a buffer first; Megatron-FSDP's products write there."""
+        return self.kernels is not Kernels.FUSED or not self.fused_accumulation
+
+    @property
     def chunks_loss(self) -> bool:
         """True if the loss of transformers' models is TRL's chunked one."""
         return self.loss in (LossKernel.CHUNKED, LossKernel.CHUNKED_FP32) and self.writes_out and not self.liger

@@ -344,6 +344,12 @@ class Strategy:
         return self.layout.pp == 1 if self.reshard is None else self.reshard
 
     @property
+    def splits_each_gradient(self) -> bool:
+        """True if ranks reduce and split the gradients of each micro-batch, so that none adds up complete ones."""
+        once = self.sharding.splits_parameters and not self.reshards and self.layout.pp > 1
+        return self.sharding.splits_gradients and not once and self.layout.shard_size > 1
+
+    @property
     def outer_ways(self) -> int:
         """The parts in which sequence parallelism splits tokens outside tensor-parallel regions."""
         return self.layout.tp if self.sequence_parallel else 1
@@ -381,8 +387,8 @@ def layer_view(strategy: Strategy) -> Strategy:
     same layers over more replicas or other stages.
     """
     # One micro-batch or several: the sum of gradients needs kernels of its own from the second on.
-    batches = min(2, strategy.micro_batches)
-    key = (batches, _VIEWED(strategy))
+    batches, splits = min(2, strategy.micro_batches), strategy.splits_each_gradient
+    key = (batches, splits, _VIEWED(strategy))
     if key not in _VIEWS:
         _VIEWS[key] = replace(
             strategy,
@@ -390,7 +396,7 @@ def layer_view(strategy: Strategy) -> Strategy:
             global_batch=strategy.micro_batch * batches,
             schedule=ScheduleKind.ONE_F_ONE_B,
             stage_layers=(),
-            sharding=Sharding.NONE,
+            sharding=Sharding.ZERO_2 if splits else Sharding.NONE,
             reshard=None,
             offload=NO_OFFLOAD,
             overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),

@@ -144,11 +144,15 @@ class TimeBounds:
         self.space, self.model = columns.space, columns.space.model
         self.kinds = block_kinds(self.model)
         self._known_counts: dict[tuple[int, ...], FloatArray] = {}
-        heat, names = np.full(len(self.space), COOL), (*candidates.LAYER, "several")
+        heat, names = np.full(len(self.space), COOL), (*candidates.LAYER, "added")
         heat[rows] = self._heat(rows)
         content, copies = self._first_stages(rows)
-        several = (self.space.micro_batches > 1).astype(np.int64)
-        columns.derived |= {"heat": heat, "several": several, "content": content, "copies": copies}
+        # How layers add up gradients: see Strategy.splits_each_gradient.
+        space = self.space
+        facts = [(each.splits_gradients, each.splits_parameters) for each in space.axes.sharding]
+        splits, gathers = np.array(facts)[space.columns["sharding"]].T & (space.dp * space.columns["cp"] > 1)
+        added = (space.micro_batches > 1) + 2 * splits + 4 * (gathers & (space.columns["pp"] > 1))
+        columns.derived |= {"heat": heat, "added": added, "content": content, "copies": copies}
         self.cool = candidates.LazyColumn(columns, rows, names, lambda row: self._cost(row, COOL))
         self.hot = candidates.LazyColumn(columns, rows, (*names, "heat"), self._hot_cost)
         if len(self.hot.first) > PRICED.most:
@@ -209,8 +213,8 @@ class TimeBounds:
             heat = np.where(pieces > 2, ALONE, COOL)
         # Gathered weights and split gradients may be copied there, which cools the GPU.
         sharding = space.axes.sharding
-        compiled, routed = self.framework.kernels is Kernels.COMPILED, bool(self.model.experts)
-        copied = [(kind.splits_gradients and compiled) or (kind.splits_parameters and routed) for kind in sharding]
+        copies, routed = self.framework.copies_gradients, bool(self.model.experts)
+        copied = [(kind.splits_gradients and copies) or (kind.splits_parameters and routed) for kind in sharding]
         alone = [kind.splits_parameters for kind in sharding]
         which = space.columns["sharding"][rows]
         replicas = space.dp[rows] * space.columns["cp"][rows]

@@ -162,7 +162,8 @@ class _MixedSearch:
 
     def _layer_s(self, part: SpacePart, row: int, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
         """Return for each kind of GPU the least seconds of the cheapest block: both passes, and kernels alone."""
-        key = (id(part), *(int(part.space.column(name)[row]) for name in LAYER), strategy.micro_batches > 1)
+        sums = strategy.micro_batches > 1, strategy.splits_each_gradient
+        key = (id(part), *(int(part.space.column(name)[row]) for name in LAYER), *sums)
         if key not in self.costs:
             model = part.space.model
             layers = part_layers(model, part.framework, strategy)[:-2]

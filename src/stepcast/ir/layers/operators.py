@@ -158,14 +158,18 @@ class Linear:
         return (total, *accumulate_vectors(sizes, f"{self.name} bias", self.outputs))
 
     def _accumulate(self, sizes: Sizes) -> Ops:
-        """Add the weight gradient to the sum of the micro-batches before."""
+        """Add the weight gradient to the sum of the micro-batches before, where ranks do not split it first."""
         elements = self.inputs * self.outputs * max(1, self.groups)
-        alone = sizes.strategy.micro_batches == 1 and not sizes.adds_in_place
-        if alone or sizes.framework.kernels is Kernels.COMPILED:
+        splits = sizes.strategy.sharding.splits_gradients
+        alone = sizes.strategy.micro_batches == 1 or splits
+        if (alone and sizes.plain_gradients) or sizes.framework.kernels is Kernels.COMPILED:
             return ()
         if not sizes.plain_gradients:
-            # Added to the cleared buffer when the matmul ends, which would else write the training format.
-            read, write = sizes.gradient, max(0, sizes.gradient - sizes.element)
+            # Added to the cleared buffer when the matmul ends, which would else write the training format; or written
+            # to a buffer that is reduced and split (Megatron-FSDP's overwrite_main_grad, megatron_fsdp.py).
+            read, write = 0 if splits else sizes.gradient, max(0, sizes.gradient - sizes.element)
+            if not read + write:
+                return ()
             exposed = MEASURED[f"{'expert_' if self.groups else ''}accumulate_exposure"] * elements
             added = Elementwise(K.ADD, 1, elements, read * exposed, write * exposed, dtype=sizes.stored)
             return (Op(f"{self.name} accumulate", added),)
