@@ -208,3 +208,18 @@ def test_stages_update_the_tensors_of_their_own_layers(lora_rank: int) -> None:
             op.kernels for stage in stages for layer in stage.epilogue for op in layer.forward if op.name == "update"
         ]
         assert counted == [2 * tensors * LLAMA.layers // (layout.pp * layout.vpp)] * (layout.pp * layout.vpp)
+
+
+def test_stages_visit_their_own_layers() -> None:
+    """Trainer visits the modules of a rank to clip their gradients, and those of the embedding's stage before it."""
+
+    def kernels(pp: int, name: str) -> list[float]:
+        stages = generate(LLAMA, Strategy(Layout(pp=pp), 1, 8, 2048), load_profile("trainer").framework).stages
+        layers = (layer for stage in stages for layer in (*stage.body_layers(), *stage.epilogue))
+        return [op.kernels for layer in layers for op in layer.forward if op.name == name]
+
+    whole, halves = kernels(1, "visits"), kernels(2, "visits")
+    layer = (whole[0] - halves[0]) / (LLAMA.layers // 2)
+    assert halves[0] == halves[1] < whole[0]
+    (start,), (half,) = kernels(1, "positions and masks"), kernels(2, "positions and masks")
+    assert start - half == 2 * layer * LLAMA.layers // 2 > 0

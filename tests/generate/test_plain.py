@@ -10,7 +10,7 @@ from stepcast.generate.workload import generate
 from stepcast.ir.framework import Execution, Framework, Kernels, Optimizer
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.ir.strategy import Objective, Recompute, RecomputeKind, Strategy
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op, Phase
@@ -87,6 +87,9 @@ def test_tied_gradients_are_added() -> None:
     names = [op.name for op in ops(LLAMA, PLAIN)]
     assert names.count("tied gradients") == 1
     assert "tied gradients" not in [op.name for op in ops(replace(LLAMA, tied=False), PLAIN)]
+    apart = replace(PLAIN, layout=Layout(pp=2))  # each stage has one of them
+    assert "tied gradients" not in [op.name for op in ops(LLAMA, apart)]
+    assert "tied gradients" not in [op.name for op in ops(LLAMA, replace(PLAIN, objective=Objective.REWARD))]
 
 
 def test_vectors_are_accumulated_by_kernels() -> None:

@@ -1,14 +1,16 @@
 """Communication volumes against the published formulas, in bytes a rank sends for one training step."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stepcast.generate.workload import generate
 from stepcast.ir.layout import Group, Layout
-from stepcast.ir.model import Model
-from stepcast.ir.strategy import ContextKind, Sharding, Strategy
+from stepcast.ir.model import Model, held_shard, pieces
+from stepcast.ir.schedules import ScheduleKind
+from stepcast.ir.strategy import ContextKind, Objective, Sharding, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.models.catalog import load_model
@@ -172,10 +174,51 @@ def test_expert_gradients_have_their_own_group() -> None:
 
 def test_tied_embeddings_are_summed_between_the_ends() -> None:
     gpt = load_model("gpt2-large")
-    run = generate(gpt, Strategy(Layout(pp=4), 1, 8, 1024))
     size = gpt.vocab * gpt.hidden * 4
-    groups = [[work for work, _ in communications(run, stage) if work.group is Group.EMBEDDING] for stage in range(4)]
-    assert [[work.size_bytes for work in stage] for stage in groups] == [[size], [], [], [size]]
+    assert embedding_sums(gpt, Strategy(Layout(pp=4), 1, 8, 1024)) == [[size], [], [], [size]]
+    # Of split gradients each rank sums its share (Megatron-LM, core/distributed/finalize_model_grads.py).
+    split = Strategy(Layout(pp=2, dp=4), 1, 8, 1024, sharding=Sharding.ZERO_2)
+    assert embedding_sums(gpt, split) == [[size // 4], [size // 4]]
+
+
+def embedding_sums(model: Model, strategy: Strategy) -> list[list[int]]:
+    """Return the bytes that each piece of a pipeline sums between the first and the last stage."""
+    run = generate(model, strategy)
+    pieces = range(len(run.stages))
+    groups = [[work for work, _ in communications(run, piece) if work.group is Group.EMBEDDING] for piece in pieces]
+    return [[work.size_bytes for work in piece] for piece in groups]
+
+
+def test_ends_on_the_same_stage_sum_nothing_between_stages() -> None:
+    gpt = load_model("gpt2-large")
+    for schedule, layout in ((ScheduleKind.ZB_V, Layout(pp=2, vpp=2)), (ScheduleKind.DUALPIPE, Layout(pp=2))):
+        assert not any(embedding_sums(gpt, Strategy(layout, 1, 8, 1024, schedule=schedule)))
+
+
+def test_a_reward_model_ties_nothing() -> None:
+    """Its head returns one number, and reads no word embedding."""
+    gpt = load_model("gpt2-large")
+    reward = Strategy(Layout(pp=2), 1, 8, 1024, objective=Objective.REWARD)
+    assert not any(embedding_sums(gpt, reward))
+    held = [held_shard(gpt, reward, piece).total for piece in pieces(gpt, reward)]
+    assert sum(held) == gpt.parameters
+
+
+def test_the_stage_of_further_tokens_has_a_copy_of_the_embedding() -> None:
+    """Megatron-LM, core/models/gpt/gpt_model.py: an embedding where mtp_process, too; finalize_model_grads.py sums its
+    gradients with those of the first stage.
+    """
+    model = load_model("deepseek-v3")
+    words = model.vocab * model.hidden
+    alone, apart = (Strategy(Layout(pp=pp, ep=8, dp=8, expert_tp=1), 1, 64, 4096, mtp_layers=1) for pp in (1, 2))
+    held = [
+        sum(held_shard(model, strategy, piece).total for piece in pieces(model, strategy))
+        for strategy in (alone, apart)
+    ]
+    assert held[1] - held[0] == words
+    assert embedding_sums(model, alone) == [[]]
+    assert embedding_sums(model, apart) == [[4 * words], [4 * words]]
+    assert embedding_sums(model, replace(apart, mtp_layers=0)) == [[], []]
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])

@@ -20,7 +20,7 @@ from stepcast.ir.layers.kinds import block_weights
 from stepcast.ir.layers.operators import QUANTISED_WEIGHTS
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
-from stepcast.ir.model import Matrices, Model, StagePiece, held_shard, trained_matrices, trained_shard
+from stepcast.ir.model import Matrices, Model, StagePiece, has_copies, held_shard, trained_matrices, trained_shard
 from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.types import DType, dataclass, replace
@@ -184,13 +184,14 @@ class StepEnd:
     norms: int  # parameters of the norms, which sequence parallelism leaves unsharded on every tensor rank
     tied_embedding: int  # rows x width of a word embedding of which another stage has a copy
     tensors: int  # of the layers that are trained, where software lists them
+    layers: range
     matrices: tuple[Matrices, ...] = ()  # among what is trained, where the optimizer treats them apart
 
 
 def find_step_end(sizes: Sizes, model: Model, piece: StagePiece) -> StepEnd:
     strategy = sizes.strategy
     full = strategy.training is TrainingKind.FULL
-    separate = model.tied and strategy.layout.pp > 1 and piece.embedding != piece.head
+    separate = has_copies(model, strategy) and piece.embedding != piece.head
     width = model.embedding_width or model.hidden
     matrices = sizes.framework.optimizer.knows_matrices
     return StepEnd(
@@ -199,6 +200,7 @@ def find_step_end(sizes: Sizes, model: Model, piece: StagePiece) -> StepEnd:
         norms=_norm_parameters(model, piece.layers.start, piece.layers.stop) if full else 0,
         tied_embedding=sizes.vocab * width if separate and full else 0,
         tensors=count_tensors(sizes, model, piece.layers),
+        layers=piece.layers,
         matrices=trained_matrices(model, strategy, piece) if matrices else (),
     )
 
@@ -224,13 +226,15 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
         size = end.norms * sizes.gradient
         sums.append(collective("norm gradients tp all-reduce", C.ALL_REDUCE, size, Group.TP))
     if end.tied_embedding:
-        size = end.tied_embedding * sizes.gradient
+        # Of gradients that are split already a rank has its share (Megatron-LM, finalize_model_grads.py).
+        ways = sizes.plan.dense.ways if sizes.plan.splits_gradients else 1
+        size = -(-end.tied_embedding // ways) * sizes.gradient
         sums.append(collective("embedding all-reduce", C.ALL_REDUCE, size, Group.EMBEDDING))
     if sums:
         layers.append(make_layer(Role.GRADIENTS, tuple(sums)))
     own = own_parameters(sizes, end.trained)
     update = (*update_ops(sizes, end.trained, own, end.matrices, end.tensors), *_prepare_ops(sizes, end.trained))
-    layers.append(make_layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own)), *update)))
+    layers.append(make_layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own), end.layers), *update)))
     if gather:
         layers.append(make_layer(Role.PARAMETERS, gather))
     return tuple(layers)
@@ -252,15 +256,15 @@ def _prepare_ops(sizes: Sizes, trained: Shard) -> Ops:
     return tuple(ops)
 
 
-def _gradient_norm(sizes: Sizes, own: int) -> Ops:
-    """Return the norm of *own* gradients on a rank, summed over all ranks."""
+def _gradient_norm(sizes: Sizes, own: int, layers: range) -> Ops:
+    """Return the norm of *own* gradients on a rank that holds some *layers*, summed over all ranks."""
     if not sizes.framework.optimizer.clips:
         return ()
     read = float(own * sizes.gradient)
     loops = sizes.framework.loop_kernels > 0  # reads the loss after the backward, then visits all modules and clips
     norm = Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32), host_reads=loops)
     ops = (norm, NORM_SUM) if sizes.strategy.layout.gpus > 1 else (norm,)
-    kernels = STEP_KERNELS + round(count_visits(sizes))
+    kernels = STEP_KERNELS + round(count_visits(sizes, layers))
     return (*ops, stream_op("visits", K.OTHER, 1, 1, 1, 1, DType.FP32, kernels=kernels)) if loops else ops
 
 

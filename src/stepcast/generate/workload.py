@@ -14,7 +14,16 @@ from stepcast.ir.layers.operators import rename_ops
 from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group
 from stepcast.ir.legality import check
-from stepcast.ir.model import Model, StagePiece, count_blocks, count_frozen, held_shard, piece_kinds, trained_shard
+from stepcast.ir.model import (
+    Model,
+    StagePiece,
+    count_blocks,
+    count_frozen,
+    held_shard,
+    piece_kinds,
+    shares_words,
+    trained_shard,
+)
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.strategy import NO_RECOMPUTE, NO_TARGETS, Objective, Strategy, layer_view
@@ -35,14 +44,16 @@ class UnitMaker:
         self.model, self.view, self.framework = model, view, framework
         self.make_end, self.make_block = lru_cache(self._make_end), lru_cache(256)(self._make_block)
 
-    def _make_end(self, embedding: bool, shared: bool = False, frozen: bool = False) -> Unit:
-        """Return the embedding or the head; a tied head with *shared* weights has none of its own."""
-        layers = end_layers(self.model, replace(self.view, recompute=NO_RECOMPUTE), self.framework, embedding)
-        unit = self._make_unit(layers, StagePiece(range(0), embedding or shared, not embedding))
+    def _make_end(self, piece: StagePiece, embedding: bool, frozen: bool = False) -> Unit:
+        """Return the embedding or the head of *piece*; a tied head next to its embedding has no weights of its own."""
+        both, view = piece.embedding and piece.head, replace(self.view, recompute=NO_RECOMPUTE)
+        tied, shared = both and shares_words(self.model, view), both and self.model.tied and not embedding
+        layers = end_layers(self.model, view, self.framework, piece.layers if embedding else None, tied and embedding)
+        unit = self._make_unit(layers, StagePiece(range(0), embedding or shared, not embedding, piece.copy))
         if not embedding and self.view.trained_layers:
             unit = replace(unit, layers=tuple(replace(layer, weight_gradient=()) for layer in unit.layers))
         if shared:
-            other = self.make_end(True)
+            other = self.make_end(piece, True)
             unit = replace(unit, held=_subtract(unit.held, other.held), trained=_subtract(unit.trained, other.trained))
         return _forward_only(unit) if frozen else unit
 
@@ -126,7 +137,7 @@ class StageMaker:
         units = StageMaker(self.model, frozen, replace(self.framework, loop_kernels=0))._units(piece)
         # Adapters are switched off before the reference runs, and on again after it.
         switches = piece.embedding and self.strategy.lora_rank and self.sizes.eager_modules
-        visits = SWITCH_KERNELS * count_adapted(self.model, self.strategy.lora_targets) if switches else 0
+        visits = SWITCH_KERNELS * count_adapted(self.model, self.strategy.lora_targets, piece.layers) if switches else 0
         every = enumerate(units)
         return [
             (_REFERENCES.of(unit, _make_reference, 0 if index else visits), count) for index, (unit, count) in every
@@ -141,25 +152,28 @@ class StageMaker:
         if strategy.precision.scaled:  # the model's last layers may multiply in the format of activations
             quantised = min(count, max(0, model.layers - self.framework.wide_layers - layers.start))
         units: Units = []
+        # Layers matter to a training loop alone, which visits them.
+        ends = replace(piece, layers=layers if self.framework.loop_kernels else range(0))
         if piece.embedding:
-            units.append((self.unit_maker.make_end(True, frozen=strategy.trained_layers > 0), 1))
+            units.append((self.unit_maker.make_end(ends, True, frozen=strategy.trained_layers > 0), 1))
         for start, stop in pairwise(sorted({0, recomputed, leaving, frozen, quantised, count})):
             flags = start < recomputed, start < leaving, start < frozen, start >= quantised
             for block, repeat in count_blocks(model, layers[start:stop]):
                 units.append((self.unit_maker.make_block(block, *flags), repeat))
         if piece.head:
-            # A tied head that shares its stage with the embedding has no weights of its own.
-            units.append((self.unit_maker.make_end(False, model.tied and piece.embedding), 1))
+            units.append((self.unit_maker.make_end(ends, False), 1))
             if strategy.mtp_layers:
                 units.append((_make_next_token(model, self.unit_maker.view, self.framework), strategy.mtp_layers))
         return units
 
 
 @lru_cache(maxsize=1024)
-def end_layers(model: Model, strategy: Strategy, framework: Framework, embedding: bool) -> tuple[Layer, ...]:
-    """Return the layers of one end of the model, under the view of a layer."""
+def end_layers(
+    model: Model, strategy: Strategy, framework: Framework, embeds: range | None, tied: bool = False
+) -> tuple[Layer, ...]:
+    """Return the head, or the embedding of a stage that holds the layers *embeds*, under the view of a layer."""
     sizes = Sizes(model, strategy, framework)
-    layers = embedding_layers(sizes) if embedding else head_layers(sizes)
+    layers = head_layers(sizes) if embeds is None else embedding_layers(sizes, tied, embeds)
     return _block_host(layers) if framework.execution is Execution.BLOCKING else layers
 
 

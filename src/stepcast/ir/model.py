@@ -11,8 +11,8 @@ from stepcast.ir.layers.ends import next_token_weights
 from stepcast.ir.layers.kinds import adapter_shard, block_weights
 from stepcast.ir.layers.lists import list_weights
 from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
-from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
+from stepcast.ir.schedules import SCHEDULES, PiecePlacement, ScheduleKind
+from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind
 from stepcast.ir.types import dataclass, group_by_key, require
 
 
@@ -112,12 +112,27 @@ class StagePiece:
     layers: range
     embedding: bool
     head: bool
+    copy: bool = False  # of the word embedding, next to an untied head, for multi-token prediction
+
+
+def shares_words(model: Model, strategy: Strategy) -> bool:
+    """Return True if the head multiplies by the word embedding; that of a reward model returns one number."""
+    return model.tied and strategy.objective is not Objective.REWARD
+
+
+def has_copies(model: Model, strategy: Strategy) -> bool:
+    """Return True if the last stage has a copy of the word embedding, whose gradients are added to those of the first:
+    as a tied head or, in Megatron-LM's core/models/gpt/gpt_model.py, to look up the tokens of multi-token prediction.
+    """
+    is_apart = strategy.layout.pp > 1 and SCHEDULES[strategy.schedule].placement is PiecePlacement.LOOP
+    return is_apart and (shares_words(model, strategy) or strategy.mtp_layers > 0)
 
 
 def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     """Return the pipeline's pieces in model order, pp x vpp of them."""
     count, is_two_way = strategy.layout.pp * strategy.layout.vpp, strategy.schedule is ScheduleKind.DUALPIPE
-    return _pieces(model.layers, count, strategy.stage_layers, strategy.mtp_layers, is_two_way)
+    copies = not model.tied and has_copies(model, strategy)
+    return _pieces(model.layers, count, strategy.stage_layers, strategy.mtp_layers, is_two_way, copies)
 
 
 def piece_kinds(model: Model, strategy: Strategy) -> tuple[tuple[StagePiece, ...], tuple[int, ...]]:
@@ -193,7 +208,7 @@ def spread_layers(layers: int, count: int, mtp_layers: int = 0, two_way: bool = 
 
 @lru_cache(maxsize=4096)
 def _pieces(
-    layers: int, count: int, stage_layers: tuple[int, ...], mtp_layers: int, two_way: bool
+    layers: int, count: int, stage_layers: tuple[int, ...], mtp_layers: int, two_way: bool, copies: bool
 ) -> tuple[StagePiece, ...]:
     even = () if layers % count else (layers // count,) * count
     sizes = stage_layers or even or spread_layers(layers, count, mtp_layers, two_way)
@@ -201,7 +216,8 @@ def _pieces(
         raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
     ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
     return tuple(
-        StagePiece(layers, embedding=index == 0, head=index == count - 1) for index, layers in enumerate(ranges)
+        StagePiece(layers, index == 0, index == count - 1, copies and index == count - 1)
+        for index, layers in enumerate(ranges)
     )
 
 
@@ -213,11 +229,14 @@ def held_shard(model: Model, strategy: Strategy, piece: StagePiece) -> Shard:
     layout = strategy.layout
     sizes = (layout.tp, layout.ep, layout.expert_tp_size)
     shard = range_shard(model, piece.layers, *sizes, piece.embedding, piece.head)
+    if piece.head and not piece.embedding and model.tied and not shares_words(model, strategy):
+        shard = shard - shard_weights(model, list_weights(model, "head")[:1], *sizes)
     if not (piece.head and strategy.mtp_layers):
         return shard
     # Repeated for more tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
     modules = min(strategy.mtp_layers, model.next_token_layers)
-    return sum([next_token_shard(model, *sizes)] * modules, start=shard)
+    copied = shard_weights(model, list_weights(model, "embedding"), *sizes) if piece.copy else NOTHING
+    return sum([next_token_shard(model, *sizes)] * modules, start=shard + copied)
 
 
 def count_frozen(model: Model, trained_layers: int, layers: range) -> int:
@@ -265,10 +284,11 @@ def trained_matrices(model: Model, strategy: Strategy, piece: StagePiece) -> tup
     """Return the matrices among the weights that one rank trains of *piece*, equal ones together."""
     layout, piece = strategy.layout, _trained_piece(model, strategy, piece)
     weights = [weight for layer in piece.layers for weight in model.block_weights(model.blocks[layer])]
-    if piece.embedding:
+    if piece.embedding or piece.copy:
         weights += list_weights(model, "embedding")
     if piece.head:
-        weights += list_weights(model, "head")[1 if model.tied and piece.embedding else 0 :]
+        is_held = model.tied and (piece.embedding or not shares_words(model, strategy))
+        weights += list_weights(model, "head")[1 if is_held else 0 :]
         if strategy.mtp_layers:
             weights += next_token_weights(model) * min(strategy.mtp_layers, model.next_token_layers)
     sizes = (layout.tp, layout.ep, layout.expert_tp_size, model.padded_vocab(layout.tp))

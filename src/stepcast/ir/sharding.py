@@ -10,7 +10,7 @@ from functools import lru_cache
 from stepcast.ir.architecture import Shard
 from stepcast.ir.framework import Framework, Offloaded
 from stepcast.ir.layout import Group, Layout
-from stepcast.ir.schedules import find_schedule
+from stepcast.ir.schedules import PiecePlacement, find_schedule
 from stepcast.ir.strategy import NO_RECOMPUTE, ScheduleKind, Sharding, Strategy
 from stepcast.ir.types import ByIdentity, DType, dataclass, replace
 
@@ -102,13 +102,13 @@ _VIEWS: ByIdentity[Strategy] = ByIdentity(2048)
 
 def _make_view(strategy: Strategy, late_gathers: bool) -> Strategy:
     layout = strategy.layout
-    ranks, copies = layout.dp * layout.cp, find_schedule(strategy.schedule, layout.pp).copies
+    ranks, facts = layout.dp * layout.cp, find_schedule(strategy.schedule, layout.pp)
     return replace(
         strategy,
         layout=replace(layout, cp=1, dp=ranks, pp=min(2, layout.pp), vpp=1),
         micro_batch=1,
         global_batch=ranks,
-        schedule=strategy.schedule if copies > 1 else ScheduleKind.ONE_F_ONE_B,
+        schedule=ScheduleKind.ONE_F_ONE_B if facts.placement is PiecePlacement.LOOP else strategy.schedule,
         stage_layers=(),
         recompute=strategy.recompute if late_gathers else NO_RECOMPUTE,
         overlap=replace(strategy.overlap, transfers=True, experts=False),

@@ -76,7 +76,7 @@ def part_layers(model: Model, framework: Framework, strategy: Strategy) -> list[
     """Return the layers of each kind of block, of the embedding and of the head."""
     view, full = layer_view(strategy), strategy.recompute.kind is RecomputeKind.FULL
     blocks = [block_layers(model, view, framework, kind, full) for kind in block_kinds(model)]
-    return [*blocks, *(end_layers(model, view, framework, embedding=embedding) for embedding in (True, False))]
+    return [*blocks, *(end_layers(model, view, framework, embeds) for embeds in (range(0), None))]
 
 
 def part_loads(cluster: Cluster, parts: PartLayers) -> FloatArray:

@@ -25,7 +25,7 @@ from stepcast.cost.memory.states import PieceStates, States, find_state_bytes, k
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
-from stepcast.ir.model import Model, StagePiece, piece_kinds, pieces_of_stages
+from stepcast.ir.model import Model, StagePiece, piece_kinds, pieces_of_stages, shares_words
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
 from stepcast.ir.sharding import Reduced
 from stepcast.ir.step import Band
@@ -315,7 +315,7 @@ class _Held:
         late = max(self.early, gradients - first_gradients[0])
         # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
         # tied weights three times. Flat buffers need one.
-        twice = shared.model.tied and self.heads and not shared.flat
+        twice = shares_words(shared.model, strategy) and self.heads and not shared.flat
         embedding = shared.word_gradient * (2 if twice else 1) if any(piece.embedding for piece in parts) else 0.0
         after_backward = (
             MemoryMoment(late, max(largest_layer), working + sharded),

@@ -220,5 +220,5 @@ def _list_units(model: Model, piece: StagePiece) -> list[StagePiece]:
     if piece.embedding:
         units.append(StagePiece(no_layers, True, False))
     if piece.head:
-        units.append(StagePiece(no_layers, False, True))
+        units.append(StagePiece(no_layers, False, True, piece.copy))
     return units

@@ -28,10 +28,10 @@ SWITCH_KERNELS, STEP_KERNELS = MEASURED["switch_kernels"], MEASURED["step_kernel
 LOSS_TOKENS = 256  # of a part of TRL's chunked loss (trl, trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE)
 
 
-def count_visits(sizes: Sizes) -> float:
-    """Return the kernels that could be issued while Trainer visits all modules once."""
-    adapted = count_adapted(sizes.model, sizes.strategy.lora_targets) if sizes.strategy.lora_rank else 0
-    return float(MEASURED["layer_visit"] * sizes.model.layers + MEASURED["adapter_visit"] * adapted)
+def count_visits(sizes: Sizes, layers: range) -> float:
+    """Return the kernels that could be issued while Trainer visits all modules of some *layers* once."""
+    adapted = count_adapted(sizes.model, sizes.strategy.lora_targets, layers) if sizes.strategy.lora_rank else 0
+    return float(MEASURED["layer_visit"] * len(layers) + MEASURED["adapter_visit"] * adapted)
 
 
 def next_token_weights(model: Architecture) -> tuple[Weight, ...]:
@@ -42,8 +42,10 @@ def next_token_weights(model: Architecture) -> tuple[Weight, ...]:
     return (*list_weights(model, "mtp"), *(weight for block in blocks for weight in block))
 
 
-def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
-    """Look rows up where this rank holds them and sum them over tp; positions and norm where there are any."""
+def embedding_layers(sizes: Sizes, tied: bool, layers: range = range(0)) -> tuple[Layer, ...]:
+    """Look rows up where this rank holds them and sum them over tp; positions and norm where there are any. *tied*: the
+    head of this stage has the same weights; *layers*: those that a training loop visits before.
+    """
     model, dtype, width = sizes.model, sizes.stream, sizes.model.word_width
     forward: list[Op] = [stream_op("lookup", K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)]
     if sizes.eager_modules:
@@ -51,7 +53,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
         forward[0] = replace(forward[0], host_reads=sizes.framework.loop_kernels > 0)
         kernels = MEASURED["beginning_kernels"] + sizes.framework.loop_kernels
         if sizes.framework.loop_kernels:
-            kernels += round(2 * count_visits(sizes))
+            kernels += round(2 * count_visits(sizes, layers))
         forward.append(stream_op("positions and masks", K.OTHER, 1, 1, 1, 1, dtype, kernels=kernels))
     weight: list[Op] = []
     backward: list[Op] = []
@@ -73,7 +75,6 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
         norm, norm_gradient = build.norm_ops(sizes, "norm", sizes.outer_tokens, model.hidden)
         forward, backward = [*forward, *norm], [*norm_gradient, *backward]
     if sizes.strategy.training is TrainingKind.FULL:
-        tied = model.tied and sizes.strategy.layout.pp == 1
         weight += list_kernels("lookup gradient", sizes, sizes.tokens, width, dtype, tied=tied)
     return (make_layer(Role.EMBEDDING, tuple(forward), tuple(backward), tuple(weight)),)
 
@@ -104,7 +105,7 @@ def next_token_layers(sizes: Sizes, block: tuple[Layer, ...]) -> tuple[Layer, ..
     hidden = sizes.model.hidden
     project = Linear("further", sizes.tokens, 2 * hidden, hidden // sizes.tp, sizes.dtype, adapted=False)
     return (
-        *embedding_layers(sizes),
+        *embedding_layers(sizes, sizes.model.tied),
         build.norm_layer(sizes, Role.MTP_EMBEDDING_NORM),
         build.norm_layer(sizes, Role.MTP_NORM),
         build.column_layer(sizes, Role.MTP_PROJECTION, (project,), width=2 * hidden),
