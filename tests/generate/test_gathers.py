@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from stepcast.generate.workload import generate
-from stepcast.ir.framework import Kernels
+from stepcast.ir.framework import MEGATRON_CORE, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import ContextKind, Overlap, Sharding, Strategy, TrainingKind
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Collective, Elementwise, Matmul
-from stepcast.ir.workload import Layer, Op, Phase
+from stepcast.ir.workload import FIRST, Layer, Op, Phase
 from stepcast.models.catalog import load_model
 from tests.software import software
 
@@ -146,3 +146,16 @@ def test_listed_gathers_take_each_tensor_by_itself_and_copy_each_part() -> None:
     assert (listed.work.times, listed.kernels) == (12, 12 * 16)
     assert listed.work.size_bytes == -(-together.work.size_bytes // 12)
     assert (together.blocking, listed.blocking, listed.host_reads) == (False, True, True)
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO_1, Sharding.ZERO_3])
+def test_blocks_without_a_first_norm_wait_for_their_weights(sharding: Sharding) -> None:
+    """OLMo 2 has norms after its halves alone, so that the first product of a layer waits."""
+    model = replace(LLAMA.with_layers(3), pre_norms=False, post_norms=True)
+    framework = replace(MEGATRON_CORE, bucket_bytes=4)  # of one weight: each layer fills its own
+    strategy = Strategy(Layout(dp=8), 1, 16, SEQ, sharding=sharding)
+    layers = generate(model, strategy, framework).stages[0].body_layers(FIRST)
+    products = [layer.forward for layer in layers if str(layer.role) == "attention qkv"]
+    waits = [name for ops in products for op in ops if isinstance(op.work, Matmul) for name in op.after]
+    assert len(products) == 3
+    assert sum("all-gather" in name for name in waits) >= 3

@@ -157,7 +157,8 @@ class DataMaker:
 
         def gather(before: Unit | None, unit: Unit, after: Unit | None) -> Unit:
             layers = list(unit.layers)
-            layers[0] = request(Phase.FORWARD, layers[0], before, unit, after)
+            first = _find_first(unit.layers)
+            layers[first] = request(Phase.FORWARD, layers[first], before, unit, after)
             if is_again and unit.has_backward:
                 layers[-1] = request(Phase.INPUT_GRADIENT, layers[-1], after, unit, before)
             return replace(unit, layers=tuple(layers))
@@ -321,7 +322,14 @@ def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, be
 
 def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
     """Return the *layers* of a unit whose forward begins with the gathers *ops*."""
-    return (_begin(layers[0], Phase.FORWARD, (), ops, (), True), *layers[1:]) if ops else layers
+    first = _find_first(layers)
+    begun = _begin(layers[first], Phase.FORWARD, (), ops, (), True)
+    return (*layers[:first], begun, *layers[first + 1 :]) if ops else layers
+
+
+def _find_first(layers: tuple[Layer, ...]) -> int:
+    """Return the first of *layers* with a forward: without norms before its halves, that of a block is empty."""
+    return next((index for index, layer in enumerate(layers) if layer.forward), 0)
 
 
 def _end_backward(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
