@@ -298,6 +298,25 @@ def test_batches_of_deepspeed_and_of_trainer_agree(sizes: dict[str, object], pro
         assert read_config(path).options["accumulation"] == 4
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"gradient_accumulation_steps": "auto"}, {"global-batch": 64, "accumulation": 4, "gpus": 8}),
+        ({"gradient_accumulation_steps": 4, "elasticity": {"enabled": True}}, {"accumulation": 4}),
+    ],
+)
+def test_a_batch_of_deepspeed_meets_that_of_trainer(
+    sizes: dict[str, object], expected: dict[str, object], tmp_path: Path
+) -> None:
+    batch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, **sizes}
+    (tmp_path / "ds.json").write_text(json.dumps({**batch, "zero_optimization": {"stage": 2}}))
+    path = tmp_path / "run.sh"
+    path.write_text(f"deepspeed --num_gpus 8 {SCRIPT} --deepspeed {tmp_path / 'ds.json'}")
+    assert expected.items() <= read_config(path).options.items()
+    path.write_text(f"deepspeed {SCRIPT} --deepspeed {tmp_path / 'ds.json'}")
+    assert ("gpus" in read_config(path).options) is ("elasticity" in sizes)
+
+
 def test_options_of_fsdp_may_be_json_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     text = f"torchrun --nproc_per_node 8 {SCRIPT} --fsdp full_shard --fsdp_config"

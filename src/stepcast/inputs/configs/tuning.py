@@ -28,13 +28,14 @@ def read_deepspeed(table: Mapping[str, object]) -> RunConfig:
     keys = Keys(flat(table), "deepspeed")
     options, rounds = keys.options(), keys.size("gradient_accumulation_steps")
     batch, micro, tp, pp = (int(options.get(name, 0)) for name in ("global-batch", "micro-batch", "tp", "pp"))
-    gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro else None
+    is_open = keys.is_unset("gradient_accumulation_steps")
+    gpus = batch // (micro * (rounds or 1)) * (tp or 1) * (pp or 1) if batch and micro and not is_open else None
     # Two of the three sizes give the third, and all of them must agree (deepspeed/runtime/config.py,
     # _set_batch_related_parameters and _batch_assertion), but for ranks that share a sequence and for elastic training.
     accumulation = rounds or (None if batch and "train_micro_batch_size_per_gpu" in keys else 1)
     if batch and ("sequence_parallel_size" in keys or is_on(keys.values.get("elasticity.enabled", False))):
         accumulation = None
-    if rounds is None and "gradient_accumulation_steps" not in keys:
+    if rounds is None and not is_open:
         basis = f", so that train_batch_size means {gpus:,} GPUs (--gpus)" if gpus else ", DeepSpeed's default"
         keys.assume(f"no gradient_accumulation_steps: taken for 1{basis}")
     # A switch until 2020: stage 1 (deepspeed/runtime/zero/config.py).
@@ -347,11 +348,9 @@ def read(table: Mapping[str, object], tool: str) -> RunConfig:
     meant = {"micro-batch": 1, **known.get("defaults", {}), **sharding, **options}
     agreed = {"micro-batch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps"}
     for (name, part), (option, key) in itertools.product(inner.items(), agreed.items()):
-        if part.format == "deepspeed" and key in part.understood and part.options[option] != meant[option]:
-            own, wrong = part.options[option], meant[option]
-            raise FormatError(
-                f'{name} has {key} {own}, and the arguments {wrong}: make them agree, or use "auto" there'
-            )
+        own, wrong = part.options.get(option), meant.get(option)
+        if key in part.understood and None not in (own, wrong) and own != wrong:
+            raise FormatError(f'{name} has {key} {own}, and the arguments {wrong}: make them agree, or use "auto"')
     if has_deepspeed and "optimizer" in sharding:  # Trainer leaves it to DeepSpeed
         options.pop("optimizer", None)
     options = {**sharding, **options, **adapters}
