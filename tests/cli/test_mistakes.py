@@ -35,7 +35,7 @@ COLLECTIVE = ("collective", "all-to-all", "--cluster", "dgx-h100", "--size", "1G
         ((*PREDICT, "--lora", "16,abc"), "modules such as q_proj"),
         ((*PREDICT, "--lengths", LLAMA), "simai-llama-405b.txt: not valid JSON"),
         ((*PREDICT, "--lengths", "chats.jsonl"), "there is no such file"),
-        ((*PREDICT, "--jitter", "5x"), "such as 10% or 0.1"),
+        ((*PREDICT, "--jitter", "5x"), "such as 5% or 0.05"),
         (("plan", *PREDICT[1:-1], "8"), "length of the run missing"),
         (("simulate", str(EXAMPLES / "megatron-rank7.txt"), "--cluster", "dgx-h100"), "is not a workload"),
         ((*PREDICT, "--bucket-mb", "inf"), "--bucket-mb"),

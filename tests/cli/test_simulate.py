@@ -102,7 +102,7 @@ def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (("simulate", LLAMA, *ON_H100, "--slow-rank", "4096=2"), "rank 4096 is outside the layout's 1024 GPUs"),
         (("simulate", LLAMA, *ON_H100, "--slow-group", "xp=2"), "expected one of tp"),
         (("simulate", LLAMA, *ON_H100, "--slow-group", "tp=-2"), "factor above zero"),
-        (("simulate", LLAMA, *ON_H100, "--jitter", "-1"), "jitter must be within"),
+        (("simulate", LLAMA, *ON_H100, "--jitter", "-1"), "such as 5% or 0.05"),
         (("simulate", LLAMA, "--engine", "simai", "--overlap", "tp=2"), "between 0 and 1"),
         (("simulate", LLAMA, "--engine", "simai", "--gpus", "64"), "64 GPUs are fewer than tp x pp"),
     ],

@@ -57,7 +57,8 @@ TYPES: Mapping[str, Callable[[str], object]] = {
             ("imbalance", readers.amount),
             ("nvlink-gb-per-s nic-gb-per-s", readers.rate),
             ("backward-factor idle", readers.amount),
-            ("min-change jitter", readers.share),
+            ("min-change", readers.share),
+            ("jitter", readers.deviation),
             ("size", _read_size),
         )
         for name in names.split()

@@ -94,6 +94,7 @@ def _parse_share(text: str) -> float:
 
 
 share = number_reader("a share from 0 to below 1, such as 10% or 0.1", lambda value: 0 <= value < 1, _parse_share)
+deviation = number_reader("a share from 0 to below 10, such as 5% or 0.05", lambda value: 0 <= value < 10, _parse_share)
 
 
 PRICED = re.compile(r"\s*(usd|\$)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
