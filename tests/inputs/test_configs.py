@@ -566,6 +566,15 @@ def read_text(tmp_path: Path, text: str, name: str = "a.sh") -> RunConfig:
     return read_config(tmp_path / name)
 
 
+def test_nemo_adds_up_gradients_as_its_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    asked = ("predict", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--no-gradient-accumulation-fusion")
+    _, out, _ = run(capsys, *asked, "--framework", "nemo", "--emit", "nemo")
+    path.write_text(out[out.index("trainer:") :])
+    assert yaml.safe_load(path.read_text())["model"]["gradient_accumulation_fusion"] is False
+    assert read_config(path).options["gradient-accumulation-fusion"] is False
+
+
 @pytest.mark.parametrize(
     "text", ['[model]\nname = "llama3"\nflavor = "8B"', "[parallelism]\ntensor_parallel_degree = 2"]
 )
@@ -704,6 +713,7 @@ def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
         ("--attention-dropout 0 --hidden-dropout 0", "dropout=False"),
         ("--tensor-model-parallel-size 2", "sequence-parallel=False"),
         ("--attention-backend unfused", "flash-attention=False"),
+        ("--no-gradient-accumulation-fusion", "gradient-accumulation-fusion=False"),
         ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "loss=engine"),
     ],
 )

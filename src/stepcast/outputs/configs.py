@@ -216,6 +216,8 @@ def write_nemo(run: EmittedRun) -> str:
     if arguments.pop("no-overlap-p2p-communication"):
         arguments["overlap-p2p-comm"] = False
     arguments.pop("no-async-tensor-model-parallel-allreduce")
+    if arguments.pop("no-gradient-accumulation-fusion", False):
+        arguments["gradient-accumulation-fusion"] = False
     arguments["share-embeddings-and-output-weights"] = not arguments.pop("untie-embeddings-and-output-weights")
     arguments["add-bias-linear" if is_bridge else "bias"] = not arguments.pop("disable-bias-linear")
     activations = {"swiglu": "fast-swiglu", "quick-geglu": "geglu", "squared-relu": "squared-relu"}
