@@ -267,8 +267,8 @@ TrainingOptions = tuple[tuple[str, object], ...]
 def _training_layouts(question: RlQuestion, model: Model, cluster: Cluster, gpus: int) -> list[TrainingOptions]:
     """Return layouts of a training pool; degrees that the question states are kept."""
     experts = model.experts.count if model.experts else 1
-    kept = ("cp", "vpp", "sharding", "precision", "framework")
-    stated = {name: getattr(question, name) for name in kept if getattr(question, name)}
+    names = ("cp", "vpp", "sharding", "precision", "framework")
+    stated = {name: getattr(question, name) for name in names if getattr(question, name)}
     layouts = []
     tps = (question.tp,) if question.tp else DEGREES
     pps = (question.pp,) if question.pp else PIPELINES

@@ -149,7 +149,7 @@ class TimeBounds:
         content, copies = self._first_stages(rows)
         # How layers add up gradients: see Strategy.splits_each_gradient.
         space = self.space
-        facts = [(each.splits_gradients, each.splits_parameters) for each in space.axes.sharding]
+        facts = [(kind.splits_gradients, kind.splits_parameters) for kind in space.axes.sharding]
         splits, gathers = np.array(facts)[space.columns["sharding"]].T & (space.dp * space.columns["cp"] > 1)
         added = (space.micro_batches > 1) + 2 * splits + 4 * (gathers & (space.columns["pp"] > 1))
         columns.derived |= {"heat": heat, "added": added, "content": content, "copies": copies}
