@@ -168,7 +168,7 @@ def _read_prefetch(keys: Keys, options: Options, usual_version: int) -> Options:
     """Return when FSDP gathers a layer for the backward, where it is later than usual (torch/distributed/fsdp/api.py,
     BackwardPrefetch, whose BACKWARD_POST and None hide nothing). FSDP2 has no such choice.
 
-    FSDP1 under accelerate and Trainer does not prefetch unless told to (accelerate/utils/dataclasses.py,
+    FSDP1 under accelerate and Trainer does not prefetch unless it is set (accelerate/utils/dataclasses.py,
     FullyShardedDataParallelPlugin; transformers/training_args.py: NO_PREFETCH).
     """
     word, version = keys.last_word(*PREFETCH).replace("none", "no_prefetch"), keys.number(*FSDP_VERSION)
