@@ -11,6 +11,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.power import Load
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
+from stepcast.hardware.cluster import Gpu
 from stepcast.ir.types import DType
 from stepcast.ir.work import Attention, Compute, Matmul
 from stepcast.validate.h200 import shipped_folder
@@ -67,3 +68,13 @@ def test_a_step_wants_as_much_power_as_its_clock_shows() -> None:
     assert len(pairs) > 40
     assert abs(asked - slower).mean() < 0.035
     assert np.corrcoef(asked, slower)[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("gpu", [H200, load_gpu("a100-sxm-80gb")])
+def test_the_last_bit_of_a_time_changes_the_load_by_as_little(gpu: Gpu) -> None:
+    """Machines round the last bit of a sum in their own way, which must not be seen in an answer."""
+    for thousandth in range(400, 600):
+        matrix_s, energy_s = thousandth / 1e3 + 0.0005, thousandth / 1e3 + 0.0005
+        one, other = (load_of(each, 1.0, energy_s * each, gpu, default_fit()) for each in (matrix_s, matrix_s + 1e-12))
+        assert other.duty == pytest.approx(one.duty, abs=1e-11)
+        assert other.wanted == pytest.approx(one.wanted, abs=1e-11)

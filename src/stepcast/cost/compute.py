@@ -91,17 +91,15 @@ def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, f
 
 
 def load_of(matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: ComputeFit) -> Load:
-    """Return the load with the three values of ``cool_seconds``, rounded to a thousandth so that steps with nearly the
-    same mix share their prices.
-    """
+    """Return the load with the three values of ``cool_seconds``."""
     if total_s == 0:
         return SUSTAINED
-    duty, power_share = matrix_s / total_s, None
+    duty, power_share = min(1.0, matrix_s / total_s), None
     if gpu.architecture in fit.power.measured:
         power = fit.power.of(gpu.architecture)
         shares = duty * power.idle_share + (1.0 - duty) * power.memory_share
         power_share = energy_s / total_s + shares * design_power_w(gpu.name, gpu.power_w) / gpu.power_w
-    return Load(math.inf, round(duty, 3), wanted=None if power_share is None else round(power_share, 3))
+    return Load(math.inf, duty, wanted=power_share)
 
 
 Spent = tuple[float, float, Work]

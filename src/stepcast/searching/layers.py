@@ -29,7 +29,7 @@ from stepcast.ir.work import COMMUNICATING, COMPUTING, Collective, CollectiveKin
 from stepcast.ir.workload import Layer, Op
 from stepcast.searching.space import CandidateSpace, pipeline_strategy
 
-LOAD_STEP = 0.0011  # a little more than the thousandth to which loads are rounded
+LOAD_STEP = 1e-9  # sums of the same seconds in another order
 LANES = (Group.TP, Group.CP, Group.EP, Group.EXPERT_TP)
 # How often weights are gathered in a micro-batch, and when they are gathered only once.
 GATHERS = {Gathered.EACH_PASS: 2, Gathered.EACH_MICRO_BATCH: 1}
