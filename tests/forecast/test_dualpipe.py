@@ -1,6 +1,7 @@
 """DualPipe: two copies of the model, and pairs of a forward and a backward."""
 
 from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -97,3 +98,14 @@ def test_pairs_run_in_the_best_of_all_orders(
     orders = [order for order in product((0, 1), repeat=count) if sum(order) == len(two)]
     best_s = min(ends_s(jobs, order) for order in orders)
     assert ends_s(jobs, tuple(merge_parts(*jobs))) == best_s
+
+
+def test_the_last_bit_of_a_time_changes_no_order() -> None:
+    """Equally fast orders are told apart in the same way on machines that round the last bit in theirs."""
+    random = Random(1)
+    for _ in range(300):
+        jobs = [[PairPart(index % 2 == 1, random.choice((0.1, 0.2, 0.3))) for index in range(7)] for _ in range(2)]
+        nudged = [
+            [part._replace(seconds=part.seconds * (1 + random.choice((-1e-15, 1e-15)))) for part in job] for job in jobs
+        ]
+        assert merge_parts(*nudged) == merge_parts(*jobs)

@@ -358,7 +358,10 @@ def merge_parts(first: Sequence[PairPart], second: Sequence[PairPart]) -> list[i
     plane of their progress (Akers 1956, A graphical approach to production scheduling problems). The best order of less
     work is never longer, which does not hold for an order that always runs what can start first (Graham 1969).
     """
-    jobs = (first, second)
+    # In picoseconds: ways that are equally fast must not be told apart by the last bit of their sums.
+    first, second = jobs = [
+        [part._replace(seconds=round(part.seconds * 1e12)) for part in job] for job in (first, second)
+    ]
     ends = len(first), len(second)
     # The fastest way to each point of progress: when it is reached, and the point before.
     steps: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {(0, 0): (0.0, (0, 0))}
