@@ -322,9 +322,10 @@ def _begin(layer: Layer, phase: Phase, copies: Ops, own: Ops, following: Ops, be
 
 def _begin_forward(layers: tuple[Layer, ...], ops: Ops) -> tuple[Layer, ...]:
     """Return the *layers* of a unit whose forward begins with the gathers *ops*."""
+    if not ops:
+        return layers
     first = _find_first(layers)
-    begun = _begin(layers[first], Phase.FORWARD, (), ops, (), True)
-    return (*layers[:first], begun, *layers[first + 1 :]) if ops else layers
+    return (*layers[:first], _begin(layers[first], Phase.FORWARD, (), ops, (), True), *layers[first + 1 :])
 
 
 def _find_first(layers: tuple[Layer, ...]) -> int:
