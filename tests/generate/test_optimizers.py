@@ -183,7 +183,7 @@ def test_the_command_line_names_optimizers(capsys: pytest.CaptureFixture[str]) -
     assert "give sgd alone" in error
     code, _, error = run(capsys, *base, "--precision", "fp32", "--no-master-weights")
     assert code == 2
-    assert "--master-weights has no effect" in error
+    assert "--no-master-weights has no effect" in error
 
 
 def test_optimizers_that_cannot_be() -> None:
