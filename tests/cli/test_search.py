@@ -55,6 +55,14 @@ def test_text_tells_ranks_reasons_and_commands(capsys: pytest.CaptureFixture[str
     assert "stepcast predict --model llama-3.2-1b" in printed
 
 
+def test_memory_is_the_bottleneck_where_more_of_it_gains(capsys: pytest.CaptureFixture[str]) -> None:
+    """In 60 GiB a larger micro-batch may fit, too, and gains less than 3 %."""
+    for memory, what in (("9GiB", "memory"), ("60GiB", "compute")):
+        found = run_json(capsys, "search", *SMALL, "--max-memory", memory, "--top", "1")
+        (roomier,) = [row for row in found["sensitivity"] if row["change"] == "+16.00 GiB"]
+        assert (found["binds"]["what"], roomier["speed"] > 1.03) == (what, what == "memory")
+
+
 def test_several_numbers_of_gpus_are_searched_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     question = [*TINY]
     question[question.index("8")] = "4..8"

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.searching.best import search_parts
+from stepcast.searching.best import MORE_BYTES, search_parts
 from stepcast.searching.result import (
     FAMILY,
     OBJECTIVES,
@@ -20,7 +21,9 @@ from stepcast.searching.result import (
     SimulatedCandidate,
 )
 from stepcast.searching.space import SpacePart, build_space
+from stepcast.units import GIB
 from tests.searching.spaces import Case, bound_candidates, dense, experts, hybrid, sharded
+from tests.searching.spaces import case as build_case
 
 
 def simulate_all(case: Case, objectives: tuple[str, ...]) -> dict[str, list[tuple[float, int]]]:
@@ -185,13 +188,19 @@ def test_two_workers_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert searched(dense(), workers=2) == dense_searched()
 
 
-def test_more_memory_lets_others_in() -> None:
-    case, whole = dense(), dense_searched()
-    least = min(each.memory_bytes for each in whole.simulated)
-    result = searched(case, top=1, most_bytes=least)
-    assert result.roomier is not None
-    assert result.roomier.memory_bytes > least
-    assert result.roomier.step_s >= whole.best[0].step_s
+def test_what_more_memory_gains_is_what_a_search_with_it_finds() -> None:
+    """Also at 20 GiB: micro-batches of 2 need 26 GiB there, of which the lower bound has seen less than 20."""
+    small = {"tp": (1,), "cp": (1,), "pp": (1,), "micro_batch": (1, 2, 4), "recompute": ("none",)}
+    spaces = {(30, 36, 56): dense(), (20, 60): build_case("llama-3.2-1b", "dgx-h100", 8, 64, 4096, **small)}
+    gains = []
+    for sizes, space in spaces.items():
+        for gib in sizes:
+            less = searched(space, top=1, most_bytes=gib * GIB)
+            more = searched(space, top=1, most_bytes=gib * GIB + MORE_BYTES).best[0]
+            found = min(less.roomier or less.best[0], less.best[0], key=attrgetter("rank"))
+            assert found.step_s == more.step_s
+            gains.append(found.step_s < less.best[0].step_s)
+    assert gains == [True, True, True, True, False]
 
 
 def test_of_several_numbers_of_gpus_the_fastest_of_each_is_known() -> None:

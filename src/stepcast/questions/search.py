@@ -473,7 +473,7 @@ def search_facts(asked: SettledSearch, result: SearchResult, watching: Watching 
     second = next((index for index, row in enumerate(rows) if index and row["gpus"] == rows[0]["gpus"]), None)
     missed, binds, runner_up = result.missed, None, None
     if rows:
-        bottleneck = results.find_bottleneck(reports[0], missed is not None)
+        bottleneck = results.find_bottleneck(reports[0], result)
         binds = {"what": bottleneck, "shares": results.cause_shares(reports[0])}
     if second is not None:
         slower_s = reports[second].step_s - reports[0].step_s

@@ -193,6 +193,7 @@ class _SearchRun:
         self.trials_s = 0.0
         self.families: dict[tuple[int, ...], result.SimulatedCandidate] | None = None  # the best of each, if asked
         self.tried: set[int] = set()
+        self.unfit: list[int] = []  # tried, and more memory than their lower bound said
         self.pending: list[int] = []  # candidates of this round that might be better
         self.bounded: BoundedCandidates | None = None
         self.queue: BoundQueue | None = None
@@ -299,6 +300,8 @@ class _SearchRun:
                 self.illegal += 1
             elif trial.memory_bytes > self.capacity:
                 self.too_large += 1
+                self.unfit.append(number)
+                self.space.memory_bytes[number] = trial.memory_bytes
             else:
                 self.pruned += 1
             self._tick()
@@ -421,7 +424,7 @@ class _SearchRun:
         Both use as many GPUs as the best candidate.
         """
         space, bound_s = self.space, self.best[0].bound_s
-        near = np.arange(space.fitting, len(space.row))
+        near = np.array([*self.unfit, *range(space.fitting, len(space.row))], np.int64)
         near = near[space.gpus[near] == self.best[0].gpus]
         space.bound(near, rough=True)
         missed, best = None, None

@@ -90,6 +90,9 @@ class MissedCandidate:
     memory_bytes: float
 
 
+CLEARLY = 0.97  # two strategies closer than 3 % are within what predictions of one model differ by
+
+
 @dataclass(frozen=True)
 class SearchResult(Answer):
     """The best candidates first, and all that were simulated."""
@@ -204,9 +207,9 @@ def cause_shares(report: StepReport) -> dict[str, float]:
     return {cause: sum(report.breakdown_s[name] for name in names) / report.step_s for cause, names in CAUSES.items()}
 
 
-def find_bottleneck(report: StepReport, faster_without_memory: bool) -> str:
-    """Return memory if a strategy that lacks it might be faster, else the cause with the largest share."""
-    if faster_without_memory:
+def find_bottleneck(report: StepReport, result: SearchResult) -> str:
+    """Return memory if 16 GiB more would make rank 1 of *result* clearly better, else the largest cause of *report*."""
+    if result.roomier and result.roomier.score < CLEARLY * result.best[0].score:
         return "memory"
     shares = cause_shares(report)
     return max(shares, key=lambda cause: shares[cause])
