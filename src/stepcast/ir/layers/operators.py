@@ -232,7 +232,7 @@ class Linear:
             "result_rows": result_rows,
             "outputs": self.outputs,
             "wide": FP32 if casts else stored,
-            "quantised": strategy.base_weights is not BaseWeights.TRAINED,
+            "cloned": strategy.base_weights in (BaseWeights.NF4, BaseWeights.NF4_SINGLE),
             "mixed": K.STRIDED if casts else K.MUL,
             "product": K.CAST if casts else K.MUL,
         }
