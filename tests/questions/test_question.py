@@ -188,6 +188,26 @@ def test_other_functions_tell_mistakes_in_the_words_of_python(
         function(**LLAMA, **choices)
 
 
+def test_gpus_without_a_fused_attention_kernel_store_scores() -> None:
+    """Transformer Engine has no FlashAttention and no cuDNN attention below compute capability 8.0; PyTorch's attention
+    has a fused kernel for all GPUs.
+    """
+    plan = {"tp": 8, "gpus": 8, "seq": 2048, "global_batch": 8}
+    old, unfused = (
+        stepcast.predict("llama-3.1-8b", gpu="v100", **plan, **way) for way in ({}, {"flash_attention": False})
+    )
+    note = "attention stores its scores, since megatron-core has no fused kernel for it on v100-sxm-32gb"
+    assert note in old.report.assumptions
+    assert old.step_s == unfused.step_s
+    for way in (
+        {"gpu": "a100"},
+        {"gpu": "v100", "flash_attention": True},
+        {"gpu": "v100", "framework": "pytorch-fsdp"},
+    ):
+        other = stepcast.predict("llama-3.1-8b", **plan, **way)
+        assert not any("scores" in line for line in other.report.assumptions)
+
+
 def test_a_gpu_without_bf16_trains_in_fp16_unless_a_precision_is_given() -> None:
     """V100 multiplies bf16 as fp32, at 15.7 instead of 125 TFLOP/s (NVIDIA V100 data sheet)."""
     place: dict[str, Any] = {"model": "gpt2-xl", "cluster": "dgx-2", "gpus": 16}

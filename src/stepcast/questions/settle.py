@@ -138,6 +138,8 @@ def settle(question: PredictQuestion) -> SettledRun:
     question = _settle_accumulation(question, layout)
     usual = describe_settled(settle_profile(profile, model, gpu, layout, {}))
     settled = settle_framework(question, profile, model, gpu, layout)
+    if profile.framework.flash_attention and question.flash_attention is None and not settled.framework.flash_attention:
+        assumptions.append(f"attention stores its scores, since {profile.name} has no fused kernel for it on {gpu}")
     # A choice that states what the framework does anyway need not have an effect of its own.
     stated = (name for name in question.given if getattr(question, name) == usual.get(name, object()))
     question = question.leave_unchecked(frozenset(stated))
