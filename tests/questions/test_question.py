@@ -208,6 +208,14 @@ def test_gpus_without_a_fused_attention_kernel_store_scores() -> None:
         assert not any("scores" in line for line in other.report.assumptions)
 
 
+def test_a_batch_that_is_likely_meant_in_tokens_is_noted() -> None:
+    """4M sequences of 4,096 tokens are 17 billion tokens; 4M tokens are 1,024 sequences."""
+    note = "17,179,869,184 tokens in a step, since batches count sequences (--global-batch 1,024 is about 4,194,304 tokens)"
+    place: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "seq": 4096}
+    assert note in stepcast.predict(**place, global_batch="4M").report.assumptions
+    assert not any("in a step" in line for line in stepcast.predict(**place, global_batch=1024).report.assumptions)
+
+
 def test_a_gpu_without_bf16_trains_in_fp16_unless_a_precision_is_given() -> None:
     """V100 multiplies bf16 as fp32, at 15.7 instead of 125 TFLOP/s (NVIDIA V100 data sheet)."""
     place: dict[str, Any] = {"model": "gpt2-xl", "cluster": "dgx-2", "gpus": 16}

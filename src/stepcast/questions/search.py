@@ -397,6 +397,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
         gpus = (cluster.gpus,)
         assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus)")
     global_batch, axes = _settle_global_batch(question, seq), question.axes
+    settling.note_batch(global_batch, seq, assumptions)
     if "base_weights" in axes and not question.lora:
         raise ValueError("--base-weights are frozen: train adapters on them, such as --lora 16")
     if question.any_framework and not profile.supports:

@@ -46,6 +46,7 @@ FULL_TUNING_FRAMEWORK = "trainer"  # of all weights, where samples are counted
 PEFT_RANK = 8  # huggingface/peft 0.21, tuners/lora/config.py, LoraConfig.r
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
+MOST_TOKENS = 1e9  # in a step; runs that are known have less than 0.1e9
 # Choices that are lists of words, each with an effect.
 LISTS = ("overlap", "recompute")
 
@@ -449,9 +450,8 @@ def _build_strategy(
     sequences = Objective(question.task or "sft").sequences
     if sequences > 1:
         micro_batch, global_batch = micro_batch * sequences, global_batch * sequences
-        assumptions.append(
-            f"{question.task}: {question.micro_batch} pairs of a micro-batch are {micro_batch} sequences"
-        )
+        pairs = "pair of a micro-batch is" if question.micro_batch == 1 else "pairs of a micro-batch are"
+        assumptions.append(f"{question.task}: {question.micro_batch} {pairs} {micro_batch} sequences")
     targets = set((question.lora_targets or "up").split(","))
     if question.lora_rank and model.experts is not None and targets & {"gate", "up", "down"}:
         count = model.experts.count
@@ -551,7 +551,15 @@ def _settle_batch(
     if global_batch is None:
         global_batch = layout.dp * question.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
         assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
+    note_batch(global_batch, seq, assumptions)
     return seq, global_batch
+
+
+def note_batch(sequences: int, seq: int, assumptions: list[str]) -> None:
+    """State that batches count sequences where a step would have more tokens than any known run."""
+    if (tokens := sequences * seq) > MOST_TOKENS:
+        near = f"--global-batch {max(1, round(sequences / seq)):,} is about {sequences:,} tokens"
+        assumptions.append(f"{tokens:,} tokens in a step, since batches count sequences ({near})")
 
 
 # ---- other jobs on the network -------------------------------------------------------------------------
