@@ -333,6 +333,22 @@ def test_degrees_of_torchtitan(tmp_path: Path, parallelism: str, expected: str) 
         assert said[key] == value, key
 
 
+def test_torchtitan_cuts_the_local_batch_for_a_pipeline_that_is_given_on_the_command_line(tmp_path: Path) -> None:
+    """torchtitan/distributed/pipeline_parallel.py: local_batch_size / pipeline_parallel_microbatch_size micro-batches."""
+    file, place = tmp_path / "train.toml", {"cluster": "dgx-h100", "gpus": 16}
+    common = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 8\n[parallelism]\n'
+    expected = {
+        "": {1: (8, 1), 2: (1, 8)},
+        "pipeline_parallel_degree = 4\npipeline_parallel_microbatch_size = 2": {1: (8, 1), 2: (2, 4)},
+    }
+    for keys, batches in expected.items():
+        file.write_text(common + keys)
+        for pp, batch in batches.items():
+            asked = stepcast.predict(config=str(file), pp=pp, **place).to_dict()["strategy"]
+            micro_batches = asked["global_batch"] // (16 // pp * asked["micro_batch"])
+            assert (asked["micro_batch"], micro_batches) == batch
+
+
 def test_ddp_of_torchtitan_has_buckets() -> None:
     """Weights, gradients and their copies in buckets are fp32, and so are the moments."""
     common: dict[str, Any] = {

@@ -115,7 +115,8 @@ def ask_with_file(kind: type[readers.AnyQuestion], given: Facts, file: RunFile |
     replaced = ({*given} | readers.replaced_names(given, readers.EXCLUSIVE)) - {"set"}
     if "micro_batch" in given and "global_batch" in file.choices:
         replaced.add("accumulation")  # which follows from both
-    filed = {name: value for name, value in file.choices.items() if name not in replaced}
+    cut = file.config.by_pipeline.get(given["pp"] > 1, {}) if file.config and "pp" in given else {}
+    filed = {name: cut.get(name, value) for name, value in file.choices.items() if name not in replaced}
     overrides = (*filed.get("set", ()), *given.get("set", ()))
     return kind(**{**filed, **given, "set": overrides}, file=file.file, unchecked=frozenset(filed))
 

@@ -54,6 +54,8 @@ class RunConfig:
     unset: tuple[str, ...] = ()
     # Values that the file leaves to the tool or to its caller, and the values assumed for them.
     assumed: tuple[str, ...] = ()
+    # Choices by whether there is a pipeline, for degrees that are given beside the file.
+    by_pipeline: Mapping[bool, Facts] = field(default_factory=dict)
 
     @property
     def unread(self) -> list[str]:

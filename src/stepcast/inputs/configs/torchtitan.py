@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from stepcast.inputs.configs.keys import Keys, OptionValue, RunConfig, flat, given_options, known_keys
 from stepcast.inputs.source import read_words
+from stepcast.ir.types import replace
 
 TABLES = known_keys("torchtitan").table
 FLAVOURS: Mapping[str, str] = TABLES["flavours"]
@@ -68,7 +69,9 @@ def read(table: Mapping[str, object]) -> RunConfig:
         keys.report("the loss is predicted on logits split over tensor parallel ranks", *off, *on)
     name, flavour = keys.word("model.name"), keys.word("model.flavor")
     model = f"{FAMILIES[name]}{flavour}" if name in FAMILIES and flavour[:1].isdigit() else f"{name} {flavour}"
-    return keys.config("torchtitan", "torchtitan", options, model=FLAVOURS.get(f"{name} {flavour}", model))
+    config = keys.config("torchtitan", "torchtitan", options, model=FLAVOURS.get(f"{name} {flavour}", model))
+    cuts = ({"micro_batch": rows, "accumulation": batch // rows} for rows in (batch, micro))
+    return replace(config, by_pipeline=dict(zip((False, True), cuts, strict=True)))
 
 
 def _places(name: str, *tables: str) -> list[str]:
