@@ -710,6 +710,9 @@ def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
             "--num-distributed-optimizer-instances 2",
             "sharding=hybrid-fsdp replicate=2",
         ),
+        # DistributedDataParallelConfig: no_shard is the default, and only Megatron-FSDP reads the strategy.
+        ("--use-megatron-fsdp", "sharding=none"),
+        ("--use-distributed-optimizer --data-parallel-sharding-strategy no_shard", "sharding=zero-1"),
         ("--num-experts 8 --moe-token-dispatcher-type allgather", "dispatcher=allgather"),
         (
             "--num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",

@@ -427,7 +427,12 @@ def _context(keys: Keys, cp: int) -> str | None:
 
 def _sharding(keys: Keys) -> dict[str, OptionValue]:
     strategy = keys.word("data-parallel-sharding-strategy")
-    is_fsdp = keys.flag("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "fsdp")
+    is_own = keys.flag("use-megatron-fsdp", "use-custom-fsdp")
+    is_fsdp = is_own or keys.flag("use-torch-fsdp2", "fsdp")
+    if keys.tool == "megatron":  # recipes of NeMo and Megatron-Bridge state the rest
+        if is_own and not strategy:
+            keys.assume("no sharding: --data-parallel-sharding-strategy is no_shard, Megatron's default")
+        strategy = (strategy or "no_shard") if is_own else ""
     is_distributed = keys.flag("use-distributed-optimizer") or keys.word("optimizer") == "dist_muon"
     copies = keys.number("num-distributed-optimizer-instances") or 1
     kind = TABLES["shardings"].get(strategy, "fsdp" if is_fsdp else "zero-1" if is_distributed else "none")
