@@ -71,15 +71,17 @@ class Preset:
     gpu: tuple[str, ...] = ()  # the first word of the GPU's name
     precision: tuple[DType, ...] = ()
     pp: tuple[int, ...] = ()
+    sharding: tuple[Sharding, ...] = ()
     spread: bool = False  # experts spread over ranks
     pairable: bool = False  # one stage, or several chunks on each: micro-batches can run in pairs (see Strategy)
 
-    def applies(self, model: str, gpu: str, precision: DType, layout: Layout) -> bool:
+    def applies(self, model: str, gpu: str, precision: DType, layout: Layout, sharding: Sharding | None) -> bool:
         return (
             (not self.model or _plain(model).startswith(tuple(map(_plain, self.model))))
             and (not self.gpu or gpu.split("-")[0] in self.gpu)
             and (not self.precision or precision in self.precision)
             and (not self.pp or layout.pp in self.pp)
+            and (not self.sharding or sharding in self.sharding)
             and (not self.spread or layout.ep > 1)
             and (not self.pairable or layout.pp == 1 or layout.vpp > 1)
         )
@@ -108,17 +110,17 @@ class Profile:
     def name(self) -> str:
         return self.framework.name
 
-    def settings(self, model: str, gpu: str, precision: DType, layout: Layout) -> FactDict:
+    def settings(self, model: str, gpu: str, precision: DType, layout: Layout, sharding: Sharding | None) -> FactDict:
         """Return the settings of the presets that apply; later ones win."""
         settings: FactDict = {}
         for preset in self.presets:
-            if preset.applies(model, gpu, precision, layout):
+            if preset.applies(model, gpu, precision, layout, sharding):
                 settings |= preset.settings
         return settings
 
     def chunks(self, model: Model, gpu: str, layout: Layout) -> tuple[int, bool]:
         """Return the chunks per stage of the presets, else the default, and whether presets set them."""
-        chunks = self.settings(model.name, gpu, self.defaults.precision, layout).get("chunks")
+        chunks = self.settings(model.name, gpu, self.defaults.precision, layout, None).get("chunks")
         return (chunks, True) if chunks else (self.defaults.chunks, False)
 
 
@@ -242,7 +244,7 @@ def settle(profile: Profile, model: Model, gpu: str, layout: Layout, given: Fact
     """Return the run under *profile* with the fields of a Strategy or a Framework that are *given*."""
     given, defaults = given or {}, profile.defaults
     precision: DType = given.get("precision", defaults.precision)
-    settings = profile.settings(model.name, gpu, precision, layout)
+    settings = profile.settings(model.name, gpu, precision, layout, given.get("sharding", defaults.sharding))
     overlap = settings.pop("overlap", defaults.overlap)
     choices: FactDict = {
         "precision": precision,

@@ -244,11 +244,12 @@ def predict_choices(
     choices |= {**degrees, **batch, "seq": strategy.seq}
     if strategy.precision is not profile.defaults.precision:
         choices["precision"] = str(strategy.precision)
-    # Presets and formats depend on the precision, so differences are those with it given.
-    settled = settle_profile(profile, model, gpu, layout, {"precision": strategy.precision})
+    # Presets and formats depend on precision and sharding, so differences are those with them given.
+    given = pick(strategy, "precision"), pick(strategy, "precision sharding")
+    settled, sharded = (settle_profile(profile, model, gpu, layout, facts) for facts in given)
     usual = settled.strategy(layout, strategy.micro_batch, strategy.global_batch, strategy.seq)
     usual = replace(usual, schedule=ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B)
-    for wanted, known in ((strategy, usual), (framework, settled.framework)):
+    for wanted, known in ((strategy, usual), (framework, sharded.framework)):
         for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
             if getattr(wanted, name) != getattr(known, name):
                 setter, value = choice_of_field(name, getattr(wanted, name))

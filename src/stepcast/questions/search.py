@@ -29,7 +29,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import BaseWeights, ContextKind, Recompute, Strategy, offload_of, offload_word
-from stepcast.ir.types import DType, FactDict, dataclass, pick, require
+from stepcast.ir.types import DType, FactDict, Facts, dataclass, pick, require
 from stepcast.models.catalog import load_model
 from stepcast.questions import choices as readers
 from stepcast.questions import settle as settling
@@ -306,7 +306,7 @@ class SettledSearch:
     def _space(self) -> CandidateSpace:
         """Return the candidates; raise a ValueError if there are none."""
         precision = self.profile.defaults.precision
-        recomputes = spaces.useful_recomputes(self.model, self._settle(Layout(), precision)[0])
+        recomputes = spaces.useful_recomputes(self.model, self._settle(Layout(), precision, "none", {})[0])
         usual: dict[str, AxisValues] = {"precision": (precision,), "recompute": recomputes}
         named = {name: values for name, values in self.axes.items() if name not in SOFTWARE}
         axes = spaces.SearchAxes(gpus=self.gpus, **(usual | named))
@@ -336,12 +336,12 @@ class SettledSearch:
                     parts.append(replace(part, rows=number * len(space) + own[part.rows]))
         return parts
 
-    def _settle(self, layout: Layout, precision: DType, chosen: FactDict | None = None) -> tuple[Framework, FactDict]:
+    def _settle(self, layout: Layout, precision: DType, sharding: str, chosen: Facts) -> tuple[Framework, FactDict]:
         adapters = readers.split_lora(self.question.lora) if self.question.lora else {}
-        given: FactDict = {"precision": precision}
+        given: FactDict = {"precision": precision, "sharding": sharding}
         given |= {CHOICES[name].sets: CHOICES[name].means(value) for name, value in adapters.items() if value}
         settle = partial(settle_profile, self.profile, self.model, self.cluster.gpu.name, layout)
-        for name, value in (chosen or {}).items():
+        for name, value in chosen.items():
             if name == "optimizer":
                 usual = settle(given).framework.optimizer
                 named = parse_optimizer(value, usual.master_weights, usual.clips)
@@ -443,19 +443,16 @@ def _supported_values(name: str, values: AxisValues, profile: Profile, assumptio
 
 def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
     """Return the sequences of a step."""
-    if question.global_batch is not None:
-        if question.tokens_per_batch is not None:
-            raise ValueError("--global-batch and --tokens-per-batch state the same; leave one of them out")
-        return question.global_batch
-    if question.tokens_per_batch is None:
+    batch, tokens = question.global_batch, question.tokens_per_batch
+    require(None in (batch, tokens), "--global-batch and --tokens-per-batch state the same; leave one of them out")
+    if batch is not None:
+        return batch
+    if tokens is None:
         raise ValueError("batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as 4M")
-    sequences, rest = divmod(int(question.tokens_per_batch), seq)
+    sequences, rest = divmod(int(tokens), seq)
     if rest or not sequences:
-        near = max(1, round(question.tokens_per_batch / seq)) * seq
-        raise ValueError(
-            f"--tokens-per-batch {int(question.tokens_per_batch):,} is not a multiple of the {seq:,} tokens of a "
-            f"sequence; the nearest is {near}"
-        )
+        given, near = f"--tokens-per-batch {int(tokens):,}", max(1, round(tokens / seq)) * seq
+        raise ValueError(f"{given} is not a multiple of the {seq:,} tokens of a sequence; the nearest is {near}")
     return sequences
 
 

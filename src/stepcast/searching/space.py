@@ -23,8 +23,8 @@ from stepcast.ir.types import DType, dataclass
 
 StrategyFields = Mapping[str, Any]
 """Fields of a Strategy by name."""
-SettleSoftware = Callable[[Layout, DType], tuple[Framework, StrategyFields]]
-"""Return the software that runs a layout in a precision, and the fields of a Strategy that it decides."""
+SettleSoftware = Callable[[Layout, DType, Sharding], tuple[Framework, StrategyFields]]
+"""Return the software that runs a layout in a precision, sharded so, and the fields of a Strategy that it decides."""
 Tick = Callable[[], None]
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ SAVED = ("tp", "cp", "ep", "expert_tp", "micro_batch", "recompute", "sequence_pa
 LAYER = ("gpus", *SAVED, "overlap")
 PIECES = ("pp", "vpp", "schedule")
 STATES = (*LAYOUT, "sharding", "precision")
-SOFTWARE = ("pp", "vpp", "ep", "precision")
+SOFTWARE = ("pp", "vpp", "ep", "precision", "sharding")
 LEGALITY = (*LAYOUT, "sequence_parallel", "sharding", "recompute", "precision", "overlap")
 # Fields of a Strategy on which the pieces of a pipeline depend.
 PIECE_FIELDS = ("stage_layers", "mtp_layers")
@@ -322,7 +322,8 @@ def split_by_software(space: CandidateSpace, settle: SettleSoftware) -> list[Spa
     for number, row in enumerate(distinct.tolist()):
         values = space.values(row)
         try:
-            setting = settle(Layout(pp=values["pp"], vpp=values["vpp"], ep=values["ep"]), values["precision"])
+            layout = Layout(pp=values["pp"], vpp=values["vpp"], ep=values["ep"])
+            setting = settle(layout, values["precision"], values["sharding"])
         except StrategyError:
             setting_of[number] = -1  # in no part: the software refuses these degrees
             continue
