@@ -83,7 +83,7 @@ def load_engine(name: str) -> EngineProfile:
 
 
 # Recipes of linear layers by the format of weights.
-RECIPES = {DType.FP8: "fp8", DType.MXFP8: "fp8-block", DType.NVFP4: "nvfp4", DType.FP4: "nvfp4"}
+RECIPES = {DType.FP8: "fp8-block", DType.MXFP8: "fp8-block", DType.NVFP4: "nvfp4", DType.FP4: "nvfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +319,10 @@ class StepTimes:
         return seconds + self._exchange_s(tokens, expert_layers)
 
     def _linear_s(self, tokens: FloatArray, outputs: int, inputs: int, recipe: str) -> FloatArray:
-        sizes = tokens.ravel(), float(outputs), float(inputs)
-        seconds = serving.linear_s(*sizes, self.cluster.gpu, recipe, load=SUSTAINED, substitute=True)
-        return np.asarray(seconds).reshape(tokens.shape) * self.engine.product_pace
+        sizes, gpu = (tokens.ravel(), float(outputs), float(inputs)), self.cluster.gpu
+        seconds = serving.linear_s(*sizes, gpu, recipe, load=SUSTAINED, substitute=True)
+        read_s = outputs * inputs * serving.LINEAR_FORMATS[recipe].weight_bytes / gpu.memory_bandwidth_bytes_per_s
+        return np.maximum(np.asarray(seconds).reshape(tokens.shape) * self.engine.product_pace, read_s)
 
     def _experts_s(self, tokens: FloatArray) -> FloatArray:
         """Return the seconds of the routed experts of one layer on a rank for the *tokens* of all attention ranks.
