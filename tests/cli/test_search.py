@@ -78,6 +78,9 @@ def test_a_batch_of_tokens_is_so_many_sequences(capsys: pytest.CaptureFixture[st
     at = question.index("--global-batch")
     question[at : at + 2] = ["--tokens-per-batch", "65536", "--seq", "4096"]
     assert run_json(capsys, "search", *question, "--top", "1")["global_batch"] == 16
+    question[at + 1] = "4M"
+    status, _, err = run(capsys, "search", *question)
+    assert (status, "of 4,096 tokens; 4194304 is 1,024 and 4001792 is 977" in err) == (2, True)
 
 
 def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -448,11 +448,13 @@ def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
     if batch is not None:
         return batch
     if tokens is None:
-        raise ValueError("batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as 4M")
+        raise ValueError(f"batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as {1024 * seq}")
     sequences, rest = divmod(int(tokens), seq)
     if rest or not sequences:
-        given, near = f"--tokens-per-batch {int(tokens):,}", max(1, round(tokens / seq)) * seq
-        raise ValueError(f"{given} is not a multiple of the {seq:,} tokens of a sequence; the nearest is {near}")
+        near = dict.fromkeys((2 ** max(0, round(math.log2(tokens / seq))), max(1, round(tokens / seq))))
+        instead = " and ".join(f"{count * seq} is {count:,}" for count in near)
+        given = f"--tokens-per-batch {int(tokens):,} is not a whole number of sequences"
+        raise ValueError(f"{given} of {seq:,} tokens; {instead}")
     return sequences
 
 
