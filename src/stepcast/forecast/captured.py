@@ -18,7 +18,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.captured import Captured, LayerPart, ShardUnit
+from stepcast.ir.captured import Captured, LayerPart, ShardUnit, count_flops
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.schedules import Pipeline, ScheduleKind
@@ -320,9 +320,12 @@ def _complete_report(
     """Return *report* with what follows from the captured program; *split* is the share of one rank."""
     unmeasured = share_unmeasured(split, compute)
     batches = spread.micro_batches * spread.dp
-    flops = captured.flops() * batches / report.step_s / spread.layout.gpus
+    every = captured.flops()
+    model_flops = every - captured.recomputed_flops
+    at_peak_s = sum(flops / cluster.gpu.matrix_peak_flops(name) for name, flops in count_flops(captured.stage).items())
+    at_peak_s *= model_flops / max(1.0, every)
+    per_s = batches / report.step_s / spread.layout.gpus
     tokens = captured.tokens * batches / report.step_s
-    peak = cluster.gpu.matrix_peak_flops(str(captured.precision))
     layers = unfold_blocks(captured.stage.body)
     run = {
         "model": captured.name,
@@ -338,7 +341,7 @@ def _complete_report(
     }
     return replace(
         report,
-        throughput=Throughput(tokens, flops / TFLOPS, flops / peak),
+        throughput=Throughput(tokens, model_flops * per_s / TFLOPS, at_peak_s * per_s),
         run={**report.run, **run},
         memory_bytes=memory_facts(stages),
         warnings=(*report.warnings, *_describe_unmeasured(unmeasured)),

@@ -1,5 +1,8 @@
 """A captured program: the work of one step, and the memory it takes."""
 
+from collections import defaultdict
+from typing import TypeGuard
+
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.types import DType, Natural, Size, dataclass, require
 from stepcast.ir.work import Attention, Convolution, GroupedMatmul, Matmul
@@ -98,6 +101,7 @@ class Captured:
     facts: tuple[tuple[str, str], ...] = ()
     ties: tuple[Tie, ...] = ()
     units: tuple[ShardUnit, ...] = ()  # of a script that shards itself
+    recomputed_flops: float = 0.0  # of forwards that the backward runs again
 
     def __post_init__(self) -> None:
         require(len(self.workload.stages) == 1, "a captured program has one stage")
@@ -127,11 +131,19 @@ class Captured:
 
     def flops(self, attention: bool = True) -> float:
         """Return the FLOPs of matrix products, recurrent cells and, with *attention*, fused attention, both ways."""
-        products = (Matmul, GroupedMatmul, Convolution, RecurrentCells)
-        kinds = (*products, Attention) if attention else products
-        return sum(
-            count * op.work.flops
-            for layer, count in self.stage.counted_layers(1)
-            for op in layer.all_ops
-            if isinstance(op.work, kinds) and not (isinstance(op.work, Convolution) and op.work.is_depthwise)
-        )
+        return sum(count_flops(self.stage, attention).values())
+
+
+def count_flops(stage: Stage, attention: bool = True) -> dict[DType, float]:
+    """Return the FLOPs of matrix products, recurrent cells and, with *attention*, fused attention by their format."""
+    flops = defaultdict[DType, float](float)
+    for layer, count in stage.counted_layers(1):
+        for work in (op.work for op in layer.all_ops):
+            if is_product(work) and (attention or not isinstance(work, Attention)):
+                flops[work.dtype] += count * work.flops
+    return flops
+
+
+def is_product(work: object) -> TypeGuard[Matmul | GroupedMatmul | Convolution | RecurrentCells | Attention]:
+    products = (Matmul, GroupedMatmul, Convolution, RecurrentCells, Attention)
+    return isinstance(work, products) and not (isinstance(work, Convolution) and work.is_depthwise)

@@ -73,7 +73,9 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The throughput of a step. *mfu* is of the GPU's dense peak in the format it trains in."""
+    """The throughput of a step. *mfu* is of the GPU's dense peak in the format it trains in, or in those
+    that a captured program multiplies in.
+    """
 
     tokens_per_s: float
     tflops_per_gpu: float

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.hardware.catalog import load_fit
-from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit
+from stepcast.ir.captured import Captured, CapturedMemory, LayerPart, ShardUnit, count_flops, is_product
 from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.types import DType
-from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.work import Elementwise, ElementwiseKind
 from stepcast.ir.workload import Block, Layer, Op, Role, Stage, Workload, find_patterns
 from stepcast.pytorch.capture.compiled import Fusion
 from stepcast.pytorch.capture.emulation import CALLS, FIT, MEASURED, RecurrentSizes
@@ -56,23 +56,20 @@ def build_captured(
     patterns = find_patterns(list(map(id, body_layers)), len(body_layers), shortest=True)
     body = tuple(Block(tuple(body_layers[start:end]), times) for start, end, times in patterns)
     stage = Stage(body, epilogue=(optimizer,) if optimizer.forward else ())
+    flops = count_flops(stage)  # the format of most of them is that of the step
     workload = Workload((stage,), name=name, source="captured", warnings=warnings)
     return Captured(
         workload, parts=tuple(_join_parts(parts, remaining)), memory=_peak_memory(trace), tokens=tokens, batch=batch,
-        parameters=sum(trace.parameters.values()), precision=_main_precision(body, precision), compiled=compiled,
+        parameters=sum(trace.parameters.values()),
+        precision=max(flops, key=lambda dtype: flops[dtype], default=DType(precision)), compiled=compiled,
         facts=tuple(facts), units=tuple(segments.units(remaining)),
+        recomputed_flops=sum(
+            work.flops
+            for number, event in enumerate(trace.events) if event.recomputed
+            for work in works[number] if is_product(work)
+        ),
         ties=splits.ties_of(segments.readers(), {place: number for number, place in enumerate(remaining)}, trace),
     )  # fmt: skip
-
-
-def _main_precision(body: Iterable[Block], default: str) -> DType:
-    """Return the format of most of the multiplications; *default* where there are none."""
-    flops: dict[DType, float] = defaultdict(float)
-    for block in body:
-        for work in (op.work for layer in block.layers for op in layer.all_ops):
-            if isinstance(work, Matmul | GroupedMatmul | Attention):
-                flops[work.dtype] += block.repeat * work.flops
-    return max(flops, key=lambda dtype: flops[dtype], default=DType(default))
 
 
 def _join_parts(parts: Sequence[LayerPart], remaining: Sequence[int]) -> Iterator[LayerPart]:
