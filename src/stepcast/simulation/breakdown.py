@@ -75,18 +75,20 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
             group = lanes.group(lane)
             if group is not None:
                 communication[group] += seconds
-        # A lane is taken, too, where its op waits for its host or for another rank: that is bubble. Messages in their
-        # sender's lane are left out, because a stage waits for those of others.
+        # A lane is taken, too, where its op waits for another rank, which is bubble, or for its host (one stage waits
+        # for nothing else). Messages in their sender's lane are left out: a stage waits for those of others.
         own = EXPOSED + (not lanes.receives)
         totals[own:] = np.minimum(totals[own:], [communication[group] for group in groups[own - EXPOSED :]])
+        unassigned_s = round_bubble_s(run.makespan_s - float(totals.sum()), run.makespan_s)
+        has_pipeline = step.schedule.stages > 1
         stages.append(
             StageTime(
                 stage=stage,
                 compute_s=float(totals[COMPUTING]),
                 optimizer_s=float(totals[OPTIMIZING]),
-                host_s=float(totals[HOST]),
+                host_s=float(totals[HOST]) + (0.0 if has_pipeline else unassigned_s),
                 exposed_s=dict(zip(groups, totals[EXPOSED:].tolist(), strict=True)),
-                bubble_s=round_bubble_s(run.makespan_s - float(totals.sum()), run.makespan_s),
+                bubble_s=unassigned_s if has_pipeline else 0.0,
                 communication_s=communication,
             )
         )
