@@ -79,6 +79,39 @@ def test_accumulation_and_wrappers_decide_the_distribution() -> None:
     assert facts["precision"] == "bf16"
 
 
+def test_utilisation_is_that_of_the_formats_a_program_multiplies_in(tmp_path: Path) -> None:
+    """cuDNN runs fp32 convolutions as TF32, at 495 TFLOP/s on an H200: of 67 in fp32 a GAN would use 132 %."""
+    prediction = captured_facts("python", "gan.py", options=("--predict", "--gpu", "h200"))["prediction"]
+    assert prediction["run"]["precision"] == "tf32"
+    assert prediction["mfu"] == pytest.approx(prediction["tflops_per_gpu"] / 495, rel=0.01)
+    assert not any("mfu" in text for text in prediction["warnings"])
+
+
+def test_recomputed_forwards_are_no_model_flops() -> None:
+    words, options = ("python", "llama_fsdp2.py", "--layers", "2"), ("--predict", "--gpu", "h200")
+    plain, checkpointed = (captured_facts(*words, *more, options=options) for more in ((), ("--ac",)))
+    assert checkpointed["flops"] > 1.05 * plain["flops"]
+    did, again = (
+        facts["prediction"]["tflops_per_gpu"] * facts["prediction"]["step_s"] for facts in (plain, checkpointed)
+    )
+    assert again == pytest.approx(did, rel=1e-6)
+
+
+def test_a_step_without_a_pipeline_has_no_bubble(tmp_path: Path) -> None:
+    script = tmp_path / "small.py"
+    script.write_text(
+        MODEL
+        + """
+for step in range(3):
+    loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+    )
+    options = ("--predict", "--cluster", "hgx-h200", "--gpus", "16")
+    breakdown = captured_facts("python", str(script), options=options)["prediction"]["breakdown_s"]
+    assert breakdown["bubble"] == 0 < breakdown["dp"]
+
+
 def test_values_that_a_script_reads_are_named_by_line(tmp_path: Path) -> None:
     script = tmp_path / "reads.py"
     script.write_text(
@@ -293,6 +326,7 @@ for x, y in torch.utils.data.DataLoader(Absent(), batch_size=4, num_workers=2):
     ("body", "message"),
     [
         ("raise KeyError('data')", "broken.py:5: KeyError"),
+        ("os.environ['LOCAL_RANK']", "broken.py:5: KeyError: 'LOCAL_RANK'; start the script with torchrun"),
         ("model(torch.randn(8, 65, device='cuda'))", "broken.py:5: RuntimeError"),
         ("pass", "ended before any optimizer step"),
         ("while torch.ones(1).cuda().item() > 0.5: pass", "a loop depends on the values of tensors"),
@@ -305,6 +339,15 @@ def test_errors_of_scripts_are_one_line(tmp_path: Path, body: str, message: str)
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_stays_on_the_cpu_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "cpu.py"
+    steps = "\nfor step in range(3): model(torch.randn(8, 64)).sum().backward(); optimizer.step()"
+    script.write_text(MODEL.replace(".cuda()", "") + steps)
+    done = run_capture("python", str(script), options=("--predict", "--gpu", "h200"))
+    assert done.returncode == 2
+    assert "cpu.py: the step runs nothing on a GPU" in done.stderr
 
 
 def test_options_that_a_script_decides_are_refused() -> None:

@@ -163,7 +163,10 @@ def _captured(facts: Facts) -> FactDict:
     names = ("parameters", "gradients", "optimizer", "activations", "temporary")
     parts = [(f"  {name}", format_bytes(facts["memory_bytes"][name])) for name in names]
     repeated = [block for block in facts["body"] if block["repeat"] > 1 and block["layers"]]
+    has_samples = facts["tokens"] == facts["batch"]  # such as images
     return {
+        "has_samples": has_samples,
+        "has_sequences": not has_samples,
         "more": _lines([*parts, *((name, value) for name, value in facts["facts"].items() if value)]),
         "repeated": [
             {**block, "ends": ", ".join(dict.fromkeys((block["layers"][0], block["layers"][-1])))} for block in repeated

@@ -53,10 +53,14 @@ def step_view(
         ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in known["percentiles_s"].items())
         jittered = [{**known, "ranks": ranks}]
     savings = _savings(facts)
+    has_samples = run.get("seq") == 1  # of captured programs, such as images
     view = build_view(
         "step",
         facts,
         subject=subject(facts),
+        unit="samples" if has_samples else "tokens",
+        has_samples=has_samples,
+        has_sequences=not has_samples,
         degrees=layout_words(run),
         made_with=" · ".join(str(run[name]) for name in ("precision", "framework") if run.get(name)),
         band=step_band(facts, facts["step_s"]),
