@@ -97,6 +97,22 @@ def test_history_verdict_reports_and_acceptance(tmp_path: Path, capsys: pytest.C
     assert not stepcast.gate(NIGHTS[6], history=history).failed
 
 
+def test_a_faster_run_is_not_called_noise_and_accepting_nothing_is_said(tmp_path: Path) -> None:
+    history, prediction, fast = (tmp_path / name for name in ("gate.sqlite", "prediction.json", "fast.json"))
+    stepcast.gate(*NIGHTS[:5], history=history)
+    fast.write_text(json.dumps({"step_s": 1.1, "format": "kineto"}))
+    result = stepcast.gate(fast, history=history, accept=True)
+    assert (result.status, result.since) == (PASSED, None)
+    assert "faster; 5 such runs" in result.verdict
+    assert [text.split(":")[0] for text in result.warnings] == [
+        "--accept has no effect",
+        "no common fact shows whether this is the same run as those before it",
+    ]
+    prediction.write_text(json.dumps({"step_s": 2.2, "uncertainty": {"low_s": 2.0, "high_s": 2.4}}))
+    with pytest.raises(ValueError, match="is a prediction"):
+        stepcast.gate(prediction, history=history)
+
+
 def test_a_saved_baseline_judges_one_run_at_once(tmp_path: Path) -> None:
     baseline = tmp_path / "baseline.json"
     stepcast.gate(*NIGHTS[:5], save=baseline)

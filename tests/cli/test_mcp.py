@@ -55,7 +55,7 @@ def test_messages(tmp_path: Path) -> None:
         call(2, "predict", model="llama-3.1-8b", cluster="../outside.toml", gpus=8),
         call(3, "predict", model="m" * 100_000, cluster="dgx-h100", gpus=8),
         '{"id": 4, "method": "nothing"}',
-        call(5, "predict", model="llama-3.1-8b", nothing=1),
+        call(5, "predict", model="llama-3.1-8b", gpuz=8),
         call(6, "collective", kind="all-reduce", size="1MiB", ranks=8, cluster="dgx-h100"),
     )
     for number in (1, 2):
@@ -64,7 +64,8 @@ def test_messages(tmp_path: Path) -> None:
         assert "secret" not in json.dumps(answers[number])
     assert answers[3]["result"]["isError"]
     assert answers[4]["error"]["code"] == -32601
-    assert "no argument 'nothing'" in answers[5]["error"]["message"]
+    assert answers[5]["result"]["isError"]
+    assert "no argument 'gpuz'; did you mean gpu" in answers[5]["result"]["content"][0]["text"]
     assert answers[6]["result"]["structuredContent"]["time_s"] > 0
     assert answers[None]["error"]["code"] in (-32700, -32600)
 

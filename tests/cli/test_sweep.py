@@ -292,3 +292,22 @@ def test_a_limit_spreads_points_over_all_of_them() -> None:
     assert len(some) == 3
     assert set(some) <= {at for at, _ in spec.points(5)}
     assert [at for at, _ in spec.points(99)] == every
+
+
+def test_mistakes_in_a_specification_name_its_file(
+    answers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for change, message in (
+        ('where = "tp > 100"', "leaves no point"),
+        ('where = "pt > 1"', "no point has 'pt'"),
+        ('fixed.sequ = 1', "'sequ' is no option"),
+    ):  # fmt: skip
+        spec = tmp_path / "spec.toml"
+        spec.write_text(change + '\n[[axis]]\ntp = [1, 2]\n')
+        assert main(["sweep", str(spec), "-o", str(tmp_path / "new")]) == 2
+        error = capsys.readouterr().err
+        assert f"{spec}: " in error
+        assert message in error
+    for words in (["sweep", answers], ["show", answers]):
+        assert main(words) == 2
+        assert "stepcast sweep show" in capsys.readouterr().err

@@ -430,7 +430,7 @@ def judge(
     number = len(history) + 1
     earlier = history[-1] if history else None
     if earlier and (words := _list_differences(earlier.identity, run.identity)):
-        raise ValueError(f"is not the run that {name!r} has a history of: {words}; use --name for another history")
+        raise ValueError(f"is another run than those before it: {words}; with --history, --name keeps another series")
     start = earlier.baseline_from if earlier else 1
     regressed_since = earlier.since if earlier and earlier.status == REGRESSION else None
     past_runs = history[start - 1 :]
@@ -467,7 +467,10 @@ def judge(
         measures=measures,
         trend=trend,
     )
-    return msgspec.structs.replace(result, verdict=_verdict(result, worst), warnings=find_doubts(result.facts()))
+    warnings = find_doubts(result.facts())
+    if earlier and earlier.identity.keys().isdisjoint(run.identity) and (earlier.identity or run.identity):
+        warnings.append("no common fact shows whether this is the same run as those before it")
+    return msgspec.structs.replace(result, verdict=_verdict(result, worst), warnings=warnings)
 
 
 def _judge_measure(
@@ -526,6 +529,8 @@ def _verdict(result: GateResult, worst: GatedMeasure) -> str:
         return f"first run of {result.name!r}: step {format_seconds(result.step_s)}"
     _, baseline, change, noise = worst.texts
     words = f"{worst.name} {change} vs {baseline} (noise {noise})"
+    if worst.status == PASSED and worst.change < -max(result.min_change, SINGLE_SIGMA * worst.noise):
+        return f"{words}: faster; {SETTLED} such runs in succession begin a new baseline"
     if worst.status == PASSED:
         return f"{words}: within noise or below the smallest change of {format_percent(result.min_change)}"
     # The parts that changed in the same direction beyond their noise, the largest difference first.

@@ -156,12 +156,15 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
         saved = {"format": BASELINE, "name": options.name, "runs": given}
         write_file(options.save, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
     warnings = [text for run in read for text in run.warnings]
+    if options.accept and not result.since:
+        warnings.append("--accept has no effect: no regression began before this run")
     result = msgspec.structs.replace(result, warnings=[*warnings, *result.warnings])
     return comparing.check_forecast(result, forecast, given[-1].identity) if forecast else result
 
 
 def _measure(path: str, label: str) -> GateRun:
     facts = read_facts(path)
+    require("uncertainty" not in facts, f"{path}: is a prediction; gate judges measured runs, use it as --forecast")
     with prefix_errors(path):
         measures = comparing.measures_of(facts)
     identity = {name: value for name, value in comparing.identity_of(facts).items() if name != "cluster"}

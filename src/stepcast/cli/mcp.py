@@ -21,6 +21,7 @@ from stepcast.cli.main import VERBS, build_parser, main
 from stepcast.cli.output import WRITTEN
 from stepcast.ir.children import Child
 from stepcast.ir.types import FactDict, Facts, require
+from stepcast.units import nearest
 from stepcast.version import __version__
 from stepcast.views.declared import phrase
 
@@ -108,6 +109,8 @@ class AgentServer:
                 raise ToolError("arguments must be an object")
             words = command_line(str(params.get("name")), arguments)
         except ToolError as error:
+            if params.get("name") in TOOLS:  # an answer that an agent can correct itself by
+                return self._answer(number, _result(False, str(error)))
             return self._fail(number, INVALID_ARGUMENTS, str(error))
         if len(self._waiting) >= MOST_WAITING:
             return self._answer(number, _result(False, f"{MOST_WAITING} calls are waiting already; try again later"))
@@ -232,7 +235,7 @@ def command_line(tool: str, arguments: Facts) -> list[str]:
     for name, value in arguments.items():
         action = actions.get(name)
         if action is None:
-            raise ToolError(f"{tool} has no argument {name!r}; see its schema")
+            raise ToolError(f"{tool} has no argument {name!r}{nearest(name, actions) or '; see its schema'}")
         kind = _type(action).get("type")
         if value is None:
             continue

@@ -11,7 +11,7 @@ import msgspec
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.output import print_notes, print_view, write_file, write_view
 from stepcast.cli.streams import show_status
-from stepcast.inputs.source import Source
+from stepcast.inputs.source import Source, prefix_errors
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.types import require
 from stepcast.outputs.plain import table_bytes
@@ -46,8 +46,12 @@ def run(args: argparse.Namespace) -> int:
 def _ask(args: argparse.Namespace) -> int:
     from stepcast.cli.sweep_points import answers, check_many, check_words, digest, program
 
+    if os.path.isdir(args.what):
+        raise ValueError(f"{args.what}: is a folder; 'stepcast sweep show {args.what}' shows the answers in it")
     spec = read_spec(Source(args.what).text(DESCRIPTION), args.what)
-    check_words(spec)
+    with prefix_errors(args.what):
+        check_words(spec)
+        require(next(spec.points(), None) is not None, f"where = {spec.filter and spec.filter.text!r} leaves no point")
     if args.dry_run:
         refuse_options(sorted(args.given.intersection(RUNNING)), "has no effect with --dry-run")
         points, exact = spec.count_points()

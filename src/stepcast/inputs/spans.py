@@ -177,6 +177,9 @@ class _ExportReader:
         stored = "SELECT name FROM sqlite_master WHERE type='table' AND rootpage > 0"  # not computed by a module
         tables = {row[0] for row in self.database.execute(stored)}
         if KERNELS not in tables:
+            if self.database.execute("PRAGMA application_id").fetchone()[0]:
+                how = "'stepcast sweep show DIR' shows a sweep, and 'stepcast gate' uses a history"
+                raise FormatError(f"is no export of Nsight Systems; {how}", self.path)
             raise FormatError(
                 f"holds no table {KERNELS}; export a profile with CUDA kernels: nsys export --type sqlite", self.path
             )

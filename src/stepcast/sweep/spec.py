@@ -114,7 +114,10 @@ def read_spec(text: str, path: str | None = None) -> Spec:
         return spec
     if not isinstance(where, str):
         raise FormatError('where is not text; write it in quotes, such as where = "tp * pp <= gpus"', path)
-    return replace(spec, filter=Expression(where, spec.names))
+    try:
+        return replace(spec, filter=Expression(where, spec.names))
+    except FormatError as error:
+        raise FormatError(str(error), path) from None
 
 
 def _rank_axis(axis: SweepAxis) -> int:
