@@ -105,6 +105,7 @@ def test_a_correction_that_does_not_help_is_not_written(tmp_path: Path, capsys: 
     path.write_text(table(rows))
     found = calibrate(capsys, str(path), "--gpu", "h200", "-o", str(written))
     assert found["classes"]["matmul.bf16"]["used"] is False
+    assert found["before"] == found["after"] == found["left_out"]
     assert "not corrected" in " ".join(found["warnings"])
     assert "class" not in tomllib.loads(written.read_text())
 
@@ -174,6 +175,11 @@ def trace(tmp_path: Path, events: list[dict[str, Any]], **head: Any) -> str:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, **head, "traceEvents": events}))
     return str(path)
+
+
+def test_a_trace_of_another_gpu_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    found = calibrate(capsys, str(TRACE), "--gpu", "a100-sxm-80gb")
+    assert "was measured on h200, and is compared with estimates of a100-sxm-80gb" in found["warnings"][0]
 
 
 def test_kernels_are_tied_to_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -130,8 +131,11 @@ def _mean_error(predicted: FloatArray, measured: FloatArray) -> float:
 
 
 def overall_errors(fits: Iterable[FittedClass]) -> dict[str, float | None]:
-    """Return the mean errors of the points of all *fits*: before, after and left out."""
+    """Return the mean errors of the points of all *fits*: before, after and left out. Points of a class whose
+    correction is not used keep their error.
+    """
     fits, means = list(fits), dict[str, float | None]()
+    fits = [fit if fit.helps else replace(fit, after=fit.before, left_out=fit.before) for fit in fits]
     for name in ("before", "after", "left_out"):
         known = [(error, fit.points) for fit in fits if (error := getattr(fit, name)) is not None]
         count = sum(points for _, points in known)
@@ -177,6 +181,10 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
     ]
     if not fitted:
         raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
+    warnings = _warnings(measured, fitted, in_step=share is not None)
+    with suppress(ValueError):  # no device, or one that is not in the catalogue
+        if (named := gpu_of(None, devices, where).name) != gpu.name:
+            warnings.insert(0, f"{where}: was measured on {named}, and is compared with estimates of {gpu.name}")
     software = f"stepcast calibrate on {', '.join(os.path.basename(times.source) for times in measured)}"
     used = {entry.kind: entry.correction for entry in fitted if entry.helps}
     document = Document(gpu.name, next(filter(None, devices), ""), software, points, used)
@@ -192,7 +200,7 @@ def calibrate_operators(measured: Sequence[OperatorTimes], gpu_name: str | None,
         "points": len(points.seconds),
         "classes": classes,
         **overall_errors(fitted),
-        "warnings": _warnings(measured, fitted, in_step=share is not None),
+        "warnings": warnings,
     }
     return facts, to_toml(document, "calibrate")
 

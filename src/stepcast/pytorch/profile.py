@@ -198,9 +198,15 @@ def import_tables(places: Sequence[str], gpu: Gpu | None) -> ImportedPoints:
                 points |= _products(rows, own)
             except ValueError as error:
                 skipped[f"{table.name}: {error}"] += len(rows)
-    if len(seen) != 1:
-        names = ", ".join(sorted(seen)) or "none"
-        raise ValueError(f"the tables hold products of {names}; name one GPU with --gpu")
+    if not seen:
+        reasons = sorted(skipped, key=lambda reason: "measured on" not in reason)[:4]
+        on = f" on {gpu.name}" if gpu else ""
+        raise ValueError(
+            f"no row is a matrix product{on}; expected a table such as gemm_perf.csv"
+            + "".join(f"; {reason}" for reason in reasons)
+        )
+    if len(seen) > 1:
+        raise ValueError(f"the tables hold products of {', '.join(sorted(seen))}; name one GPU with --gpu")
     cases = list[Case]()
     for own_cases in group_by_key((case.kind, case) for case in points).values():
         own_cases.sort(key=lambda case: points[case])
