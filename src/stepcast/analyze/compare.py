@@ -18,6 +18,9 @@ PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 # A part that only one side has is counted as this part of the other side.
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
 
+# The parts of a prediction that a profiler's trace separates, other parts are communication; and its own figures.
+TRACED_AS = {"compute": "computation", "optimizer": "computation", "bubble": "idle", "other": "idle"}
+TRACED_PARTS = {"computation": "compute_s", "exposed communication": "exposed_comm_s", "idle": "bubble_s"}
 SAME_KERNEL = 0.02  # kernels that differ by less are the same
 FIGURES: Mapping[str, Sequence[Sequence[str]]] = load_rules()["figures"]  # the keys that lead to each
 # Facts that identify a run.
@@ -170,6 +173,10 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
 
     def rows(key: str, what: str) -> list[ComparedRow]:
         """Return the rows of a table that both have; warn where one does not."""
+        if key == "breakdown_s" and (key in predicted) != (key in measured):
+            left, right = map(_traced_parts, (predicted, measured))
+            if common := [row(name, left[name], right[name]) for name in left if name in right]:
+                return common
         if key not in predicted or key not in measured:
             lacking = "one side has" if key in predicted or key in measured else "both sides have"
             warnings.append(f"{lacking} no {what} are not compared")
@@ -185,7 +192,7 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
         {stage["stage"]: _stage_seconds(stage) for stage in account.get("stages") or ()}
         for account in (predicted, measured)
     )
-    if set(left_stages) != set(right_stages):
+    if left_stages and right_stages and set(left_stages) != set(right_stages):
         counts = f"{len(left_stages)} in the first, {len(right_stages)} in the second"
         warnings.append(f"stages differ: {counts}; common ones are compared")
     stages = []
@@ -276,6 +283,14 @@ def _fold_parts(parts: Facts, other: Facts) -> dict[str, float]:
     return sum_by_key(
         (name if name in other else COUNTED_AS.get(name, name), float(seconds)) for name, seconds in parts.items()
     )
+
+
+def _traced_parts(account: Facts) -> dict[str, float]:
+    """Return the parts of a step that a profiler's trace separates too."""
+    if "breakdown_s" not in account:
+        return {name: float(account[key]) for name, key in TRACED_PARTS.items() if key in account}
+    parts = account["breakdown_s"].items()
+    return sum_by_key((TRACED_AS.get(name, "exposed communication"), float(seconds)) for name, seconds in parts)
 
 
 def _stage_seconds(stage: Facts) -> dict[str, float]:
