@@ -41,6 +41,17 @@ def test_parts_that_one_side_lacks_are_counted_where_the_other_has_them() -> Non
     assert "embedding" in {row.name for row in compare(MEASURED, MEASURED).parts}
 
 
+def test_a_prediction_and_a_trace_have_three_parts_in_common() -> None:
+    parts = {"compute": 5.0, "tp": 1.0, "dp": 0.5, "bubble": 1.5, "optimizer": 1.0, "other": 1.0}
+    trace = {"step_s": 8.0, "format": "kineto", "compute_s": 5.0, "exposed_comm_s": 2.0, "bubble_s": 1.0, "copy_s": 0.0}
+    for first, second in (
+        ({"step_s": 10.0, "breakdown_s": parts}, trace),
+        (trace, {"step_s": 10.0, "breakdown_s": parts}),
+    ):
+        found = {row.name: {row.predicted_s, row.measured_s} for row in compare(first, second).parts}
+        assert found == {"computation": {6.0, 5.0}, "exposed communication": {1.5, 2.0}, "idle": {2.5, 1.0}}
+
+
 def test_what_cannot_be_compared_is_told() -> None:
     found = compare(PREDICTED, MEASURED)
     assert [stage.stage for stage in found.stages] == [0]

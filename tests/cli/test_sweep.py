@@ -303,7 +303,7 @@ def test_mistakes_in_a_specification_name_its_file(
         ('fixed.sequ = 1', "'sequ' is no option"),
     ):  # fmt: skip
         spec = tmp_path / "spec.toml"
-        spec.write_text(change + '\n[[axis]]\ntp = [1, 2]\n')
+        spec.write_text(change + "\n[[axis]]\ntp = [1, 2]\n")
         assert main(["sweep", str(spec), "-o", str(tmp_path / "new")]) == 2
         error = capsys.readouterr().err
         assert f"{spec}: " in error

@@ -353,6 +353,8 @@ def _execute(plan: RunPlan, rank: int | None, device: str, torch: ModuleType) ->
     if rank is not None:
         require(rank < plan.layout.gpus, f"--rank {rank} is outside the {plan.layout.gpus} ranks of the workload")
         return run_alone(plan, rank, device)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: PyTorch finds no CUDA GPU here; use --device cpu")
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
         return run_as_rank(plan, device)
     capacity = torch.cuda.device_count() if device == "cuda" else (os.cpu_count() or 1) * 4

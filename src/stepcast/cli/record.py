@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     elif len(traces) < len(ranks):
         warnings.append(
             f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "
-            f"{args.skip + args.steps + 1}: no trace of them; lower --skip"
+            f"{args.skip + args.steps + 1}: no trace of them; lower --skip or --steps"
         )
     facts = {"folder": args.output_folder, "status": status, "ranks": ranks, "traces": traces}
     facts["warnings"] = [*warnings, *taken]
@@ -104,6 +104,6 @@ def _taken(given: str | None, folder: str, name: str) -> list[str]:
 def _show(facts: FactDict) -> None:
     view = build_view("record", facts, clock_off_by=lambda rank: format_seconds(abs(rank["ahead_s"])))
     print(render_text(view, terminal_width()))
-    if facts["ranks"]:
+    if facts["traces"]:
         print(f"\n'stepcast analyze {facts['folder']}' explains where the time of the window went")
     print_warnings(facts["warnings"])

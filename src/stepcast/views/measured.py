@@ -459,8 +459,9 @@ def watch_view(facts: Facts, steps: Sequence[tuple[int, float]]) -> ui.View:
         y = ui.Axis(0.95 * min(times_s), 1.05 * max(times_s), format_seconds, "seconds")
         label = f"{len(steps)} steps"
         chart = ui.Scatter("Steps", x, y, [line, *dots], label, legend=(("tp", "alert"),), shown=ui.Shown.PAGE)
+    alerts = ", ".join(facts["active"])
     more: Facts = {
-        "verdict": ", ".join(facts["active"]) or ("normal" if facts["steps"] else "no steps"),
+        "verdict": f"alerts: {alerts}" if alerts else "normal" if facts["steps"] else "no steps",
         "fine": not facts["active"] and facts["steps"] > 0,
         "forecast_s": facts["forecast_s"] or None,
         "total_steps": facts["total_steps"] or None,
