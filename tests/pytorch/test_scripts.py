@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from stepcast.cli.capture import read_captured
+from stepcast.cli.main import main
 from stepcast.ir.work import HostCopy
 
 ROOT = Path(__file__).parents[2]
@@ -339,6 +340,32 @@ def test_errors_of_scripts_are_one_line(tmp_path: Path, body: str, message: str)
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_processes_that_a_script_starts_itself_are_its_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text("""
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+def train(rank, world, width):
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    model = DistributedDataParallel(torch.nn.Linear(width, width).cuda(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3): model(torch.randn(8, width, device=rank)).sum().backward(); optimizer.step()
+if __name__ == "__main__":
+    mp.spawn(train, args=(4, 64), nprocs=4)
+""")
+    facts = captured_facts("python", "-W", "ignore", str(script), options=("--predict", "--cluster", "hgx-h200"))
+    assert facts["prediction"]["strategy"]["dp"] == 4
+
+
+def test_errors_of_functions_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "faulty.py").write_text("def build():\n    raise RuntimeError('no data here')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["capture", "faulty:build"]) == 2
+    assert capsys.readouterr().err == "stepcast: faulty.py:2: RuntimeError: no data here\n"
+    assert main(["capture", "faulty"]) == 2
+    assert "expected a config.json, module:function" in capsys.readouterr().err
 
 
 def test_a_script_that_stays_on_the_cpu_is_refused(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def run_capture(args: argparse.Namespace) -> int:
         captured = capture_command([args.program, *args.words], args.gpus or 1, shown, shapes)
     else:
         if args.words:
-            raise ValueError(f"{visible(args.words[0])}: one program at a time; a command begins with python, torchrun,"
-                             " accelerate or a .py file")  # fmt: skip
+            raise ValueError(f"{visible(args.program)} {visible(args.words[0])}: one program at a time; a command"
+                             " begins with python, torchrun, accelerate, deepspeed or a .py file")  # fmt: skip
         captured = capture(args.program, options)
     answer = captured_facts(captured)
     if args.output:

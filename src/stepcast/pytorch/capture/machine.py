@@ -176,6 +176,12 @@ class PretendMachine:
             for name in CALLS["ignored"]:
                 yield module, name, _answer(None)
             yield module, "all_gather_object", _gather_object
+        yield torch.multiprocessing, "spawn", self._spawn
+
+    def _spawn(self, run: Callable[..., object], args: tuple[object, ...] = (), nprocs: int = 1, **_: object) -> None:
+        """Run the first of the processes that a script starts itself, one on each GPU, in this one."""
+        self.gpus = max(self.gpus, nprocs)
+        run(0, *args)
 
     def _collective(self, name: str) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
@@ -424,7 +430,9 @@ def read_command(words: Sequence[str]) -> tuple[list[str], int]:
         return list(words), 1
     if starter.startswith("python"):
         while rest and rest[0].startswith("-") and rest[0] != "-m":
-            rest.pop(0)  # such as -u
+            if rest[0] == "-c":
+                raise CaptureError("python -c: write the program to a file, whose lines messages can name")
+            del rest[: 1 + (rest[0] in ("-W", "-X"))]  # such as -u, and -W ignore
         if rest[:2] not in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
             return rest, 1
         rest = rest[2:]

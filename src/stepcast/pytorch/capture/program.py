@@ -142,6 +142,8 @@ def _build_model(auto_class: Any, config: Any, options: CaptureOptions) -> torch
 def _read_config(path: str, sizes: str) -> dict[str, Any]:
     """Return the keys of a config with *sizes*, such as ``layers=8,vocab_size=32000``, replaced."""
     file = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    if not os.path.exists(file):
+        raise CaptureError(f"{file}: no such file; expected a config.json, module:function, or -- and a command")
     try:
         keys = json.loads(Source(file).text(CONFIG))
     except ValueError as error:
@@ -222,6 +224,12 @@ def _build_from_function(what: str, options: CaptureOptions) -> TrainingProgram:
     try:
         with EmulatedGpu():
             returned = function(**{name: value for name, value in arguments.items() if name in taken})
+    except CaptureError:
+        raise
+    except Exception as error:
+        from stepcast.pytorch.capture.script import explain_error
+
+        raise explain_error(error, what) from error
     finally:
         torch.set_default_dtype(default_dtype)
     if isinstance(returned, torch.nn.Module):

@@ -398,14 +398,19 @@ def _run_words(words: Sequence[str]) -> None:
         if error.code:
             raise CaptureError(f"{name}: exited with {error.code} before a step was captured") from None
     except Exception as error:
-        inside = (os.sep + "stepcast" + os.sep, "runpy", "<frozen ", os.path.dirname(torch.__file__))
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not any(part in frame.filename for part in inside)]
-        place = f"{shorten_path(own[-1].filename)}:{own[-1].lineno}" if own else name
-        message = " ".join(str(error).split())[:300]
-        if isinstance(error, KeyError) and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            message += "; start the script with torchrun --nproc-per-node N, which sets it"
-        raise CaptureError(f"{place}: {type(error).__name__}: {message}") from error
+        raise explain_error(error, name) from error
+
+
+def explain_error(error: Exception, name: str) -> CaptureError:
+    """Return an error of the program *name* with the innermost line of its own."""
+    inside = (os.sep + "stepcast" + os.sep, "runpy", "<frozen ", os.path.dirname(torch.__file__))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(part in frame.filename for part in inside)]
+    place = f"{shorten_path(own[-1].filename)}:{own[-1].lineno}" if own else name
+    message = " ".join(str(error).split())[:300]
+    if isinstance(error, KeyError) and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        message += "; start the script with torchrun --nproc-per-node N, which sets it"
+    return CaptureError(f"{place}: {type(error).__name__}: {message}")
 
 
 def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
@@ -423,6 +428,8 @@ def capture_script(command: Sequence[str], machine: PretendMachine) -> Captured:
                            'batches to "cuda", which capture emulates')  # fmt: skip
     trace.units = list(machine.list_units(run.tracer._module_names)) if machine.gpus > 1 else []
     batch, seq = run.tracer.batch_sizes or (1, 1)
+    if run.tracer.batch_sizes is None:
+        machine.note("no module was called with a batch: the step counts as one sample")
     first = next(iter(run.tracer.roots.values()), None)
     optimizer = next(iter(run.optimizers.values()))
     settings = {
