@@ -85,8 +85,11 @@ def run_capture(args: argparse.Namespace) -> int:
     if args.tf32 and not args.autocast and args.dtype != "fp32":
         raise ValueError("--tf32 has no effect: only fp32 matmuls run as TF32; use --dtype fp32")
     if is_script:
-        decided = (args.given & PROGRAM_OPTIONS) - ({"batch"} if shapes else set())
-        refuse_options(sorted(decided), "has no effect on a script: the script decides it; leave it out")
+        decided = sorted((args.given & PROGRAM_OPTIONS) - ({"batch"} if shapes else set()))
+        remedy = "leave it out"
+        if decided[:1] == ["batch"]:
+            remedy += ", or describe what its loaders yield, such as --batch 64x1024:int64"
+        refuse_options(decided, f"has no effect on a script: the script decides it; {remedy}")
         shown = load_place(question).gpu if question.gpu or question.cluster else None  # on which it is predicted
         captured = capture_command([args.program, *args.words], args.gpus or 1, shown, shapes)
     else:

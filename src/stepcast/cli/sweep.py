@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"unexpected argument {args.folder!r}; give the folder of the answers as -o {args.folder}")
     used = ASKING if asks else VIEWS[args.what][1]
     every = {*ASKING, *(name for _, names in VIEWS.values() for name in names)}
-    takes = ", ".join(map(option_of, used))
+    takes = ", ".join(map(option_of, used)) or "--json alone"
     why = f"has no effect with 'stepcast sweep {args.what}', which takes {takes}"
     refuse_options(sorted(args.given & every - set(used)), why)
     if asks:

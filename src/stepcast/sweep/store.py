@@ -293,7 +293,7 @@ def page_facts(store: Store) -> FactDict:
     names = [name for name in store.columns() if name not in (*COLUMNS, "position")]
     counts = ", ".join(f'count(DISTINCT "{name}") + max("{name}" IS NULL) AS "{name}"' for name in names)
     distinct = store.rows(f"SELECT {counts} FROM points")[0] if names else {}
-    words = [name for name in names if distinct[name] > 1]
+    words = [name for name in names if (distinct[name] or 0) > 1]  # None: there is no point
     kinds = [name for name in ("model", "cluster") if name in words]
     return {
         **status_facts(store),
