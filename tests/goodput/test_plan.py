@@ -123,10 +123,38 @@ def test_a_users_profile(tmp_path: Path) -> None:
 
 
 def test_power_follows_what_the_step_does() -> None:
+    """An H200 draws 653 W of 700 while it computes and 121 W while it waits; a third is assumed while it exchanges."""
     computing = node_watts(700, 8, 1000, {"compute": 1.0})
-    waiting = node_watts(700, 8, 1000, {"compute": 0.5, "dp": 0.3, "bubble": 0.2})
-    assert 1000 + 0.9 * 8 * 700 < computing <= 1000 + 8 * 700
-    assert idle_node_watts(700, 8, 1000) < waiting < computing
+    mixed = node_watts(700, 8, 1000, {"compute": 0.5, "dp": 0.3, "bubble": 0.2})
+    assert computing == pytest.approx(1000 + 8 * 653, rel=0.01)
+    assert mixed == pytest.approx(1000 + 8 * (0.5 * 653 + 0.3 * 0.33 * 700 + 0.2 * 121), rel=0.01)
+    assert idle_node_watts(700, 8, 1000) == pytest.approx(1000 + 8 * 121, rel=0.01)
+
+
+def test_each_gpu_copies_its_share_of_a_checkpoint_and_every_restart_reads_it() -> None:
+    """16,384 GPUs copy 5 TB at 25 GB/s each in 12 ms; 2,048 nodes write or read it at 1 GB/s each in 2.44 s."""
+    copied_s, written_s = 5e12 / 16_384 / 25e9, 5e12 / 2048 / 1e9
+    behind, halted = (
+        plan([PHASE], replace(OPERATION, saving=Saving(5 * TB, background=background)), runs=1).phases[0]
+        for background in (True, False)
+    )
+    assert behind.process.pause_s == pytest.approx(6.3 + copied_s)
+    assert halted.process.pause_s == pytest.approx(6.3 + written_s)
+    assert behind.process.restart_s == pytest.approx(15 * 60 + written_s)
+    assert behind.facts()["checkpoint_write_s"] == pytest.approx(written_s)
+    assert halted.facts()["checkpoint_write_s"] == pytest.approx(6.3 + written_s)  # no step runs meanwhile
+
+
+def test_a_stated_interval_is_whole_steps_and_no_shorter_than_a_write() -> None:
+    """One node writes 100 GB in 100 s: a checkpoint wanted every 20 s comes after 17 steps of 6 s."""
+    phase, saving = TrainingPhase(1000, 6.0, 4096, 8), Saving(100e9)
+    made = plan([phase], Operation(Failures(gpu_s=1e7), saving, interval_s=20.0), runs=1)
+    assert made.phases[0].process.interval_s == 17 * 6.0
+
+
+def test_a_phase_without_checkpoints_counts_in_every_alternative() -> None:
+    for row in plan_alternatives([PHASE, PHASE], Operation(NO_FAILURES, Saving(5 * TB)), ()):
+        assert (row["goodput"], row["days"]) == (1.0, 2 * 600_000 / DAY)
 
 
 def test_a_plan_that_does_not_fit_says_so() -> None:

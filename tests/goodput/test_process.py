@@ -109,6 +109,38 @@ def test_a_job_that_shrinks_does_not_wait() -> None:
     assert not found.waiting_s.any()
 
 
+@pytest.mark.parametrize("lag_s", [60.0, 800.0])
+def test_fewer_replicas_lose_more_and_restart_more_often(lag_s: float) -> None:
+    """With a quarter of the replicas away on average, the closed form is the mean of simulated runs, part by part.
+
+    Failures come at the same rate while the work takes longer, each loses a longer interval, and every replica that
+    comes back costs a restart and the work done until its checkpoint was safe.
+    """
+    process = replace(MONTHS, lag_s=lag_s, broken_share=0.8, repair_s=DAY / 2, spares=0, shortage=Shortage.SHRINK)
+    process = replace(process, replicas=8, nodes_per_replica=2)
+    mean, simulated = expect_split(process), drawn(process, 40)
+    assert mean.work_s / (mean.work_s + mean.shrunk_s) < 0.8
+    assert simulated.total_s.mean() == pytest.approx(mean.total_s, rel=0.01)
+    for name in ("lost_s", "restarts_s", "shrunk_s", "failures"):
+        assert getattr(simulated, name).mean() == pytest.approx(getattr(mean, name), rel=0.06), name
+
+
+def test_the_last_attempt_begins_where_its_checkpoint_is_safe() -> None:
+    """A checkpoint after 1,000 of 2,000 s is safe at 1,800 s. Failures until then lose all, and 200 s are left of which
+    the first attempt may fail; each later attempt at that part takes 1,000 s: (e^0.9 - 1 + (1 - e^-0.1) e^0.5) / rate.
+    """
+    process = RunProcess(work_s=2000, interval_s=1000, lag_s=800, failures_per_s=1 / 2000)
+    expected_s = 2000 * (math.expm1(0.9) - math.expm1(-0.1) * math.exp(0.5))
+    assert expect_split(process).total_s == pytest.approx(expected_s)
+
+
+def test_a_checkpoint_that_is_safe_after_the_end_is_not_written() -> None:
+    """Of checkpoints at 300, 600 and 900 of 1,000 s, each safe 150 s later, the last one is of no use."""
+    process = RunProcess(1000, 300, pause_s=10, lag_s=150)
+    assert expect_split(process).checkpoints_s == 20
+    assert expect_split(replace(process, lag_s=50)).checkpoints_s == 30
+
+
 def test_replicas_lost_with_nodes() -> None:
     several = RunProcess(1.0, replicas=4, nodes_per_replica=2)
     assert [several.speed(missing) for missing in range(5)] == [1.0, 0.75, 0.75, 0.5, 0.5]
@@ -158,6 +190,8 @@ def test_what_gets_nowhere_is_refused() -> None:
         expect_split(RunProcess(1e6, 60.0, failures_per_s=1.0))
     with pytest.raises(ValueError, match="makes no progress"):
         drawn(RunProcess(1e6, 60.0, failures_per_s=1.0))
+    with pytest.raises(ValueError, match="restart, work and checkpoint need 2060 s"):
+        expect_split(RunProcess(1e6, 60.0, lag_s=2000.0, failures_per_s=0.01))  # no checkpoint is ever safe
     with pytest.raises(ValueError, match="too many to simulate"):
         drawn(RunProcess(1e12, 1.0, failures_per_s=1.0))
 

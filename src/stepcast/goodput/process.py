@@ -117,19 +117,24 @@ def expect_split(process: RunProcess) -> TimeSplit:
     pauses_s = process.checkpoints * process.pause_s
     if not rate:
         return TimeSplit(process.work_s, pauses_s)
-    check_progress(process)
-    failures = _failures(process)
+    speed, regrowths = _mean_speed(process) if process.repairs and process.shortage is Shortage.SHRINK else (1.0, 0.0)
+    # Fewer replicas take longer for the work between two checkpoints, while failures come at the same rate.
+    slower = replace(process, work_s=process.work_s / speed, interval_s=process.interval_s / speed)
+    check_progress(slower)
+    failures = _failures(slower)
     # Failed attempts to restart.
     tried = math.expm1(rate * process.restart_s)
-    lost_s, restarts_s = max(0.0, failures / rate - process.work_s - pauses_s), failures * tried / rate
+    lost_s, restarts_s = max(0.0, failures / rate - slower.work_s - pauses_s), failures * tried / rate
     split = TimeSplit(process.work_s, pauses_s, lost_s, restarts_s, failures=failures * (1 + tried))
-    if not process.repairs:
-        return split
-    if process.shortage is Shortage.WAIT:
+    split = replace(split, shrunk_s=slower.work_s - process.work_s)
+    if process.repairs and process.shortage is Shortage.WAIT:
         waiting = erlang_b((process.spares or 0) + 1, process.load)
         return replace(split, waiting_s=split.total_s * waiting / (1 - waiting))
-    speed = _mean_speed(process)
-    return replace(split, lost_s=lost_s / speed, shrunk_s=process.work_s * (1 / speed - 1))
+    # The job restarts with each replica that it gets back, from a checkpoint that took a while to be safe.
+    regrown = split.total_s * regrowths
+    return replace(
+        split, restarts_s=restarts_s + regrown * tried / rate, shrunk_s=split.shrunk_s + regrown * process.lag_s
+    )
 
 
 def check_progress(process: RunProcess) -> None:
@@ -171,17 +176,21 @@ def erlang_b(places: int, load: float) -> float:
     return blocked
 
 
-def _mean_speed(process: RunProcess) -> float:
-    """Return the speed of a job that continues with its remaining nodes; repairs are Poisson distributed."""
-    mean, chance, tail, count = 0.0, math.exp(-process.load), 1.0, 0
+def _mean_speed(process: RunProcess) -> tuple[float, float]:
+    """Return the speed of a job that continues with its remaining nodes, and how often in a second it gets a replica
+    back, which is as often as it loses one; repairs are Poisson distributed.
+    """
+    mean, lost, chance, tail, count = 0.0, 0.0, math.exp(-process.load), 1.0, 0
     while tail > 1e-12 and count < 100_000:
-        mean += chance * process.speed(count - (process.spares or 0))
+        missing = count - (process.spares or 0)
+        mean += chance * process.speed(missing)
+        lost += chance * (process.speed(missing + 1) < process.speed(missing))
         tail -= chance
         count += 1
         chance *= process.load / count
     if mean < 1e-6:
         raise ValueError("the run makes no progress: so many nodes are under repair that no replica is complete")
-    return mean
+    return mean, lost * process.failures_per_s * process.broken_share
 
 
 def young_s(pause_s: float, failures_per_s: float) -> float:
