@@ -66,6 +66,89 @@ def test_a_transfer_is_what_follows_the_last_start() -> None:
     assert np.allclose(found.recorded_s[:, :, scatter], 0.5)
 
 
+FORWARD, BACKWARD, SCATTER = "forward-compute", "backward-compute", "grads-reduce-scatter"
+
+
+def played(*rows: tuple[int, int, str, float, float, int, int]) -> StragglerJob:
+    """A job of one step; rows are replica, stage, kind, start, duration, chunk and place in the model."""
+    turns: dict[tuple[int, int, str], int] = {}
+    lines = [HEAD.strip()]
+    for replica, stage, kind, start, seconds, chunk, place in rows:
+        turn = turns[replica, stage, kind] = turns.get((replica, stage, kind), -1) + 1
+        lines.append(f"{replica},{stage},{replica * 9 + stage},1,{kind},{start},{seconds},{turn},{chunk},-1,{place}")
+    return StragglerJob(read(Source("job.csv", "\n".join(lines).encode())))
+
+
+def test_a_chunk_waits_for_its_parameters_and_the_optimizer_for_all_reductions() -> None:
+    """Gathers of 3 s follow one another, so the second chunk begins at 6 s and four computes of 1 s end at 9 s.
+
+    The scatter of chunk 1 (5 s) runs from the end of its backward at 8 s, that of chunk 0 after it until 18 s; the
+    reduction that is not overlapped ends at 11 s. The clip (1 s) waits for both, the optimizer (1 s) for the clip.
+    The recorded times have gaps: the host took 10 s longer than that.
+    """
+    first = [(0, 0, "params-all-gather", 0.0, 3.0, 0, -1), (0, 0, "params-all-gather", 3.0, 3.0, 1, -1)]
+    first += [(0, 0, FORWARD, 3.0, 1.0, 0, 0), (0, 0, FORWARD, 6.0, 1.0, 1, 1)]
+    first += [(0, 0, BACKWARD, 7.0, 1.0, 1, 1), (0, 0, BACKWARD, 8.0, 1.0, 0, 0)]
+    ends = [(0, 0, "optimizer-clip-main-grad", 18.0, 1.0, 0, -1), (0, 0, "optimizer", 29.0, 1.0, 0, -1)]
+    scatters = [(0, 0, SCATTER, 8.0, 5.0, 1, -1), (0, 0, SCATTER, 13.0, 5.0, 0, -1)]
+    apart = [(0, 0, "separate-grads-all-reduce", 9.0, 2.0, 0, -1)]
+    result = analyze_stragglers(played(*first, *scatters, *apart, *ends).run)
+    assert result.undelayed_s == pytest.approx(20.0)
+    assert result.step_s == pytest.approx(30.0)
+    assert result.launch_slowdown == pytest.approx(1.5)
+    # Without one that is not overlapped, the scatters themselves begin after the last compute.
+    assert played(*first, *scatters, *ends).undelayed_s == pytest.approx([9 + 10 + 2])
+
+
+def test_clipping_waits_for_all_replicas() -> None:
+    """A replica computes 3 s, the other 1 s and waits 2 s of its clip, which takes 1 s on both: usually 2 + 1 s."""
+    clip = "optimizer-clip-main-grad"
+    rows = [(0, 0, FORWARD, 0.0, 3.0, 0, 0), (0, 0, clip, 3.0, 1.0, 0, -1)]
+    found = played(*rows, (1, 0, FORWARD, 0.0, 1.0, 0, 0), (1, 0, clip, 1.0, 3.0, 0, -1))
+    assert found.undelayed_s == pytest.approx([4.0])
+    assert found.slowdown == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(("end", "recorded"), [(1.995, -0.005), (1.9, 0.0)])
+def test_a_transfer_before_the_last_start_is_a_clock_that_is_off(end: float, recorded: float) -> None:
+    """Up to 10 ms of clock error are kept, so that they average out; beyond that, nothing is known of the transfer."""
+    rows = [(replica, 0, FORWARD, 0.0, 1.0, 0, 0) for replica in (0, 1)]
+    found = played(*rows, (0, 0, SCATTER, 2.0, 1.0, 0, -1), (1, 0, SCATTER, 1.0, end - 1.0, 0, -1))
+    assert found.recorded_s[0, :, 1] == pytest.approx([1.0, recorded])
+
+
+@pytest.mark.parametrize(("late_s", "step_s"), [(40e-6, 6.0), (60e-6, 5.0)])
+def test_a_receive_noted_shortly_after_its_compute_belongs_to_it(late_s: float, step_s: float) -> None:
+    """Clocks of a rank differ by up to 50 us: the compute (1 s) waits for the other stage (5 s). Later, it does not."""
+    rows = [(0, 0, FORWARD, 0.0, 5.0, 0, 0), (0, 0, "forward-send", 5.0, 0.0, 0, 0)]
+    found = played(*rows, (0, 1, FORWARD, 5.0, 1.0, 0, 1), (0, 1, "forward-recv", 5.0 + late_s, 0.0, 0, 1))
+    assert found.undelayed_s == pytest.approx([step_s])
+
+
+def test_small_slowdowns_are_no_stragglers() -> None:
+    """A replica 5 % slower than the other slows the job by (6.3 + 0.5) / (6.15 + 0.5): 2.3 %, below the 5 % reported."""
+    result = analyze_stragglers(job(slow=1.05).run)
+    assert result.slowdown == pytest.approx(6.8 / 6.65)
+    assert not result.stragglers
+
+
+def test_the_first_gradient_is_awaited_two_computes_before_its_backward() -> None:
+    """Forwards of 5 s end at 15 s on the first stage; the last stage sends back its first gradient (1 s) at 7 s.
+
+    It is received after the second forward, from 10 to 11 s, so that the backward need not wait for it at 15 s.
+    """
+    rows = [(0, 0, FORWARD, 5.0 * number, 5.0, 0, 0) for number in range(3)]
+    rows += [(0, 0, "forward-send", 5.0 + 5 * number, 0.0, 0, 0) for number in range(3)]
+    rows += [(0, 1, "forward-recv", 5.0 * number, 5.0, 0, 1) for number in range(3)]
+    for number in range(3):
+        rows += [(0, 1, FORWARD, 5.0 + 5 * number, 1.0, 0, 1), (0, 1, BACKWARD, 6.0 + 5 * number, 1.0, 0, 1)]
+        rows += [(0, 1, "backward-send", 7.0 + 5 * number, 4.0 if not number else 1.0, 0, 1)]
+        received_s = 10.0 if not number else 14.0 + 2 * number
+        rows += [(0, 0, "backward-recv", received_s, 1.0, 0, 0), (0, 0, BACKWARD, 15.0 + 2 * number, 1.0, 0, 0)]
+    rows.sort(key=lambda row: row[3])
+    assert played(*rows).undelayed_s == pytest.approx([20.0])
+
+
 @needs_data("stragglers")
 @pytest.mark.parametrize("name", ["ST", "AR"])
 def test_published_answers(name: str) -> None:

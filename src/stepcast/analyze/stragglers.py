@@ -237,7 +237,7 @@ class StragglerJob:
                 latest = np.broadcast_to(latest.max(axis=1, keepdims=True), latest.shape)
             for index in unit.members:
                 ends[index] = (latest if unit.grouped else starts[index]) + values[:, :, index]
-        step_s: FloatArray = ends.max(axis=(0, 2)) - starts.min(axis=(0, 2))
+        step_s: FloatArray = ends.max(axis=(0, 2))  # what waits for nothing starts at 0
         return step_s
 
     def _slowdown_by(self, mask: BoolArray) -> float:
