@@ -9,7 +9,7 @@ import pytest
 
 import stepcast
 from stepcast.generation.engine import GenerationFormats, GenerationLayout, generation_memory, load_engine, step_times
-from stepcast.generation.forecast import generate_batch, split_serving, steady_serving
+from stepcast.generation.forecast import generate_batch, queue_s, split_serving, steady_serving
 from stepcast.generation.lengths import Lengths, parse_lengths
 from stepcast.hardware import load_cluster, load_gpu
 from stepcast.hardware.catalog import data_names
@@ -84,6 +84,135 @@ def test_the_cache_is_that_of_startup_logs(
         stepcast.load_model(model), layout, GenerationFormats(*formats), load_gpu(gpu), load_engine(engine), share
     )
     assert memory.cache_bytes / 2**30 == pytest.approx(gib, rel=0.05)
+
+
+def test_the_output_layer_is_on_the_last_stage_alone() -> None:
+    """Llama 3.1 8B has 8.03 B parameters, 0.53 B of them in its embedding and as many in its output layer: the first of
+    two stages holds one of these, the last the other. A tied output layer is a copy of the embedding there.
+    """
+    gpu, engine = load_gpu("h100-sxm"), load_engine("vllm")
+
+    def weight_bytes(model: str, pp: int) -> float:
+        return generation_memory(
+            load_model(model), GenerationLayout(pp=pp), GenerationFormats(), gpu, engine
+        ).weight_bytes
+
+    end, tied_end = 128_256 * 4096 * 2, 151_936 * 1024 * 2
+    assert weight_bytes("llama-3.1-8b", 2) == pytest.approx(weight_bytes("llama-3.1-8b", 1) / 2, rel=1e-5)
+    blocks = weight_bytes("llama-3.1-8b", 1) - 2 * end
+    assert weight_bytes("llama-3.1-8b", 4) == pytest.approx(blocks / 4 + end, rel=1e-5)
+    assert weight_bytes("qwen3-0.6b", 2) == pytest.approx(
+        (weight_bytes("qwen3-0.6b", 1) - tied_end) / 2 + tied_end, rel=1e-5
+    )
+
+
+def test_int4_weights_have_a_scale_of_16_bits_for_each_64() -> None:
+    assert GenerationFormats(int4=True).weight_bytes(experts=False) == (4 + 16 / 64) / 8
+
+
+def test_as_many_sequences_run_as_fit_at_their_mean_length() -> None:
+    """A response of 2,000 tokens holds 1,000 on average while it grows: 2,000 with its prompt."""
+    facts = stepcast.predict_generation(
+        "llama-3.1-8b", "dgx-h100", concurrency=8, prompt_length="1000", response_length="2000"
+    ).facts()
+    memory = facts["memory_bytes"]
+    assert facts["concurrency_that_fits"] == memory["cache"] // (2000 * memory["cache_per_token"])
+
+
+def moe_steps(**layout: int) -> Any:
+    return step_times(
+        load_model("qwen3-30b-a3b"),
+        load_cluster("dgx-h100"),
+        GenerationLayout(**layout),
+        GenerationFormats(),
+        load_engine("vllm"),
+    )
+
+
+def test_a_batch_reads_the_experts_that_it_chose_and_tensor_ranks_share_them() -> None:
+    """16 tokens choose 1 - (1 - 8/128)^16 = 64 % of the experts, 64 tokens 98 %; their weights are most of the step."""
+    seconds = moe_steps().decode_s(np.array([16.0, 64.0]), np.full(2, 100.0))
+    assert seconds[0] < 0.75 * seconds[1]
+    chosen, alone = np.array([64.0]), moe_steps(replicas=1)
+    split_s = moe_steps(tp=4)._experts_s(chosen)
+    assert split_s[0] == pytest.approx(moe_steps(tp=4, ep=4)._experts_s(chosen)[0], rel=0.3)
+    assert split_s[0] < 0.4 * alone._experts_s(chosen)[0]
+
+
+def test_a_step_that_only_prefills_reads_no_cache() -> None:
+    steps, one = moe_steps(), np.array([1.0])
+    none, chunk = np.array([0.0]), np.array([512.0])
+    seconds = [steps.mixed_s(none, context * one, chunk, none)[0] for context in (1.0, 1e6)]
+    assert seconds[0] == seconds[1]
+    assert steps.mixed_s(one, 1e6 * one, chunk, none)[0] > seconds[0]
+
+
+def test_a_response_meets_half_of_itself_on_average() -> None:
+    """The context of a request of 1,000 and 4,000 tokens grows from 1,000 to 5,000."""
+    steps = step_times(
+        load_model("llama-3.1-8b"),
+        load_cluster("dgx-h100"),
+        GenerationLayout(),
+        GenerationFormats(),
+        load_engine("vllm"),
+    )
+    rollout = generate_batch(steps, np.array([1000.0]), np.array([4000.0]), 1)
+    step_s = float(steps.decode_s(np.array([1.0]), np.array([3000.0]))[0])
+    assert rollout.seconds - rollout.prefill_s == pytest.approx(4000 * step_s)
+
+
+def test_all_engines_generate_the_tokens_of_a_batch() -> None:
+    answer = stepcast.predict_generation("qwen3-8b", "dgx-h100", requests=60, gpus=4, response_length="500")
+    assert answer.tokens_per_s * answer.seconds == pytest.approx(60 * 500)
+
+
+def test_a_queue_of_equal_services_is_half_as_long_as_one_of_random_ones() -> None:
+    """Pollaczek and Khinchine: with a utilisation of 1/2, requests wait half a service (a whole one if exponential).
+
+    A single client waits for nobody.
+    """
+    one = np.array([1.0])
+    assert queue_s(1000 * one, 1998.5 * one, one, 1.0)[0] == pytest.approx(1.5, rel=0.01)
+    assert queue_s(one, 5 * one, one, 1.0)[0] == 1.0
+    # 1,000 clients that never pause keep four servers busy.
+    assert queue_s(1000 * one, 0 * one, one, 4.0)[0] == pytest.approx(250, rel=0.01)
+
+
+def test_sparse_attention_reads_the_keys_that_its_indexer_chose() -> None:
+    """DeepSeek-V3.2 reads 2,048 latents of a context; the indexer's keys are a ninth of all latents' bytes."""
+    cluster, long = stepcast.load_cluster("hgx-h200"), np.array([131_072.0])
+    dense_s, sparse_s = (
+        step_times(
+            load_model(name), cluster, GenerationLayout(tp=8), GenerationFormats(), load_engine("vllm")
+        ).attention_s(np.array([32.0]), long)[0]
+        for name in ("deepseek-v3", "deepseek-v3.2")
+    )
+    assert sparse_s < 0.3 * dense_s
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "state", "channels"),
+    [
+        ("qwen3-next-80b-a3b", 36, 32 * 128 * 128, 2 * 2048 + 4096),
+        ("nemotron-h-8b", 24, 8192 * 128, 8192 + 2 * 8 * 128),
+        ("jamba-v0.1", 28, 8192 * 16, 8192),
+    ],
+)
+def test_a_sequence_of_a_recurrent_layer_is_its_state_and_three_inputs(
+    model: str, layers: int, state: int, channels: int
+) -> None:
+    """States are in fp32, and the last three inputs of a convolution of four taps in bf16."""
+    memory = generation_memory(
+        load_model(model), GenerationLayout(), GenerationFormats(), load_gpu("b200"), load_engine("vllm")
+    )
+    assert memory.sequence_bytes == layers * (state * 4 + channels * 3 * 2)
+
+
+@pytest.mark.parametrize("shape", ["lognormal", "exponential"])
+def test_drawn_lengths_vary_as_much_as_stated(shape: str) -> None:
+    lengths = Lengths(1000.0, shape, 1.0).draw(20_000)
+    assert lengths.mean() == pytest.approx(1000, rel=1e-3)
+    assert lengths.std() / lengths.mean() == pytest.approx(1.0, rel=0.01)
 
 
 def test_experts_of_their_own_ranks_get_tokens_by_low_latency_kernels() -> None:

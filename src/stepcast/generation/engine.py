@@ -126,7 +126,7 @@ class GenerationLayout:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormats:
-    """Number formats of dense weights, routed experts and the KV cache; *bits* of int4 weights are 4.5 with scales."""
+    """Number formats of dense weights, routed experts and the KV cache; int4 weights have 4.25 bits with scales."""
 
     dense: DType = DType.BF16
     experts: DType = DType.BF16
@@ -215,9 +215,8 @@ def generation_memory(
     weights, held = 0.0, list[tuple[float, float, dict[int, float]]]()  # of caches, of states, of windows
     for start in stages:
         layers = range(start, min(start + stages.step, model.layers))
-        shard = model.shard_of(
-            layers, tp=layout.tp, ep=layout.ep, expert_tp=layout.expert_tp, embedding=start == 0, head=True
-        )
+        ends = {"embedding": start == 0, "head": layers.stop == model.layers}
+        shard = model.shard_of(layers, tp=layout.tp, ep=layout.ep, expert_tp=layout.expert_tp, **ends)
         stage_weights = (shard.dense - shard.unquantised) * formats.weight_bytes(experts=False)
         stage_weights += shard.experts * formats.weight_bytes(experts=True)
         stage_weights += shard.unquantised * DType.BF16.bytes
