@@ -6,7 +6,9 @@ from statistics import mean
 
 import pytest
 
-from stepcast.cost.collectives.route import Route, lost_share
+from stepcast.cost.collectives.route import Route, lost_share, uneven_warning
+from stepcast.hardware import load_cluster
+from stepcast.hardware.path import Place
 from stepcast.ir.work import CollectiveKind
 
 FILE = Path(__file__).parent.parent / "data" / "h200" / "overlap.csv"
@@ -38,3 +40,15 @@ def test_fewer_channels_leave_a_node_than_work_inside() -> None:
 
 def test_dispatch_of_tokens_keeps_blocks_of_its_own() -> None:
     assert lost_share(CollectiveKind.ALL_TO_ALL, Route(8), SMS) == 20 / SMS
+
+
+def test_threads_of_ll_are_slower_on_two_nodes_and_on_more() -> None:
+    """NCCL's llMaxBws has a limit for one node, for two and for all above."""
+    limits = [Route(8 * nodes, nodes).ll_limit_bytes_per_s for nodes in (1, 2, 3, 4)]
+    assert limits[0] > limits[1] > limits[2] == limits[3]
+
+
+def test_a_node_with_half_the_ranks_of_another_is_warned_of() -> None:
+    cluster = load_cluster("dgx-h100")
+    assert uneven_warning("dp", Route(3, 2), cluster, Place.PACKED) != []
+    assert uneven_warning("dp", Route(5, 2), cluster, Place.PACKED) == []

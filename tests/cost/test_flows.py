@@ -95,6 +95,8 @@ def test_switches_that_add_save_half() -> None:
     scatter = collective_traffic(KIND.REDUCE_SCATTER, Algorithm.NVLS, SIZE, groups_of(8, 8)).added
     assert scatter.sent_bytes == pytest.approx(np.full(8, SIZE))
     assert scatter.received_bytes == pytest.approx(np.full(8, SIZE / 8))
+    gather = collective_traffic(KIND.ALL_GATHER, Algorithm.NVLS, SIZE, groups_of(8, 8)).added
+    assert (gather.sent_bytes, gather.received_bytes) == (pytest.approx(scatter.received_bytes), pytest.approx(SIZE))
     assert between_nodes(KIND.ALL_REDUCE, Algorithm.IN_NETWORK, groups_of(64, 8)) == pytest.approx(np.full(8, SIZE))
     assert between_nodes(KIND.ALL_REDUCE, Algorithm.NVLS_TREE, groups_of(16, 8)) == pytest.approx(np.full(2, SIZE))
     assert between_nodes(KIND.ALL_REDUCE, Algorithm.NVLS_TREE, groups_of(64, 8)).sum() == pytest.approx(14 * SIZE)
@@ -106,6 +108,17 @@ def test_an_exchange_sends_what_is_meant_for_others(algorithm: Algorithm) -> Non
     assert left == pytest.approx(np.full(4, 8 * SIZE * 24 / 32))
     once = between_nodes(KIND.ALL_TO_ALL, algorithm, groups_of(32, 8), crossing=0.5)
     assert once == pytest.approx(left / 2)
+
+
+@pytest.mark.parametrize("crossing", [0.25, 0.5])
+def test_tokens_that_cross_once_are_handed_on_to_all_they_are_for(crossing: float) -> None:
+    """Each of 32 ranks sends 7/32 of its buffer within its node, and of 24/32 that came from others 7/8 are handed on,
+    however few bytes crossed the network.
+    """
+    groups = groups_of(32, 8)
+    found = collective_traffic(KIND.ALL_TO_ALL, Algorithm.PAIRWISE, SIZE, groups, crossing=crossing).messages
+    inside = found.source // 8 == found.target // 8
+    assert found.size_bytes[inside].sum() == pytest.approx(32 * (7 + 24 * 7 / 8) / 32 * SIZE)
 
 
 def test_flows_of_senders_and_of_groups_move_as_much() -> None:
@@ -243,6 +256,16 @@ def test_a_switch_that_adds_sends_one_sum_up() -> None:
     load = flows.on_links(len(network.links))
     assert load[network["nic up"].links_at(0, 3)[0]] == pytest.approx(SIZE)
     assert load[network["leaf up"].links_at(3, 0)[0]] == pytest.approx(SIZE)  # not that of its four nodes
+
+
+def test_a_group_below_one_switch_is_added_up_there() -> None:
+    sets = ["network.leaf_nodes=4", "network.in_network_reduction=true"]
+    cluster, layout = load_cluster("dgx-h100", sets), Layout(tp=8, dp=4)
+    network, work = network_of(cluster, 8), Collective(KIND.ALL_REDUCE, SIZE, Group.DP)
+    flows = collective_flows(network, seats_of(cluster, layout), layout, work, Algorithm.IN_NETWORK, LONG)
+    load, up = flows.on_links(len(network.links)), network["leaf up"]
+    assert load[network["nic up"].links_at(0, 3)[0]] == pytest.approx(SIZE)
+    assert not load[up.start : up.start + up.size].any()
 
 
 def test_pods_send_one_sum_to_the_cores() -> None:

@@ -91,6 +91,14 @@ def test_links_are_called_what_people_call_them() -> None:
     ]
 
 
+def test_pairs_have_a_bridge_and_sockets_a_link_between_them() -> None:
+    """The A40 node has four bridged pairs of GPUs, two of them at each socket."""
+    node = network_of(load_cluster("a40-pcie"), 1)
+    assert chain(node, 0, 1) == ["node 0 GPU 0 to GPU 1"]
+    assert chain(node, 0, 2) == ["node 0 GPU 0 PCIe up", "node 0 GPU 2 PCIe down"]
+    assert chain(node, 0, 4)[2:] == ["node 0 socket 0 to socket 1"]
+
+
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_a_leaf_sends_up_its_share(factor: int) -> None:
     network = made(*CLOS, f"network.oversubscription={factor}")
