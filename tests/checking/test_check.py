@@ -204,3 +204,29 @@ def test_a_cpu_that_slows_down_during_the_run_is_named(monkeypatch: pytest.Monke
     assert run.facts["host_pace_during"] == pytest.approx(1.5 * run.facts["host_pace"])
     assert run.facts["predicted_at_pace_s"] > 1.3 * run.facts["predicted_s"]
     assert "the CPU was 1.50 times slower during these steps than at the forecast" in lines[4]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("pauses_s", "times_s"), [([0.0, 0.5, 0.5, 0.5, 0.0, 0.0], [0.8, 1.8]), ([0.5] * 6, [0.8, 0.8])]
+)
+def test_steps_are_measured_without_pauses_and_loading_apart(
+    pauses_s: list[float], times_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 0.8 s whose data take 0.2 s to load. The first two and those before a pause, in which nothing overlaps,
+    do not count, unless all have a pause; the pause itself never does.
+    """
+    now = [0.0]
+    run, lines = run_check(None, model="llama-3.1-8b", gpus=8, global_batch=8)
+    monkeypatch.setattr("stepcast.checking.run.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for pause_s in [9.0, 9.0, *pauses_s]:
+        run.begin_step()
+        now[0] += times_s[pause_s > 0]
+        monkeypatch.setattr(run, "_watch_host", lambda pause_s=pause_s: now.__setitem__(0, now[0] + pause_s))
+        run.end_step()
+        now[0] += 0.2
+    run.compare()
+    assert run.facts["measured_s"] == pytest.approx(1.0)
+    assert run.facts["loading_s"] == pytest.approx(0.2)
+    assert run.facts["ratio"] == pytest.approx(run.facts["predicted_s"] - 1)
+    assert any("data loading takes 200.00 ms of each step" in line for line in lines)

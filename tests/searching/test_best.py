@@ -11,7 +11,7 @@ import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.searching.best import MORE_BYTES, search_parts
+from stepcast.searching.best import MORE_BYTES, search_parts, usable_memory_bytes
 from stepcast.searching.result import (
     FAMILY,
     OBJECTIVES,
@@ -227,3 +227,13 @@ def test_each_row_is_the_best_of_its_family() -> None:
 
 def _family(case: Case, row: int) -> tuple[int, ...]:
     return tuple(int(case.space.columns[name][row]) for name in FAMILY)
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "reserve", "usable"),
+    [(None, None, 93), (90, None, 90), (None, 0.2, 80), (90, 0.2, 80), (70, 0.2, 70)],
+)
+def test_a_search_leaves_memory_free_unless_a_limit_is_given(
+    most_bytes: float | None, reserve: float | None, usable: float
+) -> None:
+    assert usable_memory_bytes(100, most_bytes, reserve) == pytest.approx(usable)

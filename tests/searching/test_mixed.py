@@ -68,6 +68,8 @@ def test_links_are_the_slower_ones_and_gpus_are_all(tmp_path: Path) -> None:
     assert one.gpus == 32
     assert one.node.nic == load_cluster("dgx-a100").node.nic
     assert one.gpu == both.gpu
+    few = join_gpu_kinds(cluster(tmp_path, BOTH.replace("dgx-a100", "aws-p4d")))
+    assert few.node.nics == load_cluster("aws-p4d").node.nics < both.node.nics
     assert join_gpu_kinds(load_cluster("dgx-h100")) == load_cluster("dgx-h100")
 
 
