@@ -131,3 +131,41 @@ def test_states_of_a_delta_net_pass_its_chunks_one_by_one() -> None:
     assert [chunk_steps(work, sms) for sms in (132, 4, 2)] == [16, 16, 32]
     assert chunk_steps(replace(work, value_dim=32), 1) == 32
     assert chunk_steps(SelectiveScan(1, 1000, 4, 128, backward=False), 4) == 0
+
+
+def test_products_with_the_states_of_a_delta_net() -> None:
+    """Forward a state is read by keys, written, and read by queries. Backward it is made again (two), has gradients
+    (three) and gives those of queries, keys and what was read (three). The squares of chunks vanish beside wide heads.
+    """
+    rule = DeltaRule(1, 4, 1, 10_000, 10_000, 1)
+    assert rule.flops / (4 * 2 * 1e8) == pytest.approx(3, rel=1e-3)
+    assert replace(rule, backward=True).flops / (4 * 2 * 1e8) == pytest.approx(8, rel=2e-3)
+
+
+def test_solved_systems_are_written_and_read_backward() -> None:
+    """Beside heads of a single element, the systems of 64 x 64 tokens in bf16: one forward, two backward."""
+    rule = DeltaRule(1, 6400, 1, 1, 1, 6400)
+    assert rule.moved_bytes / (6400 * 6400 * 2) == pytest.approx(1, rel=0.01)
+    assert replace(rule, backward=True).moved_bytes / (6400 * 6400 * 2) == pytest.approx(2, rel=0.01)
+    wide = DeltaRule(1, 1, 1, 10_000, 10_000, 1)
+    assert [replace(wide, backward=way).moved_bytes / 2e8 for way in (False, True)] == pytest.approx([2, 4], rel=0.01)
+
+
+def test_a_selective_scan_runs_its_forward_again_and_twice_as_much() -> None:
+    scan = SelectiveScan(1, 100, 8, 16)
+    assert (scan.flops, replace(scan, backward=True).flops) == (7 * 100 * 8 * 16, 21 * 100 * 8 * 16)
+
+
+@pytest.mark.parametrize(
+    ("gates", "hidden", "forward", "backward"),
+    [(1, 384, True, False), (1, 256, True, True), (1, 385, False, False), (4, 192, True, False), (4, 128, True, True)],
+)
+def test_cudnn_keeps_small_weights_on_chip(gates: int, hidden: int, forward: bool, backward: bool) -> None:
+    """PyTorch's use_rnn_persist_small_h: up to 384 forward and 256 backward for an RNN, half of that with gates."""
+    cells = RecurrentCells(10, 8, hidden, hidden, gates)
+    assert (cells.is_persistent, replace(cells, backward=True).is_persistent) == (forward, backward)
+
+
+def test_projected_cells_multiply_what_they_hand_on() -> None:
+    """An LSTM of 1,024 with a projection to 256 hands on 256 values: each of its four gates has 1,024 x 256 weights."""
+    assert RecurrentCells(10, 8, 1024, 256, 4).flops == 2 * 10 * 8 * 4 * 1024 * 256

@@ -157,3 +157,17 @@ def test_wrong_shapes_are_refused() -> None:
 def test_it_is_calibrated_as_a_class_of_its_own() -> None:
     assert work_class(SMALL) == "scan.forward"
     assert work_class(replace(SMALL, backward=True)) == "scan.backward"
+
+
+def test_bytes_of_states_and_of_inputs() -> None:
+    """Of each state forward: written in fp32, read and rounded by the pass, read by the output (4 + 4 + 2 + 2 bytes).
+    Backward: made again (4 + 8), its gradient written (4), passed back with it (2 x 6), read for three gradients (6).
+
+    Of tensors like the input forward: read for states and output, with the gate and two results (5). Backward: for
+    states (1), the gate (5), gradients of states (1), inputs (3), B and C (2) and of products and decays (4).
+    """
+    states = replace(SMALL, state=10_000, groups=1, chunk=1)
+    inputs = replace(SMALL, heads=256, head_dim=2048, state=1, groups=1, chunk=64)
+    for backward, of_states, of_inputs in ((False, 12, 5), (True, 34, 16)):
+        assert replace(states, backward=backward).moved_bytes / states.states == pytest.approx(of_states, rel=0.01)
+        assert replace(inputs, backward=backward).moved_bytes / inputs.inputs == pytest.approx(2 * of_inputs, rel=0.03)

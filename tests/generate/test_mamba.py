@@ -65,6 +65,13 @@ def test_the_backward_runs_the_convolution_again_and_its_own_scan() -> None:
     assert works(layer.input_gradient, Scan) == [replace(works(layer.forward, Scan)[0], backward=True)]
 
 
+def test_context_ranks_beyond_the_groups_convolve_a_copy_of_one() -> None:
+    """16 ranks share 8 groups of B and C, so that each has one of 128 states."""
+    (convolution,) = (op.work for op in block(cp=16)["mamba scan"].forward if op.name == "convolution")
+    assert isinstance(convolution, Elementwise)
+    assert (convolution.rows, convolution.columns) == (SEQ, 8192 // 16 + 2 * 128)
+
+
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_tensor_ranks_share_heads_and_groups(tp: int) -> None:
     layers = block(tp=tp, sequence_parallel=True)

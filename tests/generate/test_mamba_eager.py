@@ -11,7 +11,7 @@ from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import SsmKernels
 from stepcast.ir.layers.mamba import eager_scan_saved, eager_scan_transient
 from stepcast.ir.layout import Layout
-from stepcast.ir.recurrent import scan_of
+from stepcast.ir.recurrent import Scan, scan_of
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.workload import Phase, Role
 from stepcast.models.catalog import load_model
@@ -85,3 +85,10 @@ def test_eager_scans_are_refused_where_no_code_has_them(
     status, out, err = run(capsys, *words, "--ssm-kernels", "eager")
     assert (status, out) == (2, "")
     assert reason in " ".join(err.split())
+
+
+def test_the_largest_product_has_a_column_for_each_state_or_element_of_a_head() -> None:
+    """Heads of 256 elements are wider than 64 states: 512 tokens of a chunk by 256 in fp32, for each of two factors."""
+    scan = Scan(1, 1024, 4, head_dim=256, state=64, groups=1, chunk=512)
+    assert eager_scan_transient(scan) == 2 * 4 * 1024 * 4 * 512 * 256
+    assert eager_scan_transient(replace(scan, head_dim=64, state=256)) == 2 * 4 * 1024 * 4 * 512 * 256

@@ -10,13 +10,18 @@ from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.chakra.record import decode_workload, encode_workload
+from stepcast.ir.layers.delta import list_saved as list_delta
 from stepcast.ir.layers.kinds import count_saved
+from stepcast.ir.layers.selective import list_saved as list_selective
+from stepcast.ir.layers.selective import transient_bytes
+from stepcast.ir.layers.sizes import Sizes
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
+from stepcast.ir.model_parts import FeedForward, LayerParts, Mixer
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.strategy import Strategy, StrategyError
-from stepcast.ir.work import Collective, CollectiveKind, Matmul
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.models.catalog import load_model
 from tests.executed import hardware_flops
@@ -56,6 +61,54 @@ def test_a_delta_net_is_spelt_out() -> None:
     (rule,) = works(layers["delta rule"].forward, DeltaRule)
     assert rule == DeltaRule(1, SEQ, 32, 128, 128, 64)
     assert works(layers["delta rule"].input_gradient, DeltaRule) == [replace(rule, backward=True)]
+
+
+def test_keys_are_repeated_for_the_heads_of_values_and_their_gradients_added_up() -> None:
+    """16 heads of queries and of keys, 128 wide, become 32; with as many keys as values there is nothing to repeat."""
+    layer = block(QWEN, "delta")["delta rule"]
+    few, many = (SEQ * 2 * heads * 128 * 2 for heads in (16, 32))
+    forward, backward = (
+        {op.name: op for op in ops if isinstance(op.work, Elementwise)} for ops in (layer.forward, layer.input_gradient)
+    )
+    copy, total = forward["repeat keys"].work, backward["sum key gradients"].work
+    assert isinstance(copy, Elementwise)
+    assert isinstance(total, Elementwise)
+    assert (copy.read_bytes, copy.write_bytes, total.read_bytes, total.write_bytes) == (few, many, many, few)
+    decay = forward["decay"].work
+    assert isinstance(decay, Elementwise)
+    assert decay.columns == 2 * 32  # a decay and a strength of each head
+    rules = [op.kernels for op in (*layer.forward, *layer.input_gradient) if isinstance(op.work, DeltaRule)]
+    assert rules == [8, 12]
+    assert QWEN.delta is not None
+    alike = block(replace(QWEN, delta=replace(QWEN.delta, key_heads=32)), "delta")["delta rule"]
+    assert not any("key" in op.name for op in (*alike.forward, *alike.input_gradient))
+
+
+def test_the_parts_that_recurrent_layers_save() -> None:
+    """Of a delta net for each token in bf16: the convolution's input (8,192), the gate and the values (4,096 each), a
+    strength for each head; queries, keys and values for 32 heads of 128 and their squares of 64 tokens; what the
+    out-projection reads. In fp32: six numbers for each head.
+
+    Jamba normalises time step, B and C, which are then saved twice.
+    """
+    strategy_, nothing = strategy(), FeedForward.NONE
+    delta = sum(tensor.size_bytes for tensor in list_delta(Sizes(QWEN, strategy_), LayerParts(Mixer.DELTA, nothing)))
+    assert delta == SEQ * ((8192 + 2 * 4096 + 32 + 3 * 4096 + 32 * 64 + 4096) * 2 + 6 * 32 * 4)
+    assert JAMBA.selective is not None
+    plain = replace(JAMBA, selective=replace(JAMBA.selective, normed=False))
+    parts = LayerParts(Mixer.SELECTIVE, nothing)
+    twice, once = (
+        sum(tensor.size_bytes for tensor in list_selective(Sizes(model, strategy_), parts)) for model in (JAMBA, plain)
+    )
+    assert twice - once == SEQ * (256 + 2 * 16) * 2
+    # Backward there are gradients of the channels, their time steps, the gate and the projection of both halves.
+    assert transient_bytes(Sizes(JAMBA, strategy_), parts) == SEQ * 5 * 8192 * 2
+
+
+def test_channels_of_a_mamba_block_get_gradients_from_two_sides() -> None:
+    """The projection to time step, B and C and the scan both read the channels: their gradients are added."""
+    steps = block(JAMBA, "mamba")["mamba steps"]
+    assert "channel gradient" in [op.name for op in steps.input_gradient]
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
