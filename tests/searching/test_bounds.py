@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import load_framework
+from stepcast.hardware import load_cluster
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import ScheduleKind
-from stepcast.ir.strategy import Overlap, Sharding, StrategyError
-from stepcast.searching.bounds import CandidateBounds, TimeBounds
+from stepcast.ir.strategy import Offload, Overlap, Sharding, StrategyError
+from stepcast.searching.bounds import CandidateBounds, TimeBounds, bound_memory
 from stepcast.searching.space import SpaceColumns
 from tests.searching.spaces import Case, bound_candidates, case
 
@@ -31,7 +32,11 @@ def varied() -> dict[str, Case]:
     fewer = {**few, "tp": (1, 4), "ep": (1, 2, 8), "vpp": (1, 2, 3)}
     paired = case("qwen3-30b-a3b", "dgx-h100", 64, 64, 4096, cp=(1, 2), **fewer)
     common = {"overlap": Overlap(experts=True)}
+    every = {**EVERY, "vpp": (1, 2), "micro_batch": (1,), "recompute": ("none",)}
+    slow = case("llama-3.2-1b", "dgx-h100", 32, 64, 2048, tp=(1, 2), cp=(1,), pp=(1, 2, 4), **every)
     return {
+        # Gathered weights and gradients take longer than computation; a fifth of the weights is the tied embedding.
+        "one NIC": slow._replace(cluster=load_cluster("dgx-h100", ["node.nics=1"])),
         "dense": case("llama-3.1-8b", "dgx-h100", 32, 64, 8192, cp=(1, 2, 4), **few),
         "learned": case("gpt3-13b", "dgx-a100", 64, 128, 2048, **few),
         "experts": case("mixtral-8x7b", "dgx-h100", 64, 64, 4096, cp=(1, 2), **fewer),
@@ -79,6 +84,24 @@ def test_bounds_hold_of_rows_drawn_once(name: str) -> None:
 def test_bounds_hold_of_any_row(name: str, share: float) -> None:
     legal = np.flatnonzero(np.isfinite(bounds_of(name).memory_bytes))
     check_row(name, int(legal[int(share * len(legal))]))
+
+
+@pytest.mark.parametrize(
+    ("name", "offload"),
+    [
+        *((name, Offload()) for name in CASES),
+        ("one NIC", Offload(optimizer=1.0)),
+        ("one NIC", Offload(activations=1.0)),
+    ],
+)
+def test_memory_bounds_hold_of_many_rows(name: str, offload: Offload) -> None:
+    space, cluster, framework = CASES[name]
+    space = space.having({**space.common, "offload": offload})
+    legal, sizes = bound_memory(SpaceColumns(space), cluster, framework)
+    for at in np.random.default_rng(SEED).choice(np.flatnonzero(legal), 60):
+        strategy = space.strategy(int(at))
+        largest = max(stage.total for stage in memory(space.model, strategy, cluster.gpu, framework))
+        assert 0 < sizes[at] <= largest * ROUNDING, strategy
 
 
 @pytest.mark.parametrize("name", ["dense", "experts"])
