@@ -12,7 +12,7 @@ from stepcast.cost.host import copy_bytes_per_s
 from stepcast.generation.engine import GenerationLayout, load_engine
 from stepcast.generation.lengths import Lengths
 from stepcast.inputs.configs.rl import read_rl_values
-from stepcast.rl.question import ask_rl, build_rl, read_task
+from stepcast.rl.question import ask_rl, build_rl, read_task, search_rl
 from stepcast.rl.step import (
     RlMode,
     RlPlacement,
@@ -43,6 +43,8 @@ def step_of(place: RlPlacement = COLOCATED, cluster: stepcast.Cluster = CLUSTER,
     task = replace(TASK, **changes)
     return forecast_step(MODEL, cluster, PROFILE, ENGINE, task, place, training_of())
 
+
+SEARCHED = {"model": "qwen3-0.6b", "cluster": "dgx-h100", "gpus": 8, "mode": "async", "tp": 1, "pp": 1, "gen_tp": 1}
 
 # The batch, padded to its longest sequence of 256 + 1,024 tokens, moves to the GPUs for each pass.
 MOVED_S = PROFILE.padded_token_s * 128 * 1280
@@ -88,11 +90,13 @@ def test_a_critic_is_updated_too_and_epochs_repeat_updates() -> None:
 
 
 def test_fewer_gpus_than_a_node_has_copy_over_fewer_links() -> None:
-    host = CLUSTER.node.host
-    assert host is not None
+    """Two GPUs share a host's memory of 80 GB/s, and each copies at 40 GB/s; eight would copy at 10 GB/s."""
+    assert CLUSTER.node.host is not None
+    host = replace(CLUSTER.node.host, memory_bandwidth_bytes_per_s=80e9)
+    slow = replace(CLUSTER, node=replace(CLUSTER.node, host=host))
     moved = training_of().memory["optimizer"] + training_of().memory["gradients"]
     two = replace(COLOCATED, train_gpus=2, rollout=GenerationLayout(replicas=2))
-    assert step_of(two).phases_s["offload"] == pytest.approx(2 * moved / copy_bytes_per_s(host, 2))
+    assert step_of(two, slow).phases_s["offload"] == pytest.approx(2 * moved / 40e9)
 
 
 def test_asynchronous_pools_wait_for_the_weights_and_only_one_of_them_for_rewards() -> None:
@@ -215,3 +219,15 @@ def test_the_longest_response_of_a_rank_decides_its_update() -> None:
     moved_s = PROFILE.padded_token_s * 128 * (float(lengths.draw(128).max()) + 256)
     update_s = step_of(response=lengths, train_batch=16).phases_s["update"] - moved_s
     assert update_s == pytest.approx(training_of().prediction.step_s * 8 * longer)
+
+
+def test_a_run_of_steps_takes_gpu_hours_and_money() -> None:
+    """A search shares the price of all GPUs out to the tokens of a step, prompts included."""
+    asked: dict[str, Any] = {"prompts": 16, "group": 8, "response_length": "1024", "price": 2.0}
+    step = stepcast.predict_rl("qwen3-0.6b", "dgx-h100", gpus=4, rollout_gpus=4, steps=100, **asked)
+    run, hours = step.to_dict()["run"], 100 * step.step_s / 3600
+    assert (run["days"], run["gpu_hours"]) == (pytest.approx(hours / 24), pytest.approx(8 * hours))
+    assert run["cost"] == pytest.approx(2.0 * 8 * hours)
+    row = next(row for row in search_rl(build_rl({**asked, **SEARCHED}))["rows"] if row["mode"] == "async")
+    tokens = 128 * (256 + 1024)
+    assert row["cost_per_million_tokens"] == pytest.approx(row["step_s"] / 3600 * 8 * 2.0 / tokens * 1e6)
