@@ -110,6 +110,12 @@ def test_int4_weights_have_a_scale_of_16_bits_for_each_64() -> None:
     assert GenerationFormats(int4=True).weight_bytes(experts=False) == (4 + 16 / 64) / 8
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("nvfp4", 4 + 8 / 16), ("fp4", 4 + 8 / 32), ("mxfp8", 8 + 8 / 32)])
+def test_blocks_of_weights_have_a_scale_of_8_bits(dtype: str, bits: float) -> None:
+    """NVFP4 has a scale for each 16 values, the MX formats (OCP 2023) for each 32."""
+    assert GenerationFormats(DType(dtype)).weight_bytes(experts=False) == bits / 8
+
+
 def test_as_many_sequences_run_as_fit_at_their_mean_length() -> None:
     """A response of 2,000 tokens holds 1,000 on average while it grows: 2,000 with its prompt."""
     facts = stepcast.predict_generation(

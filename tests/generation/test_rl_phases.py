@@ -12,6 +12,7 @@ from stepcast.cost.host import copy_bytes_per_s
 from stepcast.generation.engine import GenerationLayout, load_engine
 from stepcast.generation.lengths import Lengths
 from stepcast.inputs.configs.rl import read_rl_values
+from stepcast.inputs.source import FormatError
 from stepcast.rl.question import ask_rl, build_rl, read_task, search_rl
 from stepcast.rl.step import (
     RlMode,
@@ -231,3 +232,14 @@ def test_a_run_of_steps_takes_gpu_hours_and_money() -> None:
     row = next(row for row in search_rl(build_rl({**asked, **SEARCHED}))["rows"] if row["mode"] == "async")
     tokens = 128 * (256 + 1024)
     assert row["cost_per_million_tokens"] == pytest.approx(row["step_s"] / 3600 * 8 * 2.0 / tokens * 1e6)
+
+
+def test_what_several_keys_of_a_tool_say_together() -> None:
+    """OpenRLHF's models share GPUs if they are colocated; 4 GPUs of TRL train on 8 sequences in each of 2 batches."""
+    openrlhf = {"rollout-batch-size": "16", "actor-num-gpus-per-node": "4", "vllm-num-engines": "2"}
+    assert read_rl_values(openrlhf).choices["rollout_gpus"] == 2
+    assert "rollout_gpus" not in read_rl_values({**openrlhf, "colocate-all-models": True}).choices
+    trl = {"num_generations": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    assert read_rl_values(trl, 4).choices["train_batch"] == 64
+    with pytest.raises(FormatError, match="expected a whole number"):
+        read_rl_values({"actor_rollout_ref.rollout.n": 8, "trainer.nnodes": 10**10})
