@@ -448,7 +448,10 @@ def _settle_global_batch(question: SearchQuestion, seq: int) -> int:
     if batch is not None:
         return batch
     if tokens is None:
-        raise ValueError(f"batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as {1024 * seq}")
+        usual = 1024 * seq
+        raise ValueError(
+            f"batch size missing: use --global-batch, in sequences, or --tokens-per-batch, such as {usual}"
+        )
     sequences, rest = divmod(int(tokens), seq)
     if rest or not sequences:
         near = dict.fromkeys((2 ** max(0, round(math.log2(tokens / seq))), max(1, round(tokens / seq))))
