@@ -124,13 +124,14 @@ def test_adapters_on_frozen_weights_of_all_formats_take_what_was_measured() -> N
     """Four steps of one shape on an H200 (data/transformers/tuning.csv). QLoRA is faster than LoRA with adapters in fp32,
     for whose input peft's layers of 16-bit weights make two casts, and slower than LoRA with adapters in bf16.
     """
-    shape = {"seq": 2048, "micro_batch": 2, "accumulation": 1, "gpu": "h200", "lora": 16}
-    for way, measured_s in [
+    shape: dict[str, Any] = {"seq": 2048, "micro_batch": 2, "accumulation": 1, "gpu": "h200", "lora": 16}
+    ways: list[tuple[dict[str, Any], float]] = [
         ({"framework": "trainer"}, 0.3569),
         ({"framework": "peft", "base_weights": "nf4"}, 0.3846),
         ({"framework": "peft"}, 0.4019),
         ({"framework": "peft", "base_weights": "int8"}, 0.5589),
-    ]:
+    ]
+    for way, measured_s in ways:
         step_s = stepcast.predict("llama-3.1-8b", **shape, **way).step_s
         assert step_s == pytest.approx(measured_s, rel=0.1 if way.get("base_weights") == "int8" else 0.03)
 

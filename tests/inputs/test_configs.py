@@ -335,7 +335,7 @@ def test_degrees_of_torchtitan(tmp_path: Path, parallelism: str, expected: str) 
 
 def test_torchtitan_cuts_the_local_batch_for_a_pipeline_that_is_given_on_the_command_line(tmp_path: Path) -> None:
     """torchtitan/distributed/pipeline_parallel.py: local_batch_size / pipeline_parallel_microbatch_size micro-batches."""
-    file, place = tmp_path / "train.toml", {"cluster": "dgx-h100", "gpus": 16}
+    file = tmp_path / "train.toml"
     common = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 8\n[parallelism]\n'
     expected = {
         "": {1: (8, 1), 2: (1, 8)},
@@ -344,7 +344,7 @@ def test_torchtitan_cuts_the_local_batch_for_a_pipeline_that_is_given_on_the_com
     for keys, batches in expected.items():
         file.write_text(common + keys)
         for pp, batch in batches.items():
-            asked = stepcast.predict(config=str(file), pp=pp, **place).to_dict()["strategy"]
+            asked = stepcast.predict(config=str(file), cluster="dgx-h100", gpus=16, pp=pp).to_dict()["strategy"]
             micro_batches = asked["global_batch"] // (16 // pp * asked["micro_batch"])
             assert (asked["micro_batch"], micro_batches) == batch
 

@@ -192,18 +192,18 @@ def test_gpus_without_a_fused_attention_kernel_store_scores() -> None:
     """Transformer Engine has no FlashAttention and no cuDNN attention below compute capability 8.0; PyTorch's attention
     has a fused kernel for all GPUs.
     """
-    plan = {"tp": 8, "gpus": 8, "seq": 2048, "global_batch": 8}
-    old, unfused = (
-        stepcast.predict("llama-3.1-8b", gpu="v100", **plan, **way) for way in ({}, {"flash_attention": False})
-    )
+    plan: dict[str, Any] = {"tp": 8, "gpus": 8, "seq": 2048, "global_batch": 8}
+    old = stepcast.predict("llama-3.1-8b", gpu="v100", **plan)
+    unfused = stepcast.predict("llama-3.1-8b", gpu="v100", flash_attention=False, **plan)
     note = "attention stores its scores, since megatron-core has no fused kernel for it on v100-sxm-32gb"
     assert note in old.report.assumptions
     assert old.step_s == unfused.step_s
-    for way in (
+    ways: list[dict[str, Any]] = [
         {"gpu": "a100"},
         {"gpu": "v100", "flash_attention": True},
         {"gpu": "v100", "framework": "pytorch-fsdp"},
-    ):
+    ]
+    for way in ways:
         other = stepcast.predict("llama-3.1-8b", **plan, **way)
         assert not any("scores" in line for line in other.report.assumptions)
 
