@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "optimus",
         "pytorch",
     },
-    "checking": {"units", "inputs", "forecast", "questions", "pytorch"},
+    "checking": {"units", "ir", "inputs", "forecast", "questions", "pytorch"},
     "keywords": {"questions", "rl"},
     # cli, library, __init__ and __main__ may import everything
 }

@@ -19,11 +19,12 @@ from importlib import import_module
 from itertools import pairwise
 from statistics import mean, median
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepcast.inputs.configs import megatron, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.huggingface.reader import read_config
+from stepcast.ir.types import FactDict, Facts
 from stepcast.questions.choices import read_choices
 from stepcast.questions.question import PredictQuestion
 from stepcast.units import format_bytes, format_change, format_seconds
@@ -39,6 +40,8 @@ LARGE_SHARE = 0.03  # of a step: smaller differences are not explained
 WATCHES, WATCH_SHARE, WATCH_S = 5, 0.004, 0.01
 PAUSE_S = 1e-3  # shorter pauses after a step are those of the check itself
 Write = Callable[[str], object]
+Script: TypeAlias = Any
+"""An object of a library that is not imported: a trainer, a model, a configuration."""
 LOOKED_AT = 64  # samples of a data set
 # Choices that follow from the format of trained weights.
 FORMATS: dict[str, dict[str, object]] = {
@@ -58,11 +61,11 @@ class RunCheck:
     """
 
     def __init__(
-        self, choices: Mapping[str, Any], *, strict: bool = False, compare_after: int = 20, write: Write | None = None
+        self, choices: Facts, *, strict: bool = False, compare_after: int = 20, write: Write | None = None
     ) -> None:
         self.strict, self.compare_after = strict, compare_after
         self.write: Write = write or (print if os.environ.get("RANK", "0") == "0" else (lambda line: None))
-        self.facts: dict[str, Any] = {}
+        self.facts: FactDict = {}
         self._choices = dict(choices)
         self._begins: list[float] = []
         self._ends: list[float] = []
@@ -76,7 +79,7 @@ class RunCheck:
         return self._settle(self._settled_choices)
 
     @cached_property
-    def _settled_choices(self) -> dict[str, Any]:
+    def _settled_choices(self) -> FactDict:
         """The choices with the GPU at hand and the pace of its CPU, if none is named."""
         choices = {name: value for name, value in self._choices.items() if value is not None}
         if choices.pop("stored_fp32", False) and choices.get("precision") in ("bf16", "fp16"):
@@ -92,7 +95,7 @@ class RunCheck:
         return choices
 
     @staticmethod
-    def _settle(choices: Mapping[str, Any]) -> "SettledRun":
+    def _settle(choices: Facts) -> "SettledRun":
         from stepcast.questions.settle import settle
 
         given = read_choices(PredictQuestion, choices)
@@ -274,10 +277,10 @@ def gather_slowest(loading_s: float) -> tuple[int, float] | None:
     torch = sys.modules.get("torch")
     if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
-    seconds: list[Any] = [None] * torch.distributed.get_world_size()
+    seconds: list[float] = [0.0] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(seconds, loading_s)
     rank = seconds.index(max(seconds))
-    return rank, float(seconds[rank])
+    return rank, seconds[rank]
 
 
 class ForecastCallback:
@@ -289,56 +292,58 @@ class ForecastCallback:
 
     def __init__(
         self, run: RunCheck | None = None, *, strict: bool = False, compare_after: int = 20, write: Write | None = None,
-        **choices: Any,
+        **choices: object,
     ) -> None:  # fmt: skip
         self.run, self._choices = run, choices
         self._make_check = partial(RunCheck, strict=strict, compare_after=compare_after, write=write)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
             return lambda *args, **known: None
         raise AttributeError(name)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **known: Any) -> None:
+    def on_train_begin(
+        self, args: object, state: object, control: object, model: object = None, **known: object
+    ) -> None:
         if self.run is None:
             data = getattr(known.get("train_dataloader"), "dataset", None)
             script = SimpleNamespace(args=args, model=model, train_dataset=data)
             self.run = self._make_check({**describe(script), **self._choices})
             self.run.forecast()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+    def on_step_begin(self, args: object, state: object, control: object, **known: object) -> None:
         if self.run is not None:
             self.run.begin_step()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+    def on_step_end(self, args: object, state: object, control: object, **known: object) -> None:
         if self.run is not None:
             self.run.end_step()
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FactDict:
         """All figures of the check."""
         return self.run.facts if self.run is not None else {}
 
 
-def build_lightning_callback(run: RunCheck) -> Any:
+def build_lightning_callback(run: RunCheck) -> Script:
     """Return a callback of Lightning that calls *run* around each optimizer step."""
     try:
         library = import_module("lightning.pytorch.callbacks")
     except ImportError:
         library = import_module("pytorch_lightning.callbacks")
-    base: Any = library.Callback
+    base: Script = library.Callback
 
     class LightningForecast(base):  # type: ignore[misc]
         """Counts optimizer steps; each may have several batches."""
 
         seen_steps = -1
 
-        def on_train_batch_start(self, trainer: Any, *known: Any) -> None:
+        def on_train_batch_start(self, trainer: Script, *known: object) -> None:
             if trainer.global_step != self.seen_steps:
                 self.seen_steps = trainer.global_step
                 run.begin_step()
 
-        def on_train_batch_end(self, trainer: Any, *known: Any) -> None:
+        def on_train_batch_end(self, trainer: Script, *known: object) -> None:
             if trainer.global_step != self.seen_steps:
                 run.end_step()
 
@@ -346,8 +351,8 @@ def build_lightning_callback(run: RunCheck) -> Any:
 
 
 def check(
-    script: Any = None, *, model: Any = None, strict: bool = False, compare_after: int = 20,
-    write: Write | None = None, **choices: Any,
+    script: Script = None, *, model: Script = None, strict: bool = False, compare_after: int = 20,
+    write: Write | None = None, **choices: object,
 ) -> RunCheck:  # fmt: skip
     """Write the forecast of a training script before its first step, and compare it with the first steps.
 
@@ -373,10 +378,10 @@ def check(
     return run
 
 
-def describe(script: Any, model: Any = None) -> dict[str, Any]:
+def describe(script: Script, model: Script = None) -> FactDict:
     """Return the choices of ``predict`` that a Trainer, an Accelerator, a configuration or arguments make."""
     if script is None:
-        choices: dict[str, Any] = {}
+        choices: FactDict = {}
     elif hasattr(script, "args") and hasattr(script.args, "per_device_train_batch_size"):
         return _describe_trainer(script)
     elif hasattr(script, "gradient_accumulation_steps") and hasattr(script, "state"):
@@ -394,11 +399,11 @@ def describe(script: Any, model: Any = None) -> dict[str, Any]:
     return {**choices, **(_describe_model(model) if hasattr(model, "config") else {})}
 
 
-def _options(config: RunConfig) -> dict[str, Any]:
+def _options(config: RunConfig) -> FactDict:
     return {**({"model": config.model} if config.model else {}), "framework": config.framework, **config.options}
 
 
-def _describe_trainer(trainer: Any) -> dict[str, Any]:
+def _describe_trainer(trainer: Script) -> FactDict:
     """Return the choices of a Trainer: its arguments, the model it has, and the samples that it will see."""
     table = {name: value for name, value in trainer.args.to_dict().items() if value is not None}
     deepspeed = getattr(trainer.args, "hf_deepspeed_config", None)
@@ -416,13 +421,13 @@ def _describe_trainer(trainer: Any) -> dict[str, Any]:
     return {**choices, "steps": _count_steps(trainer, choices, world)}
 
 
-def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
+def _describe_model(model: Script, framework: str = "") -> FactDict:
     """Return the model, its adapters and the format of its weights."""
     table = model.config.to_dict()
     name = str(table.get("_name_or_path") or table.get("name_or_path") or table.get("model_type") or "model")
     kinds = (str, int, float, list, dict, type(None))
     plain = {key: value for key, value in table.items() if isinstance(value, kinds)}
-    choices: dict[str, Any] = {"model": read_config(json.dumps(plain, default=str), name)}
+    choices: FactDict = {"model": read_config(json.dumps(plain, default=str), name)}
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if adapters := getattr(model, "peft_config", None):
@@ -441,10 +446,10 @@ def _describe_model(model: Any, framework: str = "") -> dict[str, Any]:
     return choices
 
 
-def _describe_samples(trainer: Any, choices: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_samples(trainer: Script, choices: Facts) -> FactDict:
     """Return the length of sequences: the tool's, or that of some samples of the data set."""
     longest = choices.get("seq")
-    data: Any = getattr(trainer, "train_dataset", None)
+    data: Script = getattr(trainer, "train_dataset", None)
     size = len(data) if hasattr(data, "__getitem__") and hasattr(data, "__len__") else 0
     step = max(1, size // LOOKED_AT)
     samples = [data[index] for index in range(0, min(size, LOOKED_AT * step), step)]
@@ -458,7 +463,7 @@ def _describe_samples(trainer: Any, choices: Mapping[str, Any]) -> dict[str, Any
     return {"seq": longest or max(lengths), "lengths": counts}
 
 
-def _count_steps(trainer: Any, choices: Mapping[str, Any], world: int) -> int | None:
+def _count_steps(trainer: Script, choices: Facts, world: int) -> int | None:
     if trainer.args.max_steps and trainer.args.max_steps > 0:
         return int(trainer.args.max_steps)
     data = getattr(trainer, "train_dataset", None)
@@ -468,7 +473,7 @@ def _count_steps(trainer: Any, choices: Mapping[str, Any], world: int) -> int | 
     return max(1, math.ceil(len(data) / per_step * float(trainer.args.num_train_epochs)))
 
 
-def _accelerate_table(accelerator: Any) -> dict[str, object]:
+def _accelerate_table(accelerator: Script) -> dict[str, object]:
     """Return an Accelerator as the keys of accelerate's YAML."""
     state = accelerator.state
     kind = str(getattr(state, "distributed_type", "NO")).rpartition(".")[2].upper()
@@ -493,7 +498,7 @@ def _accelerate_table(accelerator: Any) -> dict[str, object]:
     return table
 
 
-def _titan_table(script: Any) -> dict[str, Any] | None:
+def _titan_table(script: Script) -> FactDict | None:
     """Return torchtitan's configuration as the tables of its TOML, if *script* is or has one."""
     config = getattr(script, "job_config", script)
     table = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config

@@ -12,7 +12,7 @@ the GPU, is counted in additions (data/fits/captured.toml); the next operator is
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ from torch.utils._device import _device_constructors
 
 from stepcast.hardware.catalog import load_fit
 from stepcast.ir.tables import constants
+
+TorchCall: TypeAlias = Any
+"""A function or an operator of PyTorch, as its modes are given it."""
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+Context: TypeAlias = Any
+"""Where the forward of an autograd function leaves what its backward needs."""
 
 F, T = torch.nn.functional, Tensor
 Tensors = list[Tensor]
@@ -82,7 +89,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *options: object) -> t
     return out, query.new_empty((*shape[:2], length), dtype=torch.float32)
 
 
-def _attention_backward(grad: Tensor, *saved: Any) -> Tensors:
+def _attention_backward(grad: Tensor, *saved: Tensor) -> Tensors:
     """Return the gradients of queries, keys and values, and the sums of the kernel for fp32: gradients of queries in
     tiles of 64 tokens (128 for wide heads) by 64, with 16 bytes of locks each (mem_eff_attention/kernel_backward.h).
     """
@@ -161,7 +168,7 @@ MISSING = {
 
 
 @lru_cache(maxsize=1)
-def define_operators() -> Any:
+def define_operators() -> object:
     """Define the operators once; they last as long as the libraries that are returned."""
     own, missing = torch.library.Library("stepcast", "DEF"), torch.library.Library("aten", "IMPL", "Meta")
     for schema, implementation in OPERATORS.items():
@@ -174,7 +181,7 @@ def define_operators() -> Any:
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, *inputs: Any) -> Tensor:
+    def forward(context: Context, *inputs: object) -> Tensor:
         out, sums = torch.ops.stepcast.attention(*inputs)
         context.save_for_backward(*inputs[:4], out, sums)
         context.options = inputs[4:]
@@ -182,7 +189,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return out
 
     @staticmethod
-    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         if grad.dtype == torch.float32:  # the gradient in the layout of the result, and its product with it by token
             grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
             (grad * context.saved_tensors[4]).sum(-1)
@@ -192,13 +199,13 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, data: Tensor, weight: Tensor | None) -> Tensor:
+    def forward(context: Context, data: Tensor, weight: Tensor | None) -> Tensor:
         out, sums = torch.ops.stepcast.rms_norm(data, weight)
         context.save_for_backward(data, sums, weight)
         return out
 
     @staticmethod
-    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         data, sums, weight = context.saved_tensors
         of_data, of_weight = torch.ops.stepcast.rms_norm_backward(grad, data, sums, weight)
         return of_data, None if weight is None else of_weight
@@ -208,21 +215,23 @@ class _HalfSoftmax(torch.autograd.Function):  # type: ignore[misc]
     """A softmax or its logarithm in fp32 of narrower data, without a copy of them (SoftMax.cpp, half_to_float)."""
 
     @staticmethod
-    def forward(context: Any, name: str, data: Tensor, dim: int) -> Tensor:
+    def forward(context: Context, name: str, data: Tensor, dim: int) -> Tensor:
         out = getattr(torch.ops.stepcast, name)(data, dim)
         context.name, context.dtype = name, data.dtype
         context.save_for_backward(out)
         return out
 
     @staticmethod
-    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradient = getattr(torch.ops.stepcast, f"{context.name}_backward_data")
         return None, gradient(grad, *context.saved_tensors, context.dtype), None
 
 
 class _RecurrentNet(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, sizes: RecurrentSizes, state_count: int, data: Tensor, *rest: Tensor) -> Any:
+    def forward(
+        context: Context, sizes: RecurrentSizes, state_count: int, data: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
         states, weights = list(rest[:state_count]), list(rest[state_count:])
         out, reserve, *new_states = torch.ops.stepcast.recurrent(data, states, weights, list(sizes))
         context.sizes, context.state_count = sizes, state_count
@@ -231,7 +240,7 @@ class _RecurrentNet(torch.autograd.Function):  # type: ignore[misc]
         return (out, *new_states)
 
     @staticmethod
-    def backward(context: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(context: Context, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         data, out, reserve, *rest = context.saved_tensors
         states, weights = rest[: context.state_count], rest[context.state_count :]
         grad = torch.zeros_like(out) if grad is None else grad
@@ -270,7 +279,7 @@ def run_half_softmax(
     return F.nll_loss(torch.log_softmax(data, 1 if data.dim() > 1 else 0).float(), target, **kwargs)
 
 
-def run_recurrent_net(name: str, *args: Any) -> Any:
+def run_recurrent_net(name: str, *args: Any) -> tuple[Tensor, ...]:
     """Run ``torch.lstm`` and the like (*name*) as cuDNN does.
 
     Sequences are padded: packed ones have lengths, which are values of a tensor.
@@ -282,7 +291,8 @@ def run_recurrent_net(name: str, *args: Any) -> Any:
     hidden = weights[0].shape[0] // gates
     projected = states[0].shape[-1] if states[0].shape[-1] != hidden else 0
     sizes = RecurrentSizes(gates, saved, steps, batch, data.shape[-1], hidden, layers, 2 if both else 1, projected)
-    return _RecurrentNet.apply(sizes, len(states), data, *states, *weights)
+    results: tuple[Tensor, ...] = _RecurrentNet.apply(sizes, len(states), data, *states, *weights)
+    return results
 
 
 def run_cell(func: object, data: Tensor, state: Tensor | Tensors, *weights: Tensor) -> Tensor | Tensors:
@@ -360,14 +370,14 @@ class CumulativeProduct(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(context: Any, input: Tensor, dim: int) -> Tensor:
+    def forward(context: Context, input: Tensor, dim: int) -> Tensor:
         result = torch.cumprod(input, dim)
         context.save_for_backward(input, result)
         context.dim = dim
         return result
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(context: Context, gradient: Tensor) -> tuple[Tensor, None]:
         input, result = context.saved_tensors
         (input == 0).any()
         sums = (gradient * result).flip(context.dim).cumsum(context.dim).flip(context.dim)
@@ -375,7 +385,7 @@ class CumulativeProduct(torch.autograd.Function):  # type: ignore[misc]
 
 
 # Functions of PyTorch that a GPU runs as other operators.
-REPLACED: dict[object, Callable[..., Any]] = {
+REPLACED: dict[object, Callable[..., object]] = {
     DROPOUT: run_dropout,
     **dict.fromkeys((F.rms_norm, torch.rms_norm), rms_norm),
     **{getattr(torch, name): partial(run_recurrent_net, name) for name in CELLS},
@@ -396,12 +406,12 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}  # of weights, in this forward
         self._masks: dict[int, tuple[Tensor, Tensor]] | None = {} if compiled else None
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> object:
         define_operators()
         F.scaled_dot_product_attention, F.dropout = self._attend, run_dropout
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         F.scaled_dot_product_attention, F.dropout = ATTENTION, DROPOUT
 
@@ -429,7 +439,7 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         return {key: self._cast(item, dtype) for key, item in value.items()} if isinstance(value, dict) else value
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         query, key, value = self._cast_for(torch.matmul, (query, key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -443,7 +453,9 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
             masks[id(mask)] = (mask, torch.where(mask, 0.0, float("-inf")).to(dtype))
         return masks[id(mask)][1]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: TorchCall, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if torch.is_autocast_enabled(GPU) and func in SOFTMAXES and args[0].dtype in (torch.bfloat16, torch.float16):
             result = run_half_softmax(func, *args, **(kwargs or {}))
             if result is not None:
@@ -454,7 +466,7 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
         run = REPLACED.get(func)
         return self.place(func, args, kwargs) if run is None else run(*args, **kwargs)
 
-    def place(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def place(self, func: TorchCall, args: Args, kwargs: Kwargs) -> object:
         """Run *func* with all of its tensors on the meta device."""
         if func is torch.tensor or func is torch.as_tensor:  # on a GPU a copy that the host waits for
             real = func(*args, **{**kwargs, "device": "cpu"})
@@ -492,7 +504,7 @@ def move_to_meta(tensor: Tensor) -> Tensor:
     return tensor.to(META) if tensor.is_floating_point() else with_known_values(tensor)
 
 
-def expand_masks(args: Any) -> tuple[Any, ...]:
+def expand_masks(args: Args) -> Args:
     """Return the arguments of an indexed operator with the places that its masks select, where these are known."""
     places: list[Tensor | None] = []
     for index in args[1]:

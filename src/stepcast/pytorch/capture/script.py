@@ -13,7 +13,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 from unittest import mock
@@ -27,7 +27,17 @@ from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture import emulation
 from stepcast.pytorch.capture import tracer as tracing
 from stepcast.pytorch.capture.build import build_captured
-from stepcast.pytorch.capture.emulation import HOST, META, PINNED, VALUES, EmulatedGpu, is_on_host
+from stepcast.pytorch.capture.emulation import (
+    HOST,
+    META,
+    PINNED,
+    VALUES,
+    Args,
+    EmulatedGpu,
+    Kwargs,
+    TorchCall,
+    is_on_host,
+)
 from stepcast.pytorch.capture.machine import PretendMachine, read_command, sizes_of
 from stepcast.pytorch.capture.tracer import CaptureError, Moment, StepTrace, Tracer, list_tensors, parameters_of
 
@@ -80,7 +90,9 @@ class ScriptTracer(Tracer):
             self._regions.pop()
             torch.compiler._is_compiling_flag = bool(self._regions)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: TorchCall, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         name, kwargs = func._schema.name.partition("::")[2], kwargs or {}
         with torch._C.DisableTorchFunction():  # in a backward it would answer for the tensors
             read = [*list_tensors(args), *list_tensors(kwargs.values())]
@@ -93,7 +105,7 @@ class ScriptTracer(Tracer):
                 )
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _run_on_host(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
+    def _run_on_host(self, func: TorchCall, name: str, args: Args, kwargs: Kwargs, read: list[Tensor]) -> object:
         if not any(hasattr(tensor, HOST) for tensor in read):
             return func(*args, **kwargs)
         if name in tracing.READ_A_VALUE:
@@ -104,10 +116,10 @@ class ScriptTracer(Tracer):
             setattr(tensor, HOST, True)
         return result
 
-    def _run(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
+    def _run(self, func: TorchCall, name: str, args: Args, kwargs: Kwargs, read: list[Tensor]) -> object:
         return None if name.startswith("_amp_") else super()._run(func, name, args, kwargs, read)
 
-    def _add_event(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
+    def _add_event(self, name: str, args: Args, read: list[Tensor], written: list[Tensor]) -> None:
         if not self.recording:
             return
         super()._add_event(name, args, read, written)
@@ -125,7 +137,7 @@ class ScriptTracer(Tracer):
             self._waits_first = True  # for the last update; the next operator is launched after it
         super()._add_host_wait()
 
-    def _read_value(self, func: Any, args: Any, kwargs: Any, read: list[Tensor]) -> object:
+    def _read_value(self, func: TorchCall, args: Args, kwargs: Kwargs, read: list[Tensor]) -> object:
         if any(not is_on_host(tensor) for tensor in read) and self._values_of(read) is not None:
             self._count_read()
         return super()._read_value(func, args, kwargs, read)
@@ -165,7 +177,7 @@ class ScriptGpu(EmulatedGpu):
         super().__init__()
         self._tracer = tracer
 
-    def place(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def place(self, func: TorchCall, args: Args, kwargs: Kwargs) -> object:
         own = args[0] if args and isinstance(args[0], Tensor) else None
         is_meta = own is not None and own.device.type == "meta"
         if is_meta and func in ANSWERS:
@@ -196,7 +208,7 @@ class ScriptGpu(EmulatedGpu):
             return func(*args, **kwargs)
         return self._construct(func, args, kwargs)
 
-    def _construct(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _construct(self, func: TorchCall, args: Args, kwargs: Kwargs) -> object:
         own = {**kwargs, "device": torch.device("cpu")}
         is_pinned = own.pop("pin_memory", False)
         without_data = {name: value for name, value in own.items() if name != "generator"} | {"device": META}
@@ -216,7 +228,7 @@ class ScriptGpu(EmulatedGpu):
             setattr(result, PINNED, True)
         return result
 
-    def _convert(self, own: Any, args: Any, kwargs: Any) -> Any:
+    def _convert(self, own: Tensor, args: Args, kwargs: Kwargs) -> object:
         """Run ``tensor.to(...)``."""
         if args and isinstance(args[0], Tensor):
             device, dtype = torch.device("cpu") if is_on_host(args[0]) else META, args[0].dtype
@@ -230,7 +242,7 @@ class ScriptGpu(EmulatedGpu):
         given = {name: value for name, value in options.items() if value is not None}
         return T.to(moved, **given, copy=True) if kwargs.get("copy") else T.to(moved, **given) if given else moved
 
-    def _move(self, own: Any, device: torch.device, kwargs: Any) -> Any:
+    def _move(self, own: Tensor, device: torch.device, kwargs: Kwargs) -> object:
         if (device.type == "cpu") == is_on_host(own):
             return own
         if device.type == "cpu":
@@ -260,7 +272,7 @@ class ScriptGpu(EmulatedGpu):
 
 DATA_SET = T.data.__set__
 # Questions about a tensor without data, as one with data would answer them.
-ANSWERS: dict[Any, Any] = {
+ANSWERS: dict[TorchCall, Callable[..., object]] = {
     T.device.__get__: lambda _, own, *rest: torch.device("cpu") if hasattr(own, HOST) else GPU_0,
     T.is_cuda.__get__: lambda _, own, *rest: not hasattr(own, HOST),
     T.is_cpu.__get__: lambda _, own, *rest: hasattr(own, HOST),
@@ -274,7 +286,7 @@ ANSWERS: dict[Any, Any] = {
 }
 
 
-def as_device(device: Any) -> torch.device:
+def as_device(device: object) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
@@ -325,8 +337,9 @@ class ScriptRun:
         self.tracer.open_window(list(self.optimizers.values()))
 
     def _backward(
-        self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
-        grad_variables: object = None, inputs: Any = None,
+        self, tensors: Tensor | Sequence[Tensor], grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+        retain_graph: bool | None = None, create_graph: bool = False, grad_variables: object = None,
+        inputs: Tensor | Sequence[Tensor] | None = None,
     ) -> None:  # fmt: skip
         """Run ``tensor.backward()`` and ``torch.autograd.backward`` outside of their own dispatch."""
         results = [tensors] if isinstance(tensors, Tensor) else list(tensors)
@@ -349,8 +362,8 @@ class ScriptRun:
         backward = self._backward
 
         def tensor_backward(
-            tensor: Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
-            inputs: Any = None,
+            tensor: Tensor, gradient: object = None, retain_graph: bool | None = None, create_graph: bool = False,
+            inputs: object = None,
         ) -> None:  # fmt: skip
             backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 

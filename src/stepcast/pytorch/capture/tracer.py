@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import field
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from stepcast.pytorch.capture.emulation import (
     MEASURED,
     META,
     VALUES,
+    Args,
+    Kwargs,
+    TorchCall,
     call,
     is_on_host,
     may_be_known,
@@ -152,7 +155,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         self.trace = StepTrace()
         self._event_of_node: dict[int, int] = {}  # by the sequence number of an autograd node
         self._storage_numbers: dict[int, int] = {}
-        self._watches: dict[int, weakref.ref[Any]] = {}
+        self._watches: dict[int, weakref.ref[object]] = {}
         self._sequence, self.begins_backward = torch.autograd._get_sequence_nr(), False  # as of the next event
         self.updated: int | None = None
         take_host_work()
@@ -244,7 +247,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if self._storage_numbers.get(key) == number:
             del self._storage_numbers[key], self._watches[key]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: TorchCall, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if kwargs.get("device") not in (None, META) and self.moment is not Moment.OPTIMIZER:
             kwargs = {**kwargs, "device": META}
@@ -294,7 +299,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if (is_staged or not non_blocking) and not torch.compiler._is_compiling_flag:
             self._add_host_wait()
 
-    def _adds_gradients(self, args: Any) -> bool:
+    def _adds_gradients(self, args: Args) -> bool:
         """Return True if autograd adds up two gradients of a tensor, in place as it builds no graph (input_buffer.cpp).
 
         A forward that a checkpoint runs again builds one, also where it calls no module.
@@ -310,7 +315,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if self.moment is not Moment.OPTIMIZER and self.trace.events:
             self.trace.host_waits.add(len(self.trace.events) - 1)
 
-    def _run(self, func: Any, name: str, args: Any, kwargs: Any, read: list[Tensor]) -> Any:
+    def _run(self, func: TorchCall, name: str, args: Args, kwargs: Kwargs, read: list[Tensor]) -> object:
         """Run the operator on meta tensors, and on the values of its operands where these are known."""
         if name.startswith(LISTED) and read and _is_meta(read[0]):
             # Lists of tensors, changed in place or made like the first list.
@@ -363,7 +368,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         """Return True while a forward runs, also one that the backward recomputes."""
         return self.moment is Moment.FORWARD or (self.moment is Moment.BACKWARD and len(self._stack) > 1)
 
-    def _read_value(self, func: Any, args: Any, kwargs: Any, read: list[Tensor]) -> object:
+    def _read_value(self, func: TorchCall, args: Args, kwargs: Kwargs, read: list[Tensor]) -> object:
         values = self._values_of(read)
         if values is None:
             is_real = all(tensor.device.type == "cpu" for tensor in read)
@@ -379,7 +384,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             "captured step has none; leave that out"
         )
 
-    def _add_event(self, name: str, args: Any, read: list[Tensor], written: list[Tensor]) -> None:
+    def _add_event(self, name: str, args: Args, read: list[Tensor], written: list[Tensor]) -> None:
         module, recomputed, source = self._locate()
         reads = tuple(self._describe(tensor, is_read=True) for tensor in read)
         writes = reads if written is read else tuple(map(self._describe, written))
@@ -417,7 +422,7 @@ def _is_meta(tensor: Tensor) -> bool:
     return bool(tensor.device.type == "meta")
 
 
-def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> tuple[int, ...]:
+def workspace_bytes(name: str, args: Args, written: list[Tensor]) -> tuple[int, ...]:
     """Return the bytes that the kernels of an operator need one after another, beyond its operands and results.
 
     cuDNN sums gradients of queries in fp32. A sum over 1,024 rows or more, 256 for each of four threads, is shared by
@@ -435,7 +440,7 @@ def workspace_bytes(name: str, args: Any, written: list[Tensor]) -> tuple[int, .
     return ()
 
 
-def _convolution_bytes(args: Any, written: list[Tensor]) -> tuple[int, ...]:
+def _convolution_bytes(args: Args, written: list[Tensor]) -> tuple[int, ...]:
     """Return the bytes that cuDNN needs for a convolution, or for the gradients of its data and of its weight.
 
     It copies operands and result to channels last, unless they are, as traces of PyTorch's allocator on an H200 show.
@@ -459,7 +464,7 @@ def _convolution_bytes(args: Any, written: list[Tensor]) -> tuple[int, ...]:
     return (*(copied,) * for_data, *(for_sums,) * is_copied)
 
 
-def _transform_bytes(args: Any) -> int:
+def _transform_bytes(args: Args) -> int:
     """Return the bytes of the Fourier transforms by which cuDNN computes the gradient of a weight in TF32, or 0.
 
     It does so for windows of five and more, without strides, over short sides; each channel is transformed as a square
@@ -496,7 +501,7 @@ def _runs_as_tf32(name: str) -> bool:
         return bool(legacy.allow_tf32)
 
 
-def _lay_channels_last(result: Any, read: list[Tensor]) -> Any:
+def _lay_channels_last(result: object, read: list[Tensor]) -> object:
     """Return images in the layout of cuDNN's results: channels last where data or weight are (ConvUtils.h)."""
     images = [tensor for tensor in read if tensor.dim() == 4]
     if not any(is_channels_last(tensor) for tensor in images):
@@ -513,7 +518,7 @@ def is_channels_last(tensor: Tensor | TracedTensor) -> bool:
     return len(stride) == 4 and stride[1] == 1 and tensor.shape[1] > 1 and stride[3] >= tensor.shape[1]
 
 
-def _call_on_values(func: Any, args: Any, kwargs: Any, values: dict[int, Tensor]) -> Any:
+def _call_on_values(func: TorchCall, args: Args, kwargs: Kwargs, values: dict[int, Tensor]) -> object:
     """Call *func* on the CPU, with its tensors replaced by their *values*."""
 
     def replace_leaf(leaf: object) -> object:
