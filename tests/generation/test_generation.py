@@ -116,6 +116,16 @@ def test_blocks_of_weights_have_a_scale_of_8_bits(dtype: str, bits: float) -> No
     assert GenerationFormats(DType(dtype)).weight_bytes(experts=False) == bits / 8
 
 
+@pytest.mark.parametrize(("model", "gib"), [("gpt-oss-20b", 12.8), ("gpt-oss-120b", 60.8)])
+def test_weights_are_in_the_format_of_the_published_checkpoint(model: str, gib: float) -> None:
+    """The checkpoints of OpenAI's model card (2025, table 1) have experts in mxfp4 and all else in bf16."""
+    served, named = (stepcast.predict_generation(model, "b200", weights=word) for word in (None, "fp8"))
+    assert served.memory.weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+    assert f"mxfp4 weights, as {model} is published (--weights)" in served.assumptions
+    assert named.facts()["weights"] == "fp8"
+    assert not any("is published" in text for text in named.assumptions)
+
+
 def test_as_many_sequences_run_as_fit_at_their_mean_length() -> None:
     """A response of 2,000 tokens holds 1,000 on average while it grows: 2,000 with its prompt."""
     facts = stepcast.predict_generation(
@@ -195,6 +205,29 @@ def test_sparse_attention_reads_the_keys_that_its_indexer_chose() -> None:
         for name in ("deepseek-v3", "deepseek-v3.2")
     )
     assert sparse_s < 0.3 * dense_s
+
+
+def test_an_indexer_has_kernels_of_its_own() -> None:
+    """One sequence of a short context reads as many latents with an indexer, whose kernels each take a launch."""
+    cluster, engine, one = stepcast.load_cluster("hgx-h200"), load_engine("sglang"), np.array([1.0])
+    dense_s, sparse_s = (
+        step_times(load_model(name), cluster, GenerationLayout(tp=8), GenerationFormats(), engine).attention_s(one, one)
+        for name in ("deepseek-v3", "deepseek-v3.2")
+    )
+    assert sparse_s - dense_s == pytest.approx(61 * 12 * engine.kernel_s, rel=0.01)
+
+
+def test_all_reduces_of_long_prompts_are_those_of_nccl() -> None:
+    """8,192 tokens of Llama 3.1 70B: 134 MB, which nccl-tests reduce at 480 GB/s of bus bandwidth on 8 H100; a token is
+    reduced by kernels of the engine, in less time than NCCL starts.
+    """
+    cluster = stepcast.load_cluster("dgx-h100")
+    steps = step_times(
+        load_model("llama-3.1-70b"), cluster, GenerationLayout(tp=8), GenerationFormats(), load_engine("sglang")
+    )
+    short_s, long_s = steps._exchange_s(np.array([1.0, 8192.0]), 0) / 160
+    assert long_s == pytest.approx(2 * 7 / 8 * 8192 * 8192 * 2 / 480e9, rel=0.25)
+    assert short_s < 12e-6
 
 
 @pytest.mark.parametrize(
@@ -319,6 +352,7 @@ def test_the_command_and_its_twin_agree(capsys: pytest.CaptureFixture[str]) -> N
         (("--engine", "mine"), "unknown engine"),
         (("--prompt-length", "1e9"), "prompt-length"),
         (("--memory-share", "0.1"), "no sequence fits"),
+        (("--weights", "mxfp4"), "a format of experts, and llama-3.1-8b has none"),
     ],
 )
 def test_questions_without_an_answer_are_refused(

@@ -254,3 +254,4 @@ def test_a_quantised_checkpoint_is_stated(tmp_path: Path) -> None:
     served = stepcast.predict_generation(model=str(path), cluster="dgx-h100")
     for answer in (step, served):
         assert any("quantization_config ('fp8')" in text for text in answer.facts()["assumptions"])
+    assert served.facts()["weights"] == "fp8"

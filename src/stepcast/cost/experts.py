@@ -139,8 +139,8 @@ REREAD_ROWS = 64.0  # of an expert that a pass over its weights serves, where Te
 
 # The format in which rows are multiplied, and the bytes of a weight with its scales.
 EXPERT_FORMATS: dict[str, tuple[str, float]] = constants("expert_formats")
-# Recipe of linear layers (``cost.serving``) -> the format of experts, and the kernels that engines choose.
-SERVED: dict[str, tuple[str, list[str]]] = constants("served_experts")
+# Recipe of linear layers (``cost.serving``) -> the kernels of experts that engines choose, each after its format.
+SERVED: dict[str, list[tuple[str, str]]] = constants("served_experts")
 
 
 class FusedExpertsFit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,10 +183,9 @@ def served_kernel(recipe: str, architecture: str) -> tuple[str, FusedExpertsFit]
     """Return the format and the constants of the experts that engines run for a *recipe* of linear layers: the first
     of its kernels that was measured on *architecture*, or on Hopper.
     """
-    word, kernels = SERVED.get(recipe, SERVED["fp8"])
     known = fused_experts_fits()
     for measured_on in (architecture, "hopper", "blackwell"):
-        for kernel in kernels:
+        for word, kernel in SERVED.get(recipe, SERVED["fp8"]):
             if (kernel, measured_on) in known:
                 return word, known[kernel, measured_on]
     raise ValueError(f"no constants of experts in {recipe}")

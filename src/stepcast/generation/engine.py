@@ -126,7 +126,10 @@ class GenerationLayout:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormats:
-    """Number formats of dense weights, routed experts and the KV cache; int4 weights have 4.25 bits with scales."""
+    """Number formats of dense weights, routed experts and the KV cache; int4 weights have 4.25 bits with scales.
+
+    Experts in fp4 are those of mxfp4: weights alone, with a scale for 32 (OpenAI's gpt-oss).
+    """
 
     dense: DType = DType.BF16
     experts: DType = DType.BF16
@@ -139,8 +142,15 @@ class GenerationFormats:
         scales = {DType.NVFP4: 1 / 16, DType.FP4: 1 / 32, DType.MXFP8: 1 / 32}.get(dtype, 0.0)
         return 0.5 + 1 / 32 if self.int4 else dtype.bytes + scales
 
+    @property
+    def word(self) -> str:
+        """The option that means these formats."""
+        return "int4" if self.int4 else "mxfp4" if self.experts is DType.FP4 else str(self.dense)
+
     def recipe(self, experts: bool) -> str:
         """Return the recipe of linear layers or experts in the words of ``cost.serving``."""
+        if experts and self.experts is DType.FP4:
+            return "mxfp4-weights"
         return "int4-weights" if self.int4 else RECIPES.get(self.experts if experts else self.dense, "bf16")
 
     @property
@@ -239,6 +249,9 @@ def generation_memory(
     )
 
 
+# Kernels of the indexer of sparse attention in DeepSeek-V3.2's model.py (2025): three projections, a norm, rotary
+# embedding, two Hadamard transforms, two quantisations, the write to the cache, scores and their top-k.
+INDEXER_KERNELS = 12
 FP8_TOKEN_BYTES = 1.0 + 4.0 / 128.0  # an element, with a scale for each 128
 BANDWIDTH = 0.9  # share of the memory bandwidth that norms, states and sampling reach
 
@@ -341,7 +354,8 @@ class StepTimes:
         sizes = flat, float(experts.top_k), width, inner, 3.0 if self.model.gated else 2.0
         load = RankLoad(rows, active, padded, experts.count / layout.ep)
         seconds = fused_experts_s("", word, *sizes, load, gpu, fit) - fit.start_s
-        return seconds.reshape(tokens.shape) * self.engine.expert_pace + 4.0 * self.engine.kernel_s
+        launched_s = min(4.0 * self.engine.kernel_s, fit.start_s)  # constants of some kernels have it in *depth_s*
+        return seconds.reshape(tokens.shape) * self.engine.expert_pace + launched_s
 
     def _exchange_s(self, tokens: FloatArray, expert_layers: int) -> FloatArray:
         """Return the seconds of all-reduces after both halves of each layer, or of the exchange around experts."""
@@ -377,12 +391,19 @@ class StepTimes:
         return seconds
 
     def _move_s(self, kind: CollectiveKind, size: FloatArray, ranks: int) -> FloatArray:
-        """Return the seconds of a collective: the engine's own kernels inside an NVLink domain, NCCL outside."""
-        if ranks > self.cluster.domain_gpus:
-            return np.asarray(collective_s(kind, size, route_of(job_path(self.cluster, ranks), self.cluster)))
-        link = self.cluster.node.fabric.link.bandwidth_bytes_per_s
-        if kind is CollectiveKind.ALL_REDUCE:
-            return self.engine.reduce_pace * np.asarray(serving.custom_reduce_s(size, ranks, self.cluster.gpu, link))
+        """Return the seconds of a collective: inside an NVLink domain the engine's own kernels, where all-reduces are
+        not faster with NCCL (long prompts), and NCCL outside.
+        """
+        cluster, is_reduce = self.cluster, kind is CollectiveKind.ALL_REDUCE
+        is_outside, nccl_s = ranks > cluster.domain_gpus, np.inf
+        if is_outside or is_reduce:
+            nccl_s = np.asarray(collective_s(kind, size, route_of(job_path(cluster, ranks), cluster)))
+        if is_outside:
+            return nccl_s
+        link = cluster.node.fabric.link.bandwidth_bytes_per_s
+        if is_reduce:
+            own_s = np.asarray(serving.custom_reduce_s(size, ranks, cluster.gpu, link))
+            return np.minimum(self.engine.reduce_pace * own_s, nccl_s)
         return 2.0 * self.engine.kernel_s + size * (ranks - 1) / ranks / (0.8 * link)
 
     def attention_s(self, batch: FloatArray, context: FloatArray) -> FloatArray:
@@ -396,10 +417,11 @@ class StepTimes:
                 state = 2.0 * batch * state_bytes(model, LayerParts(mixer, FeedForward.NONE), tp)
                 seconds += count * (state / self._bandwidth + 2.0 * self.engine.kernel_s)
             elif (latent := model.latent) is not None:
-                seen, indexed = context, np.zeros_like(context)
+                seen = np.minimum(context, latent.top_keys or np.inf)
+                seconds += count * serving.mla_decode_s(batch, seen, heads, gpu, cache)
                 if latent.top_keys:  # an indexer in fp8 selects the keys that are read
-                    seen, indexed = np.minimum(context, latent.top_keys), batch * context * (latent.index_dim + 4)
-                seconds += count * (serving.mla_decode_s(batch, seen, heads, gpu, cache) + indexed / self._bandwidth)
+                    indexed_s = batch * context * (latent.index_dim + 4) / self._bandwidth
+                    seconds += count * (indexed_s + INDEXER_KERNELS * self.engine.kernel_s)
             else:
                 sizes, limit = (heads, float(-(-model.kv_heads // tp)), float(model.head_dim)), float(window or 0)
                 seconds += count * serving.decode_s(batch, context, *sizes, gpu, cache, limit, flash=self.engine.flash)

@@ -332,7 +332,7 @@ class GenerationForecast(Answer):
             **pick(self, "model=model.name cluster=cluster.name gpu=cluster.gpu.name"),
             **pick(self, "gpus=layout.gpus engine=engine.name"),
             "layout": asdict(self.layout),
-            "weights": "int4" if self.formats.int4 else str(self.formats.dense),
+            "weights": self.formats.word,
             "kv_cache": str(self.formats.cache),
             "prompt": str(self.task.prompt),
             "response": str(self.task.response),

@@ -43,6 +43,7 @@ class Architecture:
     own code, and so do gate and up. *wide_norms*: norms multiply by their weight in fp32. *attention_gate*: a sigmoid
     of as wide a projection as the queries' multiplies what attention returns (Qwen3-Next). *dropout*: of its branches
     in training, where its code decides that; *drops_attention*: of the attention's probabilities, too.
+    *published_weights* is the number format of its checkpoints.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Architecture:
     wide_norms: bool = False
     dropout: float = 0.0
     drops_attention: bool = False
+    published_weights: str = field(default="bf16", compare=False)
     source: str = ""
     unread: tuple[str, ...] = field(default=(), compare=False)  # notes on what its file states and is not modelled
 

@@ -17,7 +17,7 @@ from stepcast.questions.choices import Choice, Question, choices_of, count, gpu_
 from stepcast.questions.question import check_rules
 
 CLIENTS = 16
-WEIGHTS = ("bf16", "fp8", "nvfp4", "int4")
+WEIGHTS = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")
 read_engine = read_word({"trtllm": "tensorrt-llm trt-llm tensorrt", "vllm": "v-llm"})
 LENGTH_HELP = (
     "in tokens: 2048, uniform:500-1500, lognormal:mean=3000,cv=0.8,max=8192 (or normal, exponential), or a file with "
@@ -38,7 +38,7 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     pp: Annotated[int, Choice(read=gpu_count)] = 1
     ep: Annotated[int, Choice(read=gpu_count)] = 1
     dp: Annotated[int, Choice(read=gpu_count)] = 1
-    weights: Annotated[str, Choice(values=WEIGHTS)] = "bf16"
+    weights: Annotated[str | None, Choice(values=WEIGHTS)] = None
     kv_cache: Annotated[str | None, Choice(values=("bf16", "fp8"))] = None
     memory_share: Annotated[float | None, Choice(read=share)] = None
     speculative_tokens: Annotated[int, Choice(read=count(0, 16))] = 0
@@ -64,8 +64,9 @@ def load_nouns(
 
 def formats_of(weights: str, cache: str | None) -> GenerationFormats:
     """Return the number formats that the words of options mean."""
-    dtype = DType.BF16 if weights == "int4" else DType(weights)
-    return GenerationFormats(dtype, dtype, DType(cache or "bf16"), weights == "int4")
+    experts = {"int4": DType.BF16, "mxfp4": DType.FP4}.get(weights) or DType(weights)
+    dense = DType.BF16 if weights == "mxfp4" else experts
+    return GenerationFormats(dense, experts, DType(cache or "bf16"), weights == "int4")
 
 
 def answer_generation(question: GenerateQuestion) -> GenerationForecast:
@@ -83,12 +84,16 @@ def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     response = read_lengths("response-length", question.response_length)
     clients = CLIENTS if question.requests is None and question.concurrency is None else question.concurrency
     task = GenerationTask(prompt, response, clients, question.requests, question.group)
-    formats = formats_of(question.weights, question.kv_cache)
+    if question.weights == "mxfp4" and model.experts is None:
+        raise ValueError(f"--weights mxfp4 is a format of experts, and {model.name} has none")
+    formats = formats_of(question.weights or model.published_weights, question.kv_cache)
     engine = load_engine(question.engine)
     speculation = Speculation(question.speculative_tokens, 0.85 if question.acceptance is None else question.acceptance)
     forecast = forecast_generation(model, cluster, layout, formats, engine, task, question.memory_share, speculation)
     given = question.given | ({"concurrency"} if question.requests is not None else set())
     defaults = state_defaults(question, choices_of(GenerateQuestion).keys() - given)
+    if question.weights is None:
+        defaults.append(f"{formats.word} weights, as {model.name} is published (--weights)")
     return replace(forecast, assumptions=(*defaults, *forecast.assumptions))
 
 

@@ -96,7 +96,10 @@ def _memory(
 
 def _formats(row: scoreboard.Record) -> GenerationFormats:
     dense, experts = (FORMATS[row[f"{part}_quant_mode"]] for part in ("gemm", "moe"))
-    return GenerationFormats(dense, experts, DType.BF16 if dense is DType.BF16 else DType.FP8)
+    cache = DType.BF16 if dense is DType.BF16 else DType.FP8
+    if experts.bytes < 1 and load_model(row["model_path"]).published_weights == "mxfp4":  # rows say "4 bits" alone
+        dense, experts = DType.BF16, DType.FP4
+    return GenerationFormats(dense, experts, cache)
 
 
 def engine_of(row: scoreboard.Record) -> GenerationLayout:

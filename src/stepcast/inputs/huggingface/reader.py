@@ -144,6 +144,7 @@ def shortest_period(pattern: Sequence[bool]) -> tuple[bool, ...]:
     return tuple(pattern[: next(repeats, len(pattern))])
 
 
+PUBLISHED = ("fp8", "mxfp4")  # methods of quantisation that are formats of generation
 READERS = ("count", "number", "flag", "activation", "share", "window", "all")
 # The fields of a model as plain values; parts are tables of their own.
 Values = FactDict
@@ -452,8 +453,10 @@ def read_config(data: bytes | str, name: str) -> Model:
         model = build_model(name or keys.kind, values)
         if outer.has("quantization_config"):
             method = outer.inner("quantization_config").word("quant_method", default="of no named method")
-            unread = f"quantization_config ({quote_value(method)}) of the model is not read"
-            model = replace(model, unread=(f"{unread}: options state the format of weights",))
+            note, known = f"quantization_config ({quote_value(method)}) of the model", method in PUBLISHED
+            use = "is that of 'stepcast generate', not of training" if known else "is not read"
+            model = replace(model, unread=(f"{note} {use}: options state the format of weights",))
+            model = replace(model, published_weights=method) if known else model
         scaling = keys.find("rope_scaling", "rope_parameters")[1]
         is_yarn = isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type"))
         if model.position.kind is PositionKind.ROTARY and model.latent is None and is_yarn:
