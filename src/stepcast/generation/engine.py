@@ -395,14 +395,10 @@ class StepTimes:
         not faster with NCCL (long prompts), and NCCL outside.
         """
         cluster, is_reduce = self.cluster, kind is CollectiveKind.ALL_REDUCE
-        is_outside, nccl_s = ranks > cluster.domain_gpus, np.inf
+        is_outside, link = ranks > cluster.domain_gpus, cluster.node.fabric.link.bandwidth_bytes_per_s
         if is_outside or is_reduce:
             nccl_s = np.asarray(collective_s(kind, size, route_of(job_path(cluster, ranks), cluster)))
-        if is_outside:
-            return nccl_s
-        link = cluster.node.fabric.link.bandwidth_bytes_per_s
-        if is_reduce:
-            own_s = np.asarray(serving.custom_reduce_s(size, ranks, cluster.gpu, link))
+            own_s = np.inf if is_outside else serving.custom_reduce_s(size, ranks, cluster.gpu, link)
             return np.minimum(self.engine.reduce_pace * own_s, nccl_s)
         return 2.0 * self.engine.kernel_s + size * (ranks - 1) / ranks / (0.8 * link)
 
