@@ -32,5 +32,5 @@ def test_replays_of_the_shared_runs() -> None:
     assert board.selections[TOY].rows == 4
     assert board.selections[REAL].mean_abs_error < 0.007
     assert board.selections[REAL].worst_abs_error < 0.025
-    assert board.figures[f"laid out anew, {REAL}: worst_abs_error"] < 0.025
+    assert 1e-4 < board.figures[f"laid out anew, {REAL}: worst_abs_error"] < 0.025  # 0 would be the recording itself
     assert board.figures[f"as recorded, {REAL}: worst_abs_error"] < 1e-4

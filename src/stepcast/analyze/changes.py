@@ -326,11 +326,16 @@ def reschedule(recording: Recording, micro_batches: int | None = None, schedule:
         for record in recording.ranks
     ):
         return assuming(recording, f"the run was measured in the order of {name} with {count} micro-batches")
-    built = _ScheduleBuilder(recording, plan).build()
+    built = lay_out(recording, plan)
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
     if plan.chunks > 1:
         texts.append(f"the work of a stage is spread evenly over {plan.chunks} chunks; messages do not stop the sender")
     return assuming(built, *texts)
+
+
+def lay_out(recording: Recording, plan: Schedule) -> Recording:
+    """Run the stages in the order of *plan*, with the measured passes and a typical message of each stage."""
+    return _ScheduleBuilder(recording, plan).build()
 
 
 class _ScheduleBuilder(_Rebuilder):

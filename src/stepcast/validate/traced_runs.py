@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from stepcast.analyze.changes import reschedule
+from stepcast.analyze.changes import lay_out
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.recording import from_durations, play
 from stepcast.hardware import load_cluster
@@ -15,10 +15,12 @@ from stepcast.inputs.optimus_log import find_gpustat, read_gpustat, read_logs
 from stepcast.inputs.source import FormatError, Source
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.measured import RunLog
+from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.timeline import Timeline
 from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, load_shipped, observe_run, plan_run
 from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.step import machine_of, step_s
+from stepcast.simulation.schedules import make_schedule
 from stepcast.units import format_percent
 from stepcast.validate.scoreboard import Measurements, Pair, ScoredRow, columns_of, compare_each, error_figures
 
@@ -49,7 +51,8 @@ def measure_megatron_traces(folder: str) -> Measurements:
         row = ScoredRow(name, measured_s, predicted_s, {"size": size})
         pairs[f"{AS_RECORDED}, {size}"].append((measured_s, play(recording).step_s))
         if recording.is_complete:
-            pairs[f"{ANEW}, {size}"].append((measured_s, play(reschedule(recording, recording.micro_batches)).step_s))
+            plan = make_schedule(str(ScheduleKind.ONE_F_ONE_B), recording.layout.pp, recording.micro_batches, 1)
+            pairs[f"{ANEW}, {size}"].append((measured_s, play(lay_out(recording, plan)).step_s))
         return [row]
 
     runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
