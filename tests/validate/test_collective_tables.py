@@ -223,7 +223,7 @@ def test_the_listed_constants_are_those_that_ship() -> None:
 
 @needs_data("collectives")
 def test_the_page_has_these_figures(board: Scoreboard) -> None:
-    page = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "collectives-tables.md").read_text(encoding="utf-8")
     for name, one in board.groups["gpu from 1 MiB"].items():
         unseen = board.figures[f"left out, {name}"]
         assert f"| {name} | {one.rows} | {one.mean_abs_error:.1%} | {unseen:.1%} |".replace("%", " %") in page

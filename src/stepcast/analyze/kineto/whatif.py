@@ -5,7 +5,7 @@ the GPU. A kernel starts once it was issued, its stream is free, and the kernel 
 waited for in the trace. Ranks wait for one another in collectives that are matched; others take as long as in the
 trace, waits included.
 
-docs/kineto-analysis.md compares the predictions of steps with measured ones.
+docs/kineto-changes.md compares the predictions of steps with measured ones.
 """
 
 import re
