@@ -131,3 +131,10 @@ def test_the_fast_engine_says_what_it_leaves_out(capsys: pytest.CaptureFixture[s
     for words in (one, step):
         assert told in run_json(capsys, *words)["warnings"]
         assert told not in run_json(capsys, *words, "--engine", "fluid")["warnings"]
+
+
+def test_a_step_that_does_not_fit_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("network", "llama-3.1-405b-l8", "--cluster", "dgx-h100", "--gpus", "8", "--tp", "8")
+    fits, misfits = (run_json(capsys, *words, "--micro-batch", size)["warnings"] for size in ("1", "16"))
+    assert not any("does not fit" in text for text in fits)
+    assert any(text.startswith("the step does not fit: ") for text in misfits)

@@ -398,6 +398,13 @@ def test_clients_beyond_the_places_of_decode_engines_wait() -> None:
     assert split_serving(steps, steps, memory, (2.0, None), clients, 1024.0, 1024.0).waiting.max() == 0.0
 
 
+def test_a_lone_client_waits_for_its_prompt_alone() -> None:
+    engine = load_engine("vllm")
+    alone = stepcast.predict_generation("llama-3.1-8b", "h100", concurrency=1)
+    assert alone.prefill_s is not None
+    assert alone.ttft_s == pytest.approx(engine.request_s + alone.prefill_s)
+
+
 def test_prompts_that_wait_share_a_step() -> None:
     parts, engine = (load_model("llama-3.1-8b"), GenerationLayout(), GenerationFormats()), load_engine("sglang")
     steps = step_times(parts[0], load_cluster("dgx-h100"), *parts[1:], engine)

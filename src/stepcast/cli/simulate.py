@@ -33,7 +33,7 @@ from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_file import parse_schedule
 from stepcast.simulation.step import Conditions
-from stepcast.units import US, format_percent
+from stepcast.units import US, format_bytes, format_percent
 from stepcast.views.step import network_view
 from stepcast.views.text import table
 
@@ -189,6 +189,10 @@ def run_network(args: argparse.Namespace) -> int:
     pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} per connection"
     routing = {"ecmp": f"ECMP by hash, {pairs}", "adaptive": f"adaptive routing, {pairs}"}
     routing["spray"] = "packets sprayed evenly over all paths"
+    report, memory, warnings = prediction.report, prediction.memory_bytes, list(prediction.report.warnings)
+    if not prediction.fits:
+        total, capacity = format_bytes(memory["total"]), format_bytes(memory["capacity"])
+        warnings.insert(0, f"the step does not fit: {total} of {capacity}")
     facts: FactDict = {
         **asked,
         **origin(args),
@@ -198,8 +202,8 @@ def run_network(args: argparse.Namespace) -> int:
         "fast_step_s": fast_s,
         "routing": routing[topology.routing],
         **shared.observed.facts(args.top),
-        "assumptions": list(prediction.report.assumptions),
-        "warnings": list(prediction.report.warnings),
+        "assumptions": list(report.assumptions),
+        "warnings": warnings,
     }
     show_view(args, network_view(facts))
     return 0

@@ -219,7 +219,8 @@ def steady_serving(
     filled_s = prefill_steps(steps, prompt, batch - 1.0, context, np.full(batch.shape, most))[0] / most
     tpot_s = decode_s + np.maximum(running - 1.0, 0.0) / dp * delay_s / output
     queued_s = queue_s(running, output * tpot_s, filled_s, dp) - filled_s
-    first_s = queued_s + prompt_s + decode_s / 2.0
+    # A request that comes while others decode waits for half of their step.
+    first_s = queued_s + prompt_s + decode_s / 2.0 * np.clip(running - 1.0, 0.0, 1.0)
     replicas = np.asarray(float(steps.layout.replicas))
     served = SteadyServing(first_s, tpot_s, running, concurrency - running, prompt_s, decode_s, replicas)
     burst_s = np.maximum(running / dp - 1.0, 0.0) / 2.0 * filled_s / engine.waves
