@@ -104,6 +104,21 @@ def test_what_a_filter_cannot_work_out_is_said(text: str, said: str) -> None:
         Expression(text, ("tp", "model"))({"tp": 1, "model": "a"})
 
 
+def test_and_and_or_return_operands_as_python_does() -> None:
+    """Names that a point lacks are None, so that "cp or 1" is its default."""
+    text = 'where = "(cp or 1) > 1"\n[[axis]]\nrows = [{tp = 1}, {cp = 2}, {cp = 1}, {cp = 4}]'
+    assert points(text) == [{"cp": 2}, {"cp": 4}]
+    text = 'where = "gpus // (tp and pp or 2) == 4"\n[[axis]]\nrows = [{gpus = 8}, {gpus = 8, tp = 4, pp = 4}]'
+    assert points(text) == [{"gpus": 8}]
+    for text in ("0 or '' or 3", "2 and 3", "0 and 3", "'' or 0", "1 and 0 or 5"):
+        assert Expression(text).value({}) == eval(text), text
+
+
+def test_what_and_and_or_do_not_need_is_not_worked_out() -> None:
+    assert Expression("tp == 1 or 8 % (tp - 1) == 0")({"tp": 1})
+    assert not Expression("tp != 1 and 8 % (tp - 1) == 0")({"tp": 1})
+
+
 @given(st.text("tp0123456789+-*/%()<>=! andorit\"',[]", max_size=30))
 def test_any_text_is_a_filter_or_told_why_not(text: str) -> None:
     with contextlib.suppress(FormatError):

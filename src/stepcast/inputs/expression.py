@@ -3,6 +3,7 @@
 import ast
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from stepcast.inputs.source import FormatError
 from stepcast.ir.limits import EXPRESSION
@@ -29,6 +30,14 @@ _UNARY: dict[type[ast.AST], Callable[..., object]] = {ast.Not: operator.not_, as
 EXPECTED = "names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
 
 Value = Callable[[Facts], object]
+
+
+def _join(parts: Sequence[Value], deciding: bool, words: Facts) -> object:
+    """Return the first of *parts* whose truth is *deciding*, or the last, as ``or`` and ``and`` do."""
+    for part in parts:
+        if bool(result := part(words)) is deciding:
+            break
+    return result
 
 
 class Expression:
@@ -66,9 +75,7 @@ class Expression:
             items = [self._read(element) for element in node.elts]
             return lambda words: [item(words) for item in items]
         if isinstance(node, ast.BoolOp):
-            parts = [self._read(part) for part in node.values]
-            joined = any if isinstance(node.op, ast.Or) else all
-            return lambda words: joined(part(words) for part in parts)
+            return partial(_join, [self._read(part) for part in node.values], isinstance(node.op, ast.Or))
         if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
             function, operand = _UNARY[type(node.op)], self._read(node.operand)
             return lambda words: function(operand(words))
