@@ -146,19 +146,17 @@ class TimeBounds:
         self._known_counts: dict[tuple[int, ...], FloatArray] = {}
         heat, names = np.full(len(self.space), COOL), (*candidates.LAYER, "added")
         heat[rows] = self._heat(rows)
-        content, copies = self._first_stages(rows)
         # How layers add up gradients: see Strategy.splits_each_gradient.
         space = self.space
         facts = [(kind.splits_gradients, kind.splits_parameters) for kind in space.axes.sharding]
         splits, gathers = np.array(facts)[space.columns["sharding"]].T & (space.dp * space.columns["cp"] > 1)
         added = (space.micro_batches > 1) + 2 * splits + 4 * (gathers & (space.columns["pp"] > 1))
-        columns.derived |= {"heat": heat, "added": added, "content": content, "copies": copies}
+        columns.derived |= {"heat": heat, "added": added, "content": self._first_stages(rows)}
         self.cool = candidates.LazyColumn(columns, rows, names, lambda row: self._cost(row, COOL))
         self.hot = candidates.LazyColumn(columns, rows, (*names, "heat"), self._hot_cost)
         if len(self.hot.first) > PRICED.most:
             raise ValueError(f"{PRICED.message}: fix some choices, or ask for fewer numbers of GPUs")
-        exchanges = (*candidates.STATES, "copies", "content")
-        self.exchanged = candidates.LazyColumn(columns, rows, exchanges, self._exchanged)
+        self.exchanged = candidates.LazyColumn(columns, rows, (*candidates.STATES, "content"), self._exchanged)
         self.paired = candidates.LazyColumn(columns, rows, PAIRING, self._is_paired)
 
     @property
@@ -303,9 +301,9 @@ class TimeBounds:
 
     # ---- gradients and weights -----------------------------------------------------------------------
 
-    def _first_stages(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return a number for each content of the first stage, and how many copies of the model there are."""
-        content, copies = np.zeros(len(self.space), dtype=np.int64), np.ones(len(self.space), dtype=np.int64)
+    def _first_stages(self, rows: IntArray) -> IntArray:
+        """Return a number for each content of the first stage; both copies of the model are part of it."""
+        content = np.zeros(len(self.space), dtype=np.int64)
         known: dict[bytes, int] = {}
         for first, here in self.columns.several(rows, candidates.PIECES):
             strategy = candidates.pipeline_strategy(self.space, first)
@@ -313,8 +311,7 @@ class TimeBounds:
             own = list(facts.pieces_of_stage(0, layout.pp, layout.vpp))
             parts = self._counts(first)[own].sum(axis=0)
             content[rows[here]] = known.setdefault(parts.tobytes(), len(known))
-            copies[rows[here]] = facts.copies if layout.pp > 1 else 1
-        return content, copies
+        return content
 
     def _exchanged(self, row: int) -> FloatArray:
         """Return the seconds for the first stage's gradients and weights, each as one message."""

@@ -163,7 +163,7 @@ class _LayerSeconds:
                 first_s = start_s if first_s is None else first_s
                 kernels_s += spent_s
                 continue
-            if spent_s <= 0.0 or op.early:
+            if spent_s <= 0.0:
                 continue
             group: Channel = work.group  # type: ignore[union-attr]
             end_s = max(start_s, lanes_s.get(group, 0.0)) + spent_s

@@ -203,8 +203,7 @@ class Keys:
         if value is None:
             return None
         try:
-            text = "" if isinstance(value, bool | list | dict) else str(value)
-            number = float(next(iter(text.split()), "").replace("_", "").replace(",", ""))
+            number = float(next(iter(str(value).split()), "").replace("_", "").replace(",", ""))
         except ValueError:
             self._report_unreadable("no number", value, *names)
             return None
