@@ -67,6 +67,40 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "inputs/stragglers.py"),
         ("tests/inputs", "tests/analyze/test_stragglers.py", "tests/faults/test_attacks.py"),
     ),
+    "configs": (
+        tuple(f"inputs/{name}.py" for name in (
+            "configs/keys", "configs/megatron", "configs/nemo", "configs/peers", "configs/reader", "configs/rl",
+            "configs/shell", "configs/torchtitan", "configs/tuning", "expression",
+        )),
+        ("tests/inputs/test_configs.py", "tests/inputs/test_tuning_configs.py", "tests/inputs/test_peers.py",
+         "tests/inputs/test_config_rules.py",
+         "tests/cli/test_configured.py", "tests/generation/test_rl.py", "tests/sweep/test_spec.py"),
+    ),
+    "measured": (
+        tuple(f"inputs/kineto/{name}.py" for name in ("ops", "reader", "stream"))
+        + tuple(f"analyze/{name}.py" for name in (
+            "changes", "compare", "intervals", "kineto/analysis", "kineto/kernels", "kineto/rank", "kineto/whatif",
+            "logs", "megatron/analysis", "replay", "stragglers", "sweeps", "watch",
+        )) + ("outputs/gate.py",),
+        ("tests/analyze", "tests/inputs/test_kineto.py", "tests/inputs/test_job_logs.py", "tests/inputs/test_spans.py"),
+    ),
+    "searching": (
+        tuple(f"searching/{name}.py" for name in ("best", "bounds", "layers", "mixed", "result", "search", "space")),
+        (ANSWERS, "tests/searching", "tests/cli/test_search.py", "tests/questions"),
+    ),
+    "generation": (
+        tuple(f"{name}.py" for name in (
+            "generation/engine", "generation/forecast", "generation/lengths", "rl/question", "rl/step", "cost/serving",
+        )),
+        (ANSWERS, "tests/generation", "tests/cost/test_serving.py", "tests/validate/test_serving_rows.py"),
+    ),
+    "simulation": (
+        tuple(f"simulation/{name}.py" for name in (
+            "breakdown", "chunks", "costs", "engine", "lanes", "lowering", "messages", "pipeline", "program",
+            "schedule", "schedules", "segments", "steady", "step", "timeline", "unfolded",
+        )),
+        (ANSWERS, "tests/simulation"),
+    ),
     "guard": (("serve/app.py", "serve/fields.py"), ("tests/serve/test_guard.py", "tests/serve/test_fields.py")),
     "store": (("sweep/store.py", "sweep/spec.py"), ("tests/sweep/test_spec.py", "tests/sweep/test_sweep.py")),
     "files": (("outputs/files.py",), ("tests/outputs/test_files.py", "tests/faults/test_writing.py")),
