@@ -181,7 +181,7 @@ def test_damaged_files_are_named(text: str, tmp_path: Path) -> None:
 
 def test_a_file_that_names_itself_ends(tmp_path: Path) -> None:
     path = tmp_path / "self.yaml"
-    path.write_text("{base_model: q, micro_batch_size: 1, config_file: self.yaml}")
+    path.write_text("{base_model: q, micro_batch_size: 1, distributed_type: FSDP, config_file: self.yaml}")
     assert read_config(path).format == "axolotl"
 
 

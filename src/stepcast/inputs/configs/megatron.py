@@ -253,7 +253,9 @@ def read_options(keys: Keys, sizes: Facts) -> Options:
     """Return the options of ``predict`` that the arguments stand for."""
     stated, precision = keys.options(), _precision(keys)
     tp, pp, cp = (int(stated.get(axis, 1)) for axis in ("tp", "pp", "cp"))
-    layers, has_experts = sizes.get("layers", 0), "moe_experts" in sizes
+    # Without sizes the model is stated elsewhere, and has experts where they are spread.
+    has_experts = "moe_experts" in sizes or ("hidden" not in sizes and _is_parallel(stated, "ep"))
+    layers = sizes.get("layers", 0)
     if tp == 1:
         stated.pop("sequence-parallel", None)
     gathers_fp8 = keys.flag("fp8-param-gather", "fp8-param")
@@ -465,6 +467,8 @@ def _recompute(keys: Keys) -> str | None:
         return f"selective:{','.join(known)}" if known else "none" if unknown else "selective"
     if kind != "full":
         keys.report_without_effect(*names, "recompute-method", "activations-checkpoint-method")
+    if kind != "selective":
+        keys.report_without_effect("recompute-modules")
     if kind not in ("full", "selective", *NO):
         keys.report("predicted without recomputation", "recompute-granularity", "activations-checkpoint-granularity")
     return kind if kind in ("full", "selective") else None

@@ -24,7 +24,7 @@ MOST_UNFOLDED = 200_000
 LONGEST_NUMBER = 300  # digits; Python writes the largest float with 309
 TOOLS: tuple[tuple[Callable[[Table], bool], Callable[[Table], RunConfig]], ...] = (
     (torchtitan.looks_like, torchtitan.read),
-    (lambda table: "distributed_type" in table or "fsdp_config" in table, tuning.read_accelerate),
+    (lambda table: any(name in table for name in ("distributed_type", *tuning.PLUGINS)), tuning.read_accelerate),
     (lambda table: any(name in table for name in tuning.DEEPSPEED_ONLY), tuning.read_deepspeed),
     (lambda table: table.keys() >= peers.CALCULON_RUN, peers.read_calculon),
     (lambda table: table.keys() >= peers.SIMUMAX_RUN, peers.read_simumax),
@@ -71,7 +71,7 @@ def read_text(text: str, path: str, opens_files: bool = False) -> RunConfig:
 def _read_table(table: Table) -> RunConfig:
     if isinstance(arguments := table.get("MODEL_ARGS"), dict):
         return megatron.read_test(arguments)
-    if (tool := tuning.find_tool(table)) and "distributed_type" not in table:
+    if tool := tuning.find_tool(table):
         return tuning.read(table, tool)
     for looks_like, read in TOOLS:
         if looks_like(table):

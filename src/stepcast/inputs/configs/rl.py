@@ -46,7 +46,7 @@ class _RlKeys(Keys):
 
     def number(self, *names: str) -> int | None:
         number, value = super().number(*names), self.raw(*names)
-        if not isinstance(value, bool | None) and (number is None or not 0 <= number < MOST):
+        if value is not None and (number is None or not 0 <= number < MOST):
             raise FormatError(f"{names[0]}: expected a whole number, not {str(value)[:40]!r}")
         return number
 

@@ -83,7 +83,7 @@ def _recompute(keys: Keys) -> str | None:
     """Return the kind of recomputation; selective by operators saves every second matmul."""
     kind = keys.word("activation_checkpoint.mode")
     option = keys.text("activation_checkpoint.selective_ac_option")
-    if kind == "selective" and option.isdigit():
+    if kind in ("", "selective") and option.isdigit():
         why = f"predicted as every second matmul recomputed, not as every {option}. layer"
         keys.report(why, "activation_checkpoint.selective_ac_option")
     if kind not in ("", "none", "selective", "full"):

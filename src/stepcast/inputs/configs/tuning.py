@@ -92,6 +92,8 @@ def _deepspeed_precision(keys: Keys) -> str | None:
 
 # Values of distributed_type, with those that mean data parallelism (accelerate/utils/dataclasses.py, DistributedType).
 LAUNCHED = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+# Tables of options, and the distributed_type under which each has an effect (commands/launch.py).
+PLUGINS = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
 PREFETCH = (
     *("fsdp_config.fsdp_backward_prefetch", "fsdp_config.fsdp_backward_prefetch_policy"),
     "fsdp_config.backward_prefetch",
@@ -103,25 +105,24 @@ WITHOUT_RESHARD = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
 
 
 def read_accelerate(table: Mapping[str, object]) -> RunConfig:
-    values = flat(table)
-    file_values = {name: values.pop(name) for name in [*values] if name.startswith(f"{FILE}.")}
-    inner_values = {name.removeprefix(f"{FILE}."): value for name, value in file_values.items()}
-    inner = read_deepspeed(inner_values) if inner_values else None
-    keys = Keys(values, "accelerate")
+    keys = Keys(flat(table), "accelerate")
     kind = keys.text("distributed_type").upper()
-    if kind and kind not in LAUNCHED:
+    if not kind:  # commands/config/config_args.py, process_config
+        raise FormatError("accelerate refuses a file without distributed_type: set FSDP, DEEPSPEED, MULTI_GPU or NO")
+    others, file = tuple(f"{part}." for part, owner in PLUGINS.items() if owner != kind), f"{FILE}."
+    idle = {name: keys.values.pop(name) for name in [*keys.values] if name.startswith(others)}
+    names = [name for name in keys.values if name.startswith(file)]
+    inner = read_deepspeed({name.removeprefix(file): keys.values.pop(name) for name in names}) if names else None
+    if kind not in LAUNCHED:
         keys.report("predicted as data parallelism without sharding", "distributed_type")
     options, machines = keys.options(), keys.number("num_machines") or 1
-    gpus = int(options.get("gpus", 0))
-    stage = 0
+    gpus, stage = int(options.get("gpus", 0)), 0
     if kind == "DEEPSPEED" and inner is None:  # ZeRO-2 unless a stage is given, or that of a file by its name
         path, stated = keys.text(FILE), keys.number("deepspeed_config.zero_stage")
         stage = stage_by_name(keys, path) if path else 2 if stated is None else stated
-    sharding = f"zero-{stage}" if stage else "none"
+    strategy, sharding = keys.word("fsdp_config.fsdp_sharding_strategy"), f"zero-{stage}" if stage else "none"
     if kind == "FSDP":
-        keys.number("fsdp_config.fsdp_version")
-        keys.raw("fsdp_config.fsdp_forward_prefetch")
-        strategy = keys.word("fsdp_config.fsdp_sharding_strategy")
+        keys.raw("fsdp_config.fsdp_version", "fsdp_config.fsdp_forward_prefetch")
         sharding = WORDS["accelerate_sharding"].get(strategy, "fsdp")
         if strategy and strategy not in WORDS["accelerate_sharding"]:
             keys.report("predicted as FULL_SHARD", "fsdp_config.fsdp_sharding_strategy")
@@ -135,7 +136,7 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
     rounds = keys.size("deepspeed_config.gradient_accumulation_steps", "gradient_accumulation_steps")
     if rounds is None and inner is None:
         keys.assume("gradient accumulation of 1 step (--accumulation), accelerate's default")
-    if keys.word("fsdp_config.fsdp_sharding_strategy") in WITHOUT_RESHARD:
+    if strategy in WITHOUT_RESHARD:
         options["reshard"] = False
     offloads_parameters = keys.flag("fsdp_config.fsdp_offload_params")
     offloads_states = keys.word("deepspeed_config.offload_optimizer_device") in ("cpu", "nvme")
@@ -160,6 +161,8 @@ def read_accelerate(table: Mapping[str, object]) -> RunConfig:
         for text in inner.assumed:
             if not (own and "16.enabled" in text):
                 keys.assume(text)
+    keys.values |= idle
+    keys.report_without_effect(*idle)
     config = keys.config("accelerate", DEEPSPEED if kind == "DEEPSPEED" else "transformers", {**options, **own})
     return config if inner is None else config.add_inner(FILE, inner)
 
