@@ -447,3 +447,39 @@ def test_a_cache_that_a_gpu_cannot_multiply_is_stated(cluster: str, is_stated: b
 def test_a_gpu_may_be_named_as_in_predict(capsys: pytest.CaptureFixture[str]) -> None:
     by_gpu, by_cluster = (run_json(capsys, *LLAMA[:2], name, "h200") for name in ("--gpu", "--cluster"))
     assert by_gpu["tpot_s"] == by_cluster["tpot_s"]
+
+
+def apart(ranks: tuple[int, int], prompt: float, workers: tuple[float | None, float], rate: str = "400 Gb/s") -> Any:
+    """Return steady serving with engines of *ranks* that prefill and decode, as a function of the clients."""
+    model, cluster = load_model("llama-3.1-8b"), load_cluster("dgx-h100", [f"node.nic.bandwidth={rate}"])
+    layouts, formats = [GenerationLayout(tp=tp) for tp in ranks], GenerationFormats()
+    prefill, decode = (step_times(model, cluster, layout, formats, load_engine("vllm")) for layout in layouts)
+    memory = generation_memory(model, layouts[1], formats, cluster.gpu, decode.engine)
+    return lambda clients: split_serving(prefill, decode, memory, workers, np.array([clients]), prompt, 1024.0)
+
+
+@pytest.mark.parametrize("ranks", [(2, 4), (4, 2)])
+def test_the_cache_of_a_prompt_crosses_the_nics_of_the_smaller_engine(ranks: tuple[int, int]) -> None:
+    """8,192 tokens of Llama 3.1 8B, 2 x 8 x 128 x 32 numbers each in bf16: 1.07 GB over two NICs."""
+    fast, slow = (apart(ranks, 8192.0, (1.0, 1.0), rate)(1.0).ttft_s[0] for rate in ("400 Gb/s", "200 Gb/s"))
+    assert slow - fast == pytest.approx(8192 * 2 * 8 * 128 * 32 * 2 / 2 * (1 / 25e9 - 1 / 50e9))
+
+
+def test_prefill_engines_of_unknown_number_are_busier_than_they_can_be() -> None:
+    """Their number is the demand over 1.15, the ratio fitted to published runs: as if that many were stated."""
+    prompt = 16_384.0  # as many tokens as a step takes, so that prompts do not share one
+    served = apart((1, 1), prompt, (None, 8.0))(64.0)
+    cycle_s = 1024 * served.tpot_s[0] + served.prompt_s[0]
+    engines = float(served.running[0] * served.prompt_s[0] / cycle_s / 1.15)
+    assert engines > 1.0
+    assert served.ttft_s[0] == pytest.approx(apart((1, 1), prompt, (engines, 8.0))(64.0).ttft_s[0])
+
+
+def test_the_indexer_of_sparse_attention_reads_the_keys_of_all_tokens() -> None:
+    """DeepSeek-V3.2: keys of 128 in fp8 with a scale of four bytes in each of 61 layers, at 90 % of 4.8 TB/s; of the
+    latents, 2,048 are read from either context.
+    """
+    parts = load_model("deepseek-v3.2"), load_cluster("hgx-h200"), GenerationLayout(tp=8), GenerationFormats()
+    steps, batch = step_times(*parts, load_engine("vllm")), np.array([32.0, 32.0])
+    short_s, long_s = steps.attention_s(batch, np.array([65_536.0, 131_072.0]))
+    assert long_s - short_s == pytest.approx(61 * 32 * 65_536 * 132 / (0.9 * 4.8e12))

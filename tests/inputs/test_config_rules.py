@@ -1,13 +1,16 @@
 """Rules of configurations: which keys have an effect under which, and what a tool refuses."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from stepcast.inputs import table
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.configs.rl import read_rl_text
 from stepcast.inputs.source import FormatError
+from stepcast.ir.model import Model
 
 GPT = "python pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 8 --seq-length 512"
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n[activation_checkpoint]\nselective_ac_option = "2"\n'
@@ -82,3 +85,91 @@ def test_numbers_of_rl_are_numbers(value: str) -> None:
         text = "\n".join(f"{name}: {number}" for name, number in {**grpo, key: value}.items())
         with pytest.raises(FormatError, match=f"{key}: expected a whole number"):
             read_rl_text(text, "a.yaml")
+
+
+def test_an_array_that_no_command_uses_has_no_effect(tmp_path: Path) -> None:
+    """bash: words of an array count where it is expanded, and an empty assignment may end a script."""
+    text = f'OWN=(--tensor-model-parallel-size 2)\nOTHER=(--tensor-model-parallel-size 8)\n{GPT} "${{OWN[@]}}"\nLAST='
+    assert read(tmp_path, "a.sh", text).options["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "reported"), [("tp = 2\non = false", True), ("tp = 2\non = true", False), ("tp = 1\non = false", False)]
+)
+def test_a_loss_on_whole_logits_is_reported_by_either_key(keys: str, reported: bool, tmp_path: Path) -> None:
+    names = keys.replace("tp =", "tensor_parallel_degree =").replace("on =", "enable_loss_parallel =")
+    config = read(tmp_path, "a.toml", f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{names}\n')
+    assert ("parallelism.enable_loss_parallel" in config.not_modelled) is reported
+
+
+@pytest.mark.parametrize(
+    ("flags", "execution", "reported"),
+    [
+        ("--cuda-graph-impl local", "graphs", False),
+        ("--cuda-graph-impl local --cuda-graph-scope full", "graphs", False),
+        ("--cuda-graph-impl local --cuda-graph-scope attn", "graphs", True),
+        ("--cuda-graph-impl local --cuda-graph-scope attn --num-experts 8", "partial-graphs", False),
+        ("--cuda-graph-impl none", "eager", False),
+    ],
+)
+def test_scopes_of_cuda_graphs_are_predicted_or_reported(
+    flags: str, execution: str, reported: bool, tmp_path: Path
+) -> None:
+    config = read(tmp_path, "a.sh", f"{GPT} {flags}")
+    assert config.options["execution"] == execution
+    assert ("cuda-graph-scope" in config.not_modelled) is reported
+
+
+@pytest.mark.parametrize(
+    ("flags", "dispatcher"),
+    [
+        ("--num-experts 8 --expert-model-parallel-size 8", "allgather"),  # Megatron-LM's default
+        ("--num-experts 8 --tensor-model-parallel-size 2", "allgather"),
+        ("--num-experts 8 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1", None),
+        ("--tensor-model-parallel-size 2", None),
+    ],
+)
+def test_tokens_are_gathered_for_experts_unless_arguments_say_more(
+    flags: str, dispatcher: str | None, tmp_path: Path
+) -> None:
+    assert read(tmp_path, "a.sh", f"{GPT} {flags}").options.get("dispatcher") == dispatcher
+
+
+def test_sizes_of_deepspeed_that_follow_from_others_are_not_assumed(tmp_path: Path) -> None:
+    """train_batch_size is micro-batch x accumulation x GPUs (deepspeed.ai/docs/config-json)."""
+    text = '{"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 4%s}'
+    for more, assumed in ((', "train_batch_size": 64', False), ("", True)):
+        config = read(tmp_path, "a.json", text % more)
+        assert any("train_micro_batch_size_per_gpu" in note for note in config.assumed) is assumed
+
+
+@pytest.mark.parametrize(
+    ("copies", "split", "expected"),
+    [(1, 8, {"sharding": "fsdp"}), (2, 4, {"sharding": "hybrid-fsdp", "shard": 4}), (8, 1, {"sharding": "none"})],
+)
+def test_copies_of_accelerate_share_shards(
+    copies: int, split: int, expected: dict[str, object], tmp_path: Path
+) -> None:
+    names = "parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"
+    sizes = f"{{{names[0]}: {copies}, {names[1]}: {split}}}"
+    text = f"distributed_type: FSDP\nnum_processes: 8\nparallelism_config: {sizes}\n"
+    options = read(tmp_path, "a.yaml", text).options
+    assert {name: options[name] for name in ("sharding", "shard") if name in options} == expected
+
+
+def test_two_copies_of_torchtune_are_two(tmp_path: Path) -> None:
+    text = (
+        "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\ntokenizer: {_component_: x, max_seq_len: 1024}\n"
+        "batch_size: 1\ndata_parallel_shard_dim: 4\ndata_parallel_replicate_dim: "
+    )
+    assert read(tmp_path, "a.yaml", text + "2").options["replicate"] == 2
+    assert "replicate" not in read(tmp_path, "a.yaml", text + "1").options
+
+
+def test_a_model_of_simumax_may_have_two_experts(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "head_num": 4, "kv_head_num": 4, "head_size": 16, "layer_num": 2, "vocab_size": 128}
+    sizes |= {"intermediate_size": 128, "use_swiglu": True, "topk": 1}
+    for experts in (1, 2):
+        (tmp_path / "model.json").write_text(json.dumps({**sizes, "expert_num": experts, "moe_ffn_hidden_size": 128}))
+        model: Model = table.read(tmp_path / "model.json")
+        assert (model.experts.count if model.experts else 1) == experts
