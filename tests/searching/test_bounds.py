@@ -1,5 +1,7 @@
 """No step is faster, and no stage smaller, than the bounds of its candidate."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -128,3 +130,17 @@ def test_rough_bounds_are_below_tight_ones(name: str) -> None:
     assert (computing_s <= limits.computing_s[np.sort(rows)] * ROUNDING).all()
     # Asked for later, tight ones are those that were worked out at once.
     assert (timing.times(np.sort(rows))[0] == limits.time_s[np.sort(rows)]).all()
+
+
+def test_bounds_of_dense_layers_are_near_the_step() -> None:
+    """Loose bounds are no error, but a search then simulates many more candidates. What is above a bound is the heat of
+    the GPUs, the start of the pipeline and messages that meet on a link.
+    """
+    axes: dict[str, Any] = {"tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2), "vpp": (1,), "micro_batch": (1,)}
+    axes |= {"recompute": ("none", "full"), "sharding": (Sharding.ZERO_1,), "schedule": (ScheduleKind.ONE_F_ONE_B,)}
+    space, cluster, framework = case("llama-3.1-8b", "dgx-h100", 8, 16, 8192, **axes)
+    limits = bound_candidates(space, cluster, framework)
+    rows = np.flatnonzero(np.isfinite(limits.memory_bytes))
+    steps_s = [predict(space.model, cluster, space.strategy(int(row)), framework).report.step_s for row in rows]
+    assert len(rows) > 10
+    assert (limits.time_s[rows] / steps_s).min() > 0.9
