@@ -70,6 +70,19 @@ def test_a_regression_names_its_part_and_its_first_run() -> None:
     assert [history[56 - 1].status, history[57 - 1].status, history[58 - 1].status] == [PASSED, SUSPECTED, REGRESSION]
 
 
+def test_a_part_that_became_faster_causes_no_regression() -> None:
+    history: list[GateRun] = []
+    for number in range(1, 16):
+        slow = number >= 13
+        parts = {"matmul": 1.0 + 0.001 * (number % 3), "copies": 0.3 if slow else 0.1, "norms": 0.1 if slow else 0.2}
+        run = GateRun({"step": sum(parts.values()), **parts})
+        result = judge(history, run)
+        history.append(advance(run, result))
+    assert result.status == REGRESSION
+    assert "copies +200.0 %" in result.verdict
+    assert "norms" not in result.verdict
+
+
 def test_an_outlier_is_suspected_and_forgotten() -> None:
     steps_s = np.array([1.0, 1.001, 0.999, 1.0, 1.002, 1.2, 1.0, 1.001])
     assert [result.status for result in play(steps_s)][-3:] == [SUSPECTED, PASSED, PASSED]

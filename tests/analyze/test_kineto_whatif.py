@@ -204,15 +204,15 @@ def test_collectives_in_different_orders_do_not_block_a_replay() -> None:
     assert play_together([script, replace(script, rank=1, meeting=rows[::-1])]) == pytest.approx([3.0, 3.0])
 
 
-def write_loading(path: Path, rank: int, loading: list[float]) -> None:
-    """Write a rank whose steps wait for a batch, compute 200 us and reduce; the others wait 850 us for the last."""
+def write_loading(path: Path, rank: int, loading: list[float], host_us: float = 0.0) -> None:
+    """Write a rank whose steps wait for a batch and *host_us*, compute 200 us and reduce; others wait for the last."""
     trace, start = [], 0.0
     for step, own in enumerate(loading):
         reduce = {"Collective name": "allreduce", "Group size": 2, "Process Group Ranks": "[0, 1]", "In msg nelems": 100, "Out msg nelems": 100, "dtype": "Float", "Process Group Description": "TENSOR_MODEL_PARALLEL_GROUP", "Process Group Name": "1"}  # fmt: skip
         trace.append(
             span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation", start, own, 1)
         )
-        issued, end = start + own, start + 900.0 + 300.0
+        issued, end = start + own + host_us, start + 900.0 + host_us + 300.0
         for number, (name, begin, lasts) in enumerate(
             [(GEMM, issued, 200.0), (REDUCE, issued + 200, end - issued - 200)]
         ):
@@ -239,6 +239,14 @@ def test_a_late_data_loader_is_named(tmp_path: Path) -> None:
     assert not any("launch-bound" in text for text in facts["warnings"])
     assert not any("launch-bound" in text for text in replay(tmp_path, "collective=2x").warnings)
     assert replay(tmp_path, "rank.1=healthy").step_s == pytest.approx((50 + 200 + 100) * 1e-6)
+
+
+def test_a_late_data_loader_is_no_slow_host(tmp_path: Path) -> None:
+    """The host of a healed rank works as long as that of the others, which do the same besides their batches."""
+    for rank, loading_us in enumerate((50.0, 900.0)):
+        write_loading(tmp_path / f"rank{rank}.json", rank, [loading_us] * 3, host_us=100.0)
+    assert replay(tmp_path).step_s == pytest.approx((900 + 100 + 200 + 100) * 1e-6, rel=0.01)
+    assert replay(tmp_path, "rank.1=healthy").step_s == pytest.approx((50 + 100 + 200 + 100) * 1e-6, rel=0.01)
 
 
 def test_a_slow_step_is_named(tmp_path: Path) -> None:

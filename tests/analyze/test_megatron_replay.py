@@ -18,6 +18,7 @@ from stepcast.analyze.recording import (
     timeline_of,
 )
 from stepcast.analyze.replay import Surroundings, WhatIfError, apply_changes, replay
+from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from tests.analyze.megatron_run import Pipeline, step_ms, write
 from tests.shared import DATA, needs_data
@@ -107,6 +108,16 @@ def test_other_micro_batches(micro_batches: int, tmp_path: Path) -> None:
     recording = record(RUN, tmp_path)
     expected = step_ms(RUN.changed(micro_batches=micro_batches))
     assert after_ms(recording, f"micro-batches={micro_batches}") == pytest.approx(expected, rel=5e-3)
+
+
+def test_messages_share_the_links_of_a_cluster_that_is_large_enough(tmp_path: Path) -> None:
+    """One message at a time takes as long as it did, on a cluster of any size or on a node of 8 GPUs."""
+    recording = record(RUN.changed(tp=1, pp=2, layers=(2, 2), micro_batches=1), tmp_path / "small")
+    for cluster in ("dgx-h100", "l40s-node"):
+        found = replay(recording, shares=load_cluster(cluster)).after.step_s
+        assert found == pytest.approx(recording.measured_step_s, rel=1e-3)
+    with pytest.raises(ValueError, match="the run has 12 GPUs and cluster l40s-node has 8"):
+        replay(record(RUN.changed(dp=2), tmp_path / "large"), shares=load_cluster("l40s-node"))
 
 
 def test_faster_links(tmp_path: Path) -> None:

@@ -102,6 +102,13 @@ def test_a_line_stands_for_the_steps_since_the_one_before() -> None:
     assert found.warnings == []
 
 
+def test_a_log_leaves_out_its_first_steps_if_more_than_as_many_remain() -> None:
+    steps = [(1, 9000.0), (2, 5000.0), (3, 2000.0), (4, 3000.0)]
+    few, enough = analyze_step_log(log_of(steps)), analyze_step_log(log_of([*steps, (5, 2000.0)]))
+    assert (few.step_s, enough.step_s) == (4.0, 2.0)
+    assert [few.warnings, enough.warnings] == [["4 steps are too few to leave out the first ones"], []]
+
+
 def test_restarts_and_steps_that_grow_are_stated() -> None:
     restarted = analyze_step_log(log_of([(step, 2000.0) for step in (*range(1, 61), *range(41, 101))]))
     assert [text[:31] for text in restarted.warnings] == ["step 60 is followed by step 41:"]
