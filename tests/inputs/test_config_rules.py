@@ -78,6 +78,14 @@ def test_options_of_another_kind_of_training_have_no_effect(tmp_path: Path) -> N
     assert not {"offload", "recompute", "reshard"} & {*config.options}
 
 
+@pytest.mark.parametrize(("threshold", "steps"), [(0.0, 1), (0.5, 1), (1.0, 1), (1.5, 2), (2.0, 2), (3.0, 3)])
+def test_a_staleness_threshold_of_verl_is_a_share_of_stale_batches(threshold: float, steps: int) -> None:
+    """verl, fully_async_policy: the rollouter is at most 1 + staleness_threshold batches ahead of the trainer."""
+    text = f"rollout.nnodes=1 rollout.n_gpus_per_node=8 async_training.staleness_threshold={threshold}"
+    config = read_rl_text(f"python -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=8 {text}")
+    assert (config.choices["mode"], config.choices["staleness"]) == ("async", steps)
+
+
 @pytest.mark.parametrize("value", ["true", "false", "eight", "2.5", "-1"])
 def test_numbers_of_rl_are_numbers(value: str) -> None:
     grpo = {"num_generations": "8", "per_device_train_batch_size": "4", "vllm_mode": "server"}

@@ -152,7 +152,7 @@ def _finish_verl(keys: _RlKeys, choices: dict[str, object]) -> None:
     choices["reference"] = any(penalties)
     share = choices.pop("staleness_share", None)
     if share and "rollout_gpus" in choices:
-        choices["staleness"] = max(1, round(float(str(share)) + 0.5))
+        choices["staleness"] = math.ceil(float(str(share)))  # batches beyond the one that is trained
     mini, group = choices.pop("mini_prompts", None), int(str(choices.get("group", 1)))
     if mini:
         choices["train_batch"] = int(str(mini)) * group
