@@ -23,6 +23,7 @@ from stepcast.cost.serving import (
     stand_in,
 )
 from stepcast.hardware import Gpu, load_gpu
+from stepcast.ir.types import replace
 
 GPUS = ("a100-sxm-80gb", "h200", "b200", "gb300", "l40s", "rtx-pro-6000")
 
@@ -89,6 +90,17 @@ def test_experts_that_fit_into_the_cache_are_read_from_it_and_wide_ones_are_read
     blackwell = ("vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts", load_gpu("b200"))
     wide, narrow = (seconds(inner, 4096, math.inf, *blackwell) for inner in (16384, 2048))
     assert wide > 1.3 * 8 * narrow
+
+
+def test_short_prompts_of_latent_attention_stay_in_the_cache() -> None:
+    """Queries, keys of 192, values of 128 and results of 16 heads are read and written once, at the memory's rate where
+    there is no cache; an L40S was measured to hold them.
+    """
+    gpu = load_gpu("l40s")
+    fit, moved = fit_for(gpu).mla_prefill["bf16"], 2 * 256 * 16 * (192 + 128) * 2
+    inside_s, outside_s = (mla_prefill_s(1, 256, 16, replace(gpu, l2_bytes=size)) for size in (1 << 50, 1))
+    assert fit.cached_share > 0 < fit.memory_exposure
+    assert outside_s - inside_s == pytest.approx(fit.memory_exposure * moved / gpu.memory_bandwidth_bytes_per_s)
 
 
 def test_kept_up_work_is_slower_than_a_burst() -> None:
