@@ -6,6 +6,7 @@ import pytest
 
 from stepcast.forecast.predict import predict
 from stepcast.forecast.prediction import PreparedStep
+from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware import load_cluster
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
@@ -64,6 +65,19 @@ def test_a_long_step_is_as_if_written_out(
     assert (one.low_s, one.high_s) == pytest.approx((two.low_s, two.high_s), rel=1e-9)
     assert [each.peak_in_flight for each in one.stages] == [each.peak_in_flight for each in two.stages]
     assert [each.bubble_s for each in one.stages] == pytest.approx([each.bubble_s for each in two.stages])
+
+
+@pytest.mark.parametrize("seq", [512, 4096])
+def test_a_long_step_whose_host_runs_ahead_is_as_if_written_out(seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain PyTorch issues one step after the other: on short sequences the GPU waits for it, on long ones not."""
+    chosen, framework = strategy(ScheduleKind.ONE_F_ONE_B, 1024, Sharding.NONE), load_framework("pytorch")
+    chosen = replace(chosen, seq=seq)
+    short = predict(MODEL, CLUSTER, chosen, framework)
+    step, _ = short.source.reported
+    assert step.has_lead
+    monkeypatch.setattr(PreparedStep, "steady", None)
+    monkeypatch.setattr(PreparedStep, "reported", property(lambda source: (source.step, source.run)))
+    assert short.step_s == pytest.approx(predict(MODEL, CLUSTER, chosen, framework).step_s, rel=1e-9)
 
 
 def test_a_million_micro_batches_are_as_many_times_what_each_adds() -> None:

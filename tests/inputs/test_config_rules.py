@@ -181,3 +181,11 @@ def test_a_model_of_simumax_may_have_two_experts(tmp_path: Path) -> None:
         (tmp_path / "model.json").write_text(json.dumps({**sizes, "expert_num": experts, "moe_ffn_hidden_size": 128}))
         model: Model = table.read(tmp_path / "model.json")
         assert (model.experts.count if model.experts else 1) == experts
+
+
+def test_a_global_batch_of_one_sequence_is_stated(tmp_path: Path) -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n[training]\nlocal_batch_size = 1\n'
+    options = read(tmp_path, "a.toml", f"{text}global_batch_size = 1\n").options
+    assert (options["global-batch"], "accumulation" in options) == (1, False)
+    options = read(tmp_path, "a.toml", f"{text}global_batch_size = -1\n").options  # torchtitan's default
+    assert ("global-batch" in options, options["accumulation"]) == (False, 1)
