@@ -155,6 +155,18 @@ def test_a_batch_reads_the_experts_that_it_chose_and_tensor_ranks_share_them() -
     assert split_s[0] < 0.4 * alone._experts_s(chosen)[0]
 
 
+def test_tiles_of_experts_grow_with_more_tokens_than_a_rank_has_experts() -> None:
+    """vLLM, fused_moe.py, get_default_config: tiles of 16 rows up to as many tokens as the rank has experts, then of 64.
+
+    Of 128 experts 16 are on each of 8 ranks; no list of tuned tiles has them on an A100.
+    """
+    parts = load_model("qwen3-30b-a3b"), load_cluster("dgx-a100"), GenerationLayout(tp=8, ep=8), GenerationFormats()
+    seconds = step_times(*parts, load_engine("vllm"))._experts_s(np.array([15.0, 16.0, 17.0, 127.0, 128.0, 129.0]))
+    more_s = np.diff(seconds)
+    assert more_s[1] > 3 * more_s[0]
+    assert more_s[4] == pytest.approx(more_s[3], rel=0.5)
+
+
 def test_a_step_that_only_prefills_reads_no_cache() -> None:
     steps, one = moe_steps(), np.array([1.0])
     none, chunk = np.array([0.0]), np.array([512.0])
