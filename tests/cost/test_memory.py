@@ -265,3 +265,15 @@ def test_parts_add_up_and_grow_with_the_sequence(
         assert all(part >= 0 for part in stage.parts.values())
         assert stage.allocated <= stage.reserved <= stage.total
         assert other.total >= stage.total
+
+
+def test_nanotron_holds_two_tensors_of_all_tokens_for_each_layer_where_memory_is_free() -> None:
+    """16 layers of 2,048 tokens x 2,048 in bf16, less the quarter that each of 4 tensor parallel ranks has anyway."""
+    model, nanotron = load_model("llama-3.2-1b"), load_framework("nanotron")
+    without = replace(nanotron, overhead=replace(nanotron.overhead, exchanged_tensors=0.0))
+    for parallel, tensors in ((True, 2), (False, 0)):
+        chosen = Strategy(Layout(tp=4), 1, 1, 2048, sequence_parallel=parallel)
+        held, usual = (memory(model, chosen, H100, each)[0] for each in (nanotron, without))
+        assert held.temporary - usual.temporary == pytest.approx(tensors * 16 * 2048 * 2048 * 2 * 3 / 4)
+        small = replace(H100, memory_bytes=int(usual.high))
+        assert memory(model, chosen, small, nanotron)[0].temporary == pytest.approx(usual.temporary)

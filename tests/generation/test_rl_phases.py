@@ -237,7 +237,9 @@ def test_a_run_of_steps_takes_gpu_hours_and_money() -> None:
 def test_what_several_keys_of_a_tool_say_together() -> None:
     """OpenRLHF's models share GPUs if they are colocated; 4 GPUs of TRL train on 8 sequences in each of 2 batches."""
     openrlhf = {"rollout-batch-size": "16", "actor-num-gpus-per-node": "4", "vllm-num-engines": "2"}
-    assert read_rl_values(openrlhf).choices["rollout_gpus"] == 2
+    assert (read_rl_values(openrlhf).choices["gpus"], read_rl_values(openrlhf).choices["rollout_gpus"]) == (4, 2)
+    two_nodes = {**openrlhf, "actor-num-nodes": "2", "ref-num-nodes": "2"}
+    assert read_rl_values(two_nodes).choices["gpus"] == 8
     assert "rollout_gpus" not in read_rl_values({**openrlhf, "colocate-all-models": True}).choices
     trl = {"num_generations": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     assert read_rl_values(trl, 4).choices["train_batch"] == 64
