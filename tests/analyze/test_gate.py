@@ -126,6 +126,14 @@ def test_a_faster_run_is_not_called_noise_and_accepting_nothing_is_said(tmp_path
         stepcast.gate(prediction, history=history)
 
 
+@pytest.mark.parametrize("step", ["null", '"2 s"', "0", "-1.5"])
+def test_a_run_without_the_seconds_of_a_step_is_refused(step: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(f'{{"format": "kineto", "step_s": {step}}}')
+    with pytest.raises(ValueError, match="does not say how long a step takes"):
+        stepcast.gate(file, history=tmp_path / "gate.sqlite")
+
+
 def test_a_saved_baseline_judges_one_run_at_once(tmp_path: Path) -> None:
     baseline = tmp_path / "baseline.json"
     stepcast.gate(*NIGHTS[:5], save=baseline)

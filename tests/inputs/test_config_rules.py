@@ -189,3 +189,22 @@ def test_a_global_batch_of_one_sequence_is_stated(tmp_path: Path) -> None:
     assert (options["global-batch"], "accumulation" in options) == (1, False)
     options = read(tmp_path, "a.toml", f"{text}global_batch_size = -1\n").options  # torchtitan's default
     assert ("global-batch" in options, options["accumulation"]) == (False, 1)
+
+
+@pytest.mark.parametrize(("name", "schedule", "reported"), [("1F1B", "1f1b", False), ("Custom", None, True)])
+def test_schedules_of_torchtitan_that_are_not_known_are_reported(
+    name: str, schedule: str | None, reported: bool, tmp_path: Path
+) -> None:
+    keys = f'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "{name}"\n'
+    config = read(tmp_path, "a.toml", f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{keys}')
+    assert config.options.get("schedule") == schedule
+    assert ("parallelism.pipeline_parallel_schedule" in config.not_modelled) is reported
+
+
+def test_megatron_swift_has_defaults_of_experts_where_they_are_spread(tmp_path: Path) -> None:
+    """A dense model has no dispatcher, though Megatron-Swift's arguments have defaults of one."""
+    text = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2"
+    dense, spread = (read(tmp_path, "a.sh", f"{text} {more}") for more in ("", "--expert_model_parallel_size 4"))
+    assert not {"dispatcher", "expert-tp"} & {*dense.options}
+    assert (spread.options["dispatcher"], spread.options["expert-tp"]) == ("alltoall", 1)
+    assert dense.options["sharding"] == spread.options["sharding"] == "zero-1"

@@ -28,6 +28,7 @@ def test_calculon() -> None:
     assert not config.unknown
     model: Model = read(PEERS / "calculon-model.json")
     assert (model.layers, model.hidden, model.ffn) == (96, 12288, 49152)
+    assert model.vocab == -(-50_257 // 1024) * 1024  # GPT-2's, padded to 128 words on each of 8 ranks
     prediction = stepcast.predict(
         model=str(PEERS / "calculon-model.json"), cluster="dgx-a100", config=PEERS / "calculon-execution.json"
     )
