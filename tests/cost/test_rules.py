@@ -130,3 +130,17 @@ def test_convolutions_cost_what_their_format_and_channels_cost() -> None:
         assert half_s < 0.6 * wide_s
         assert 0.2 * half_s < grouped_s < 0.6 * half_s
         assert half_s > full.flops / H200.matrix_peak_flops(DType.BF16)
+
+
+def test_depthwise_convolutions_take_the_time_of_the_positions_that_they_compute() -> None:
+    """With a stride of 2 by 2 the gradient of the data has four positions for each that the forward has."""
+    for of, outputs in (
+        (ConvolutionPass.FORWARD, 2**22),
+        (ConvolutionPass.WEIGHT, 2**22),
+        (ConvolutionPass.DATA, 2**24),
+    ):
+        work = Convolution(2**24, 2**22, 256, 256, 9, groups=256, of=of, channels_last=True)
+        seconds = compute_price(work, H200, FIT).seconds
+        fit = FIT.depthwise[f"last.{of}"]
+        clocks = outputs * 256 * (fit.element_clocks + 9 * fit.tap_clocks)
+        assert seconds == pytest.approx(clocks / (H200.sms * H200.clock_hz), rel=0.01)

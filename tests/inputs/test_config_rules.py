@@ -170,8 +170,9 @@ def test_two_copies_of_torchtune_are_two(tmp_path: Path) -> None:
         "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\ntokenizer: {_component_: x, max_seq_len: 1024}\n"
         "batch_size: 1\ndata_parallel_shard_dim: 4\ndata_parallel_replicate_dim: "
     )
-    assert read(tmp_path, "a.yaml", text + "2").options["replicate"] == 2
-    assert "replicate" not in read(tmp_path, "a.yaml", text + "1").options
+    two, one = (read(tmp_path, "a.yaml", text + copies).options for copies in "21")
+    assert (two["sharding"], two["replicate"]) == ("hybrid-fsdp", 2)
+    assert (one["sharding"], "replicate" in one) == ("fsdp", False)
 
 
 def test_a_model_of_simumax_may_have_two_experts(tmp_path: Path) -> None:
