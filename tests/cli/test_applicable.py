@@ -272,3 +272,17 @@ def test_a_format_that_the_gpu_lacks_is_said(capsys: pytest.CaptureFixture[str])
     assert status == 0
     assert err.startswith(f"warning: {gpu} has no {dtype} matrix units")
     assert run_json(capsys, *sizes, "--dtype", used)["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("expert_tp", "is_idle"), [((), False), (("--expert-tp", "2"), False), (("--expert-tp", "1"), True)]
+)
+def test_tokens_are_gathered_where_experts_are_split(
+    expert_tp: tuple[str, ...], is_idle: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megatron's allgather also collects the tokens of ranks that share experts by tensor parallelism."""
+    asked = (*EXPERTS[:-1], "8", "--tp", "2", *expert_tp, "--recompute", "full")
+    gathered, sent = (run_json(capsys, *asked, "--dispatcher", kind) for kind in ("allgather", "alltoall"))
+    assert (gathered["step_s"] == sent["step_s"]) is is_idle
+    _, _, err = run(capsys, *asked, "--dispatcher", "allgather")
+    assert ("--dispatcher has no effect" in err) is is_idle
