@@ -245,7 +245,9 @@ def test_a_late_data_loader_is_no_slow_host(tmp_path: Path) -> None:
     """The host of a healed rank works as long as that of the others, which do the same besides their batches."""
     for rank, loading_us in enumerate((50.0, 900.0)):
         write_loading(tmp_path / f"rank{rank}.json", rank, [loading_us] * 3, host_us=100.0)
-    assert replay(tmp_path).step_s == pytest.approx((900 + 100 + 200 + 100) * 1e-6, rel=0.01)
+    late_us = 900 + 100 + 200 + 100
+    for changes in ((), ("rank.0=healthy",)):
+        assert replay(tmp_path, *changes).step_s == pytest.approx(late_us * 1e-6, rel=0.01)
     assert replay(tmp_path, "rank.1=healthy").step_s == pytest.approx((50 + 100 + 200 + 100) * 1e-6, rel=0.01)
 
 
