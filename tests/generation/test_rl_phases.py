@@ -245,3 +245,11 @@ def test_what_several_keys_of_a_tool_say_together() -> None:
     assert read_rl_values(trl, 4).choices["train_batch"] == 64
     with pytest.raises(FormatError, match="expected a whole number"):
         read_rl_values({"actor_rollout_ref.rollout.n": 8, "trainer.nnodes": 10**10})
+
+
+def test_lengths_that_were_assumed_are_stated_and_measured_ones_are_not(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("500\n700\n900\n")
+    asked: dict[str, Any] = {"prompts": 16, "group": 8}
+    for lengths, stated in (("lognormal:mean=700,max=2048", True), (str(tmp_path / "lengths.txt"), False)):
+        step = stepcast.predict_rl("qwen3-0.6b", "dgx-h100", gpus=4, response_length=lengths, **asked)
+        assert any(text.startswith("response lengths: ") for text in step.assumptions) is stated

@@ -209,3 +209,16 @@ def test_megatron_swift_has_defaults_of_experts_where_they_are_spread(tmp_path: 
     assert not {"dispatcher", "expert-tp"} & {*dense.options}
     assert (spread.options["dispatcher"], spread.options["expert-tp"]) == ("alltoall", 1)
     assert dense.options["sharding"] == spread.options["sharding"] == "zero-1"
+
+
+def test_the_configuration_of_a_launcher_holds_that_of_training(tmp_path: Path) -> None:
+    """NeMo-Framework-Launcher, launcher_scripts/conf: the keys of training are below training."""
+    model = {"num_layers": 4, "hidden_size": 1024, "num_attention_heads": 8, "encoder_seq_length": 512}
+    model |= {"tensor_model_parallel_size": 2, "micro_batch_size": 1, "global_batch_size": 8}
+    run = {"trainer": {"devices": 8, "num_nodes": 1}, "model": model}
+    plain = read(tmp_path, "a.yaml", json.dumps(run))
+    whole = read(tmp_path, "b.yaml", json.dumps({"stages": ["training"], "training": run, "cluster_type": "bcm"}))
+    assert whole.options == plain.options
+    assert (plain.options["tp"], plain.options["gpus"]) == (2, 8)
+    other = read(tmp_path, "c.yaml", json.dumps({**run, "training": {"steps": 10}}))
+    assert other.options == plain.options
