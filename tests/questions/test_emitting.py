@@ -58,6 +58,14 @@ RUNS = [
     ),
     ("accelerate", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --framework transformers --precision autocast-bf16"),
     ("accelerate", "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework deepspeed-transformers --sharding zero-3"),
+    # What no tool has a key for, and batches of pairs.
+    ("megatron", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --lengths mean=600,max=2048 --batching grouped"),
+    (
+        "megatron",
+        "llama-3.2-1b --cluster dgx-h100 --gpus 16 --engine fluid --set node.nics=4 --set node.nic.latency=9us",
+    ),
+    ("megatron", "mixtral-8x7b --cluster dgx-h100 --gpus 16 --ep 8 --expert-load power-law:1.2 --expert-replicas 2"),
+    ("deepspeed", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --framework deepspeed-transformers --task dpo"),
 ]
 
 

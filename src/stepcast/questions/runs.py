@@ -37,6 +37,9 @@ TABLE = "predict"
 CONFIGS = (".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 MOST_OPTIONS = 1_000
 BATCH = ("micro_batch", "global_batch", "seq")
+# Choices that no tool has a key for: the cluster's, the data's, and those of the simulation.
+UNWRITTEN = ("set", "place", "lengths", "batching", "expert_load", "expert_replicas")
+UNWRITTEN += ("calibration", "engine", "background")
 # Field of a Framework or a Strategy -> the choice that sets it.
 SETTERS = {choice.sets: name for name, choice in CHOICES.items() if choice.sets}
 # Fields that other options set: the layout and the batch, adapters by their rank, the profile by its name.
@@ -354,13 +357,14 @@ def emit_config(
     from stepcast.inputs.configs.reader import read_text
     from stepcast.outputs.configs import WRITERS, EmittedRun
 
-    tool, asked = text.partition("=")[0], {name: getattr(question, name) for name in ("model", "cluster", "set")}
+    tool, asked = text.partition("=")[0], {name: getattr(question, name) for name in ("model", "cluster")}
     require(tool in WRITERS, f"--emit {tool!r} is not known; expected one of {', '.join(WRITERS)}")
     ending, write = WRITERS[tool]
     title = f"{model.name} on {strategy.layout.gpus:,} {cluster.gpu.name}: {format_seconds(step_s)} per step "
     title += f"(stepcast {__version__})"
-    choices = _state_choices(model, strategy, framework)
-    emitted = write(EmittedRun(model, strategy, framework, cluster.node.gpus, title, choices))
+    stated = _state_batch(strategy)
+    choices = _state_choices(model, stated, framework)
+    emitted = write(EmittedRun(model, stated, framework, cluster.node.gpus, title, choices))
     file = run_of_config(read_text(emitted, f"emitted{ending}"), f"emitted{ending}")
     written_for = str(file.choices["framework"])
     if not framework.name.startswith(written_for.partition("-")[0]):
@@ -370,9 +374,11 @@ def emit_config(
         )
     if missing := missing_features(load_profile(written_for), strategy, framework):
         raise ValueError(f"--emit {tool}: {missing[0]}")
-    needed: FactDict = {name: value for name, value in asked.items() if value and name != "model"}
+    needed: FactDict = {"cluster": asked["cluster"]} if asked["cluster"] else {}
     remaining: FactDict = {"framework": framework.name} if written_for != framework.name else {}
-    for name, degree in (("gpus", strategy.layout.gpus), *((name, getattr(strategy, name)) for name in BATCH)):
+    usual = [(name, getattr(question, name, DEFAULTS[name])) for name in UNWRITTEN]
+    remaining |= {name: value for name, value in usual if value != DEFAULTS[name]}
+    for name, degree in (("gpus", strategy.layout.gpus), *((name, getattr(stated, name)) for name in BATCH)):
         if name not in file.choices and not (name == "global_batch" and "accumulation" in file.choices):
             remaining[name] = degree
     if "model" not in file.choices:
@@ -389,8 +395,16 @@ def emit_config(
                 lost.append(name.replace("_", " "))
             else:
                 remaining[name] = value
-    words = [word for name, value in remaining.items() for word in readers.spell_option(name, value)]
+    listed = ((name, value if isinstance(value, tuple) else (value,)) for name, value in remaining.items())
+    words = [word for name, values in listed for value in values for word in readers.spell_option(name, value)]
     return EmittedConfig(tool, emitted, words, lost)
+
+
+def _state_batch(strategy: Strategy) -> Strategy:
+    """Return *strategy* with the batch as a question states it: pairs for DPO, the longest samples before padding."""
+    pairs = strategy.objective.sequences
+    sizes = {"micro_batch": strategy.micro_batch // pairs, "global_batch": strategy.global_batch // pairs}
+    return replace(strategy, **sizes, seq=strategy.longest or strategy.seq)
 
 
 def _state_choices(model: Model, strategy: Strategy, framework: Framework) -> FactDict:
@@ -420,7 +434,8 @@ def _ask(file: RunFile, choices: Facts) -> SettledRun:
 
 def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> list[tuple[str, object]]:
     """Return the choices in which *run* differs, each with its value; None where no option sets it."""
-    own, settled, overlaps = _state_layout(strategy), _state_layout(run.strategy), FEATURES["overlaps"].used
+    own, settled = (_state_layout(_state_batch(known)) for known in (strategy, run.strategy))
+    overlaps = FEATURES["overlaps"].used
     pairs: list[tuple[str, object]] = [(name, value) for name, value in own.items() if value != settled[name]]
     for wanted, known in ((strategy, run.strategy), (framework, run.framework)):
         for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
