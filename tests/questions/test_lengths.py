@@ -4,10 +4,12 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import stepcast
 from stepcast.inputs.source import FormatError
 from stepcast.questions.choices import ValueSpellingError, read_targets, split_lora
 from stepcast.questions.lengths import SampleLengths, read_lengths, shape_batches
@@ -103,3 +105,19 @@ def test_samples_that_are_not_padded_keep_their_mean() -> None:
     shape = shape_batches(lengths, "padded", 4096, 1, 1, 1)
     assert shape.seq == pytest.approx((100 + 4096) / 2, rel=0.02)
     assert "100 % of them samples" in shape.description
+
+
+@pytest.mark.parametrize("batching", ["padded", "grouped", "packed"])
+def test_padding_is_neither_trained_on_nor_needed(batching: str) -> None:
+    asked: dict[str, Any] = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "gpus": 8, "framework": "trainer"}
+    asked |= {"global_batch": 16, "seq": 2048, "lengths": "300:0.5,900:0.5", "batching": batching}
+    of_samples = stepcast.predict(**asked, samples=100_000).to_dict()
+    of_tokens = stepcast.predict(**asked, tokens=60e6).to_dict()
+    assert of_samples["training"]["tokens"] == pytest.approx(60e6, rel=0.01)
+    assert of_samples["training"]["steps"] == pytest.approx(of_tokens["training"]["steps"], rel=0.01)
+    length = of_samples["strategy"]["seq"]
+    full = stepcast.predict(**{**asked, "lengths": None, "batching": None, "seq": length})
+    if batching != "packed":
+        share = of_samples["tokens_per_s"] * of_samples["step_s"] / (16 * length)
+        assert share == pytest.approx(600 / length, rel=0.01)
+        assert of_samples["mfu"] == pytest.approx(full.to_dict()["mfu"] * share, rel=0.02)

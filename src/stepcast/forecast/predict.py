@@ -419,7 +419,7 @@ def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float
         reference=strategy.objective is Objective.DPO,
         trained_layers=strategy.trained_layers,
     )
-    per_gpu = flops / step_s / strategy.layout.gpus
+    per_gpu = strategy.filled * flops / step_s / strategy.layout.gpus
     return Throughput(
         tokens_per_s=strategy.tokens / step_s,
         tflops_per_gpu=per_gpu / TFLOPS,

@@ -228,6 +228,8 @@ class Strategy:
     document: Natural = 0
     # Tokens of the longest sequences, which decide memory where *seq* is a mean over padded ones; 0: all are equal.
     longest: Natural = 0
+    # Share of a step's tokens that are samples' own: others are padding, and the wait for ranks with longer ones.
+    filled: float = 1.0
     overlap: Overlap = USUAL_OVERLAP
     # Tokens of the busiest expert rank as a multiple of an even share.
     expert_imbalance: float = 1.0
@@ -320,8 +322,8 @@ class Strategy:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step."""
-        return self.global_batch * self.seq
+        """Tokens of one step, without padding."""
+        return round(self.global_batch * self.seq * self.filled)
 
     @property
     def stored(self) -> DType:

@@ -37,13 +37,14 @@ class SampleLengths:
 @dataclass(frozen=True, slots=True)
 class BatchShape:
     """The sequences of a step: the length that decides its time, the longest, the tokens of a packed document, as
-    attention sees them, and how many samples one holds.
+    attention sees them, how many samples one holds, and the share of its tokens that are theirs.
     """
 
     seq: int
     longest: int
     document: int
     samples_per_sequence: float
+    filled: float
     description: str
 
 
@@ -108,7 +109,7 @@ def shape_batches(
         samples_each = filled * seq / mean
         inside = f"{format_percent(filled, 0)} filled with {samples_each:.1f} samples each"
         text = f"packed sequences of {seq:,} tokens, {inside} ({about})"
-        return BatchShape(seq, seq, document, samples_each, text)
+        return BatchShape(seq, seq, document, samples_each, filled, text)
     # As many ranks as are simulated in reasonable time: the slowest of more is hardly slower.
     ranks = max(1, min(replicas, MOST_SAMPLES // (SIMULATED_STEPS * micro_batch * rounds)))
     together = max(1, SORTED_BATCHES // ranks) if batching == "grouped" else 1
@@ -126,7 +127,7 @@ def shape_batches(
     text = f"{batching} batches of {average:,.0f} tokens on average, {share} ({about})"
     if waiting > average * 1.01:
         text += f"; the slowest of {replicas:,} ranks has {format_percent(waiting / average - 1, 0)} more"
-    return BatchShape(length, max(length, longest), 0, 1.0, text)
+    return BatchShape(length, max(length, longest), 0, 1.0, mean / length, text)
 
 
 def _pack(tokens: FloatArray, seq: int) -> float:

@@ -38,13 +38,15 @@ CONFIGS = (".py", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args",
 MOST_OPTIONS = 1_000
 BATCH = ("micro_batch", "global_batch", "seq")
 # Choices that no tool has a key for: the cluster's, the data's, and those of the simulation.
-UNWRITTEN = ("set", "place", "lengths", "batching", "expert_load", "expert_replicas")
-UNWRITTEN += ("calibration", "engine", "background")
+UNWRITTEN = (
+    *("set", "place", "lengths", "batching", "expert_load", "expert_replicas"),
+    *("calibration", "engine", "background"),
+)
 # Field of a Framework or a Strategy -> the choice that sets it.
 SETTERS = {choice.sets: name for name, choice in CHOICES.items() if choice.sets}
 # Fields that other options set: the layout and the batch, adapters by their rank, the profile by its name.
 SET_BY_OTHERS = {"layout", "micro_batch", "global_batch", "seq", "precision", "training", "name"}
-SET_BY_OTHERS |= {"lora_separate", "document", "longest"}
+SET_BY_OTHERS |= {"lora_separate", "document", "longest", "filled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,8 +405,8 @@ def emit_config(
 def _state_batch(strategy: Strategy) -> Strategy:
     """Return *strategy* with the batch as a question states it: pairs for DPO, the longest samples before padding."""
     pairs = strategy.objective.sequences
-    sizes = {"micro_batch": strategy.micro_batch // pairs, "global_batch": strategy.global_batch // pairs}
-    return replace(strategy, **sizes, seq=strategy.longest or strategy.seq)
+    micro_batch, global_batch = strategy.micro_batch // pairs, strategy.global_batch // pairs
+    return replace(strategy, micro_batch=micro_batch, global_batch=global_batch, seq=strategy.longest or strategy.seq)
 
 
 def _state_choices(model: Model, strategy: Strategy, framework: Framework) -> FactDict:

@@ -464,8 +464,8 @@ def _build_strategy(
         lengths, batching = read_lengths(question.lengths), question.batching or "padded"
         shape = shape_batches(lengths, batching, seq, micro_batch, rounds, layout.dp, multiple)
         seq, samples = shape.seq, shape.samples_per_sequence
-        choices |= {"document": shape.document, "longest": shape.longest}
-        assumptions.append(shape.description)
+        choices |= {"document": shape.document, "longest": shape.longest, "filled": shape.filled}
+        assumptions.append(f"{shape.description}; throughput and MFU count the tokens of samples")
     strategy = replace(settled, choices=choices).strategy(layout, micro_batch, global_batch, seq)
     if strategy.micro_batches > MICRO_BATCHES.most:
         raise ValueError(
