@@ -182,6 +182,21 @@ def test_a_breakdown_is_told_where_it_is_asked_for(tmp_path: Path, capsys: pytes
     assert (row["low_s"], row["high_s"]) == (told["uncertainty"]["low_s"], told["uncertainty"]["high_s"])
 
 
+def test_intervals_are_those_of_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hosts of eager steps and cost estimates of unmeasured GPUs widen them."""
+    spec, asked = tmp_path / "spec.toml", [("dgx-h100", "pytorch"), ("mi300x-node", "megatron-core")]
+    clusters, frameworks = zip(*asked, strict=True)
+    spec.write_text(
+        f'[fixed]\nmodel = "llama-3.2-1b"\ngpus = 8\n[[axis]]\ncluster = {list(clusters)}\nframework = {list(frameworks)}'
+    )
+    run_json(capsys, "sweep", str(spec), "-o", str(tmp_path / "answers"), "--workers", "1")
+    rows = {row["cluster"]: row for row in run_json(capsys, "sweep", "show", str(tmp_path / "answers"))["rows"]}
+    for cluster, framework in asked:
+        words = ["llama-3.2-1b", "--cluster", cluster, "--gpus", "8", "--framework", framework]
+        wanted = run_json(capsys, "predict", *words)["uncertainty"]
+        assert [rows[cluster][name] for name in ("low_s", "high_s")] == [wanted[name] for name in ("low_s", "high_s")]
+
+
 def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "answers"
     line = [sys.executable, "-m", "stepcast", "sweep", SPEC, "-o", str(folder), "--workers", "1"]
