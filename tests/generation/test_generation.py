@@ -495,3 +495,21 @@ def test_the_indexer_of_sparse_attention_reads_the_keys_of_all_tokens() -> None:
     steps, batch = step_times(*parts, load_engine("vllm")), np.array([32.0, 32.0])
     short_s, long_s = steps.attention_s(batch, np.array([65_536.0, 131_072.0]))
     assert long_s - short_s == pytest.approx(61 * 32 * 65_536 * 132 / (0.9 * 4.8e12))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "graph-loop"])
+@pytest.mark.parametrize("response", [16, 1024])
+@pytest.mark.parametrize("clients", [1, 64, 4096])
+def test_clients_are_throughput_times_latency(engine: str, response: int, clients: int) -> None:
+    """Little's law: every client always waits for one response."""
+    asked: dict[str, Any] = {"engine": engine, "concurrency": clients, "response_length": str(response)}
+    served = stepcast.predict_generation("llama-3.1-8b", "dgx-h100", tp=2, **asked)
+    latency_s = served.ttft_s + (response - 1) * served.tpot_s
+    assert served.tokens_per_s / response * latency_s == pytest.approx(clients)
+
+
+def test_a_batch_of_one_is_its_first_token_and_the_others() -> None:
+    asked: dict[str, Any] = {"requests": 1, "prompt_length": "8192", "response_length": "64"}
+    batch = stepcast.predict_generation("qwen2.5-7b", "h20", **asked)
+    assert batch.ttft_s + 64 * batch.tpot_s == pytest.approx(batch.seconds)
+    assert batch.ttft_s == batch.prefill_s

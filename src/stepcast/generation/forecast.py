@@ -165,10 +165,15 @@ class SteadyServing:
 
 
 def add_waits(served: SteadyServing, request_s: float, burst_s: FloatArray, output: float) -> SteadyServing:
-    """Return *served* with what all clients wait for: the first wave of requests, and room in the cache."""
+    """Return *served* with what all clients wait for: the first wave of requests, and room in the cache.
+
+    Each client sends its next request when it has all tokens of its last one, so the rate follows by Little's law.
+    """
     cycle_s = output * served.tpot_s + served.ttft_s
     ttft_s = request_s + served.ttft_s + burst_s + served.waiting / served.running * cycle_s
-    return replace(served, ttft_s=ttft_s, requests_per_s=served.requests_per_s * served.running / cycle_s)
+    latency_s = ttft_s + (output - 1.0) * served.tpot_s
+    requests_per_s = served.requests_per_s * (served.running + served.waiting) / latency_s
+    return replace(served, ttft_s=ttft_s, requests_per_s=requests_per_s)
 
 
 def prefill_steps(
@@ -435,13 +440,12 @@ def _forecast_batch(shared: GenerationForecast, rollouts: list[Rollout]) -> Gene
     slowest = max(rollouts, key=lambda rollout: rollout.seconds)
     requests, response = shared.task.requests or 1, shared.task.response.mean
     spans = np.diff(slowest.ends_s, prepend=0.0)
-    steps_taken = (slowest.batch * spans).sum() / max(slowest.tokens, 1.0)
     shown = np.unique(np.linspace(0, len(spans) - 1, CURVE_POINTS).astype(int))
     return replace(
         shared,
         **pick(slowest, "seconds prefill_s tail_s ttft_s"),
         mean_batch=float((slowest.batch * spans).sum() / spans.sum()),
-        tpot_s=float(steps_taken),
+        tpot_s=float((slowest.finish_s - slowest.ttft_s).sum() / max(slowest.tokens, 1.0)),
         tokens_per_s=requests * response / slowest.seconds,
         curve=tuple(zip(slowest.ends_s[shown].tolist(), slowest.batch[shown].tolist(), strict=True)),
         finish_s=tuple(slowest.finish_s.tolist()),
