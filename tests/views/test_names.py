@@ -48,7 +48,7 @@ JSON_NAMES = {
     "Why rank 1 wins": "binds",
     "Pareto frontier": "front",
     "Reproduce a row": "command",
-    "Other intervals and spares": "choices",
+    "Other intervals and spares (closed form)": "choices",
     "Operations": "operations operations_s",
     "Advice": "advice",
     "Kernels": "kernels",
