@@ -41,7 +41,9 @@ def rl_view(facts: Facts) -> ui.View:
     times_s = {name: seconds for name, seconds in facts["phases_s"].items() if seconds > 0}
     phases = [ui.Share(NAMES["rl_colours"][name], name, seconds) for name, seconds in times_s.items()]
     total = sum(share.amount for share in phases)
-    overlap = " Both pools work at once, so the step is shorter than their sum." if facts["mode"] == "async" else ""
+    title, overlap = "Phases", ""
+    if facts["mode"] == "async":
+        title, overlap = "Phases (pools overlap)", " Both pools work at once, so the step is shorter than their sum."
     trained = facts["training_layout"].items()
     config_keys = []
     if facts["config"]:
@@ -55,7 +57,7 @@ def rl_view(facts: Facts) -> ui.View:
         too_large=not facts["fits"],
         idle=", ".join(f"{name} {share}".strip() for name, share in shares.items()),
         has_tail=facts["tail_s"] > 0,
-        phases=ui.breakdown("Phases", phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
+        phases=ui.breakdown(title, phases, total, whole="all phases", lead=f"Seconds of each phase.{overlap}"),
         rollout=layout_words(facts["rollout_layout"]),
         training=", ".join(f"{name} {degree}" for name, degree in trained if degree != "1"),
         spreads=[{"spread": name, "step_s": seconds} for name, seconds in facts["sensitivity_s"].items()],
