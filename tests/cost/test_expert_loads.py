@@ -102,3 +102,12 @@ def test_damaged_files_are_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=r"tokens|experts"):
         predict(expert_load=str(file))
+
+
+def test_no_rank_gets_more_than_its_experts_can() -> None:
+    """Of 8 experts of which a token takes 2, none gets more than every token, 4 times the mean; nor does its rank."""
+    tokens = 32768
+    for draw in power_law_draws(8, 2, 1.2, tokens):
+        assert sum(draw) == pytest.approx(2 * tokens, rel=0.02)
+        assert busiest_share(draw, 8) == pytest.approx(skew_of(draw, 2, 8, tokens)[0], rel=0.02)
+        assert busiest_share(draw, 8) <= 4.02

@@ -117,16 +117,21 @@ def power_law_draws(experts: int, top_k: int, alpha: float, tokens: float) -> li
     """Return the rows of each expert in several draws of a power law."""
     largest, rows = max(2.0, MOST_SHARE * tokens), tokens * top_k
     shares = (power_law_shares(experts, alpha, largest, draw) for draw in range(DRAWS))
-    return [np.minimum(share * rows, tokens).tolist() for share in shares]
+    return [_cap_rows(share, rows, tokens).tolist() for share in shares]
+
+
+def _cap_rows(loads: FloatArray, total: float, most: float) -> FloatArray:
+    """Return *loads* scaled to *total* rows of which no expert gets more than *most*: others get what it cannot."""
+    for _ in range(9):
+        loads = np.minimum(loads * (total / loads.sum()), most)
+    return loads
 
 
 def skew_of(shares: Sequence[float], top_k: int, ranks: int, tokens: float, replicas: int = 0) -> tuple[float, float]:
     """Return the rows of the largest expert over the mean, and the blocks of rows that experts of the busiest rank
-    fill over those of equal ones. An expert gets each token once at most; others get what it cannot.
+    fill over those of equal ones. An expert gets each token once at most.
     """
-    rows = np.asarray(shares, dtype=np.float64)
-    for _ in range(9):
-        rows = np.minimum(rows * (tokens * top_k / rows.sum()), tokens)
+    rows = _cap_rows(np.asarray(shares, dtype=np.float64), tokens * top_k, tokens)
     rows[np.argsort(-rows)[:replicas]] /= 2.0
     by_rank = np.round(rows).reshape(ranks, -1)
     busiest = by_rank[by_rank.sum(axis=1).argmax()]
