@@ -78,7 +78,7 @@ class Lengths:
         if self.shape == "fixed":
             return f"{self.mean:,.0f} tokens"
         limit = f", at most {self.most:,.0f}" if self.most < math.inf else ""
-        return f"{self.shape} with a mean of {self.mean:,.0f} tokens and cv {self.cv:g}{limit}"
+        return f"{self.shape} with a mean of {self.mean:,.0f} tokens and cv {self.cv:.3g}{limit}"
 
 
 def parse_lengths(text: str) -> Lengths:

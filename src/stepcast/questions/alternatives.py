@@ -142,7 +142,7 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
             assumptions.setdefault(note, []).append(name)
     require(rows != [], "; ".join(f"{name}: {problem}" for name, problem in failed.items()))
     model = getattr(question, "model", None)
-    named = (f"{', '.join(of)}: {note}" if len(of) < len(rows) else note for note, of in assumptions.items())
+    named = (f"{'; '.join(of)}: {note}" if len(of) < len(rows) else note for note, of in assumptions.items())
     return Alternatives(verb, str(getattr(model, "name", model)), tuple(rows), failed, tuple(named))
 
 

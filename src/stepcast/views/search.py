@@ -38,6 +38,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
     """Return the view of a search; *simulated* are all candidates that were run: words, step_s and memory_bytes."""
     rows, counts, change, front = (facts[name] for name in ("rows", "counts", "change", "front"))
     best, is_complete = rows[0] if rows else None, counts["complete"]
+    fastest = {row["gpus"]: row for row in reversed(front)}  # of each number of GPUs: shown first
     nothing = None if rows else "nothing fits" if is_complete else "nothing yet"
     # What to do where nothing fits.
     without = {**facts, "change": change or {}} if is_complete and not rows else {}
@@ -68,7 +69,7 @@ def search_view(facts: Facts, simulated: Sequence[Facts] = ()) -> ui.View:
         variants=[{**variant, "rank": row["rank"], "best": row} for row in rows for variant in row["variants"]],
         breakdowns=_breakdowns(rows),
         trade_off=_trade_off(front, rows, simulated, facts["capacity_bytes"]) if rows else None,
-        pareto=front if len(front) > 1 else None,
+        pareto=sorted(front, key=lambda row: row is not fastest[row["gpus"]]) if len(front) > 1 else None,
         commands=ui.Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
         see=ui.Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
     )
