@@ -52,6 +52,7 @@ def as_printed(answer: Any) -> dict[str, Any]:
     [
         ("predict", {"gpus": 8, "tokens": "1T", "price": 2.5}),
         ("predict", {"gpus": 8, "micro_batch": 8, "sharding": "none"}),  # does not fit, so it has remedies
+        ("predict", {"cluster": "gb200-nvl72", "gpus": 8, "framework": "trainer"}),  # whose hosts have a pace
         ("search", {"gpus": 8, "global_batch": 32, "tp": 2, "pp": 1, "top": 2}),
         ("plan", {"gpus": 8, "tp": 2, "tokens": "100B", "runs": 20, "price": 2}),
         ("generate", {"tp": 2}),

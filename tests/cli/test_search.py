@@ -352,3 +352,13 @@ def test_a_search_leaves_a_reserve_of_memory_unless_told_otherwise(capsys: pytes
     assert roomy["rows"][0]["free_bytes"] >= 0.3 * gpu_bytes
     verdict = run_json(capsys, *shlex.split(usual["rows"][0]["command"])[1:])["memory_bytes"]["verdict"]
     assert verdict == "fits"
+
+
+def test_rows_state_a_precision_that_is_not_the_default_of_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """A V100 has no bf16, so that fp16 is its default, where the framework's is bf16."""
+    words = (
+        "search llama-3.2-1b --cluster dgx-2 --gpus 8 --global-batch 16 --fix tp=2 --fix pp=1 --precision bf16 --top 1"
+    )
+    row = run_json(capsys, *words.split())["rows"][0]
+    again = run_json(capsys, *row["command"].split()[1:])
+    assert (again["step_s"], again["strategy"]["precision"]) == (row["step_s"], "bf16")

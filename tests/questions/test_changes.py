@@ -7,7 +7,9 @@ import pytest
 
 from stepcast.cli.main import build_parser, main
 from stepcast.cli.options import read_question
-from stepcast.questions.changes import find_neighbours
+from stepcast.forecast.prediction import Prediction
+from stepcast.questions.changes import find_neighbours, find_remedies
+from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
 
 QLORA = "predict llama-3.1-8b --gpu rtx-4090 --qlora --lora 16 --seq 2048"
@@ -71,3 +73,21 @@ def test_remedies_are_what_the_software_has(words: str, remedy: str, capsys: pyt
         remedies = json.loads(capsys.readouterr().out)["remedies"]
         found[framework] = any(remedy in each["options"] for each in remedies)
     assert found == {"torchtitan": False, "transformers": True}
+
+
+def test_a_remedy_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change may have more tasks than the fluid engine takes, where the run that was asked for has not."""
+    run = settle(PredictQuestion(model="llama-3.1-8b", cluster="dgx-h100", gpus=8, micro_batch=8))
+    step_s, predict_run = run.prediction.step_s, SettledRun.__dict__["prediction"].func
+    first = find_remedies(run, step_s)[0]
+
+    def refuse(self: SettledRun) -> Prediction:
+        prediction: Prediction = predict_run(self)
+        if prediction.step_s == first["step_s"]:
+            raise ValueError("too many tasks")
+        return prediction
+
+    monkeypatch.setattr(SettledRun, "prediction", property(refuse))
+    others = [row["options"] for row in find_remedies(run, step_s)]
+    assert others
+    assert first["options"] not in others

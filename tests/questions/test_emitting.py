@@ -66,6 +66,8 @@ RUNS = [
     ),
     ("megatron", "mixtral-8x7b --cluster dgx-h100 --gpus 16 --ep 8 --expert-load power-law:1.2 --expert-replicas 2"),
     ("deepspeed", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --framework deepspeed-transformers --task dpo"),
+    ("megatron", "llama-3.2-1b --cluster dgx-h100 --gpus 8 --no-master-weights"),
+    ("torchtitan", "llama-3.1-8b --cluster dgx-h100 --gpus 8 --framework torchtitan --no-clipping"),
 ]
 
 

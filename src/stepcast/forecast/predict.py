@@ -207,7 +207,7 @@ def apply_host_pace(options: Options, calibration: Calibration | None, fitted: f
         return options
     pace = calibration.pace / fitted
     paces = host_costs.MEASURED_PACES
-    return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward), host_paces=paces)
+    return replace(options, issue_s=partial(_paced_issue_s, issue_s, 0.0, pace), host_paces=paces)
 
 
 @lru_cache(maxsize=256)
@@ -216,14 +216,7 @@ def issue_s_of(framework: Framework, tensor_us: float = 0.0, pace: float = 1.0) 
     more for tensor-parallel collectives, and *pace* times as long.
     """
     if tensor_us or pace != 1.0:
-        issue_s = issue_s_of(framework)
-        return lambda work, backward: (
-            pace
-            * (
-                issue_s(work, backward)
-                + (tensor_us * US if isinstance(work, Collective) and work.group is Group.TP else 0.0)
-            )
-        )
+        return partial(_paced_issue_s, issue_s_of(framework), tensor_us, pace)
     if framework.modules is not Modules.TORCH:
         # Every kernel is counted; all experts are one product.
         kind = "compiled" if framework.kernels is Kernels.COMPILED else "dispatch"
@@ -231,6 +224,11 @@ def issue_s_of(framework: Framework, tensor_us: float = 0.0, pace: float = 1.0) 
     if framework.listed_gathers:
         return _listed_issue_s
     return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
+
+
+def _paced_issue_s(issue_s: IssueSeconds, tensor_us: float, pace: float, work: Work, backward: bool) -> float:
+    is_tensor = isinstance(work, Collective) and work.group is Group.TP
+    return pace * (issue_s(work, backward) + (tensor_us * US if is_tensor else 0.0))
 
 
 def _issue_s(framework: Framework, strategy: Strategy, cluster: Cluster | None) -> IssueSeconds:

@@ -41,7 +41,10 @@ def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
     """Return the fastest changes with which the run fits; *step_s* is its step without them."""
     rows: list[FactDict] = []
     for change, run, verdict in _Remedies(asked).find_fitting()[:MOST_PREDICTED]:
-        prediction = run.prediction
+        try:
+            prediction = run.prediction
+        except ValueError:  # more tasks than the fluid engine takes
+            continue
         # The batch is part of the change where it was a default, since it would be chosen anew.
         if "global_batch" in change and asked.question.accumulation is not None:
             del change["global_batch"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepcast.forecast.prediction import Prediction
-from stepcast.frameworks.catalog import DECISIONS, FEATURES, Profile, load_profile, missing_features
+from stepcast.frameworks.catalog import DECISIONS, FEATURES, Profile, fit_precision, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
-from stepcast.hardware import Cluster
+from stepcast.hardware import Cluster, Gpu
 from stepcast.inputs.model_table import SIZES
 from stepcast.inputs.source import Source, prefix_errors, read_toml
 from stepcast.ir.framework import FORMATS, OPTIMIZERS, Framework, Optimizer
@@ -231,14 +231,14 @@ class NoOptionError(ValueError):
     """A setting that no option makes."""
 
 
-def predict_words(profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework) -> list[str]:
+def predict_words(profile: Profile, model: Model, gpu: Gpu, strategy: Strategy, framework: Framework) -> list[str]:
     """Return the options of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
     choices = predict_choices(profile, model, gpu, strategy, framework)
     return [word for name, value in choices.items() for word in readers.spell_option(name, value)]
 
 
 def predict_choices(
-    profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework
+    profile: Profile, model: Model, gpu: Gpu, strategy: Strategy, framework: Framework
 ) -> dict[str, object]:
     """Return the choices of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
     layout, pairs = strategy.layout, strategy.objective.sequences
@@ -247,19 +247,33 @@ def predict_choices(
     batch = {"micro_batch": strategy.micro_batch // pairs, "global_batch": strategy.global_batch // pairs}
     choices: dict[str, object] = {"framework": profile.name, "gpus": layout.gpus}
     choices |= {**degrees, **batch, "seq": strategy.seq}
-    if strategy.precision is not profile.defaults.precision:
+    if strategy.precision is not fit_precision(profile, gpu, []).defaults.precision:
         choices["precision"] = str(strategy.precision)
     # Presets and formats depend on precision and sharding, so differences are those with them given.
     given = pick(strategy, "precision"), pick(strategy, "precision sharding")
-    settled, sharded = (settle_profile(profile, model, gpu, layout, facts) for facts in given)
+    settled, sharded = (settle_profile(profile, model, gpu.name, layout, facts) for facts in given)
     usual = settled.strategy(layout, strategy.micro_batch, strategy.global_batch, strategy.seq)
     usual = replace(usual, schedule=ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B)
     for wanted, known in ((strategy, usual), (framework, sharded.framework)):
         for name in (field.name for field in fields(wanted) if field.name not in SET_BY_OTHERS):
             if getattr(wanted, name) != getattr(known, name):
-                setter, value = choice_of_field(name, getattr(wanted, name))
-                choices[setter] = value
+                choices.update(_choices_of_field(name, getattr(wanted, name), getattr(known, name)))
     return choices
+
+
+def _choices_of_field(name: str, value: object, known: object) -> list[tuple[str, str | bool]]:
+    """Return the choices that set the field *name* to *value*; of an optimizer, those that differ from *known*."""
+    if not isinstance(value, Optimizer) or not isinstance(known, Optimizer):
+        return [choice_of_field(name, value)]
+    pairs: list[tuple[str, str | bool]] = []
+    if (value.kind, value.moment_dtype) != (known.kind, known.moment_dtype):
+        pairs.append(choice_of_field(name, value))
+    for choice, wanted, usual in (
+        ("master_weights", value.master_weights, known.master_weights),
+        ("clipping", value.clips, known.clips),
+    ):
+        pairs += [(choice, wanted)] if wanted != usual else []
+    return pairs
 
 
 def choice_of_field(name: str, value: object) -> tuple[str, str | bool]:
@@ -448,7 +462,7 @@ def _differences(run: SettledRun, strategy: Strategy, framework: Framework) -> l
             if name == "stage_layers" and pieces(run.model, strategy) == pieces(run.model, run.strategy):
                 continue
             try:
-                pairs.append(choice_of_field(name, getattr(wanted, name)))
+                pairs += _choices_of_field(name, getattr(wanted, name), getattr(known, name))
             except NoOptionError:
                 pairs.append((name, None))
     return pairs

@@ -289,8 +289,7 @@ class SettledSearch:
         place = ["--model", str(question.model), "--cluster", str(question.cluster)]
         place += [word for entry in question.set for word in ("--set", entry)]
         if not candidate.kinds:
-            gpu = self.cluster.gpu.name
-            words = predict_words(self.profile, self.model, gpu, candidate.strategy, candidate.framework)
+            words = predict_words(self.profile, self.model, self.cluster.gpu, candidate.strategy, candidate.framework)
             if str(candidate.options.place) != "even":
                 words += ["--place", str(candidate.options.place)]
             return shlex.join(["stepcast", "predict", *place, *words])
@@ -509,7 +508,7 @@ def _candidate(asked: SettledSearch, candidate: SimulatedCandidate) -> FactDict:
 
 
 def _explain(asked: SettledSearch, best: SimulatedCandidate) -> list[FactDict]:
-    values = asked.profile, asked.model, asked.cluster.gpu.name, best.strategy, best.framework
+    values = asked.profile, asked.model, asked.cluster.gpu, best.strategy, best.framework
     place = {"model": asked.model, "cluster": asked.joined_cluster, "place": str(best.options.place)}
     run = settling.settle(build_question(PredictQuestion, {**place, **predict_choices(*values)}))
     return explain_choices(run, asked.capacity_bytes)

@@ -432,7 +432,7 @@ class Setup:
         machine = ["--cluster", name, *(word for change in changes for word in ("--set", change))]
         try:
             word, model = self._find_model()
-            options = predict_words(self.profile, model, self.cluster.gpu.name, self.strategy, self.framework)
+            options = predict_words(self.profile, model, self.cluster.gpu, self.strategy, self.framework)
         except NoOptionError as error:
             return f"cannot be expressed: {error}"
         words = ["stepcast", "predict", "--model", word, *machine, *options]
