@@ -362,3 +362,9 @@ def test_rows_state_a_precision_that_is_not_the_default_of_the_gpu(capsys: pytes
     row = run_json(capsys, *words.split())["rows"][0]
     again = run_json(capsys, *row["command"].split()[1:])
     assert (again["step_s"], again["strategy"]["precision"]) == (row["step_s"], "bf16")
+
+
+def test_modules_that_the_model_lacks_are_not_recomputed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "search mamba2-1.3b --cluster dgx-h100 --gpus 2 --global-batch 8 --recompute none,selective:mlp"
+    status, _, err = run(capsys, *words.split())
+    assert (status, "mamba2-1.3b lacks one of these modules" in err) == (2, True)

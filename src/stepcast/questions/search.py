@@ -24,6 +24,7 @@ from stepcast.ir.arrays import distinct_rows
 from stepcast.ir.children import usable_workers
 from stepcast.ir.framework import Framework, parse_optimizer
 from stepcast.ir.layout import Layout
+from stepcast.ir.legality import find_recomputable
 from stepcast.ir.limits import SEQUENCES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
@@ -399,6 +400,10 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     settling.note_batch(global_batch, seq, assumptions)
     if "base_weights" in axes and not question.lora:
         raise ValueError("--base-weights are frozen: train adapters on them, such as --lora 16")
+    modules = find_recomputable(model)
+    if any(set(value.modules) - modules for value in axes.get("recompute", ())):
+        listed = ", ".join(sorted(modules)) or "none"
+        raise ValueError(f"--recompute: {model.name} lacks one of these modules; choose from {listed}")
     if question.any_framework and not profile.supports:
         raise ValueError(f"--any-framework has no effect: {profile.name} does not list what it can run")
     if not question.any_framework:
