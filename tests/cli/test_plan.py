@@ -299,3 +299,13 @@ def test_owned_hardware_carbon_spot_and_restarts(capsys: pytest.CaptureFixture[s
     assert in_process["goodput"] > in_job["goodput"] > usual["goodput"]
     assert run(capsys, *words, "--carbon", "mars")[0] == 2
     assert run(capsys, *words, "--buy", "gpu=1", "--price", "2")[0] == 2
+
+
+def test_gpu_hours_say_that_they_include_spares(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64", "--tokens", "100B", "--runs", "20"]
+    hours = [
+        next(line for line in run(capsys, *words, *spares)[1].splitlines() if line.startswith("GPU-hours"))
+        for spares in ([], ["--spares", "1"], ["--spares", "2"])
+    ]
+    notes = [line.partition(",")[2].partition(",")[2] for line in hours]
+    assert notes == ["", " with 1 spare node", " with 2 spare nodes"]

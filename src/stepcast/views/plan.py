@@ -24,6 +24,8 @@ def plan_view(facts: Facts) -> ui.View:
     timed = _time_phases(facts)
     # The best interval with each number of spares, and other intervals with those that were asked for.
     best = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
+    spares = facts["spares"] or 0
+    with_spares = f", with {spares:,} spare node{'s' if spares > 1 else ''}" if spares else ""
     view = build_view(
         "plan",
         facts,
@@ -32,7 +34,7 @@ def plan_view(facts: Facts) -> ui.View:
         band=_band(facts),
         spread=ends if len(set(ends.values())) > 1 else {},
         memory=[_memory(facts)],
-        large=_large("GPU-hours", units.format_short_count(hours), units.format_amount(hours)),
+        large=_large("GPU-hours", units.format_short_count(hours), units.format_amount(hours), with_spares),
         paid=[] if facts["cost"] is None else _large("cost", *money),
         energy_mwh=facts["energy_mwh"] or None,
         interval_s=last["interval_s"] or None,
@@ -57,11 +59,11 @@ def _band(facts: Facts) -> ui.HeadlineInterval:
     return ui.HeadlineInterval(low, days["median"], high, *ends, words)
 
 
-def _large(name: str, short: str, full: str) -> list[ui.Figure]:
-    """Return a figure in short with all its digits below, where it has more than six."""
+def _large(name: str, short: str, full: str, note: str = "") -> list[ui.Figure]:
+    """Return a figure in short with all its digits below, where it has more than six, and a *note*."""
     if len(full) < len("$100,000"):
-        return [ui.Figure(name, full, line=full)]
-    return [ui.Figure(name, short, full, line=full)]
+        return [ui.Figure(name, full, note, line=f"{full}{note}")]
+    return [ui.Figure(name, short, f"{full}{note}", line=f"{full}{note}")]
 
 
 def _memory(facts: Facts) -> ui.Figure:
