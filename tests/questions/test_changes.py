@@ -8,6 +8,7 @@ import pytest
 from stepcast.cli.main import build_parser, main
 from stepcast.cli.options import read_question
 from stepcast.forecast.prediction import Prediction
+from stepcast.ir.limits import TASKS
 from stepcast.questions.changes import find_neighbours, find_remedies
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
@@ -84,7 +85,7 @@ def test_a_remedy_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.Monke
     def refuse(self: SettledRun) -> Prediction:
         prediction: Prediction = predict_run(self)
         if prediction.step_s == first["step_s"]:
-            raise ValueError("too many tasks")
+            TASKS.check(TASKS.most + 1)
         return prediction
 
     monkeypatch.setattr(SettledRun, "prediction", property(refuse))

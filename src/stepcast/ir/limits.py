@@ -10,6 +10,10 @@ from stepcast.ir.types import dataclass
 from stepcast.units import MIB
 
 
+class LimitError(ValueError):
+    """More than stepcast takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """The largest amount of *what* that stepcast takes, and *why* real inputs need no more."""
@@ -20,9 +24,9 @@ class Limit:
     unit: str = ""
 
     def check(self, amount: int) -> None:
-        """Raise a ValueError that names the limit if *amount* is beyond it."""
+        """Raise a LimitError that names the limit if *amount* is beyond it."""
         if amount > self.most:
-            raise ValueError(self.message)
+            raise LimitError(self.message)
 
     @property
     def message(self) -> str:

@@ -13,6 +13,7 @@ from itertools import combinations, product
 from stepcast.cost.memory import Verdict, memory, verdict_of
 from stepcast.ir.framework import Modules
 from stepcast.ir.legality import is_legal
+from stepcast.ir.limits import LimitError
 from stepcast.ir.strategy import BaseWeights
 from stepcast.ir.types import ChangeFacts, FactDict
 from stepcast.questions.choices import alias_flags, alias_names, option_of
@@ -43,7 +44,7 @@ def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
     for change, run, verdict in _Remedies(asked).find_fitting()[:MOST_PREDICTED]:
         try:
             prediction = run.prediction
-        except ValueError:  # more tasks than the fluid engine takes
+        except LimitError:  # more tasks than the fluid engine takes
             continue
         # The batch is part of the change where it was a default, since it would be chosen anew.
         if "global_batch" in change and asked.question.accumulation is not None:
