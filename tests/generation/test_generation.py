@@ -126,6 +126,14 @@ def test_weights_are_in_the_format_of_the_published_checkpoint(model: str, gib: 
     assert not any("is published" in text for text in named.assumptions)
 
 
+def test_an_unknown_format_of_published_weights_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    sizes = "layers = 2\nhidden = 64\nheads = 2\nffn = 128\nvocab = 100\nmax_seq = 64"
+    path.write_text(f'{sizes}\npublished_weights = "fp3"\n')
+    with pytest.raises(ValueError, match="published_weights must be one of bf16, fp8, nvfp4, mxfp4, int4"):
+        load_model(str(path))
+
+
 def test_as_many_sequences_run_as_fit_at_their_mean_length() -> None:
     """A response of 2,000 tokens holds 1,000 on average while it grows: 2,000 with its prompt."""
     facts = stepcast.predict_generation(

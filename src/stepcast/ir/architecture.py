@@ -27,6 +27,7 @@ MOST_LAYERS = LAYERS.most
 RMS_NORM = parts.Norm()
 NO_BIASES = parts.Biases()
 ROTARY = parts.Position()
+WEIGHT_FORMATS = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")  # of generation; mxfp4: of experts alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Architecture:
     wide_norms: bool = False
     dropout: float = 0.0
     drops_attention: bool = False
-    published_weights: str = field(default="bf16", compare=False)
+    published_weights: str = field(default=WEIGHT_FORMATS[0], compare=False)
     source: str = ""
     unread: tuple[str, ...] = field(default=(), compare=False)  # notes on what its file states and is not modelled
 
@@ -95,6 +96,8 @@ class Architecture:
         for name in ("hidden", "heads", "head_dim", "ffn", "vocab", "max_seq", "embedding_width"):
             value = getattr(self, name)
             require(value <= WIDTH.most, f"{name} must be at most {WIDTH.most:,}, not {value:,}")
+        known = ", ".join(WEIGHT_FORMATS)
+        require(self.published_weights in WEIGHT_FORMATS, f"published_weights must be one of {known}")
         require(self.heads % self.kv_heads == 0, f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         require(self.pre_norms or self.post_norms, "a model has norms before its halves, after them or both")
         require(self.parallel_block or not self.shared_norm, "only a parallel block can share its norm")

@@ -10,6 +10,7 @@ from stepcast.generation.forecast import GenerationForecast, GenerationTask, for
 from stepcast.generation.lengths import Lengths, parse_lengths
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
+from stepcast.ir.architecture import WEIGHT_FORMATS
 from stepcast.ir.model import Model
 from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
@@ -17,7 +18,6 @@ from stepcast.questions.choices import Choice, Question, choices_of, count, gpu_
 from stepcast.questions.question import check_rules
 
 CLIENTS = 16
-WEIGHTS = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")
 read_engine = read_word({"trtllm": "tensorrt-llm trt-llm tensorrt", "vllm": "v-llm"})
 LENGTH_HELP = (
     "in tokens: 2048, uniform:500-1500, lognormal:mean=3000,cv=0.8,max=8192 (or normal, exponential), or a file with "
@@ -38,7 +38,7 @@ class GenerateQuestion(Question, frozen=True, kw_only=True):
     pp: Annotated[int, Choice(read=gpu_count)] = 1
     ep: Annotated[int, Choice(read=gpu_count)] = 1
     dp: Annotated[int, Choice(read=gpu_count)] = 1
-    weights: Annotated[str | None, Choice(values=WEIGHTS)] = None
+    weights: Annotated[str | None, Choice(values=WEIGHT_FORMATS)] = None
     kv_cache: Annotated[str | None, Choice(values=("bf16", "fp8"))] = None
     memory_share: Annotated[float | None, Choice(read=share)] = None
     speculative_tokens: Annotated[int, Choice(read=count(0, 16))] = 0

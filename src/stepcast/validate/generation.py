@@ -35,6 +35,7 @@ from stepcast.inputs.configs.rl import read_rl_values
 from stepcast.ir.model import Model
 from stepcast.ir.types import DType, FactDict, Facts, group_by_key, require
 from stepcast.models.catalog import find_name, load_model
+from stepcast.questions.generation import formats_of
 from stepcast.rl.question import RlQuestion, answer_rl, build_rl
 from stepcast.rl.step import RlMode, RlPlacement, load_profile, sync_seconds
 from stepcast.validate import scoreboard
@@ -98,7 +99,7 @@ def _formats(row: scoreboard.Record) -> GenerationFormats:
     dense, experts = (FORMATS[row[f"{part}_quant_mode"]] for part in ("gemm", "moe"))
     cache = DType.BF16 if dense is DType.BF16 else DType.FP8
     if experts.bytes < 1 and load_model(row["model_path"]).published_weights == "mxfp4":  # rows say "4 bits" alone
-        dense, experts = DType.BF16, DType.FP4
+        return formats_of("mxfp4", cache)
     return GenerationFormats(dense, experts, cache)
 
 

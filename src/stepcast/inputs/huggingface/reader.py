@@ -455,8 +455,9 @@ def read_config(data: bytes | str, name: str) -> Model:
             method = outer.inner("quantization_config").word("quant_method", default="of no named method")
             note, known = f"quantization_config ({quote_value(method)}) of the model", method in PUBLISHED
             use = "is that of 'stepcast generate', not of training" if known else "is not read"
-            model = replace(model, unread=(f"{note} {use}: options state the format of weights",))
-            model = replace(model, published_weights=method) if known else model
+            unread = (f"{note} {use}: options state the format of weights",)
+            stored = method if known else model.published_weights
+            model = replace(model, unread=unread, published_weights=stored)
         scaling = keys.find("rope_scaling", "rope_parameters")[1]
         is_yarn = isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type"))
         if model.position.kind is PositionKind.ROTARY and model.latent is None and is_yarn:
