@@ -241,12 +241,11 @@ def predict_choices(
     profile: Profile, model: Model, gpu: Gpu, strategy: Strategy, framework: Framework
 ) -> dict[str, object]:
     """Return the choices of ``predict`` for a strategy: layout, batch, and what differs from *profile*."""
-    layout, pairs = strategy.layout, strategy.objective.sequences
+    layout, stated = strategy.layout, _state_batch(strategy)
     degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep", "pp", "vpp") if getattr(layout, name) > 1}
     degrees |= {name: getattr(layout, name) for name in ("expert_tp", "shard") if getattr(layout, name)}
-    batch = {"micro_batch": strategy.micro_batch // pairs, "global_batch": strategy.global_batch // pairs}
     choices: dict[str, object] = {"framework": profile.name, "gpus": layout.gpus}
-    choices |= {**degrees, **batch, "seq": strategy.seq}
+    choices |= {**degrees, **{name: getattr(stated, name) for name in BATCH}}
     if strategy.precision is not fit_precision(profile, gpu, []).defaults.precision:
         choices["precision"] = str(strategy.precision)
     # Presets and formats depend on precision and sharding, so differences are those with them given.
