@@ -105,7 +105,7 @@ def test_damaged_files_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_no_rank_gets_more_than_its_experts_can() -> None:
-    """Of 8 experts of which a token takes 2, none gets more than every token, 4 times the mean; nor does its rank."""
+    """A token takes 2 of 8 experts, so an expert that gets every token has 4 times the mean; no rank has more."""
     tokens = 32768
     for draw in power_law_draws(8, 2, 1.2, tokens):
         assert sum(draw) == pytest.approx(2 * tokens, rel=0.02)

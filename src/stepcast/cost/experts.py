@@ -121,7 +121,7 @@ def power_law_draws(experts: int, top_k: int, alpha: float, tokens: float) -> li
 
 
 def _cap_rows(loads: FloatArray, total: float, most: float) -> FloatArray:
-    """Return *loads* scaled to *total* rows of which no expert gets more than *most*: others get what it cannot."""
+    """Return *loads* scaled to *total* rows, at most *most* for each expert; the other experts get the rest."""
     for _ in range(9):
         loads = np.minimum(loads * (total / loads.sum()), most)
     return loads
