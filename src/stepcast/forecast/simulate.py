@@ -122,11 +122,13 @@ class WorkTable:
     def _price_lists(self, lists: Sequence[OpList]) -> FloatArray:
         hot, cool = self.compute.base.spent, self.compute.base.cool.spent
         pace, moving = self.compute.pace, self.moving
-        works = {key: work for ops in lists for key, work in zip(ops.keys, ops.works, strict=True)}
-        spent = {key: hot[key] if key in hot else cool[key] if key in cool else moving.get(key, None) for key in works}
-        known = {key: own or self._spend(key, works[key]) for key, own in spent.items()}
-        seconds = {key: clocked_s * pace + other_s for key, (clocked_s, other_s, _) in known.items()}
-        return np.array([seconds[key] for ops in lists for key in ops.keys], np.float64)
+        keys = [key for ops in lists for key in ops.keys]
+        works = [work for ops in lists for work in ops.works]
+        seconds = {}
+        for key, work in dict(zip(keys, works, strict=True)).items():
+            spent = hot.get(key) or cool.get(key) or moving.get(key) or self._spend(key, work)
+            seconds[key] = spent[0] * pace + spent[1]
+        return np.array([seconds[key] for key in keys], np.float64)
 
     def _spend(self, key: int, work: Work) -> Spent:
         """Return the seconds of a *work* that was not asked for yet."""
