@@ -192,6 +192,10 @@ class ByIdentity(Generic[Value]):
         place = (key, id(thing))
         return (self._known.get(place) or self._add(place, (thing,), make(thing, key)))[1]
 
+    def intern(self, parts: Value, place: tuple[int, ...]) -> Value:
+        """Return one object for the same *parts*, whose identities are *place*."""
+        return (self._known.get(place) or self._add(place, (parts,), parts))[1]
+
     def _add(self, place: tuple[object, ...], parts: Sequence[object], value: Value) -> tuple[Sequence[object], Value]:
         if len(self._known) >= self._most:
             self._known.clear()

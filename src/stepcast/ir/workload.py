@@ -299,29 +299,27 @@ def fold_runs(runs: Iterable[Run]) -> list[Block]:
     """Fold units that are repeated into blocks: at each place the repeating pattern that covers most. Units of the same
     layer objects are equal.
     """
-    numbers: dict[tuple[int, ...], int] = {}
-    kinds: list[tuple[Layer, ...]] = []
-    merged: list[tuple[int, int]] = []
+    units: dict[tuple[int, ...], tuple[Layer, ...]] = {}
+    merged: list[tuple[tuple[int, ...], int]] = []
     for unit, count in runs:
-        number = numbers.setdefault(tuple(map(id, unit)), len(kinds))
-        if number == len(kinds):
-            kinds.append(unit)
-        if merged and merged[-1][0] == number:
+        key = tuple(map(id, unit))
+        units[key] = unit
+        if merged and merged[-1][0] == key:
             count += merged.pop()[1]
-        merged.append((number, count))
-    blocks = []
-    for pattern, times in _fold_numbers(tuple(merged)):
-        layers = kinds[pattern[0]] if len(pattern) == 1 else tuple(chain.from_iterable([kinds[key] for key in pattern]))
-        # One object for the same layers in the same order, so that caches by identity find it again.
-        blocks.append(Block(_RUNS.get(layers, lambda layers=layers: layers), times))  # type: ignore[misc]
+        merged.append((key, count))
+    if len(units) == len(merged):
+        return [Block(_RUNS.intern(units[key], key), count) for key, count in merged]
+    numbers = {key: number for number, key in enumerate(units)}
+    blocks, kinds = [], list(units.values())
+    for pattern, times in _fold_numbers(tuple([(numbers[key], count) for key, count in merged])):
+        layers = tuple(chain.from_iterable([kinds[number] for number in pattern]))
+        blocks.append(Block(_RUNS.intern(layers, tuple(map(id, layers))), times))
     return blocks
 
 
 @lru_cache(maxsize=4096)
 def _fold_numbers(runs: tuple[tuple[int, int], ...]) -> list[tuple[tuple[int, ...], int]]:
     """Return the repeating patterns that follow one another in *runs* of numbers, with their times."""
-    if len(dict(runs)) == len(runs):
-        return [((number,), count) for number, count in runs]
     keys = tuple([number for number, count in runs for _ in range(count)])
     return [(keys[start:end], times) for start, end, times in find_patterns(keys, LONGEST_PATTERN)]
 
