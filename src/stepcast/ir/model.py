@@ -130,23 +130,15 @@ def has_copies(model: Model, strategy: Strategy) -> bool:
 
 def pieces(model: Model, strategy: Strategy) -> tuple[StagePiece, ...]:
     """Return the pipeline's pieces in model order, pp x vpp of them."""
-    count, is_two_way = strategy.layout.pp * strategy.layout.vpp, strategy.schedule is ScheduleKind.DUALPIPE
-    copies = not model.tied and has_copies(model, strategy)
-    return _pieces(model.layers, count, strategy.stage_layers, strategy.mtp_layers, is_two_way, copies)
+    return piece_kinds(model, strategy)[0]
 
 
 def piece_kinds(model: Model, strategy: Strategy) -> tuple[tuple[StagePiece, ...], tuple[int, ...]]:
     """Return the pieces, and for each the first one with the same kinds of layers, frozen layers and ends."""
-    return (every := pieces(model, strategy)), _find_first(model, every, strategy.trained_layers)
-
-
-@lru_cache(maxsize=4096)
-def _find_first(model: Model, every: tuple[StagePiece, ...], trained_layers: int) -> tuple[int, ...]:
-    keys = []
-    for piece in every:
-        layers, frozen = piece.layers, count_frozen(model, trained_layers, piece.layers)
-        keys.append((piece.embedding, piece.head, frozen, *model.blocks[layers.start : layers.stop]))
-    return tuple(map(keys.index, keys))
+    count, is_two_way = strategy.layout.pp * strategy.layout.vpp, strategy.schedule is ScheduleKind.DUALPIPE
+    copies = not model.tied and has_copies(model, strategy)
+    split = count, strategy.stage_layers, strategy.mtp_layers, is_two_way
+    return _find_pieces(model, *split, copies, strategy.trained_layers)
 
 
 def describe_split(model: Model, strategy: Strategy) -> str:
@@ -207,18 +199,20 @@ def spread_layers(layers: int, count: int, mtp_layers: int = 0, two_way: bool = 
 
 
 @lru_cache(maxsize=4096)
-def _pieces(
-    layers: int, count: int, stage_layers: tuple[int, ...], mtp_layers: int, two_way: bool, copies: bool
-) -> tuple[StagePiece, ...]:
-    even = () if layers % count else (layers // count,) * count
-    sizes = stage_layers or even or spread_layers(layers, count, mtp_layers, two_way)
-    if sum(sizes) != layers:
-        raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}")
-    ranges = [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
-    return tuple(
-        StagePiece(layers, index == 0, index == count - 1, copies and index == count - 1)
-        for index, layers in enumerate(ranges)
-    )
+def _find_pieces(
+    model: Model, count: int, stage_layers: tuple[int, ...], mtp_layers: int, two_way: bool, copies: bool, trained: int
+) -> tuple[tuple[StagePiece, ...], tuple[int, ...]]:
+    total = model.layers
+    even = () if total % count else (total // count,) * count
+    sizes = stage_layers or even or spread_layers(total, count, mtp_layers, two_way)
+    if sum(sizes) != total:
+        raise StrategyError(f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {total}")
+    every, keys = [], []
+    for index, (start, stop) in enumerate(pairwise(accumulate(sizes, initial=0))):
+        layers, is_first, is_last = range(start, stop), index == 0, index == count - 1
+        every.append(StagePiece(layers, is_first, is_last, copies and is_last))
+        keys.append((is_first, is_last, count_frozen(model, trained, layers), *model.blocks[start:stop]))
+    return tuple(every), tuple(map(keys.index, keys))
 
 
 ENDS = (WeightPart.EMBEDDING, WeightPart.POSITION, WeightPart.HEAD)

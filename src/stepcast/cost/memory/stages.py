@@ -21,13 +21,12 @@ from operator import mul
 from typing import NamedTuple
 
 from stepcast.cost.memory.piece import PieceActivations, count_activations, loss_bytes
-from stepcast.cost.memory.states import PieceStates, States, find_state_bytes, keeps_weights, orientations
+from stepcast.cost.memory.states import find_state_bytes, orientations
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, OptimizerKind, Overhead
 from stepcast.ir.model import Model, StagePiece, piece_kinds, pieces_of_stages, shares_words
 from stepcast.ir.schedules import Pipeline, ScheduleKind, find_schedule
-from stepcast.ir.sharding import Reduced
 from stepcast.ir.step import Band
 from stepcast.ir.strategy import Objective, Strategy, StrategyError, TrainingKind, layer_view
 from stepcast.ir.tables import constants
@@ -148,7 +147,8 @@ def memory(
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
     shared = _Shared(model, strategy, framework, gpu)
     every, first = piece_kinds(model, strategy)
-    pieces = {index: shared.make_piece(every[index]) for index in dict.fromkeys(first)}
+    terms = model, strategy, framework, layer_view(strategy)
+    activations = {index: count_activations(*terms, every[index]) for index in dict.fromkeys(first)}
     known: dict[tuple[int, ...], _Held] = {}
     stages = []
     before_input = held_in_flight(strategy.schedule, pipeline, True)
@@ -156,7 +156,8 @@ def memory(
     for stage, (counts, before, own) in enumerate(zip(in_flight, before_input, on_stages, strict=True)):
         key = tuple([first[index] for index in own])
         if key not in known:
-            known[key] = _Held(shared, [pieces[index] for index in key])
+            pieces = tuple([every[index] for index in key])
+            known[key] = _Held(shared, pieces, [activations[index] for index in key])
         stages.append(known[key].memory(counts, before, stage))
     return tuple(stages)
 
@@ -246,9 +247,6 @@ class MemoryMoment(NamedTuple):
         return self.gradients + self.activations + self.temporary
 
 
-_Piece = tuple[StagePiece, PieceStates, PieceActivations]
-
-
 class _Shared:
     """Values that are the same for every stage."""
 
@@ -256,13 +254,12 @@ class _Shared:
         layout, overhead = strategy.layout, framework.overhead
         self.model, self.strategy, self.framework, self.capacity = model, strategy, framework, gpu.memory_bytes
         self.states = find_state_bytes(model, strategy, framework, orientations(strategy, gpu))
-        self.plan, self.view = self.states.plan, layer_view(strategy)
         self.workspace = workspace_bytes(model, framework, gpu)
         self.flat = framework.kernels is Kernels.FUSED
         # Flat buffers exist all the time, and so do accumulators wider than the gradients; PyTorch's own gradients from
         # the first backward of a step on.
         wider = overhead.gradient_bytes > 0
-        self.early = self.flat or wider or strategy.micro_batches > 1 or self.plan.splits_gradients
+        self.early = self.flat or wider or strategy.micro_batches > 1 or self.states.plan.splits_gradients
         full = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = full / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
@@ -279,32 +276,23 @@ class _Shared:
         self.word_gradient = rows * model.word_width * strategy.weights.bytes if trains else 0.0
         self.band = _bands()["one GPU" if layout.gpus == 1 else "several GPUs"]
 
-    def make_piece(self, piece: StagePiece) -> _Piece:
-        activations = count_activations(self.model, self.strategy, self.framework, self.view, piece)
-        return piece, self.states.piece(piece), activations
-
 
 class _Held:
     """Values of stages of the same pieces, however many micro-batches they have begun."""
 
-    def __init__(self, shared: _Shared, pieces: Sequence[_Piece]) -> None:
+    def __init__(
+        self, shared: _Shared, pieces: tuple[StagePiece, ...], activations: Sequence[PieceActivations]
+    ) -> None:
         self.shared = shared
-        strategy, framework, plan = shared.strategy, shared.framework, shared.plan
-        overhead, optimizer = framework.overhead, framework.optimizer
-        parts, states, activations = zip(*pieces, strict=True)
-        every_states, trained, owned, first_gradients, weights, unreduced_bytes = zip(*states, strict=True)
+        strategy, overhead, optimizer = shared.strategy, shared.framework.overhead, shared.framework.optimizer
+        self.states, trained, owned, first_gradients, gathered, unreduced = shared.states.stage(pieces)
         self.saved, self.on_host, staged, again, transient, largest_layer = zip(*activations, strict=True)
-        self.states: States = every_states[0]
-        if len(pieces) > 1:
-            self.states = States(*map(sum, zip(*every_states, strict=True)))
-        self.layers = [len(piece.layers) for piece in parts]
-        self.heads = [number for number, piece in enumerate(parts) if piece.head]
+        self.layers = [len(piece.layers) for piece in pieces]
+        self.heads = [number for number, piece in enumerate(pieces) if piece.head]
         # Of the parameters whose states the rank keeps, those that it updates itself.
-        updated = sum(owned) * (1 - strategy.offload.optimizer)
+        updated = owned * (1 - strategy.offload.optimizer)
         self.staged: float = STAGED_LAYERS * max(staged)
         self.again: float = max(again)
-        gathered = sum(weights) if keeps_weights(plan) else max(weights)
-        unreduced = sum(unreduced_bytes) if plan.reduced is Reduced.ONCE else max(unreduced_bytes)
         self.at_loss = gathered + shared.workspace
         sharded = gathered + unreduced + shared.workspace
         working = max(transient) + shared.exchanged
@@ -312,11 +300,11 @@ class _Held:
         gradients = self.states.gradients
         self.early = gradients if shared.early else 0.0
         # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(self.early, gradients - first_gradients[0])
+        late = max(self.early, gradients - first_gradients)
         # The dense gradient of a word embedding exists in addition to what it is added to: for a moment twice, with
         # tied weights three times. Flat buffers need one.
         twice = shares_words(shared.model, strategy) and self.heads and not shared.flat
-        embedding = shared.word_gradient * (2 if twice else 1) if any(piece.embedding for piece in parts) else 0.0
+        embedding = shared.word_gradient * (2 if twice else 1) if any(piece.embedding for piece in pieces) else 0.0
         after_backward = (
             MemoryMoment(late, max(largest_layer), working + sharded),
             MemoryMoment(gradients, 0.0, embedding + shared.workspace),
@@ -325,12 +313,12 @@ class _Held:
         unfused = not optimizer.fused and optimizer.kind is OptimizerKind.ADAMW
         self.updating = MemoryMoment(gradients, 0.0, updated * optimizer.moment_bytes if unfused else 0.0)
         # The fullest moment without activations of other layers, and the most that comes and goes then.
-        self.after_backward = max(after_backward, key=sum)
+        self.later = max(*after_backward, self.updating, key=sum)
         self.loose = max([moment.activations + moment.temporary for moment in after_backward])
         # What the optimizer allocates in its first step and holds from then on.
         self.lasting: float = updated * optimizer.moments * optimizer.moment_bytes
-        self.more_gradients = overhead.gradient_bytes * sum(trained)
-        copies = FP32_BYTES * (sum(trained) - sum(owned)) if overhead.whole_master else 0.0
+        self.more_gradients = overhead.gradient_bytes * trained
+        copies = FP32_BYTES * (trained - owned) if overhead.whole_master else 0.0
         self.optimizer = self.states.optimizer + overhead.step_bytes * updated + copies
 
     def memory(self, counts: Sequence[int], before_input: Sequence[int], stage: int) -> StageMemory:
@@ -343,8 +331,7 @@ class _Held:
             begun, count = min(counts[number], before_input[number]), counts[number]
             loss = loss_bytes(shared.model, shared.strategy, begun, shared.framework, count - begun)
             temporary = max(temporary, loss + self.at_loss)
-        moments = MemoryMoment(self.early, activations, temporary), self.after_backward, self.updating
-        moment = max(moments, key=sum)
+        moment = max(MemoryMoment(self.early, activations, temporary), self.later, key=sum)
         stage_memory = StageMemory(
             stage,
             states.parameters,

@@ -35,7 +35,9 @@ class States(NamedTuple):
 
 
 class PieceStates(NamedTuple):
-    """States of a piece on one rank, and its parameters: those trained, and those whose states the rank keeps."""
+    """States of a piece, or of all pieces of a stage, on one rank, and its parameters: those trained, and those whose
+    states the rank keeps.
+    """
 
     states: States
     trained: int
@@ -79,7 +81,19 @@ class StateBytes:
         # The optimizer has weights of its own, besides those that layers use or ranks split.
         self.copies = optimizer.master_weights and strategy.weights is not DType.FP32 and not is_wide
         self.moments, self.moment = optimizer.moments, optimizer.moment_bytes
-        self.piece = cache(self._find_piece)
+        self.piece, self.stage = cache(self._find_piece), cache(self._find_stage)
+
+    def _find_stage(self, pieces: tuple[StagePiece, ...]) -> PieceStates:
+        """Return the states of a stage that holds *pieces*."""
+        states, trained, owned, first_gradients, weights, unreduced = zip(*map(self.piece, pieces), strict=True)
+        return PieceStates(
+            States(*map(sum, zip(*states, strict=True))),
+            sum(trained),
+            sum(owned),
+            first_gradients[0],
+            sum(weights) if keeps_weights(self.plan) else max(weights),
+            sum(unreduced) if self.plan.reduced is Reduced.ONCE else max(unreduced),
+        )
 
     def _find_piece(self, piece: StagePiece) -> PieceStates:
         """Return the states of *piece*."""
