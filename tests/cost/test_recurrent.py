@@ -11,7 +11,7 @@ import stepcast
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.cost.price import Bound, Price, PriceSource, matrix_rates, vector_rates
-from stepcast.cost.scan_and_convolution import chunk_steps, scan_kind, scan_s
+from stepcast.cost.scan_and_convolution import SCAN_KINDS, chunk_steps, scan_s
 from stepcast.hardware import load_gpu
 from stepcast.ir.layers.delta import rule_saved
 from stepcast.ir.layers.selective import scan_saved
@@ -54,7 +54,7 @@ def test_times_are_those_of_the_h200(mixer: str, phase: str, average: float, wor
         if (row["mixer"], row["phase"]) == (mixer, phase):
             work = work_of(row)
             assert compute_price(work, H200, default_fit()).source is PriceSource.FITTED
-            own = default_fit().scan(scan_kind(work), work.backward)
+            own = default_fit().scan(SCAN_KINDS[type(work)], work.backward)
             seconds = float(scan_s(work, PEAK, vector_rates(H200), own))
             off.append(abs(seconds / (float(row["us"]) * 1e-6) - 1))
     assert off

@@ -9,7 +9,7 @@ from stepcast.cost.collectives.choose import Algorithm, candidates, collective_s
 from stepcast.cost.collectives.route import Route
 from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
-from stepcast.cost.matmul import price_matmul
+from stepcast.cost.matmul import time_product
 from stepcast.cost.power import ALONE, Load, limit_power
 from stepcast.cost.pricing import Pricer
 from stepcast.hardware import load_cluster
@@ -24,14 +24,14 @@ EXPERTS = GroupedMatmul(8 * 4096, 4096, 4096, 8)
 
 def test_a_grouped_product_computes_its_rows_once() -> None:
     """Eight experts of 4,096 rows take about as long as one product of 32,768 rows, not eight times as long."""
-    grouped = price_matmul(EXPERTS, H200, FIT, ALONE).seconds
-    single = price_matmul(Matmul(8 * 4096, 4096, 4096), H200, FIT, ALONE).seconds
+    grouped = time_product(EXPERTS, H200, FIT, ALONE)
+    single = time_product(Matmul(8 * 4096, 4096, 4096), H200, FIT, ALONE)
     assert 0.9 * single < grouped < 1.6 * single
 
 
 def test_each_group_has_its_own_overhead() -> None:
-    free = price_matmul(EXPERTS, H200, structs.replace(FIT, grouped_s=0.0), ALONE).seconds
-    dear = price_matmul(EXPERTS, H200, structs.replace(FIT, grouped_s=1e-4), ALONE).seconds
+    free = time_product(EXPERTS, H200, structs.replace(FIT, grouped_s=0.0), ALONE)
+    dear = time_product(EXPERTS, H200, structs.replace(FIT, grouped_s=1e-4), ALONE)
     assert dear - free == pytest.approx(8 * 1e-4, rel=1e-6)
 
 

@@ -1,7 +1,7 @@
 """The price of an operator on a GPU: the physical bound first, then what is fitted.
 
-Each kind of operator has its module, with a function that prices one work and one that takes columns of sizes, from
-the same formulas. COSTS lists them all.
+Each kind of operator has its module, with a function that times one work and one that takes columns of sizes, from the
+same formulas. COSTS lists them all.
 
 A ``Load`` describes what the operator is part of: ALONE for one measured by itself, SUSTAINED for endless matrix
 work, ``step_load(...)`` for a training step.
@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.cost.attention import price_attention
+from stepcast.cost.attention import time_attention
 from stepcast.cost.fits import ComputeFit
-from stepcast.cost.matmul import price_matmul, products_of
-from stepcast.cost.memory_bound import price_stream, stream_key
+from stepcast.cost.matmul import products_of, time_product
+from stepcast.cost.memory_bound import stream_key, time_stream
 from stepcast.cost.pace import CLOCKED
 from stepcast.cost.power import ALONE, SUSTAINED, Load, cool_load, design_power_w
-from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.cost.scan_and_convolution import price_cells, price_convolution, price_scan, scan_kind
+from stepcast.cost.price import Price, matrix_unit, price_seconds, require_seconds
+from stepcast.cost.scan_and_convolution import SCAN_KINDS, time_cells, time_convolution, time_scan
 from stepcast.hardware.cluster import Gpu
-from stepcast.ir.recurrent import DeltaRule, RecurrentCells, Scan, SelectiveScan
+from stepcast.ir.recurrent import RecurrentCells, Scan
 from stepcast.ir.work import Attention, Compute, Convolution, Elementwise, GroupedMatmul, Matmul, Recorded, Work
 
 COOL = (Elementwise, Scan, Recorded)
@@ -33,33 +33,40 @@ PASSES, PRODUCTS = ("forward", "backward"), ("matmul", "bmm")
 
 
 class OperatorCost(NamedTuple):
-    """The price of a kind of operator, and the class under which it is calibrated."""
+    """The seconds of a type of operator, and the names under which it is calibrated and the fit knows its error."""
 
-    price: Callable[..., Price]
+    seconds: Callable[..., float]
     label: Callable[..., str]
+    kind: str = ""  # of products it is the unit that multiplies their format
 
 
-SCANNED = OperatorCost(price_scan, lambda work: f"{scan_kind(work)}.{PASSES[work.backward]}")
 COSTS: dict[type[Compute], OperatorCost] = {
-    Matmul: OperatorCost(price_matmul, lambda work: f"{PRODUCTS[work.batch > 1]}.{work.dtype}"),
-    GroupedMatmul: OperatorCost(price_matmul, lambda work: f"grouped.{work.dtype}"),
-    Convolution: OperatorCost(price_convolution, lambda work: f"convolution.{work.of}"),
-    Attention: OperatorCost(price_attention, lambda work: f"attention.{PASSES[work.backward]}"),
-    Scan: SCANNED,
-    DeltaRule: SCANNED,
-    SelectiveScan: SCANNED,
-    RecurrentCells: OperatorCost(price_cells, lambda work: "cells"),
-    Elementwise: OperatorCost(price_stream, lambda work: f"stream.{stream_key(work)}"),
-    Recorded: OperatorCost(
-        lambda work, *_: Price.spread(work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 0.0),
-        lambda work: "recorded",
-    ),
+    Matmul: OperatorCost(time_product, lambda work: f"{PRODUCTS[work.batch > 1]}.{work.dtype}"),
+    GroupedMatmul: OperatorCost(time_product, lambda work: f"grouped.{work.dtype}"),
+    Convolution: OperatorCost(time_convolution, lambda work: f"convolution.{work.of}", "convolution"),
+    Attention: OperatorCost(time_attention, lambda work: f"attention.{PASSES[work.backward]}", "attention"),
+    **{
+        scanned: OperatorCost(time_scan, lambda work: f"{SCAN_KINDS[type(work)]}.{PASSES[work.backward]}", kind)
+        for scanned, kind in SCAN_KINDS.items()
+    },
+    RecurrentCells: OperatorCost(time_cells, lambda work: "cells", "stream"),
+    Elementwise: OperatorCost(time_stream, lambda work: f"stream.{stream_key(work)}", "stream"),
+    Recorded: OperatorCost(lambda work, *_: work.duration_s, lambda work: "recorded", "recorded"),
 }
 
 
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
     """Return the price of one operator."""
-    return COSTS[type(work)].price(work, gpu, fit, load)
+    return _price(work, _time_work(work, gpu, fit, load), gpu, fit)
+
+
+def _time_work(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
+    return require_seconds(COSTS[type(work)].seconds(work, gpu, fit, load))
+
+
+def _price(work: Compute, seconds: float, gpu: Gpu, fit: ComputeFit) -> Price:
+    kind = COSTS[type(work)].kind or matrix_unit(gpu, work.dtype)  # type: ignore[union-attr]
+    return price_seconds(seconds, work, kind, gpu, fit)
 
 
 def work_class(work: Compute) -> str:
@@ -78,9 +85,10 @@ def cool_seconds(works: WorkCounts, gpu: Gpu, fit: ComputeFit) -> tuple[float, f
     """
     matrix_s = total_s = energy_s = 0.0
     products_of(gpu, fit).learn(works)
-    price, power = make_pricer(gpu, fit, cool_load(gpu, fit)), fit.power.of(gpu.architecture)
+    pricer, power = make_pricer(gpu, fit, cool_load(gpu, fit)), fit.power.of(gpu.architecture)
     for work, count in works.items():
-        seconds = count * price(work).seconds
+        clocked_s, other_s, _ = pricer.spend(work)
+        seconds = count * (clocked_s + other_s)
         total_s += seconds
         if isinstance(work, Matmul | GroupedMatmul | Convolution | Attention):
             matrix_s += seconds
@@ -115,21 +123,23 @@ class LoadPricer:
         # One for all loads, which is asked for no other work: else its seconds of that would be taken for another load.
         self.cool = self if is_cool or load.busy_s == 0 else make_cool_pricer(gpu, fit, SUSTAINED, is_cool=True)
         self.spent: dict[int, Spent] = {}
-        self._prices: dict[int, Price] = {}
-        self._price = lru_cache(MOST_KNOWN)(lambda work: compute_price(work, gpu, fit, load))
+        time_work = self._time_work = lru_cache(MOST_KNOWN)(lambda work: _time_work(work, gpu, fit, load))
+        self._price = lru_cache(MOST_KNOWN)(lambda work: _price(work, time_work(work), gpu, fit))
 
     def __call__(self, work: Compute) -> Price:
         """Return the price of *work*."""
-        pricer = self.cool if type(work) in COOL else self
-        key, prices = id(work), pricer._prices
-        if key not in prices:
-            if len(prices) >= MOST_KNOWN:
-                prices.clear()
-                pricer.spent.clear()
-            price = prices[key] = pricer._price(work)
-            seconds = price.seconds
-            pricer.spent[key] = (seconds, 0.0, work) if type(work) in CLOCKED else (0.0, seconds, work)
-        return prices[key]
+        return (self.cool if type(work) in COOL else self)._price(work)
+
+    def spend(self, work: Compute) -> Spent:
+        """Return the seconds of *work*, in half the time of its price."""
+        pricer, key = self.cool if type(work) in COOL else self, id(work)
+        spent = pricer.spent
+        if key not in spent:
+            if len(spent) >= MOST_KNOWN:
+                spent.clear()
+            seconds = pricer._time_work(work)
+            spent[key] = (seconds, 0.0, work) if type(work) in CLOCKED else (0.0, seconds, work)
+        return spent[key]
 
 
 make_pricer = lru_cache(512)(LoadPricer)

@@ -20,7 +20,7 @@ import numpy as np
 
 from stepcast.cost.fits import ComputeFit, MatmulFit
 from stepcast.cost.power import ALONE, Load, launch_s, limit_power
-from stepcast.cost.price import SIMT, Number, Price, Rates, matrix_rates, matrix_unit, price_kernel, scale_rates
+from stepcast.cost.price import SIMT, Number, Rates, matrix_rates, matrix_unit, scale_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.tables import constants
@@ -37,7 +37,7 @@ Product = Matmul | GroupedMatmul
 MEASURED = constants("matmul")
 
 
-def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+def time_product(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
     seconds = _add_load(products_of(gpu, fit).seconds(work), work.flops, work.dtype, gpu, fit, load)
     if isinstance(work, Matmul) and work.swapped and work.dtype is DType.TF32 and gpu.architecture == "hopper":
         least_s = MEASURED["swapped_tf32"][min(work.swapped, 2)] * work.flops / gpu.matrix_peak_flops(work.dtype)
@@ -46,8 +46,7 @@ def price_matmul(work: Product, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
         family = gpu.architecture.partition("-")[0]
         separate_s = MEASURED["separate_s"].get(family, 0.0) if work.separate else 0.0
         seconds = seconds * work.skew + (fit.grouped_s + separate_s) * work.groups
-    rates, unit = matrix_rates(gpu, work.dtype), matrix_unit(gpu, work.dtype)
-    return price_kernel(unit, float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)
+    return float(seconds)
 
 
 def _sizes(work: Product) -> tuple[float, int, int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcast.cost.fits import ComputeFit, StreamFit
 from stepcast.cost.power import ALONE, Load, launch_s
-from stepcast.cost.price import Number, Price, Rates, price_kernel, scale_rates, vector_rates
+from stepcast.cost.price import Number, Rates, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.tables import constants
 from stepcast.ir.types import DType
@@ -33,11 +33,9 @@ OWN_KERNELS: Mapping[ElementwiseKind, Mapping[DType, str]] = {
 }
 
 
-def price_stream(work: Elementwise, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+def time_stream(work: Elementwise, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
     sizes = work.rows, work.columns, work.read_bytes, work.write_bytes
-    seconds = float(stream_seconds(stream_key(work), *sizes, gpu, fit, load))
-    moved = work.read_bytes + work.write_bytes
-    return price_kernel("stream", seconds, float(work.elements), moved, vector_rates(gpu), gpu, fit)
+    return float(stream_seconds(stream_key(work), *sizes, gpu, fit, load))
 
 
 def stream_seconds(

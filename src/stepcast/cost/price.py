@@ -13,6 +13,7 @@ from stepcast.cost.fits import ComputeFit
 from stepcast.hardware.cluster import ORDINARY, Gpu
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.types import DType, dataclass
+from stepcast.ir.work import Compute, Elementwise, Recorded
 
 
 class PriceSource(StrEnum):
@@ -34,6 +35,12 @@ class Bound(StrEnum):
     NETWORK = "network"
 
 
+def require_seconds(seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"a price must be a finite number of seconds, zero or more, not {seconds!r}")
+    return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """Seconds of one operator with a range that holds the true value about nine times in ten."""
@@ -46,8 +53,7 @@ class Price:
     high_s: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.seconds) and self.seconds >= 0):
-            raise ValueError(f"a price must be a finite number of seconds, zero or more, not {self.seconds!r}")
+        require_seconds(self.seconds)
         if not 0 <= self.low_s <= self.seconds <= self.high_s:
             raise ValueError(f"a price of {self.seconds} s cannot be outside {self.low_s} to {self.high_s} s")
 
@@ -123,11 +129,15 @@ def scale_rates(rates: Rates, gpu: Gpu, fit: ComputeFit, peak_share: float = 1.0
     )
 
 
-def price_kernel(
-    kind: str, seconds: float, flops: float, moved: float, rates: Rates, gpu: Gpu, fit: ComputeFit
-) -> Price:
-    """Return the price of a kernel of *kind* that takes *seconds*, with its physical bound and its uncertainty."""
-    ideal_s = (flops / rates.peak_flops, moved / rates.bandwidth_bytes_per_s, rates.launch_s)
+def price_seconds(seconds: float, work: Compute, kind: str, gpu: Gpu, fit: ComputeFit) -> Price:
+    """Return the price of *work* that takes *seconds*, with its physical bound and the uncertainty of its *kind*."""
+    if isinstance(work, Recorded):
+        return Price.spread(seconds, PriceSource.MEASURED, Bound.COMPUTE, 0.0)
+    if isinstance(work, Elementwise):
+        flops, rates = float(work.elements), vector_rates(gpu)
+    else:
+        flops, rates = work.flops, matrix_rates(gpu, work.dtype)
+    ideal_s = (flops / rates.peak_flops, work.moved_bytes / rates.bandwidth_bytes_per_s, rates.launch_s)
     longest_s = max(ideal_s)
     bound = (Bound.COMPUTE, Bound.MEMORY, Bound.LAUNCH)[ideal_s.index(longest_s)]
     source = PriceSource.FITTED if fit.is_measured(kind, gpu.architecture) else PriceSource.SCALED

@@ -19,10 +19,10 @@ its own instructions and some for each tap.
 import numpy as np
 
 from stepcast.cost.fits import ComputeFit, ScanFit
-from stepcast.cost.matmul import fastest_s, price_matmul
-from stepcast.cost.memory_bound import price_stream
+from stepcast.cost.matmul import fastest_s, time_product
+from stepcast.cost.memory_bound import time_stream
 from stepcast.cost.power import Load, launch_s, limit_power
-from stepcast.cost.price import Number, Price, Rates, matrix_rates, price_kernel, scale_rates, vector_rates
+from stepcast.cost.price import Number, Rates, matrix_rates, scale_rates, vector_rates
 from stepcast.hardware.cluster import Gpu
 from stepcast.ir.recurrent import FLOAT, DeltaRule, RecurrentCells, Scan, SelectiveScan
 from stepcast.ir.tables import constants
@@ -30,23 +30,17 @@ from stepcast.ir.types import DType
 from stepcast.ir.work import Convolution, ConvolutionPass, Elementwise, ElementwiseKind, Matmul
 
 Scanned = Scan | DeltaRule | SelectiveScan
-KINDS: dict[type[Scanned], str] = {Scan: "scan", DeltaRule: "delta", SelectiveScan: "selective"}
+SCAN_KINDS: dict[type[Scanned], str] = {Scan: "scan", DeltaRule: "delta", SelectiveScan: "selective"}
+"""The names under which works are fitted and calibrated."""
 BLOCK_COLUMNS, BLOCKS_PER_SM = 64, 2
 CELLS = constants("cells")
 
 
-def price_scan(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+def time_scan(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
     """Each kernel is launched by itself; they are too far from the peak to heat the GPU."""
-    kind = scan_kind(work)
-    scan_fit, rates = fit.scan(kind, work.backward), matrix_rates(gpu, work.dtype)
+    scan_fit, rates = fit.scan(SCAN_KINDS[type(work)], work.backward), matrix_rates(gpu, work.dtype)
     seconds = scan_s(work, rates.peak_flops, scale_rates(vector_rates(gpu), gpu, fit), scan_fit)
-    seconds = seconds + scan_fit.kernels * launch_s(rates, 0.0, fit, load)
-    return price_kernel(kind, float(seconds), work.flops, work.moved_bytes, rates, gpu, fit)
-
-
-def scan_kind(work: Scanned) -> str:
-    """Return the name under which *work* is fitted and calibrated."""
-    return KINDS[type(work)]
+    return float(seconds + scan_fit.kernels * launch_s(rates, 0.0, fit, load))
 
 
 def scan_s(work: Scanned, peak_flops: Number, rates: Rates, fit: ScanFit) -> Number:
@@ -69,11 +63,10 @@ def chunk_steps(work: Scanned, sms: Number) -> Number:
     return -(-work.seq // work.chunk) * np.maximum(1.0, blocks / (BLOCKS_PER_SM * sms))
 
 
-def price_cells(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+def time_cells(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
     """Price LSTM, GRU and RNN cells: one kernel that keeps its weights on chip, or for each step a product and a small
     kernel, which the host launches.
     """
-    rates = matrix_rates(gpu, work.dtype)
     if work.is_persistent:
         weights = work.gates * work.hidden * work.width
         spills = CELLS["spilled"][work.backward] if weights * FLOAT > gpu.shared_memory_per_sm_bytes else 1.0
@@ -81,9 +74,9 @@ def price_cells(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> 
         step_s = (step_s + weight_s * weights * spills) * max(1.0, work.batch / CELLS["batch"])
     else:
         product, gates = _cell_kernels(work)
-        step_s = price_matmul(product, gpu, fit, load).seconds + price_stream(gates, gpu, fit, load).seconds
+        step_s = time_product(product, gpu, fit, load) + time_stream(gates, gpu, fit, load)
         step_s *= CELLS["narrow" if work.dtype.bytes < FLOAT else "wide"][work.backward]
-    return price_kernel("stream", work.steps * step_s, work.flops, work.moved_bytes, rates, gpu, fit)
+    return float(work.steps * step_s)
 
 
 def _cell_kernels(work: RecurrentCells) -> tuple[Matmul, Elementwise]:
@@ -102,11 +95,9 @@ LARGE_WINDOW = 25
 MEASURED = constants("convolution")
 
 
-def price_convolution(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+def time_convolution(work: Convolution, gpu: Gpu, fit: ComputeFit, load: Load) -> float:
     seconds = _depthwise_s(work, gpu, fit) if work.is_depthwise else _product_s(work, gpu, fit, load)
-    rates = matrix_rates(gpu, work.dtype)
-    seconds += float(launch_s(rates, 1e-6, fit, load))
-    return price_kernel("convolution", seconds, work.flops, work.moved_bytes, rates, gpu, fit)
+    return seconds + float(launch_s(matrix_rates(gpu, work.dtype), 1e-6, fit, load))
 
 
 def _depthwise_s(work: Convolution, gpu: Gpu, fit: ComputeFit) -> float:

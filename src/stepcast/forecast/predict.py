@@ -10,10 +10,10 @@ from itertools import islice
 from stepcast.cost import host as host_costs
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.compute import cool_seconds, load_of, make_pricer
+from stepcast.cost.compute import LoadPricer, cool_seconds, load_of, make_pricer
 from stepcast.cost.fits import ComputeFit, default_dispatch, default_fit
 from stepcast.cost.memory import StageMemory, memory, verdict_of
-from stepcast.cost.pace import CLOCKED, apply_pace, convert_for_kernel, pace_of, slow_for_kernel
+from stepcast.cost.pace import apply_pace, convert_for_kernel, pace_of, slow_for_kernel
 from stepcast.cost.power import Load
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
@@ -315,11 +315,11 @@ def _find_load(stage: Stage, gpu: Gpu, fit: ComputeFit, idle: bool) -> Load:
 
 
 def _cool_seconds(layers: Sequence[Layer], gpu: Gpu, fit: ComputeFit, idle: bool) -> tuple[float, float, float]:
-    matrix_s, total_s, energy_s = cool_seconds(_count_works(layers), gpu, fit)
-    return matrix_s, total_s, cool_seconds(_count_works(layers, forward=True), gpu, fit)[2] if idle else energy_s
+    matrix_s, total_s, energy_s = cool_seconds(_WORKS.of(layers, _count_works, False), gpu, fit)
+    return matrix_s, total_s, cool_seconds(_count_works(layers, True), gpu, fit)[2] if idle else energy_s
 
 
-def _stage_seconds(workload: Workload, price: ComputePrice, schedule: ScheduleKind | None) -> tuple[Spent, ...]:
+def _stage_seconds(workload: Workload, pricer: LoadPricer, schedule: ScheduleKind | None) -> tuple[Spent, ...]:
     """Return for each pipeline stage the seconds of a micro-batch that clocks decide, and those of other kernels."""
     layout = workload.layout
     if workload.uniform or layout.pp == 1:
@@ -327,7 +327,7 @@ def _stage_seconds(workload: Workload, price: ComputePrice, schedule: ScheduleKi
     spent: dict[int, Spent] = {}
     pieces = list(map(id, workload.stages))
     for key, stage in dict(zip(pieces, workload.stages, strict=True)).items():
-        blocks_s = [(_BLOCKS_S.of(block.layers, _spend, price), block.repeat) for block in stage.body]
+        blocks_s = [(_BLOCKS_S.of(block.layers, _spend, pricer), block.repeat) for block in stage.body]
         spent[key] = _add([(clocked_s * repeat, other_s * repeat) for (clocked_s, other_s), repeat in blocks_s])
     stages = pieces_of_stages(schedule or default_schedule(layout.vpp), layout.pp, layout.vpp)
     own = [tuple([pieces[piece] for piece in places]) for places in stages]
@@ -339,13 +339,12 @@ def _add(parts: Sequence[Spent]) -> Spent:
     return sum([clocked_s for clocked_s, _ in parts]), sum([other_s for _, other_s in parts])
 
 
-def _spend(layers: Sequence[Layer], price: ComputePrice) -> Spent:
+def _spend(layers: Sequence[Layer], pricer: LoadPricer) -> Spent:
     clocked_s = other_s = 0.0
-    for work, number in _count_works(layers).items():
-        if isinstance(work, CLOCKED):
-            clocked_s += number * price(work).seconds
-        else:
-            other_s += number * price(work).seconds
+    for work, number in _WORKS.of(layers, _count_works, False).items():
+        own_s = pricer.spend(work)
+        clocked_s += number * own_s[0]
+        other_s += number * own_s[1]
     return clocked_s, other_s
 
 
@@ -353,14 +352,10 @@ _COOL: ByIdentity[tuple[float, float, float]] = ByIdentity(4096)
 _BLOCKS_S: ByIdentity[Spent] = ByIdentity(4096)
 
 
-def _count_works(layers: Sequence[Layer], forward: bool = False) -> dict[Compute, int]:
+def _count_works(layers: Sequence[Layer], forward: bool) -> dict[Compute, int]:
     """Return what *layers* compute, and how often; only in the *forward* if asked."""
-
-    def count() -> dict[Compute, int]:
-        ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
-        return dict(Counter([op.work for op in ops if type(op.work) in COMPUTING]))  # type: ignore[misc]
-
-    return _WORKS.get((layers,), count, forward)
+    ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
+    return dict(Counter([op.work for op in ops if type(op.work) in COMPUTING]))  # type: ignore[misc]
 
 
 _WORKS: ByIdentity[dict[Compute, int]] = ByIdentity(4096)

@@ -132,10 +132,9 @@ class WorkTable:
 
     def _spend(self, key: int, work: Work) -> Spent:
         """Return the seconds of a *work* that was not asked for yet."""
-        base, moving = self.compute.base, self.moving
+        moving = self.moving
         if type(work) in COMPUTING:
-            base(work)  # type: ignore[arg-type]
-            return base.spent.get(key) or base.cool.spent[key]
+            return self.compute.base.spend(work)  # type: ignore[arg-type]
         if len(moving) >= MOST_KNOWN:
             moving.clear()
         group = group_of(work)
