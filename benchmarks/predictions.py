@@ -10,7 +10,7 @@ strategies, 0.7 ms when they are asked for again. A million micro-batches on 8 s
 512 on 256 stages 0.33 s.
 
 The bar of the mixed strategies is missed. No part dominates their time and no function takes more than 3 % by itself;
-a prediction makes 4,800 Python calls. Fewer of them are no remedy by themselves: with the collectives of the first
+a prediction makes 4,700 Python calls. Fewer of them are no remedy by themselves: with the collectives of the first
 and last micro-batch kept apart from the layers they are added to it makes 4,000, and takes as long. Both models have
 70 kinds of layers, 75 schedules and 114 kinds of sequences of ops, but nearly 1,000 different plans, because what
 data parallelism adds to layers depends on how they are spread: the layers with these ops, their sequences and pieces

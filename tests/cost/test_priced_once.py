@@ -29,7 +29,9 @@ LOADS = (Load(math.inf, 0.1, wanted=0.5), Load(math.inf, 0.95, wanted=1.6), SUST
 def test_what_is_remembered_is_the_price_under_that_load(name: str, work: Compute) -> None:
     gpu, fit = load_gpu(name), default_fit()
     for load in (*LOADS, *LOADS[::-1]):
-        assert make_pricer(gpu, fit, load)(work) == compute_price(work, gpu, fit, load)
+        pricer, price = make_pricer(gpu, fit, load), compute_price(work, gpu, fit, load)
+        assert pricer(work) == price
+        assert sum(pricer.spend(work)[:2]) == price.seconds
 
 
 def test_a_hot_step_slows_what_is_not_cool() -> None:
