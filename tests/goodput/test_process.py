@@ -93,9 +93,20 @@ def test_waiting_for_repair_is_erlangs_formula(spares: int) -> None:
 
 
 def test_erlang_known_values() -> None:
-    assert erlang_b(1, 1.0) == pytest.approx(1 / 2)
-    assert erlang_b(2, 1.0) == pytest.approx(1 / 5)
-    assert erlang_b(10, 5.0) == pytest.approx(0.018385, rel=1e-4)  # of any table of traffic
+    assert erlang_b(1, np.array([1.0, 0.0])) == pytest.approx([1 / 2, 0.0])
+    assert erlang_b(2, np.array(1.0)) == pytest.approx(1 / 5)
+    assert erlang_b(10, np.array(5.0)) == pytest.approx(0.018385, rel=1e-4)  # of any table of traffic
+
+
+@pytest.mark.parametrize(
+    ("shortage", "between_s"), [(Shortage.WAIT, DAY), (Shortage.SHRINK, 3 * HOUR), (Shortage.SHRINK, HOUR)]
+)
+@pytest.mark.parametrize("days", [0.05, 0.2])
+def test_a_run_shorter_than_a_repair_begins_with_all_nodes(shortage: Shortage, between_s: float, days: float) -> None:
+    """Few nodes are under repair in a run of an hour or five if a repair takes a day."""
+    process = replace(MONTHS, work_s=days * DAY, failures_per_s=1 / between_s, broken_share=0.8, repair_s=DAY, spares=1)
+    process = replace(process, shortage=shortage, replicas=64, nodes_per_replica=2)
+    assert expect_split(process).total_s == pytest.approx(drawn(process, 2000).total_s.mean(), rel=0.04)
 
 
 def test_a_job_that_shrinks_does_not_wait() -> None:

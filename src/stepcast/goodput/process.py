@@ -11,7 +11,8 @@ a lag: a failure before that returns to the previous one.
 
 Nodes under repair are customers of a loss system with one more place than there are spares: with all places taken
 the job stops and no other node breaks. Erlang's formula gives that share of time for any distribution of repairs
-(Erlang 1917; Sevastyanov 1957).
+(Erlang 1917; Sevastyanov 1957). A run begins with all nodes in order, so during the first repairs the formula takes
+the mean number of nodes that are under repair by then (modified offered load, Jagerman 1975).
 """
 
 import math
@@ -107,17 +108,37 @@ class TimeSplit:
         return self.work_s + self.checkpoints_s + self.lost_s + self.restarts_s + self.waiting_s + self.shrunk_s
 
 
+MOST_ROUNDS = 50  # until the length of a shrinking run agrees with its mean speed
 HOPELESS = 20.0  # expected failures of one attempt: e^20 attempts are five hundred million
 EXHAUSTED = 300  # intervals tried one by one: the length of the last one makes their times uneven
 
 
 def expect_split(process: RunProcess) -> TimeSplit:
     """Return the expected time by part."""
+    if not process.failures_per_s:
+        return TimeSplit(process.work_s, process.checkpoints * process.pause_s)
+    split = _split_at_speed(process)
+    if not process.repairs:
+        return split
+    if process.shortage is Shortage.WAIT:
+        loads, shares = _loads(process, split.total_s)
+        # A node that breaks while all spares are under repair stops the job until the first is back.
+        spares = process.spares or 0
+        stopped = float(shares @ erlang_b(spares, loads)) * process.load / (spares + 1)
+        return replace(split, waiting_s=split.total_s * stopped)
+    # The longer the run, the more nodes are missing on average, and the longer it takes.
+    for _ in range(MOST_ROUNDS):
+        shorter_s = split.total_s
+        split = _split_at_speed(process, *_mean_speed(process, shorter_s))
+        if split.total_s <= shorter_s * (1 + 1e-6):
+            break
+    return split
+
+
+def _split_at_speed(process: RunProcess, speed: float = 1.0, regrowths_per_s: float = 0.0) -> TimeSplit:
+    """Return the expected time by part of a run at this mean speed that gets replicas back so often."""
     rate = process.failures_per_s
     pauses_s = process.checkpoints * process.pause_s
-    if not rate:
-        return TimeSplit(process.work_s, pauses_s)
-    speed, regrowths = _mean_speed(process) if process.repairs and process.shortage is Shortage.SHRINK else (1.0, 0.0)
     # Fewer replicas take longer for the work between two checkpoints, while failures come at the same rate.
     slower = replace(process, work_s=process.work_s / speed, interval_s=process.interval_s / speed)
     check_progress(slower)
@@ -127,11 +148,8 @@ def expect_split(process: RunProcess) -> TimeSplit:
     lost_s, restarts_s = max(0.0, failures / rate - slower.work_s - pauses_s), failures * tried / rate
     split = TimeSplit(process.work_s, pauses_s, lost_s, restarts_s, failures=failures * (1 + tried))
     split = replace(split, shrunk_s=slower.work_s - process.work_s)
-    if process.repairs and process.shortage is Shortage.WAIT:
-        waiting = erlang_b((process.spares or 0) + 1, process.load)
-        return replace(split, waiting_s=split.total_s * waiting / (1 - waiting))
     # The job restarts with each replica that it gets back, from a checkpoint that took a while to be safe.
-    regrown = split.total_s * regrowths
+    regrown = split.total_s * regrowths_per_s
     return replace(
         split, restarts_s=restarts_s + regrown * tried / rate, shrunk_s=split.shrunk_s + regrown * process.lag_s
     )
@@ -168,29 +186,43 @@ def _failures(process: RunProcess) -> float:
     )
 
 
-def erlang_b(places: int, load: float) -> float:
-    """Return the share of time in which all *places* are taken (Erlang B)."""
-    blocked = 1.0
+def erlang_b(places: int, loads: FloatArray) -> FloatArray:
+    """Return the share of time in which all *places* are taken (Erlang B), for each of *loads*."""
+    blocked = np.ones_like(loads)
     for place in range(1, places + 1):
-        blocked = load * blocked / (place + load * blocked)
+        blocked = loads * blocked / (place + loads * blocked)
     return blocked
 
 
-def _mean_speed(process: RunProcess) -> tuple[float, float]:
-    """Return the speed of a job that continues with its remaining nodes, and how often in a second it gets a replica
-    back, which is as often as it loses one; repairs are Poisson distributed.
+POINTS, WEIGHTS = np.polynomial.legendre.leggauss(16)
+SETTLED = 8.0  # mean times of repair after which the number of nodes under repair no longer depends on the start
+
+
+def _loads(process: RunProcess, total_s: float) -> tuple[FloatArray, FloatArray]:
+    """Return mean numbers of nodes under repair during a run that begins with none, and the shares of its time."""
+    first_s = min(total_s, SETTLED * process.repair_s)
+    grown = -np.expm1(-first_s * (POINTS + 1) / 2 / process.repair_s)
+    shares = WEIGHTS / 2 * first_s / total_s if total_s else WEIGHTS / 2
+    return process.load * np.append(grown, 1.0), np.append(shares, 1 - shares.sum())
+
+
+def _mean_speed(process: RunProcess, total_s: float) -> tuple[float, float]:
+    """Return the mean speed in a run of *total_s* that continues with its remaining nodes, and how often in a second it
+    gets a replica back; the number of nodes under repair is Poisson distributed.
     """
-    mean, lost, chance, tail, count = 0.0, 0.0, math.exp(-process.load), 1.0, 0
+    loads, shares = _loads(process, total_s)
+    mean, back, chances, tail, count = 0.0, 0.0, np.exp(-loads), 1.0, 0
     while tail > 1e-12 and count < 100_000:
-        missing = count - (process.spares or 0)
+        missing, chance = count - (process.spares or 0), float(shares @ chances)
         mean += chance * process.speed(missing)
-        lost += chance * (process.speed(missing + 1) < process.speed(missing))
+        if process.speed(missing + 1) < process.speed(missing):
+            back += float(shares @ (chances * loads)) / process.repair_s
         tail -= chance
         count += 1
-        chance *= process.load / count
+        chances = chances * loads / count
     if mean < 1e-6:
         raise ValueError("the run makes no progress: so many nodes are under repair that no replica is complete")
-    return mean, lost * process.failures_per_s * process.broken_share
+    return mean, back
 
 
 def young_s(pause_s: float, failures_per_s: float) -> float:
