@@ -1,6 +1,7 @@
 """The verbs analyze, replay and compare from outside."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_analyze_says_it_in_words(run: Path, capsys: pytest.CaptureFixture[str])
     step, bottleneck, straggler = text.splitlines()[:3]
     assert step.split() == ["step", f"{step_ms(RUN):.2f}", "ms"]
     assert bottleneck.startswith("bottleneck  ")
-    assert "waiting for other stages" in bottleneck
+    assert "pipeline bubble" in bottleneck
     cost = step_ms(RUN) - step_ms(Pipeline())
     costs = f"rank 5 takes 2.00x as long as its peers: costs {cost:.2f} ms, {cost / step_ms(RUN) * 100:.1f} %"
     assert straggler.split(maxsplit=1)[1].startswith(costs)
@@ -247,6 +248,29 @@ def test_a_prediction_of_another_layout_than_the_measured_run(
     path.write_text(json.dumps(printed(capsys, "replay", run, "--what-if", "micro-batches=8")))
     assert main(["compare", str(path), str(run)]) == 1
     assert "not the same run micro_batches 8 vs 4" in " ".join(capsys.readouterr().out.split())
+
+
+def test_parts_have_one_name_in_predictions_and_measurements(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each part of an OptimusPrime log is compared with the part of a prediction that it is counted in."""
+    path = tmp_path / "predicted.json"
+    path.write_text(json.dumps(printed(capsys, *PREDICT, "--pp", "2", "--global-batch", "32")))
+    log = str(ROOT / "examples" / "optimus-llama-1b.txt")
+    for measured in (str(run), log):
+        main(["compare", str(path), measured])
+        text = capsys.readouterr().out
+        assert re.search(r"\npipeline bubble +[\d.]+ [mu]?s +[\d.]+ [mu]?s", text)
+        assert "\ncompute " in text
+    assert main(["predict", *PREDICT[1:], "--pp", "2", "--global-batch", "32"]) == 0
+    assert "\npipeline bubble " in capsys.readouterr().out
+    assert main(["compare", str(path), log, "--json"]) == 1  # of two runs
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["parts"]}
+    assert rows.keys() <= json.loads(path.read_text())["breakdown_s"].keys()
+    measured = printed(capsys, "analyze", log)["breakdown_s"]
+    assert rows["pp"]["measured_s"] == measured["messages"] > 0
+    assert rows["compute"]["measured_s"] == sum(measured[part] for part in ("compute", "unhooked", "accumulation"))
+    assert rows["pp"]["predicted_s"] > 0
 
 
 def test_compare_takes_what_a_verb_printed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

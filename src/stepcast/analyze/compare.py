@@ -17,6 +17,9 @@ PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 
 # A part that only one side has is counted as this part of the other side.
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
+# Parts of an OptimusPrime step.
+COUNTED_AS |= {"tensor": "tp", "data": "dp", "messages": "pp", "unhooked": "compute", "accumulation": "compute"}
+COUNTED_AS |= {"fixed": "other", "unexplained": "other"}
 
 # The parts of a prediction that a profiler's trace separates, other parts are communication; and its own figures.
 TRACED_AS = {"compute": "computation", "optimizer": "computation", "bubble": "idle", "other": "idle"}

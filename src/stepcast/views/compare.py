@@ -7,7 +7,7 @@ from stepcast.ir.types import FactDict, Facts, PointFacts, group_by_key
 from stepcast.units import format_bytes, format_change, format_count, format_percent, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_figures, build_view
-from stepcast.views.measured import PART_NAMES
+from stepcast.views.measured import OPTIMUS_PARTS, PART_NAMES
 
 MOST_PAIRS = 40
 GOOD_ERROR = 0.1
@@ -33,7 +33,8 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
     stages: list[FactDict] = [
         {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
     ]
-    parts: list[FactDict] = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in facts["parts"]]
+    part_names = {**OPTIMUS_PARTS, **PART_NAMES}
+    parts: list[FactDict] = [{**row, "name": part_names.get(row["name"], row["name"])} for row in facts["parts"]]
     first_s, second_s, error = facts["step_s"], facts["measured_step_s"], facts["error"]
     is_one_kind, differences = len(set(facts["kinds"])) == 1, facts["differences"]
     off = None if is_one_kind else error
