@@ -12,6 +12,7 @@ from stepcast.ir.limits import TASKS
 from stepcast.questions.changes import find_neighbours, find_remedies
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import SettledRun, settle
+from stepcast.views.step import remedy_pairs
 
 QLORA = "predict llama-3.1-8b --gpu rtx-4090 --qlora --lora 16 --seq 2048"
 TOO_LARGE = [
@@ -80,7 +81,7 @@ def test_a_remedy_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.Monke
     """A change may have more tasks than the fluid engine takes, where the run that was asked for has not."""
     run = settle(PredictQuestion(model="llama-3.1-8b", cluster="dgx-h100", gpus=8, micro_batch=8))
     step_s, predict_run = run.prediction.step_s, SettledRun.__dict__["prediction"].func
-    first = find_remedies(run, step_s)[0]
+    first = find_remedies(run, step_s)["remedies"][0]
 
     def refuse(self: SettledRun) -> Prediction:
         prediction: Prediction = predict_run(self)
@@ -89,6 +90,27 @@ def test_a_remedy_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.Monke
         return prediction
 
     monkeypatch.setattr(SettledRun, "prediction", property(refuse))
-    others = [row["options"] for row in find_remedies(run, step_s)]
+    found = find_remedies(run, step_s)
+    others = [row["options"] for row in found["remedies"]]
     assert others
     assert first["options"] not in others
+    assert found["remedies_left_out"] == f"1 change that fits ({TASKS.message})"
+    assert remedy_pairs(found)[-1] == ("left out", found["remedies_left_out"])
+    assert remedy_pairs({**found, "remedies": []}) == [("left out", found["remedies_left_out"])]
+
+
+def test_a_model_that_peft_cannot_split_is_split_under_the_default_framework() -> None:
+    """LoRA without ``--framework`` is trained with peft, which has no tensor parallelism; Megatron-Core has."""
+    asked = PredictQuestion(model="llama-3.1-70b", cluster="dgx-h100", gpus=8, lora_rank=16)
+    for framework, splits in ((None, True), ("peft", False)):
+        run = settle(asked.change({"framework": framework}))
+        assert run.framework.name == "peft"
+        remedies = find_remedies(run, run.prediction.step_s)["remedies"]
+        typed = [row["options"] for row in remedies if "--tp" in row["options"]]
+        assert bool(typed) is splits
+        assert all("--framework megatron-core" in options for options in typed)
+        for row in remedies:
+            words = "predict llama-3.1-70b --cluster dgx-h100 --gpus 8 --lora 16 --framework peft "
+            again = settle_words(words + row["options"]).prediction
+            assert again.fits
+            assert again.step_s == row["step_s"]

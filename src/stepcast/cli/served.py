@@ -125,7 +125,7 @@ def _step_answer(run: SettledRun, facts: FactDict, pause: Pause | None) -> AppAn
     about = About("predict", facts["command"], __version__)
     if pause is not None:
         if not run.prediction.fits:
-            facts["remedies"] = find_remedies(run, facts["step_s"])
+            facts |= find_remedies(run, facts["step_s"])
         changes = find_neighbours(run, facts["command"], pause)
         view = step_view(facts, run.prediction.shown_timeline, roofline(run.prediction), changes)
     else:

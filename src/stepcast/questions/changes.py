@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import combinations, product
 
 from stepcast.cost.memory import Verdict, memory, verdict_of
+from stepcast.forecast.options import Engine
 from stepcast.ir.framework import Modules
 from stepcast.ir.legality import is_legal
 from stepcast.ir.limits import LimitError
@@ -18,7 +19,14 @@ from stepcast.ir.strategy import BaseWeights
 from stepcast.ir.types import ChangeFacts, FactDict
 from stepcast.questions.choices import alias_flags, alias_names, option_of
 from stepcast.questions.question import PredictQuestion
-from stepcast.questions.settle import FULL_TUNING_FRAMEWORK, PEFT_RANK, TUNING_FRAMEWORK, SettledRun, settle
+from stepcast.questions.settle import (
+    FULL_TUNING_FRAMEWORK,
+    PEFT_RANK,
+    TUNING_FRAMEWORK,
+    SettledRun,
+    default_framework,
+    settle,
+)
 from stepcast.units import format_bytes
 
 SHOWN_REMEDIES = 2
@@ -38,13 +46,18 @@ Change = FactDict
 Levels = dict[str, int]  # axis -> how far along it, from 1
 
 
-def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
-    """Return the fastest changes with which the run fits; *step_s* is its step without them."""
+def find_remedies(asked: SettledRun, step_s: float) -> FactDict:
+    """Return the fastest changes with which the run fits, and how many others were left out, for what reason.
+
+    *step_s* is the step of the run without them.
+    """
     rows: list[FactDict] = []
+    beyond: list[LimitError] = []
     for change, run, verdict in _Remedies(asked).find_fitting()[:MOST_PREDICTED]:
         try:
             prediction = run.prediction
-        except LimitError:  # more tasks than the fluid engine takes
+        except LimitError as error:  # more tasks than the fluid engine takes
+            beyond.append(error)
             continue
         # The batch is part of the change where it was a default, since it would be chosen anew.
         if "global_batch" in change and asked.question.accumulation is not None:
@@ -56,7 +69,12 @@ def find_remedies(asked: SettledRun, step_s: float) -> list[FactDict]:
         needed = max(stage.total for stage in prediction.memory)
         row = {"options": options, "step_s": prediction.step_s, "slower": slower, "memory_bytes": needed}
         rows.append({**row, "verdict": str(verdict)})
-    return sorted(rows, key=lambda row: row["step_s"])[:SHOWN_REMEDIES]
+    facts: FactDict = {"remedies": sorted(rows, key=lambda row: row["step_s"])[:SHOWN_REMEDIES]}
+    if beyond:
+        left_out = f"{len(beyond)} {'change that fits' if len(beyond) == 1 else 'changes that fit'} ({beyond[0]})"
+        hint = "; --engine fast has no such limit" if asked.options.engine is Engine.FLUID else ""
+        facts["remedies_left_out"] = left_out + hint
+    return facts
 
 
 class _Remedies:
@@ -131,6 +149,9 @@ class _Remedies:
             change["global_batch"] = self.asked.batch["global_batch"]
         if change.keys() & {"lora_rank", "base_weights"} and self.asked.framework.name == FULL_TUNING_FRAMEWORK:
             change["framework"] = TUNING_FRAMEWORK
+        by_default = self.asked.framework.name == TUNING_FRAMEWORK and self.asked.question.framework is None
+        if by_default and change.keys() & {"tp", "pp", "cp"}:  # peft splits no model
+            change["framework"] = default_framework(self.asked.question.lora_rank, split=2)
         return change
 
 

@@ -267,8 +267,8 @@ def _check_memory(steps: list[SettledRun | None], allowed: bool) -> list[str]:
         assert memory is not None
         warning = f"{which} does not fit into GPU memory ({memory_words(memory).partition(':')[0]})"
         if not allowed:
-            remedies = {"remedies": find_remedies(step, step.prediction.step_s)}
-            fixes = "; ".join(f"{name}: {text}" for name, text in remedy_pairs(remedies))
+            remedies = remedy_pairs(find_remedies(step, step.prediction.step_s))
+            fixes = "; ".join(f"{name}: {text}" for name, text in remedies)
             raise DoesNotFitError(f"{warning}; {fixes}; --allow-oom plans it anyway")
         warnings.append(warning)
     return warnings

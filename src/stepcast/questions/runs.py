@@ -308,7 +308,7 @@ def answer_facts(prediction: Prediction, run: SettledRun, file: RunFile | None =
 
     more = {
         "training": training_facts(run.question, run.strategy, prediction.step_s),
-        "remedies": None if prediction.fits else find_remedies(run, prediction.step_s),
+        **({} if prediction.fits else find_remedies(run, prediction.step_s)),
         "config": file.facts(write_command(run)) if file else None,
     }
     known = {name: value for name, value in more.items() if value is not None}

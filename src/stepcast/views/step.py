@@ -53,6 +53,7 @@ def step_view(
         ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in known["percentiles_s"].items())
         jittered = [{**known, "ranks": ranks}]
     savings = _savings(facts)
+    left_out = [facts] if "remedies_left_out" in facts else []
     has_samples = run.get("seq") == 1  # of captured programs, such as images
     view = build_view(
         "step",
@@ -75,7 +76,8 @@ def step_view(
         has_stages=len(facts["stages"]) > 1,
         has_one_stage=len(facts["stages"]) == 1,
         Change=lambda remedy: ui.Cell(remedy["options"], code=True),
-        no_remedies=[] if facts.get("remedies", True) else [{"why": remedy_pairs(facts)[0][1]}],
+        no_remedies=[] if facts.get("remedies", True) or left_out else [{"why": remedy_pairs(facts)[0][1]}],
+        left_out=left_out,
         breakdown=ui.breakdown("Time breakdown (mean over stages)", shares, facts["step_s"], lead=lead),
         changes=_changes(facts["step_s"], changes) if changes else None,
         savings=[] if changes else savings,
@@ -131,10 +133,11 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
     """Return the changes that make the step fit, the fastest first."""
     if "remedies" not in facts:
         return []
-    if not facts["remedies"]:
+    left_out = [("left out", facts["remedies_left_out"])] if "remedies_left_out" in facts else []
+    if not facts["remedies"] and not left_out:
         why = "no recomputation, sharding, smaller micro-batch or split of these GPUs does: give more of them"
         return [("to fit", f"{why}, or let 'stepcast search' look")]
-    return [
+    remedies = [
         (
             "or" if index else "to fit",
             f"{remedy['options']}: {format_seconds(remedy['step_s'])} ({format_change(remedy['slower'], 0)}), "
@@ -142,6 +145,7 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
         )
         for index, remedy in enumerate(facts["remedies"])
     ]
+    return remedies + left_out
 
 
 def step_shares(facts: Facts) -> list[ui.Share]:
