@@ -338,7 +338,7 @@ def gate(
         history: a SQLite file with the runs before; the runs are added to it.
         name: the history of one configuration within the file.
         label: a name of the run, such as its commit.
-        accept: accept a regression as the new baseline.
+        accept: accept a regression as the new baseline; it then does not fail.
         baseline: a baseline that *save* wrote, or a measured run, instead of a history.
         save: a file to write the runs to as a baseline.
         forecast: the JSON of a forecast; a step slower than its interval fails.

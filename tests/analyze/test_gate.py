@@ -106,7 +106,12 @@ def test_history_verdict_reports_and_acceptance(tmp_path: Path, capsys: pytest.C
     assert ElementTree.parse(xml).getroot().attrib["failures"] == "1"
     assert "started with run 6" in Path(markdown).read_text()
     assert stepcast.gate(NIGHTS[6], history=history).failed
-    assert stepcast.gate(NIGHTS[6], history=history, accept=True).failed
+    assert main([*words, "--accept"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["status"], facts["failed"]) == ("accepted", False)
+    assert facts["verdict"].endswith("started with run 6; a new baseline begins with that run")
+    assert ElementTree.parse(xml).getroot().attrib["failures"] == "0"
+    assert ":white_check_mark:" in Path(markdown).read_text()
     assert not stepcast.gate(NIGHTS[6], history=history).failed
 
 

@@ -312,6 +312,7 @@ def _stage_seconds(stage: Facts) -> dict[str, float]:
 # succession, or three whose clipped deviations together are unlikely. ``tests/analyze/test_gate.py`` measures both
 # error rates on histories with the noise of published MLPerf runs and of two traced jobs.
 PASSED, SUSPECTED, REGRESSION, IMPROVED, NEW = "passed", "suspected", "regression", "improved", "new"
+ACCEPTED = "accepted"  # a regression with which the user has a new baseline begin
 
 STEP, MEMORY = "step", "peak memory"
 GATED = (STEP, MEMORY)  # the other measures explain

@@ -158,6 +158,9 @@ def gate_files(measured: Sequence[str], options: GateOptions) -> GateResult:
     warnings = [text for run in read for text in run.warnings]
     if options.accept and not result.since:
         warnings.append("--accept has no effect: no regression began before this run")
+    elif options.accept and result.status == comparing.REGRESSION:
+        verdict = f"{result.verdict}; a new baseline begins with that run"
+        result = msgspec.structs.replace(result, status=comparing.ACCEPTED, verdict=verdict)
     result = msgspec.structs.replace(result, warnings=[*warnings, *result.warnings])
     return comparing.check_forecast(result, forecast, given[-1].identity) if forecast else result
 

@@ -15,7 +15,7 @@ FIGURES = ui.columns_by_key(
     "MFU=mfu tokens/s=tokens_per_s, memory=memory_bytes days=days:,.1f GPU-hours=gpu_hours, cost=cost, "
     "energy_(MWh)=energy_mwh:,.1f goodput"
 )
-MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL}
+MOODS = {"regression": ui.Mood.BAD, "suspected": ui.Mood.NEUTRAL, "accepted": ui.Mood.NEUTRAL}
 KINDS = {"regression": "tp", "suspected": "optimizer", "improved": "dp"}
 MOST_DOTS = 1200
 MOST_REASONS = 10
