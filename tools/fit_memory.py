@@ -57,6 +57,8 @@ def _records(path: Path, needed: str) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        sys.exit("give the training_runs.csv of the sets published, published-more, published-new and mlperf")
     print('source = "tools/fit_memory.py: measured over predicted memory, 5 and 95 % quantiles"')
     kinds = {"one GPU": list(one_gpu_ratios()), "several GPUs": list(several_gpu_ratios(sys.argv[1:]))}
     for name, ratios in kinds.items():

@@ -6,12 +6,13 @@ from importlib import resources
 from pathlib import Path
 from statistics import mean, median
 
+import numpy as np
 import pytest
 
 from stepcast.cost.memory import StageMemory, Verdict, memory, verdict_of
 from stepcast.cost.memory.stages import fragmented_bytes
 from stepcast.frameworks.catalog import load_framework
-from stepcast.hardware.catalog import load_gpu
+from stepcast.hardware.catalog import load_fit, load_gpu
 from stepcast.ir.framework import Overhead
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import Band
@@ -19,6 +20,7 @@ from stepcast.ir.strategy import ContextKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
 from stepcast.units import GIB
 from stepcast.validate.transformers import Setting
+from tools.fit_memory import TAIL, one_gpu_ratios
 
 SHIPPED = Path(str(resources.files("stepcast"))) / "data" / "transformers"
 EXPANDABLE = Path(__file__).parents[1] / "data" / "expandable-h200.csv"
@@ -128,3 +130,10 @@ def test_context_parallel_ranks_hold_what_they_exchange() -> None:
     layers, flying = 4, 15
     saved = held[ContextKind.ALL_GATHER].activations - held[ContextKind.RING].activations
     assert saved == pytest.approx(layers * flying * results / 16)
+
+
+def test_the_interval_on_one_gpu_is_that_of_all_shipped_steps() -> None:
+    ratios = list(one_gpu_ratios())
+    low, high = np.quantile(ratios, [TAIL, 1 - TAIL])
+    stated = load_fit("memory")["kinds"]["one GPU"]
+    assert stated == {"low": round(low, 3), "high": round(high, 3), "rows": len(ratios)}
