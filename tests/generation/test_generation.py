@@ -126,11 +126,29 @@ def test_weights_are_in_the_format_of_the_published_checkpoint(model: str, gib: 
     assert not any("is published" in text for text in named.assumptions)
 
 
+def test_experts_alone_of_kimi_k2_5_are_in_int4() -> None:
+    """The checkpoint has 384 experts in 60 layers with 4 bits and a bf16 scale for each 32 weights; all else is bf16."""
+    model = load_model("moonshotai/Kimi-K2.5")
+    served = stepcast.predict_generation("kimi-k2.5", "dgx-b200", tp=8)
+    experts = 60 * 384 * 3 * 7168 * 2048
+    shard = model.shard_of(range(61), tp=8, ep=1, expert_tp=8, embedding=True, head=True)
+    assert shard.experts == experts / 8
+    assert served.memory.weight_bytes == experts / 8 * 4.5 / 8 + shard.dense * 2
+    assert "int4-experts weights, as kimi-k2.5 is published (--weights)" in served.assumptions
+    assert load_model("kimi-k2").published_weights == "fp8"
+    assert model.parameters == load_model("kimi-k2").parameters
+    # Attention is read in bf16, so a step takes longer than with all weights in int4.
+    all_int4 = stepcast.predict_generation("kimi-k2.5", "dgx-b200", tp=8, weights="int4")
+    assert all_int4.facts()["tpot_s"] < served.facts()["tpot_s"]
+
+
 def test_an_unknown_format_of_published_weights_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     sizes = "layers = 2\nhidden = 64\nheads = 2\nffn = 128\nvocab = 100\nmax_seq = 64"
     path.write_text(f'{sizes}\npublished_weights = "fp3"\n')
-    with pytest.raises(ValueError, match="published_weights must be one of bf16, fp8, nvfp4, mxfp4, int4"):
+    with pytest.raises(
+        ValueError, match="published_weights must be one of bf16, fp8, nvfp4, mxfp4, int4, int4-experts"
+    ):
         load_model(str(path))
 
 
@@ -372,6 +390,7 @@ def test_the_command_and_its_twin_agree(capsys: pytest.CaptureFixture[str]) -> N
         (("--engine", "mine"), "unknown engine"),
         (("--prompt-length", "1e9"), "prompt-length"),
         (("--memory-share", "0.1"), "no sequence fits"),
+        (("--weights", "int4-experts"), "a format of experts, and llama-3.1-8b has none"),
         (("--weights", "mxfp4"), "a format of experts, and llama-3.1-8b has none"),
     ],
 )

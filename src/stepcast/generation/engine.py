@@ -128,30 +128,37 @@ class GenerationLayout:
 class GenerationFormats:
     """Number formats of dense weights, routed experts and the KV cache; int4 weights have 4.25 bits with scales.
 
-    Experts in fp4 are those of mxfp4: weights alone, with a scale for 32 (OpenAI's gpt-oss).
+    Experts in fp4 are those of mxfp4: weights alone, with a scale for 32 (OpenAI's gpt-oss). Those in int4 have a bf16
+    scale for 32 where all else is in bf16 (Kimi K2.5).
     """
 
     dense: DType = DType.BF16
     experts: DType = DType.BF16
     cache: DType = DType.BF16
     int4: bool = False  # weights alone in 4 bits (AWQ, GPTQ); products run in bf16
+    int4_experts: bool = False  # the same of experts alone
 
     def weight_bytes(self, experts: bool) -> float:
         """Return the bytes of one quantised weight with its scales; fp8 has one scale for 128 x 128 weights."""
         dtype = self.experts if experts else self.dense
         scales = {DType.NVFP4: 1 / 16, DType.FP4: 1 / 32, DType.MXFP8: 1 / 32}.get(dtype, 0.0)
+        if self.int4_experts and experts:
+            return 0.5 + 2 / 32
         return 0.5 + 1 / 32 if self.int4 else dtype.bytes + scales
 
     @property
     def word(self) -> str:
         """The option that means these formats."""
+        if self.int4_experts:
+            return "int4-experts"
         return "int4" if self.int4 else "mxfp4" if self.experts is DType.FP4 else str(self.dense)
 
     def recipe(self, experts: bool) -> str:
         """Return the recipe of linear layers or experts in the words of ``cost.serving``."""
         if experts and self.experts is DType.FP4:
             return "mxfp4-weights"
-        return "int4-weights" if self.int4 else RECIPES.get(self.experts if experts else self.dense, "bf16")
+        in_int4 = self.int4 or (self.int4_experts and experts)
+        return "int4-weights" if in_int4 else RECIPES.get(self.experts if experts else self.dense, "bf16")
 
     @property
     def cache_word(self) -> str:

@@ -27,7 +27,8 @@ MOST_LAYERS = LAYERS.most
 RMS_NORM = parts.Norm()
 NO_BIASES = parts.Biases()
 ROTARY = parts.Position()
-WEIGHT_FORMATS = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")  # of generation; mxfp4: of experts alone
+WEIGHT_FORMATS = ("bf16", "fp8", "nvfp4", "mxfp4", "int4", "int4-experts")  # of generation
+EXPERT_FORMATS = ("mxfp4", "int4-experts")  # of experts alone, all else is in bf16
 
 
 @dataclass(frozen=True, slots=True)

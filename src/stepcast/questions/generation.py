@@ -10,7 +10,7 @@ from stepcast.generation.forecast import GenerationForecast, GenerationTask, for
 from stepcast.generation.lengths import Lengths, parse_lengths
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.source import prefix_errors
-from stepcast.ir.architecture import WEIGHT_FORMATS
+from stepcast.ir.architecture import EXPERT_FORMATS, WEIGHT_FORMATS
 from stepcast.ir.model import Model
 from stepcast.ir.types import DType
 from stepcast.models.catalog import load_model
@@ -64,9 +64,9 @@ def load_nouns(
 
 def formats_of(weights: str, cache: str | None) -> GenerationFormats:
     """Return the number formats that the words of options mean."""
-    experts = {"int4": DType.BF16, "mxfp4": DType.FP4}.get(weights) or DType(weights)
-    dense = DType.BF16 if weights == "mxfp4" else experts
-    return GenerationFormats(dense, experts, DType(cache or "bf16"), weights == "int4")
+    experts = {"int4": DType.BF16, "int4-experts": DType.BF16, "mxfp4": DType.FP4}.get(weights) or DType(weights)
+    dense = DType.BF16 if weights in EXPERT_FORMATS else experts
+    return GenerationFormats(dense, experts, DType(cache or "bf16"), weights == "int4", weights == "int4-experts")
 
 
 def answer_generation(question: GenerateQuestion) -> GenerationForecast:
@@ -84,8 +84,8 @@ def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     response = read_lengths("response-length", question.response_length)
     clients = CLIENTS if question.requests is None and question.concurrency is None else question.concurrency
     task = GenerationTask(prompt, response, clients, question.requests, question.group)
-    if question.weights == "mxfp4" and model.experts is None:
-        raise ValueError(f"--weights mxfp4 is a format of experts, and {model.name} has none")
+    if question.weights in EXPERT_FORMATS and model.experts is None:
+        raise ValueError(f"--weights {question.weights} is a format of experts, and {model.name} has none")
     formats = formats_of(question.weights or model.published_weights, question.kv_cache)
     engine = load_engine(question.engine)
     speculation = Speculation(question.speculative_tokens, 0.85 if question.acceptance is None else question.acceptance)
