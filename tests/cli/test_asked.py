@@ -109,7 +109,7 @@ def test_text_names_the_remedies_or_that_there_is_none(capsys: pytest.CaptureFix
 
 
 def test_adapters_are_trained_with_peft_unless_the_model_is_split(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("predict", "llama-3.1-8b", "--lora", "16", "--seq", "2048", "--gpu")
+    words = ("predict", "llama-3.1-8b", "--lora", "16", "--seq", "1536", "--gpu")
     answer = " ".join(run(capsys, *words, "rtx-4090")[1].split())
     assert "framework peft" in answer
     assert "to fit --qlora: " in answer

@@ -126,6 +126,9 @@ def test_profiles_have_what_they_choose_by_default(name: str) -> None:
     [
         ("megatron-core", {"pp": 4, "schedule": "dualpipe"}, "no dualpipe schedule (it has 1f1b, interleaved)"),
         ("megatron-core", {"pp": 4, "sharding": "fsdp"}, "no fsdp sharding in a pipeline"),
+        ("megatron-core", {"optimizer": "adafactor"}, "no adafactor optimizer (it has adamw, adamw:bf16,"),
+        ("megatron-lm", {"optimizer": "adamw:8bit"}, "no adamw:8bit optimizer"),
+        ("megatron-bridge", {"optimizer": "muon:bf16"}, "no muon:bf16 optimizer"),
         ("deepspeed-zero", {"pp": 4, "sharding": "zero-2"}, "no zero-2 sharding in a pipeline"),
         ("torchtitan", {"recompute": "block:2"}, "no block recomputation"),
         ("torchtitan", {"cp": 2, "context": "all-to-all"}, "no a2a context-parallel exchange"),
@@ -139,6 +142,15 @@ def test_predict_warns_of_what_the_software_lacks(framework: str, choices: dict[
     values: dict[str, Any] = {"gpus": 16, "global_batch": 64, **choices}
     warnings = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=framework, **values).report.warnings
     assert [each for each in warnings if f"{framework} has {lacks}" in each]
+
+
+@pytest.mark.parametrize(
+    ("framework", "optimizer"),
+    [*(("megatron-core", word) for word in ("adamw:fp8", "sgd", "sgd-momentum")), ("generic", "adafactor")],
+)
+def test_predict_does_not_warn_of_optimizers_that_the_software_has(framework: str, optimizer: str) -> None:
+    report = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=framework, gpus=8, optimizer=optimizer).report
+    assert not [each for each in report.warnings if f"{framework} has no" in each]
 
 
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
