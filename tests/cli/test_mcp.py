@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepcast.cli.mcp import TOOLS, command_line, describe_tools, shorten
+from stepcast.models.catalog import model_names
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +69,14 @@ def test_messages(tmp_path: Path) -> None:
     assert "no argument 'gpuz'; did you mean gpu" in answers[5]["result"]["content"][0]["text"]
     assert answers[6]["result"]["structuredContent"]["time_s"] > 0
     assert answers[None]["error"]["code"] in (-32700, -32600)
+
+
+def test_list_names_everything_that_there_is(tmp_path: Path) -> None:
+    """The rows of an answer are cut at 50, and there are more models."""
+    result = talk(tmp_path, call(1, "list", what="models"))[1]["result"]
+    count, _, names = result["content"][0]["text"].partition(" models: ")
+    assert names.split(", ") == list(model_names())
+    assert int(count) == len(model_names()) == 50 + result["structuredContent"]["left_out"]["models"]
 
 
 def test_schemas_follow_the_questions() -> None:

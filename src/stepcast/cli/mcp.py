@@ -330,8 +330,8 @@ def _answer(words: Sequence[str]) -> tuple[bool, str, object]:
         return False, f"{type(error).__name__}: {error}"[:2000], None
     if facts is None:
         return False, err.getvalue().removeprefix("stepcast: ").strip()[:2000], None
-    facts = shorten(facts if isinstance(facts, dict) else {"rows": facts})
-    return True, summarise(words[0], facts), facts
+    facts = facts if isinstance(facts, dict) else {"rows": facts}
+    return True, summarise(words[0], facts), shorten(facts)
 
 
 def shorten(facts: FactDict) -> FactDict:
@@ -357,9 +357,11 @@ def shorten(facts: FactDict) -> FactDict:
 
 
 def summarise(tool: str, facts: Facts) -> str:
-    """Return the answer in a sentence or two."""
+    """Return the answer in a sentence or two; of a list all names, since its rows may be cut."""
     if tool == "list":
-        words = "; ".join(f"{len(rows)} {name}" for name, rows in facts.items() if isinstance(rows, list))
+        lists = {kind: rows for kind, rows in facts.items() if isinstance(rows, list)}
+        names = {kind: ", ".join(str(next(iter(row.values()))) for row in rows) for kind, rows in lists.items()}
+        words = "\n".join(f"{len(rows)} {kind}: {names[kind]}" for kind, rows in lists.items())
     elif tool == "search":
         words = phrase("agent-search", facts["rows"][0]) if facts.get("rows") else ""
     else:
