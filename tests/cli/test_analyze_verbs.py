@@ -273,6 +273,17 @@ def test_parts_have_one_name_in_predictions_and_measurements(
     assert rows["pp"]["predicted_s"] > 0
 
 
+@pytest.mark.parametrize("verb", ["analyze", "replay"])
+def test_the_trace_of_a_prediction_is_no_measurement(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    assert main([*PREDICT, "--global-batch", "8", "--trace", str(path)]) == 0
+    capsys.readouterr()
+    assert main([verb, str(path)]) == 2
+    assert "of a prediction (its --trace writes such a file) use the --json output" in capsys.readouterr().err
+
+
 def test_compare_takes_what_a_verb_printed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(run), "--json"]) == 0
     path = tmp_path / "replayed.json"
