@@ -389,7 +389,7 @@ def test_the_command_and_its_twin_agree(capsys: pytest.CaptureFixture[str]) -> N
         (("--gpus", "3", "--tp", "2"), "not a multiple"),
         (("--engine", "mine"), "unknown engine"),
         (("--prompt-length", "1e9"), "prompt-length"),
-        (("--memory-share", "0.1"), "no sequence fits"),
+        (("--memory-share", "0.1"), "the engine reserves 3.0 GiB, 0.00 GiB are left of what it may use of"),
         (("--weights", "int4-experts"), "a format of experts, and llama-3.1-8b has none"),
         (("--weights", "mxfp4"), "a format of experts, and llama-3.1-8b has none"),
     ],

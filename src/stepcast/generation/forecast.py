@@ -54,11 +54,12 @@ def batch_limit(steps: StepTimes, memory: GenerationMemory, prompt: float, respo
     """Return the sequences that run at once on one attention rank: those that fit at their mean length."""
     fit = memory.sequences_that_fit(prompt + response / 2.0)
     if fit < 1.0:
+        weights, reserved, left = (size / 2**30 for size in memory.parts)
         need = memory.held_bytes(prompt + response / 2.0) / 2**30
         raise ValueError(
-            f"no sequence fits: weights take {memory.weight_bytes / 2**30:.1f} GiB of "
-            f"{memory.gpu_bytes / 2**30:.1f} GiB, a sequence needs {need:.2f} GiB; use more tensor or expert "
-            "parallel ranks, or narrower weights"
+            f"no sequence fits: weights take {weights:.1f} GiB, the engine reserves {reserved:.1f} GiB, {left:.2f} GiB "
+            f"are left of what it may use of {memory.gpu_bytes / 2**30:.1f} GiB (--memory-share), and a sequence needs "
+            f"{need:.2f} GiB; use more tensor or expert parallel ranks, narrower weights, or a larger share"
         )
     return int(min(fit, steps.engine.sequences))
 
