@@ -281,7 +281,11 @@ def test_the_trace_of_a_prediction_is_no_measurement(
     assert main([*PREDICT, "--global-batch", "8", "--trace", str(path)]) == 0
     capsys.readouterr()
     assert main([verb, str(path)]) == 2
-    assert "of a prediction (its --trace writes such a file) use the --json output" in capsys.readouterr().err
+    assert "'stepcast compare' takes the --json output" in capsys.readouterr().err
+    answer = tmp_path / "answer.json"
+    answer.write_text(json.dumps(printed(capsys, *PREDICT, "--global-batch", "8"), indent=2))
+    assert main([verb, str(answer)]) == 2
+    assert "is the --json output of a verb; 'stepcast compare'" in capsys.readouterr().err
 
 
 def test_compare_takes_what_a_verb_printed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
