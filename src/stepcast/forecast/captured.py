@@ -235,7 +235,7 @@ def stage_memory(
             units = find_units(captured, own, parts)
             moments = moments * is_traced
             moments += _list_moments(parts, units, spread, in_flight[stage], memory.update * share)
-        if has_views:
+        if has_views and (spread.micro_batches == 1 or spread.sums_every_pass):
             moments = [moment._replace(gradients=0.0) for moment in moments]
         moment = max(moments, key=lambda moment: moment.total)
         states = (memory.parameters + memory.optimizer) * share / spread.ways
@@ -259,7 +259,8 @@ def stage_memory(
 def _bucket_bytes(captured: Captured, parts: Sequence[LayerPart], spread: Spread) -> tuple[float, bool]:
     """Return the bytes of DDP's buckets, and whether gradients are views into them.
 
-    Otherwise all gradients are there twice (torch/csrc/distributed/c10d/reducer.cpp). Buckets stay from step to step.
+    Otherwise all gradients are there twice (torch/csrc/distributed/c10d/reducer.cpp), as are those of passes that sum
+    none, which become views when the last pass has added to them. Buckets stay from step to step.
     The first step has one bucket for all of them; when the second makes the others, the thread that watches NCCL still
     holds it (for up to 0.1 s), so that it remains reserved as often as not.
     """

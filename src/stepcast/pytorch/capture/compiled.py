@@ -7,9 +7,10 @@ and recomputes the rest in its own kernels.
 
 The saved tensors are the fewest bytes from which the rest can be recomputed, by the rules of AOTAutograd's
 partitioner (torch/_functorch/partitioners.py, min_cut_rematerialization_partition): results of products and of sums
-along rows are not recomputed, nor random numbers, nor what a product of the backward reads (except casts of
-weights), nor what is read both before and after a product. For all else the cheapest cut is saved; a tensor that the
-forward writes to memory anyway counts half as much as one that it does not.
+along rows are not recomputed, nor random numbers, nor what a product of the backward reads, such as casts of weights,
+nor what is read both before and after a product. For all else the cheapest cut is saved; a tensor that the forward
+writes to memory anyway counts half as much as one that it does not. A kernel of the backward writes into saved memory
+that it is the last to read.
 """
 
 import math
@@ -18,6 +19,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from stepcast.cost.memory.allocator import ROUNDING
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, HostCopy, Matmul
 from stepcast.pytorch.capture.emulation import FIT, MEASURED
@@ -101,6 +103,38 @@ class Dataflow:
         return self.trace.storages[storage].role != "activations" or storage not in self.maker
 
 
+def merge_casts(trace: StepTrace) -> set[int]:
+    """Let readers of a whole tensor that was cast before read the first result; return the events of the other casts.
+
+    Autocast casts the input of each layer that reads it; the compiler does so once.
+    """
+    merged = set[int]()
+    first: dict[Hashable, int] = {}
+    replaced: dict[int, int] = {}
+    writers: dict[int, int] = defaultdict(int)
+    for number, event in enumerate(trace.events):
+        for tensor in event.writes:
+            writers[tensor.storage] += 1
+        reads = tuple([own._replace(storage=replaced.get(own.storage, own.storage)) for own in event.reads])
+        trace.events[number] = event._replace(reads=reads)
+        if event.name != "_to_copy" or number in trace.uncompiled:
+            continue
+        (source,), (target,) = reads, event.writes
+        size, whole = trace.storages[source.storage].size_bytes, round_up(int(bytes_of(source)), ROUNDING)
+        state = writers[source.storage], event.moment, event.recomputed
+        kept = first.setdefault((source, state, target._replace(storage=0)), target.storage)
+        if kept != target.storage and size == whole and target.storage != source.storage:
+            replaced[target.storage] = kept
+            merged.add(number)
+            trace.events[number] = event._replace(reads=(), writes=())
+    for storage, kept in replaced.items():
+        own, other = trace.storages[kept], trace.storages[storage]
+        own.freed = None if own.freed is None or other.freed is None else max(own.freed, other.freed)
+        other.size_bytes = 0
+        trace.returned |= {kept} if storage in trace.returned else set()
+    return merged
+
+
 def choose_saved(flow: Dataflow) -> set[int]:
     """Return the storages of the forward that are saved for the backward."""
     import networkx as nx
@@ -124,8 +158,7 @@ def choose_saved(flow: Dataflow) -> set[int]:
         is_written = any(not node.fusible and not node.backward for node in flow.readers[storage])
         weight = flow.trace.storages[storage].size_bytes * (1.0 if is_written else MEASURED["unwritten_weight"])
         network.add_edge(("in", storage), ("out", storage), capacity=max(1.0, weight))
-        from_weights = all(flow.exists_before(source) for source in maker.reads)
-        if (storage in needed_by_products and not from_weights) or not _can_recompute(flow, maker, storage):
+        if storage in needed_by_products or not _can_recompute(flow, maker, storage):
             network.add_edge("available", ("in", storage))
             continue
         for node in flow.makers[storage]:
@@ -160,6 +193,7 @@ class Fusion:
 
     def __init__(self, trace: StepTrace) -> None:
         self._trace = trace
+        merged = merge_casts(trace)
         self._flow = Dataflow(trace)
         self._saved = choose_saved(self._flow)
         kernels = self._join_nodes()
@@ -167,7 +201,7 @@ class Fusion:
         self._written = {storage for storage in self._flow.maker if self._is_written(storage)}
         self._sources: dict[tuple[int, bool], frozenset[int]] = {}
         self.works = {kernel[-1].number: self._works_of(kernel) for kernel in kernels}
-        self.joined = set(self._kernel_of) - set(self.works)
+        self.joined = set(self._kernel_of) - set(self.works) | merged
         for node in self._flow.nodes.values():
             if not node.fusible:
                 recomputed = self._recompute_inputs(node) if node.backward else ()
@@ -249,6 +283,33 @@ class Fusion:
                 if storage not in self._saved and maker.fusible:
                     used = min(used, end)
                 storages[storage].freed = max(used, maker.number) + 1
+        for kernel in {id(kernel): kernel for kernel in self._kernel_of.values()}.values():
+            if kernel[0].backward:
+                self._reuse_memory(kernel, last_use)
+
+    def _reuse_memory(self, kernel: FusedKernel, last_use: dict[int, int]) -> None:
+        """Let a *kernel* of the backward write into what it reads last, as Inductor does with results of the forward
+        that the program does not return (torch/_inductor/scheduler.py, decide_inplace_update; ir.py, DonatedBuffer).
+        """
+        flow, storages, end = self._flow, self._trace.storages, max(node.number for node in kernel)
+        numbers = {node.number for node in kernel}
+        given = [
+            storage
+            for storage, number in last_use.items()
+            if number in numbers
+            and storage not in self._trace.returned
+            and not flow.exists_before(storage)
+            and flow.maker[storage].number not in self._trace.uncompiled
+        ]
+        for node in kernel:
+            for storage in node.writes:
+                if storage not in self._written or flow.exists_before(storage):
+                    continue
+                size = storages[storage].size_bytes
+                same = next((own for own in given if storages[own].size_bytes == size > 0), None)
+                if same is not None:
+                    given.remove(same)
+                    storages[same].freed = min(storages[same].freed or end, storages[storage].created)
 
     def _recompute_inputs(self, node: KernelNode) -> Iterator[Compute]:
         """Yield the kernels for what *node* of the backward reads from memory and the forward did not save."""

@@ -401,10 +401,16 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
     replaced.
     """
 
-    def __init__(self, compiled: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.casts: dict[int, tuple[Tensor, Tensor]] = {}  # of weights, in this forward
-        self._masks: dict[int, tuple[Tensor, Tensor]] | None = {} if compiled else None
+        # Of weights and of masks, in this forward.
+        self._casts: dict[int, tuple[Tensor, Tensor]] = {}
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forget_casts(self) -> None:
+        """Free what the forward cast once for all its readers."""
+        self._casts.clear()
+        self._masks.clear()
 
     def __enter__(self) -> object:
         define_operators()
@@ -429,9 +435,9 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
             is_weight = value.is_leaf and value.requires_grad and dtype is not torch.float32
             if not is_weight or torch._C._current_autograd_node() is not None:
                 return value.to(dtype)
-            if id(value) not in self.casts:
-                self.casts[id(value)] = (value, value.to(dtype))
-            return self.casts[id(value)][1]
+            if id(value) not in self._casts:
+                self._casts[id(value)] = (value, value.to(dtype))
+            return self._casts[id(value)][1]
         if isinstance(value, tuple | list):
             # Arguments that are one tensor stay one: attention asks whether its queries are its keys.
             casts = {id(item): self._cast(item, dtype) for item in value}
@@ -448,7 +454,7 @@ class EmulatedGpu(TorchFunctionMode):  # type: ignore[misc]
 
     def _additive_mask(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Return *mask* as numbers to add: eager code converts it in every call (attention.cpp), compiled code once."""
-        masks = self._masks if self._masks is not None else {}
+        masks = self._masks if torch.compiler._is_compiling_flag else {}
         if id(mask) not in masks:
             masks[id(mask)] = (mask, torch.where(mask, 0.0, float("-inf")).to(dtype))
         return masks[id(mask)][1]

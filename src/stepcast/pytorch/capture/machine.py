@@ -60,7 +60,7 @@ class PretendMachine:
     units: list[ShardedModules] = field(default_factory=list)  # inner ones first
     notes: dict[str, None] = field(default_factory=dict)  # in the order in which they came up
     compiled: set[int] = field(default_factory=set)  # ids of modules
-    compiled_depth: int = 0
+    call_compiled: Callable[[Callable[[], Any]], Any] = lambda call: call()  # runs a compiled function
     batch: list[tuple[str, tuple[int, ...], torch.dtype]] = field(default_factory=list)  # that loaders yield
 
     def note(self, text: str) -> None:
@@ -148,11 +148,7 @@ class PretendMachine:
 
         def run_compiled(*args: Any, **kwargs: Any) -> Any:
             self.compiled.add(0)
-            self.compiled_depth += 1
-            try:
-                return model(*args, **kwargs)
-            finally:
-                self.compiled_depth -= 1
+            return self.call_compiled(lambda: model(*args, **kwargs))
 
         return run_compiled
 

@@ -464,7 +464,7 @@ def _trace_program(program: TrainingProgram, options: CaptureOptions) -> StepTra
 
 def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer) -> None:
     """Run forward, backward and update of *program* under *tracer*, which gets the moment of each."""
-    gpu = EmulatedGpu(compiled=options.compiled)
+    gpu = EmulatedGpu()
     with tracer, tracer.follow_modules(), gpu:
         with (
             # Libraries that see that they are compiled leave out what reads values.
@@ -472,7 +472,8 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
             torch.autocast(GPU, torch.bfloat16) if options.autocast else contextlib.nullcontext(),
         ):
             loss, *others = program.results()
-        gpu.casts.clear()
+            tracer.add_results((loss, *others))
+        gpu.forget_casts()
         tracer.moment = Moment.BACKWARD
         if not options.compiled:
             others.clear()

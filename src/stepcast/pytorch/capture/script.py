@@ -9,17 +9,19 @@ accumulation is recognised by equal passes between two optimizer steps; only the
 
 import contextlib
 import io
+import math
 import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._device import _device_constructors
 
@@ -58,6 +60,33 @@ class StepTracedError(BaseException):
     """Ends the script once its step is traced; no ``except Exception`` of the script stops it."""
 
 
+class CompiledResult(NamedTuple):
+    """A differentiable result of compiled code."""
+
+    edge: GradientEdge
+    end: int  # the sequence number of the first autograd node after the compiled code
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def find_reads(roots: Iterable[Tensor], begin: int) -> dict[GradientEdge, float]:
+    """Return what is read on the way to *roots*, with the sequence number of the last node that reads it; nodes before
+    *begin* are not followed.
+    """
+    reads = {get_gradient_edge(root): math.inf for root in roots if root.requires_grad}
+    waiting, seen = [edge.node for edge in reads], set()
+    while waiting:
+        node = waiting.pop()
+        number = node._sequence_nr()
+        if node in seen or number < begin:
+            continue
+        seen.add(node)
+        for source in (GradientEdge(*pair) for pair in node.next_functions if pair[0] is not None):
+            reads[source] = max(reads.get(source, 0), number)
+            waiting.append(source.node)
+    return reads
+
+
 class ScriptTracer(Tracer):
     """Records what a script runs on the GPU, from one optimizer step to the next."""
 
@@ -69,7 +98,9 @@ class ScriptTracer(Tracer):
         self.batch_sizes: tuple[int, int] | None = None
         self._reads: dict[str, int] = {}  # by line, of unknown values
         self._waits_first = False
-        self._regions: list[torch.nn.Module] = []  # compiled modules whose forward runs
+        self._regions: list[torch.nn.Module | None] = []  # what runs compiled: modules, None for functions
+        self._results: list[list[CompiledResult]] = []  # of each call of compiled code that no backward has reached
+        machine.call_compiled = self.call_compiled
 
     def enter_module(self, module: torch.nn.Module, inputs: object) -> None:
         if len(self._stack) == 1 and id(module) not in self.roots:
@@ -80,15 +111,53 @@ class ScriptTracer(Tracer):
         if self.batch_sizes is None and self.recording and list_tensors((inputs,)):
             self.batch_sizes = sizes_of(inputs)
         if id(module) in self.machine.compiled:
-            self._regions.append(module)
-            torch.compiler._is_compiling_flag = self.compiles = True
+            self._begin_region(module)
         super().enter_module(module, inputs)
 
     def leave_module(self, *called: object) -> None:
         super().leave_module(*called)
         if self._regions and self._regions[-1] is called[0]:
-            self._regions.pop()
-            torch.compiler._is_compiling_flag = bool(self._regions)
+            self._end_region(called[-1])
+
+    def call_compiled(self, call: Callable[[], Any]) -> Any:
+        """Return what *call* of a compiled function returns."""
+        result = None
+        self._begin_region(None)
+        try:
+            result = call()
+        finally:
+            self._end_region(result)
+        return result
+
+    def _begin_region(self, module: torch.nn.Module | None) -> None:
+        self._regions.append(module)
+        torch.compiler._is_compiling_flag = self.compiles = True
+
+    def _end_region(self, results: object) -> None:
+        """Note the *results* of compiled code, unless it is part of other compiled code."""
+        self._regions.pop()
+        torch.compiler._is_compiling_flag = bool(self._regions)
+        if self._regions or not self.recording:
+            return
+        leaves, end = torch.utils._pytree.tree_leaves(results), torch.autograd._get_sequence_nr()
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        self.add_results(tensors)
+        self._results.append([CompiledResult(get_gradient_edge(own), end, own.shape, own.dtype) for own in tensors])
+
+    def take_unread_results(self, roots: Sequence[Tensor]) -> list[CompiledResult]:
+        """Return the results that nothing outside of their compiled code reads on the way to *roots*, of the calls of
+        which something does. Their gradients are tensors of zeros, which the compiled backward reads.
+        """
+        begin = min([result.end for call in self._results for result in call], default=None)
+        if begin is None:
+            return []
+        reads = find_reads(roots, begin)
+        unread, waiting = list[CompiledResult](), list[list[CompiledResult]]()
+        for call in self._results:
+            own = [result for result in call if reads.get(result.edge, -1) < result.end]
+            (waiting.append(call) if len(own) == len(call) else unread.extend(own))
+        self._results = waiting
+        return unread
 
     def __torch_dispatch__(
         self, func: TorchCall, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -123,7 +192,7 @@ class ScriptTracer(Tracer):
         if not self.recording:
             return
         super()._add_event(name, args, read, written)
-        event, runs_compiled = self.trace.events[-1], bool(self._regions) or self.machine.compiled_depth > 0
+        event, runs_compiled = self.trace.events[-1], bool(self._regions)
         if event.moment is Moment.BACKWARD and event.source >= 0:
             runs_compiled = event.source not in self.trace.uncompiled
         if not runs_compiled:
@@ -166,7 +235,7 @@ class ScriptTracer(Tracer):
     def open_window(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to record, with everything that exists."""
         self.begin_trace()
-        self.recording = True
+        self.recording, self._results = True, []
         self.add_existing(self.roots.values(), optimizers)
 
 
@@ -346,12 +415,15 @@ class ScriptRun:
         gradients = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, Tensor) else list(grad_tensors)
         pairs = zip(results, gradients + [None] * len(results), strict=False)
         seeds = [torch.ones_like(result) if seed is None else seed for result, seed in pairs]
-        self.gpu.casts.clear()
+        self.gpu.forget_casts()
         before, self.tracer.moment = self.tracer.moment, Moment.BACKWARD
+        unread = self.tracer.take_unread_results(results)
+        seeds += [torch.zeros(result.shape, dtype=result.dtype, device=META) for result in unread]
+        roots = (*results, *[result.edge for result in unread])
         self.tracer.begins_backward = True
         targets = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         torch.autograd.graph._engine_run_backward(
-            tuple(results), tuple(seeds), bool(retain_graph), create_graph, targets,
+            roots, tuple(seeds), bool(retain_graph), create_graph, targets,
             allow_unreachable=True, accumulate_grad=True,
         )  # fmt: skip
         self.tracer.moment = before

@@ -129,6 +129,7 @@ class StepTrace:
     gradients: dict[int, int] = field(default_factory=dict)  # storage of the gradient by storage of the parameter
     reduced: dict[int, int] = field(default_factory=dict)  # bytes of the gradient, likewise
     uncompiled: set[int] = field(default_factory=set)  # events outside of the compiled program
+    returned: set[int] = field(default_factory=set)  # storages of its results
     host_waits: set[int] = field(default_factory=set)  # events that the host waits for
     units: list[TracedUnit] = field(default_factory=list)
 
@@ -200,6 +201,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
     def add_tensor(self, tensor: Tensor, role: str) -> None:
         """Note a tensor that exists before the step."""
         self.trace.storages[self._number_storage(tensor)].role = role
+
+    def add_results(self, results: Iterable[Tensor]) -> None:
+        """Note what a compiled program returns: memory that its backward cannot use again."""
+        self.trace.returned.update(map(self._number_storage, results))
 
     def add_existing(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Note what exists before the step: parameters, buffers, gradients and the states of optimizers."""
