@@ -278,11 +278,12 @@ class Fusion:
                 continue
             if storage not in self._written:
                 storages[storage].size_bytes = 0
-            elif not maker.backward:
+            elif not maker.backward and not (storage in self._trace.returned and storages[storage].freed is None):
                 used = last_use.get(storage, maker.number)
                 if storage not in self._saved and maker.fusible:
                     used = min(used, end)
-                storages[storage].freed = max(used, maker.number) + 1
+                held = storages[storage].freed if storage in self._trace.returned else 0
+                storages[storage].freed = max(used + 1, maker.number + 1, held or 0)
         for kernel in {id(kernel): kernel for kernel in self._kernel_of.values()}.values():
             if kernel[0].backward:
                 self._reuse_memory(kernel, last_use)

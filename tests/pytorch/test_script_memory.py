@@ -1,4 +1,4 @@
-"""What torch.compile keeps in the memory of training scripts: results, casts and gradients, with known answers."""
+"""What compiled code and accumulating passes keep in the memory of training scripts, with known answers."""
 
 from pathlib import Path
 
@@ -60,6 +60,13 @@ def test_results_that_the_script_reads_have_no_gradient_of_zeros(tmp_path: Path)
     assert read - unread < 0.1 * LOGITS
 
 
+def test_results_stay_as_long_as_the_script_holds_them(tmp_path: Path) -> None:
+    loss = "loss = F.cross_entropy({}.float(), ids)"
+    passed_on = peak_of(tmp_path, "logits", loss.format("model(ids)"))
+    held = peak_of(tmp_path, "logits", "logits = model(ids); " + loss.format("logits"))
+    assert held - passed_on == pytest.approx(LOGITS, rel=0.1)
+
+
 def test_compiled_functions_are_as_compiled_modules(tmp_path: Path) -> None:
     """Libraries look whether they are compiled, and leave out what reads values."""
     function = """
@@ -113,3 +120,22 @@ for step in range(3):
         gradients.append(facts["prediction"]["memory_bytes"]["gradients"])
     size_bytes = 4 * (64 * 128 + 128 + 128 * 64 + 64)
     assert gradients == pytest.approx([size_bytes, 2 * size_bytes], rel=0.01)
+
+
+def test_gradients_of_an_accumulating_pass_are_counted_once(tmp_path: Path) -> None:
+    """Weights, their gradients, DDP's buckets and the gradients of this pass, before they are added."""
+    script, size_bytes = tmp_path / "wide.py", 4 * 8192 * 16384
+    script.write_text(
+        """
+import torch, torch.nn as nn
+model = nn.parallel.DistributedDataParallel(nn.Linear(8192, 16384, bias=False).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    for number in range(4):
+        model.require_backward_grad_sync = number == 3
+        model(torch.randn(8, 8192, device="cuda")).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+    )
+    facts = captured_facts("python", str(script), options=("--predict", "--gpu", "h200"))
+    assert facts["prediction"]["memory_bytes"]["allocated"] == pytest.approx(4 * size_bytes, rel=0.05)
