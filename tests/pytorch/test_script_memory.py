@@ -139,3 +139,19 @@ for step in range(3):
     )
     facts = captured_facts("python", str(script), options=("--predict", "--gpu", "h200"))
     assert facts["prediction"]["memory_bytes"]["allocated"] == pytest.approx(4 * size_bytes, rel=0.05)
+
+
+def test_compiled_code_may_copy_from_the_host(tmp_path: Path) -> None:
+    """Such a copy is named like a cast, but reads nothing on the GPU."""
+    script = tmp_path / "copies.py"
+    script.write_text(
+        """
+import torch, torch.nn as nn
+layer = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+run = torch.compile(lambda x: (layer(x) * torch.ones(64, 256).to("cuda", torch.bfloat16)).sum())
+for _ in range(3):
+    run(torch.randn(64, 256, device="cuda")).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+    )
+    assert captured_facts("python", str(script))["ops"] > 0

@@ -113,25 +113,26 @@ def merge_casts(trace: StepTrace) -> set[int]:
     replaced: dict[int, int] = {}
     writers: dict[int, int] = defaultdict(int)
     for number, event in enumerate(trace.events):
-        for tensor in event.writes:
+        if any(tensor.storage in replaced for tensor in event.reads):
+            reads = tuple([own._replace(storage=replaced.get(own.storage, own.storage)) for own in event.reads])
+            event = trace.events[number] = event._replace(reads=reads)
+        for tensor in event.reads[:1] if event.name.endswith("_") else event.writes:
             writers[tensor.storage] += 1
-        reads = tuple([own._replace(storage=replaced.get(own.storage, own.storage)) for own in event.reads])
-        trace.events[number] = event._replace(reads=reads)
-        if event.name != "_to_copy" or number in trace.uncompiled:
+        if event.name != "_to_copy" or number in trace.uncompiled or not event.reads:  # those of the host read nothing
             continue
-        (source,), (target,) = reads, event.writes
+        (source,), (target,) = event.reads, event.writes
         size, whole = trace.storages[source.storage].size_bytes, round_up(int(bytes_of(source)), ROUNDING)
         state = writers[source.storage], event.moment, event.recomputed
-        kept = first.setdefault((source, state, target._replace(storage=0)), target.storage)
-        if kept != target.storage and size == whole and target.storage != source.storage:
-            replaced[target.storage] = kept
+        original = first.setdefault((source, state, target._replace(storage=0)), target.storage)
+        if original != target.storage and size == whole and target.storage != source.storage:
+            replaced[target.storage] = original
             merged.add(number)
             trace.events[number] = event._replace(reads=(), writes=())
-    for storage, kept in replaced.items():
-        own, other = trace.storages[kept], trace.storages[storage]
+    for storage, original in replaced.items():
+        own, other = trace.storages[original], trace.storages[storage]
         own.freed = None if own.freed is None or other.freed is None else max(own.freed, other.freed)
         other.size_bytes = 0
-        trace.returned |= {kept} if storage in trace.returned else set()
+        trace.returned |= {original} if storage in trace.returned else set()
     return merged
 
 
