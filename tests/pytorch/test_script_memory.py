@@ -1,4 +1,4 @@
-"""What compiled code and accumulating passes keep in the memory of training scripts, with known answers."""
+"""The memory of training scripts that use torch.compile or accumulate gradients, compared with known answers."""
 
 from pathlib import Path
 

@@ -234,8 +234,8 @@ def stage_memory(
         if not is_traced or has_views:
             units = find_units(captured, own, parts)
             moments = moments * is_traced
-            adds = "accumulation" not in dict(captured.facts)
-            moments += _list_moments(parts, units, spread, in_flight[stage], memory.update * share, adds)
+            is_first = "accumulation" not in dict(captured.facts)
+            moments += _list_moments(parts, units, spread, in_flight[stage], memory.update * share, is_first)
         if has_views and (spread.micro_batches == 1 or spread.sums_every_pass):
             moments = [moment._replace(gradients=0.0) for moment in moments]
         moment = max(moments, key=lambda moment: moment.total)
@@ -272,10 +272,17 @@ def _bucket_bytes(captured: Captured, parts: Sequence[LayerPart], spread: Spread
 
 
 def _list_moments(
-    parts: Sequence[LayerPart], units: Sequence[ShardUnit], spread: Spread, in_flight: int, update: float, adds: bool
+    parts: Sequence[LayerPart],
+    units: Sequence[ShardUnit],
+    spread: Spread,
+    in_flight: int,
+    update: float,
+    is_first: bool,
 ) -> Iterator[MemoryMoment]:
-    """Yield the moments that can be the fullest: each layer's forward and backward, and the update. Gradients are
-    complete before they are added to those of earlier passes, which *adds* memory to that of a pass without any.
+    """Yield the moments that can be the fullest: each layer's forward and backward, and the update.
+
+    A later pass of gradient accumulation computes the gradients of a layer before it adds them to those it has. If the
+    captured pass *is_first*, its backward peaks do not contain them yet.
 
     Sharding splits gradients among ranks once their unit's backward has ended; until then they are complete,
     as are the weights of the unit at work and of the one gathered ahead of it. Saved activations and what a
@@ -291,7 +298,7 @@ def _list_moments(
         for unit in units:
             for index in range(unit.first, unit.last + 1):
                 fresh[index] += unit.reduced_bytes
-    elif accumulates and adds:
+    elif accumulates and is_first:
         fresh = [float(part.gradient_bytes) for part in parts]
     before, reduced = 0.0, every  # saved by layers before; gradients of this layer and later ones
     for part, complete in zip(parts, fresh, strict=True):

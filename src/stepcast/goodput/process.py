@@ -18,6 +18,7 @@ the mean number of nodes that are under repair by then (modified offered load, J
 import math
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,15 +195,21 @@ def erlang_b(places: int, loads: FloatArray) -> FloatArray:
     return blocked
 
 
-POINTS, WEIGHTS = np.polynomial.legendre.leggauss(16)
 SETTLED = 8.0  # mean times of repair after which the number of nodes under repair no longer depends on the start
+
+
+@cache
+def _find_points() -> tuple[FloatArray, FloatArray]:
+    """Return the points of Gauss-Legendre quadrature and their weights; NumPy loads the module for them when asked."""
+    return np.polynomial.legendre.leggauss(16)
 
 
 def _loads(process: RunProcess, total_s: float) -> tuple[FloatArray, FloatArray]:
     """Return mean numbers of nodes under repair during a run that begins with none, and the shares of its time."""
     first_s = min(total_s, SETTLED * process.repair_s)
-    grown = -np.expm1(-first_s * (POINTS + 1) / 2 / process.repair_s)
-    shares = WEIGHTS / 2 * first_s / total_s if total_s else WEIGHTS / 2
+    points, weights = _find_points()
+    grown = -np.expm1(-first_s * (points + 1) / 2 / process.repair_s)
+    shares = weights / 2 * first_s / total_s if total_s else weights / 2
     return process.load * np.append(grown, 1.0), np.append(shares, 1 - shares.sum())
 
 

@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from stepcast.cost.memory.allocator import ROUNDING
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, group_by_key
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, HostCopy, Matmul
 from stepcast.pytorch.capture.emulation import FIT, MEASURED
 from stepcast.pytorch.capture.kernels import LOOKUPS, Works, bytes_of, pass_over, works_of
@@ -132,7 +132,8 @@ def merge_casts(trace: StepTrace) -> set[int]:
         own, other = trace.storages[original], trace.storages[storage]
         own.freed = None if own.freed is None or other.freed is None else max(own.freed, other.freed)
         other.size_bytes = 0
-        trace.returned |= {original} if storage in trace.returned else set()
+        if storage in trace.returned:
+            trace.returned.add(original)
     return merged
 
 
@@ -207,7 +208,7 @@ class Fusion:
             if not node.fusible:
                 recomputed = self._recompute_inputs(node) if node.backward else ()
                 self.works[node.number] = (*recomputed, *(part for work in node.works for part in pad_product(work)))
-        self._settle_memory()
+        self._settle_memory(kernels)
 
     def _join_nodes(self) -> list[FusedKernel]:
         """Join fusible operators of one moment and level where one reads what another makes."""
@@ -265,7 +266,7 @@ class Fusion:
             self._sources[key] = frozenset(sources)
         return self._sources[key]
 
-    def _settle_memory(self) -> None:
+    def _settle_memory(self, kernels: list[FusedKernel]) -> None:
         """Set the sizes and lifetimes of storages: only saved tensors outlive the forward."""
         flow, storages = self._flow, self._trace.storages
         last_use: dict[int, int] = {}
@@ -277,32 +278,36 @@ class Fusion:
         for storage, maker in flow.maker.items():
             if flow.exists_before(storage):
                 continue
+            own = storages[storage]
             if storage not in self._written:
-                storages[storage].size_bytes = 0
-            elif not maker.backward and not (storage in self._trace.returned and storages[storage].freed is None):
+                own.size_bytes = 0
+            elif not maker.backward:
                 used = last_use.get(storage, maker.number)
                 if storage not in self._saved and maker.fusible:
                     used = min(used, end)
-                held = storages[storage].freed if storage in self._trace.returned else 0
-                storages[storage].freed = max(used + 1, maker.number + 1, held or 0)
-        for kernel in {id(kernel): kernel for kernel in self._kernel_of.values()}.values():
-            if kernel[0].backward:
-                self._reuse_memory(kernel, last_use)
-
-    def _reuse_memory(self, kernel: FusedKernel, last_use: dict[int, int]) -> None:
-        """Let a *kernel* of the backward write into what it reads last, as Inductor does with results of the forward
-        that the program does not return (torch/_inductor/scheduler.py, decide_inplace_update; ir.py, DonatedBuffer).
-        """
-        flow, storages, end = self._flow, self._trace.storages, max(node.number for node in kernel)
-        numbers = {node.number for node in kernel}
-        given = [
-            storage
+                freed = max(used, maker.number) + 1
+                if storage not in self._trace.returned:
+                    own.freed = freed
+                elif own.freed is not None:  # else the program holds it to the end of the step
+                    own.freed = max(own.freed, freed)
+        read_last = group_by_key(
+            (id(self._kernel_of[number]), storage)
             for storage, number in last_use.items()
-            if number in numbers
+            if number in self._kernel_of
             and storage not in self._trace.returned
             and not flow.exists_before(storage)
             and flow.maker[storage].number not in self._trace.uncompiled
-        ]
+        )
+        for kernel in kernels:
+            if kernel[0].backward and id(kernel) in read_last:
+                self._reuse_memory(kernel, read_last[id(kernel)])
+
+    def _reuse_memory(self, kernel: FusedKernel, given: list[int]) -> None:
+        """Let a *kernel* of the backward write into the storages *given*, which it is the last to read, as Inductor
+        does with results of the forward that the program does not return (torch/_inductor/scheduler.py,
+        decide_inplace_update; ir.py, DonatedBuffer).
+        """
+        flow, storages, end = self._flow, self._trace.storages, max(node.number for node in kernel)
         for node in kernel:
             for storage in node.writes:
                 if storage not in self._written or flow.exists_before(storage):

@@ -142,7 +142,9 @@ class ScriptTracer(Tracer):
         leaves, end = torch.utils._pytree.tree_leaves(results), torch.autograd._get_sequence_nr()
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
         self.add_results(tensors)
-        self._results.append([CompiledResult(get_gradient_edge(own), end, own.shape, own.dtype) for own in tensors])
+        call = [CompiledResult(get_gradient_edge(own), end, own.shape, own.dtype) for own in tensors]
+        if call:
+            self._results.append(call)
 
     def take_unread_results(self, roots: Sequence[Tensor]) -> list[CompiledResult]:
         """Return the results that nothing outside of their compiled code reads on the way to *roots*, of the calls of
@@ -155,7 +157,10 @@ class ScriptTracer(Tracer):
         unread, waiting = list[CompiledResult](), list[list[CompiledResult]]()
         for call in self._results:
             own = [result for result in call if reads.get(result.edge, -1) < result.end]
-            (waiting.append(call) if len(own) == len(call) else unread.extend(own))
+            if len(own) == len(call):
+                waiting.append(call)
+            else:
+                unread += own
         self._results = waiting
         return unread
 
