@@ -84,6 +84,15 @@ def test_products_of_odd_width_are_padded() -> None:
     assert pad_product(Matmul(64, 6, 64, dtype=DType.FP32)) == (Matmul(64, 6, 64, dtype=DType.FP32),)
 
 
+def test_unread_logits_are_freed_once_their_gradient_is_computed(tmp_path: Path) -> None:
+    """The fullest moment of a small batch is the end of the backward, when all gradients are there and no logits."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, "vocab_size": 65536, "hidden_size": 256}))
+    memory = capture(str(path), CaptureOptions(batch=1, seq=SEQ, compiled=True)).memory
+    assert memory.gradients == memory.all_gradients
+    assert memory.activations < 0.1 * SEQ * 65536 * 2
+
+
 def test_the_cheapest_cut() -> None:
     """Two ways to the end, of which each is cut where it is narrowest."""
     network = nx.DiGraph()

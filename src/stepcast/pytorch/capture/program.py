@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from stepcast.hardware.cluster import Gpu
 from stepcast.inputs.source import Source
@@ -477,16 +478,18 @@ def _run_step(program: TrainingProgram, options: CaptureOptions, tracer: Tracer)
         tracer.moment = Moment.BACKWARD
         if not options.compiled:
             others.clear()
-        # Unread results of a compiled program have gradients too, of zeros.
+        # Unread results of a compiled program have gradients too, of zeros; nothing but the graph holds these results.
+        roots = (loss, *map(get_gradient_edge, others))
         zeros = [torch.zeros_like(tensor) for tensor in others]
+        others.clear()
         tracer.trace.uncompiled.update(range(len(tracer.trace.events) - len(zeros), len(tracer.trace.events)))
         ones = torch.ones_like(loss)
         tracer.begins_backward = True
         # Outside of the modes, where checkpoints recompute a forward.
         torch.autograd.graph._engine_run_backward(
-            (loss, *others), (ones, *zeros), False, False, (), allow_unreachable=True, accumulate_grad=True
+            roots, (ones, *zeros), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
-        del others, zeros
+        del roots, zeros
     for parameter in dict.fromkeys((*program.model.parameters(), *parameters_of(program.optimizer))):
         tracer.add_gradient(parameter)
     tracer.moment, tracer.updated = Moment.OPTIMIZER, len(tracer.trace.gradients)
