@@ -47,6 +47,15 @@ def test_the_commands_of_rows_ask_for_the_same(answer: Ask) -> None:
             assert answer(*row["command"].split()[1:])["step_s"] == row["step_s"]
 
 
+def test_commas_between_the_overrides_of_a_name_do_not_separate_clusters(answer: Ask) -> None:
+    named = "dgx-h100:node.gpus=4,node.nics=4"
+    words = ["predict", *STEP, "--gpus", "64", "--cluster"]
+    single = answer(*words, "dgx-h100", "--set", "node.gpus=4", "--set", "node.nics=4")
+    assert answer(*words, named)["step_s"] == single["step_s"]
+    torus = "gcp-tpu-v5p:network.shape=[4,4,4]"
+    assert [row["name"] for row in answer(*words, f"{torus},{named}, dgx-a100")["rows"]] == [torus, named, "dgx-a100"]
+
+
 def test_winners_and_break_even_prices(answer: Ask) -> None:
     facts = answer("plan", *STEP, *TWO, *MONEY)
     rows = {row["name"]: row for row in facts["rows"]}

@@ -134,6 +134,8 @@ def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), split
 
 
 AUTO = "auto"
+# The commas between values, not those of one name's overrides (dgx-h100:node.gpus=4,node.nics=4) or inside brackets.
+BETWEEN_VALUES = re.compile(r",(?!\s*[a-z_.0-9]+\s*=)(?![^\[]*\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +167,9 @@ class Choice:
 
     def parse(self, text: str) -> object:
         """Read the text of a value, or of several values as a tuple."""
-        if self.several and "," in text and not os.path.exists(text):
-            return tuple(self.read(word.strip()) for word in text.split(","))
+        words = BETWEEN_VALUES.split(text) if self.several else ()
+        if len(words) > 1 and not os.path.exists(text):
+            return tuple(self.read(word.strip()) for word in words)
         return self.read(text)
 
 
