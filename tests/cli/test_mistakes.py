@@ -226,3 +226,27 @@ def test_an_error_stands_alone(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.undo()
     assert main(["list", "gpus"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        ("predict", "llama-3.1-8b", "--global-batch", "64", "--gpus"),
+        ("collective", "all-reduce", "--size", "1GiB", "--gpus"),
+        ("generate", "llama-3.1-8b", "--gpus"),
+        ("rl", "llama-3.1-8b", "--mode", "split", "--rollout-gpus", "8", "--gpus"),
+        ("rl", "llama-3.1-8b", "--search", "--gpus"),
+    ],
+)
+def test_every_verb_says_what_it_does_not_use_of_a_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], question: tuple[str, ...]
+) -> None:
+    """More GPUs than a cluster has are refused, and GPUs of its second kind are named as unused."""
+    both, few = str(tmp_path / "both.toml"), {"a40-pcie": "16"}
+    Path(both).write_text('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a100"\nnodes = 1\n')
+    for cluster, gpus in {**few, both: "24"}.items():
+        status, _, err = run(capsys, *question, gpus, "--cluster", cluster)
+        assert (status, " GPUs are more than the " in err) == (2, True)
+    if "--search" not in question:
+        _, _, err = run(capsys, *question, "8", "--cluster", both)
+        assert err.count("the 8 a100-sxm-80gb of both are not used: only search uses both") == 1

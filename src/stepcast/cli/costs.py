@@ -16,12 +16,13 @@ from stepcast.cost.fits import default_fit
 from stepcast.cost.power import ALONE, SUSTAINED
 from stepcast.cost.price import Price
 from stepcast.hardware import Cluster, Gpu, Place, load_cluster, load_gpu
+from stepcast.hardware.catalog import check_gpu_count
 from stepcast.hardware.path import job_path
 from stepcast.ir import work as ops
 from stepcast.ir.layout import Group, Layout
 from stepcast.ir.types import DType, FactDict, find_doubts, pick, require
 from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
-from stepcast.questions.settle import check_gpu, load_calibration, suggest_larger
+from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.units import GIB, TFLOPS
 from stepcast.views.costs import collective_view, operator_view
 
@@ -163,10 +164,7 @@ def run_collective(args: argparse.Namespace) -> int:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
     check_applicable(args, racks=has_racks(args))
     cluster = load_cluster(args.cluster, args.set)
-    if cluster.gpus is not None and args.ranks > cluster.gpus:
-        raise ValueError(
-            f"{args.ranks:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{suggest_larger(cluster)}"
-        )
+    check_gpu_count(cluster, args.ranks)
     held, place = args.ranks_per_node, Place(args.place)
     if held is not None and not 1 <= held <= cluster.domain_gpus:
         raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
@@ -184,7 +182,7 @@ def run_collective(args: argparse.Namespace) -> int:
     about = {"collective": args.kind, "cluster": cluster.name, "ranks": route.ranks, "nodes": route.nodes}
     rows = [_collective_record(price) for price in prices]
     uneven = uneven_warning("a group of", route, cluster, place)
-    warnings = [*uneven, *cluster.topology.doubts, *find_doubts({"rows": rows})]
+    warnings = [*uneven, *cluster.list_doubts(), *find_doubts({"rows": rows})]
     answer = {"rows": rows} if args.sweep else rows[0]
     show_view(args, collective_view({**about, **answer, "warnings": warnings}))
     return 0
@@ -206,7 +204,8 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: Cluster) -> 
     row = _collective_record(shared.alone) | pick(shared, spec)
     row |= {"algbw_bytes_per_s": shared.alone.algbw_bytes_per_s / shared.slowdown, "rates_within": shared.near}
     links = [{"link": name, "busy": share} for name, share in shared.busiest()]
-    show_view(args, collective_view({**about, **row, "links": links, "warnings": find_doubts({"rows": [row]})}))
+    warnings = [*cluster.list_doubts(fluid=True), *find_doubts({"rows": [row]})]
+    show_view(args, collective_view({**about, **row, "links": links, "warnings": warnings}))
     return 0
 
 

@@ -170,7 +170,7 @@ def report_of(prediction: "Prediction") -> StepReport:
             *workload.warnings,
             *_check_body(workload, prediction.options),
             *pricer.placement_warnings(),
-            *(() if fluid else prediction.cluster.topology.doubts),
+            *prediction.cluster.list_doubts(fluid is not None),
         ),
         assumptions=(
             *prediction.assumptions,

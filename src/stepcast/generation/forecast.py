@@ -395,7 +395,8 @@ def forecast_generation(
     if layout.dp > 1 or layout.ep > 1:
         assumptions.append("tokens are routed evenly over experts")
     parts = model, cluster, layout, formats, engine, task, memory, limit
-    shared = GenerationForecast(*parts, 0.0, 0.0, 0.0, assumptions=tuple(assumptions))
+    doubts = tuple(cluster.list_doubts())
+    shared = GenerationForecast(*parts, 0.0, 0.0, 0.0, assumptions=tuple(assumptions), warnings=doubts)
     if (length := task.prompt.mean + task.response.mean) > model.max_seq:
         shared = shared.warn(f"requests of {length:,.0f} tokens are longer than the {model.max_seq:,} of {model.name}")
     if task.response.mean <= 1:

@@ -234,6 +234,20 @@ def clusters_of(gpu: str) -> list[str]:
     return sorted(names, key=lambda name: (not name.startswith(PLAIN_STARTS), name))
 
 
+def check_gpu_count(cluster: Cluster, gpus: int) -> None:
+    """Raise a ValueError if *cluster* has fewer GPUs, of its first kind if it has two."""
+    if cluster.gpus is not None and gpus > cluster.gpus:
+        more = "; only search uses both of its kinds" if cluster.other else suggest_larger(cluster)
+        raise ValueError(f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{more}")
+
+
+def suggest_larger(cluster: Cluster) -> str:
+    """Return the end of a message about too many GPUs: clusters with the same GPU and any number of nodes."""
+    others = [name for name in clusters_of(cluster.gpu.name) if name not in (cluster.name, "pcie-node")]
+    described = f", which is {cluster.description}" if cluster.name == cluster.gpu.name else ""
+    return f"{described}; clusters of any size: --cluster {' or '.join(others[:2])}" if others else described
+
+
 def load_fit(name: str, starts: tuple[str, ...] = ()) -> FactDict:
     """Return the parsed file of fitted constants *name* (``compute``), for the cost model that knows its keys; of a
     large one only tables whose headers begin with one of *starts*.
@@ -536,6 +550,7 @@ def cluster_facts(cluster: Cluster) -> FactDict:
     return {
         "kind": "cluster",
         **pick(cluster, "name description gpus nodes gpus_per_node=node.gpus"),
+        "other": cluster.other and pick(cluster.other, "name gpus nodes gpu=gpu.name"),
         "gpu": gpu_facts(cluster.gpu),
         "fabric": {"kind": str(node.fabric.kind), **asdict(node.fabric.link)},
         **pick(node, "in_switch_reduction=fabric.in_switch_reduction nics_per_node=nics"),

@@ -300,6 +300,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.other is not None and (self.nodes is None or self.other.nodes is None):
             raise ValueError("nodes of both kinds must be given: nodes, and other.nodes")
+        if self.other is not None and (self.topology.shape or None in (self.node.nic, self.other.node.nic)):
+            raise ValueError("two kinds of nodes need NICs of both (node.nics and node.nic), and a network of switches")
         if self.nodes != 1 and self.node.nic is None:
             raise ValueError("a cluster of several nodes needs node.nics and node.nic; nodes = 1 needs neither")
         if self.topology.scale_up_nodes > 1 and self.node.fabric.kind is not FabricKind.NVSWITCH:
@@ -312,6 +314,15 @@ class Cluster:
     @property
     def gpu(self) -> Gpu:
         return self.node.gpu
+
+    def list_doubts(self, fluid: bool = False) -> list[str]:
+        """Return warnings of what the description states and no forecast counts."""
+        doubts = [] if fluid else self.topology.doubts
+        if self.other is not None:
+            doubts.append(
+                f"the {self.other.gpus:,} {self.other.gpu.name} of {self.name} are not used: only search uses both"
+            )
+        return doubts
 
     @property
     def domain_gpus(self) -> int:

@@ -9,6 +9,7 @@ from stepcast.generation.engine import GenerationFormats, GenerationLayout, Spec
 from stepcast.generation.forecast import GenerationForecast, GenerationTask, forecast_generation
 from stepcast.generation.lengths import Lengths, parse_lengths
 from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import check_gpu_count
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.architecture import EXPERT_FORMATS, WEIGHT_FORMATS
 from stepcast.ir.model import Model
@@ -79,6 +80,7 @@ def answer_generation(question: GenerateQuestion) -> GenerationForecast:
     gpus = question.gpus or ways.engine_gpus
     if gpus % ways.engine_gpus:
         raise ValueError(f"--gpus {gpus} is not a multiple of the {ways.engine_gpus} GPUs of one engine")
+    check_gpu_count(cluster, gpus)
     layout = GenerationLayout(ways.tp, ways.pp, ways.dp, ways.ep, gpus // ways.engine_gpus)
     prompt = read_lengths("prompt-length", question.prompt_length)
     response = read_lengths("response-length", question.response_length)

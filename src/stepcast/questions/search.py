@@ -19,6 +19,7 @@ from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import Profile, fit_precision, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import suggest_larger
 from stepcast.inputs.source import prefix_errors
 from stepcast.ir.arrays import distinct_rows
 from stepcast.ir.children import usable_workers
@@ -38,7 +39,7 @@ from stepcast.questions.changes import RECOMPUTES, SHARDINGS, explain_choices
 from stepcast.questions.choices import Choice, Question, build_question, choices_of, option_of, plain_word
 from stepcast.questions.question import CHOICES, PRECISIONS, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_choices, predict_words, strategy_facts, training_facts
-from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price, suggest_larger
+from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price
 from stepcast.searching import result as results
 from stepcast.searching import space as spaces
 from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_parts, usable_memory_bytes

@@ -14,7 +14,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import DEFAULT, Profile, Settled, fit_precision, load_profile, missing_features
 from stepcast.frameworks.catalog import settle as settle_profile
 from stepcast.hardware import Cluster, Place, load_cluster
-from stepcast.hardware.catalog import clusters_of, data_names, load_gpu
+from stepcast.hardware.catalog import check_gpu_count, data_names, load_gpu
 from stepcast.inputs.source import DATA, FormatError, prefix_errors, read_toml
 from stepcast.ir.flows import OtherJob, Pattern
 from stepcast.ir.framework import Execution, Framework, Modules, OptimizerKind, parse_optimizer
@@ -313,16 +313,8 @@ def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[s
         raise ValueError(
             f"number of GPUs of {cluster.name} missing: use --gpus 64, --nodes 8, or --dp with --tp, --cp and --pp"
         )
-    if cluster.gpus is not None and gpus > cluster.gpus:
-        raise ValueError(f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{suggest_larger(cluster)}")
+    check_gpu_count(cluster, gpus)
     return gpus
-
-
-def suggest_larger(cluster: Cluster) -> str:
-    """Return the end of a message about too many GPUs: clusters with the same GPU and any number of nodes."""
-    others = [name for name in clusters_of(cluster.gpu.name) if name not in (cluster.name, "pcie-node")]
-    described = f", which is {cluster.description}" if cluster.name == cluster.gpu.name else ""
-    return f"{described}; clusters of any size: --cluster {' or '.join(others[:2])}" if others else described
 
 
 # ---- the framework and the strategy --------------------------------------------------------------------

@@ -16,6 +16,7 @@ from msgspec import structs
 from stepcast.generation.engine import EngineProfile, GenerationLayout, load_engine
 from stepcast.generation.lengths import DEFAULT_CV
 from stepcast.hardware import Cluster
+from stepcast.hardware.catalog import check_gpu_count
 from stepcast.inputs.configs.rl import read_rl_config
 from stepcast.ir.model import Model
 from stepcast.ir.progress import report_progress
@@ -170,7 +171,9 @@ def read_nouns(question: RlQuestion) -> tuple[Model, Cluster, RlProfile, EngineP
 def answer_rl(question: RlQuestion) -> RlStep:
     """Return the forecast of the step that *question* describes."""
     model, cluster, profile, engine = read_nouns(question)
-    return forecast_step(model, cluster, profile, engine, read_task(question), read_placement(question))
+    place = read_placement(question)
+    check_gpu_count(cluster, place.gpus)
+    return forecast_step(model, cluster, profile, engine, read_task(question), place)
 
 
 def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
@@ -183,6 +186,7 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         run = {"steps": question.steps, "days": hours / 24.0, "gpu_hours": hours * place.gpus}
         run |= {"cost": cost, "currency": question.currency}
     memory, defaults = training.memory, state_defaults(question, question.unset)
+    report = training.prediction.report
     doubts = [] if memory["fits"] else ["the training step does not fit into GPU memory"]
     return {
         **pick(step, "model=model.name cluster=cluster.name gpu=cluster.gpu.name"),
@@ -210,7 +214,7 @@ def rl_facts(step: RlStep, question: RlQuestion, config: FactDict) -> FactDict:
         "run": run,
         "sensitivity_s": vary_spread(step) if step.task.response.shape == "lognormal" else {},
         "assumptions": [*defaults, *step.assumptions, *config.get("assumed", ())],
-        "warnings": [*doubts, *step.profile.warnings, *generation.warnings, *training.prediction.report.warnings],
+        "warnings": list(dict.fromkeys([*doubts, *step.profile.warnings, *generation.warnings, *report.warnings])),
         "config": config,
     }
 
@@ -287,6 +291,7 @@ def search_rl(question: RlQuestion) -> FactDict:
         raise ValueError("no GPUs given: use --gpus N, all GPUs of the search")
     check_rules("rl-search", question.given, pick(question, "search mode price"))
     model, cluster, profile, engine = read_nouns(question)
+    check_gpu_count(cluster, question.gpus)
     task, total, node = read_task(question), question.gpus, cluster.node.gpus
     formats = formats_of(question.gen_weights, question.kv_cache)
     modes = [RlMode(question.mode)] if question.mode else [RlMode.COLOCATED, RlMode.ASYNC]

@@ -109,7 +109,7 @@ def _model(facts: Facts) -> FactDict:
 def _cluster(facts: Facts) -> FactDict:
     nic, host, domain = facts["nic"], facts["host"], facts["scale_up_gpus"]
     return {
-        "size": ui.say("{nodes} nodes, {gpus} GPUs", facts),
+        "size": ui.say("{nodes} nodes, {gpus} GPUs[, and {other.nodes} nodes of {other.name}]", facts),
         "peaks": ", ".join(f"{name} {flops / TFLOPS:g}" for name, flops in facts["gpu"]["matrix_flops"].items()),
         "fabric_rate": _link_rate(facts["fabric"]),
         "nic_rate": _link_rate(nic) if nic else None,
