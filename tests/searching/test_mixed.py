@@ -13,7 +13,10 @@ from stepcast.hardware.catalog import CatalogError
 from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding
+from stepcast.ir.types import FactDict
 from stepcast.models.catalog import load_model
+from stepcast.questions.choices import build_question
+from stepcast.questions.search import SearchQuestion, search_facts, settle_search
 from stepcast.searching.mixed import balance_layers, join_gpu_kinds, search_mixed
 from stepcast.searching.result import SearchResult
 from stepcast.searching.space import SearchAxes, SpacePart, build_space
@@ -42,7 +45,7 @@ def test_faster_stages_get_more_layers(tmp_path: Path) -> None:
     model = load_model("llama-3.1-8b")
     assert result.counts.complete
     for each in result.best:
-        layers = dict(zip(each.kinds, each.strategy.stage_layers, strict=True))
+        layers = dict(zip([gpu.name for gpu in each.kinds], each.strategy.stage_layers, strict=True))
         assert layers["h100-sxm"] > layers["a100-sxm-80gb"]
         assert len(each.kinds) == each.strategy.layout.pp
         assert each.bound_s <= each.step_s
@@ -73,6 +76,56 @@ def test_links_are_the_slower_ones_and_gpus_are_all(tmp_path: Path) -> None:
     assert join_gpu_kinds(load_cluster("dgx-h100")) == load_cluster("dgx-h100")
 
 
+def test_the_order_of_the_kinds_makes_no_difference(tmp_path: Path) -> None:
+    turned = 'base = "dgx-a100"\nnodes = 2\n[other]\ncluster = "dgx-h100"\nnodes = 2\n'
+    both, turned_both = cluster(tmp_path), cluster(tmp_path, turned)
+    (best, *_), (same, *_) = searched(both).best, searched(turned_both).best
+    assert (best.step_s, best.strategy, best.kinds) == (same.step_s, same.strategy, same.kinds)
+
+
+def test_one_kind_in_two_halves_is_that_kind(tmp_path: Path) -> None:
+    halves = cluster(tmp_path, BOTH.replace("a100", "h100"))
+    alone = load_cluster("dgx-h100", ["nodes=4"])
+    assert replace(join_gpu_kinds(halves), name=alone.name, description=alone.description) == alone
+    result = searched(halves, top=100)
+    assert len({each.strategy for each in result.best}) == len(result.best)  # no order is tried twice
+    best = result.best[0]
+    assert best.step_s == predict(load_model("llama-3.1-8b"), alone, best.strategy).step_s
+    # The head, about two layers, is on the last stage.
+    assert best.strategy.stage_layers[0] > best.strategy.stage_layers[-1]
+
+
+def test_nodes_of_different_sizes_share_the_worst_of_both(tmp_path: Path) -> None:
+    """Four GPUs with two NICs and slow links: the joined nodes have four, no reducing switch and half a NIC each."""
+    (tmp_path / "small.toml").write_text(
+        'base = "dgx-h100"\n[node]\ngpus = 6\nnics = 3\n'
+        '[node.fabric]\nlink.bandwidth = "100 GB/s"\nin_switch_reduction = false\n'
+    )
+    text = 'base = "dgx-h100"\nnodes = 3\n[network]\nleaf_nodes = 4\n[other]\ncluster = "small.toml"\nnodes = 2\n'
+    one = join_gpu_kinds(cluster(tmp_path, text))
+    assert (one.gpus, one.node.gpus, one.node.nics, one.topology.leaf_nodes) == (36, 2, 1, 16)
+    assert one.node.fabric.link.bandwidth_bytes_per_s == 100e9
+    assert not one.node.fabric.in_switch_reduction
+
+
+def test_a_search_of_the_first_kind_has_its_rates_and_one_of_both_the_mean_peak(tmp_path: Path) -> None:
+    cluster(tmp_path, BOTH.replace("dgx-a100", "aws-p4d"))  # GPUs of 40 GB
+    degrees = {"tp": (2,), "cp": (1,), "pp": (2,), "vpp": (1,), "micro_batch": (1,)}
+    asked = {"model": "llama-3.1-8b", "global_batch": 64, "top": 1, "workers": 1, **degrees}
+
+    def best_row(place: str, **changed: object) -> FactDict:
+        settled = settle_search(build_question(SearchQuestion, {**asked, "cluster": place, **changed}))
+        row: FactDict = search_facts(settled, settled.answer())["rows"][0]
+        return row
+
+    first, alone = (best_row(place, gpus=(16,)) for place in (str(tmp_path / "both.toml"), "dgx-h100"))
+    assert {**first, "command": ""} == {**alone, "command": ""}
+    mixed = best_row(str(tmp_path / "both.toml"))  # without --gpus: of both kinds
+    assert mixed["gpus"] == 32
+    assert alone["mfu"] - 0.15 < mixed["mfu"] < alone["mfu"]
+    assert 0 < mixed["free_bytes"] < 40e9
+
+
 @pytest.mark.parametrize(
     ("layers", "takes", "chunks", "split"),
     [
@@ -93,6 +146,7 @@ def test_layers_are_split_by_speed(layers: int, takes: tuple[float, ...], chunks
         ('base = "dgx-h100"\nnodes = 2\n[other]\nnodes = 2\n', "other.cluster: is missing"),
         ('base = "dgx-h100"\n[other]\ncluster = "dgx-a100"\nnodes = 2\n', "nodes of both kinds must be given"),
         ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a101"\nnodes = 2\n', "unknown cluster 'dgx-a101'"),
+        ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "l40s-node"\nnodes = 1\n', "need NICs of both"),
     ],
 )
 def test_mistakes_in_descriptions_are_told(tmp_path: Path, text: str, message: str) -> None:

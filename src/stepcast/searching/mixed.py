@@ -6,11 +6,13 @@ for the slower links of both kinds. No step can be below the time in which all s
 speed, process the layers of all micro-batches.
 """
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from operator import attrgetter
+from statistics import fmean
 
 import numpy as np
 
@@ -19,38 +21,64 @@ from stepcast.cost.memory import memory
 from stepcast.cost.power import cool_load
 from stepcast.forecast.options import DEFAULTS
 from stepcast.forecast.predict import predict
-from stepcast.hardware import Cluster
-from stepcast.hardware.cluster import Link
+from stepcast.hardware import Cluster, Gpu
+from stepcast.hardware.cluster import FabricKind, Node
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
+from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, PiecePlacement
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, pick
 from stepcast.searching import result
 from stepcast.searching.best import usable_memory_bytes
-from stepcast.searching.layers import PartTime, part_costs, part_layers
+from stepcast.searching.layers import PartTime, least_load, part_costs, part_layers, part_loads
 from stepcast.searching.space import LAYER, SpacePart
 
 # Objectives that rank like the step time if all GPUs are used.
 MIXED_OBJECTIVES = ("step", "throughput", "cost")
 
 
+def order_kinds(cluster: Cluster) -> tuple[Cluster, ...]:
+    """Return the kinds of *cluster*, the one with the faster GPU first, in whichever order its file names them."""
+    kinds = [replace(cluster, other=None), cluster.other] if cluster.other else [cluster]
+
+    def slowness(kind: Cluster) -> tuple[float, float]:
+        return -max(kind.gpu.matrix_flops.values()), -kind.gpu.memory_bandwidth_bytes_per_s
+
+    return tuple(sorted(kinds, key=slowness))
+
+
 def join_gpu_kinds(cluster: Cluster) -> Cluster:
-    """Return *cluster* as one kind: the GPUs of the first, the slower links of both."""
-    other = cluster.other
-    if other is None:
+    """Return *cluster* as one kind: the faster GPUs, with the slower fabric and the slower NICs per GPU of both. Its
+    nodes divide those of both kinds.
+    """
+    if cluster.other is None:
         return cluster
+    kinds = order_kinds(cluster)
+    nodes = [kind.node for kind in kinds]
+    gpus = math.gcd(*(node.gpus for node in nodes))
 
-    def slower(first: Link, second: Link) -> Link:
-        return min(first, second, key=lambda link: link.effective_bytes_per_s)
+    def fabric_rate(kind: Cluster) -> float:
+        return kind.node.fabric.among(range(kind.node.gpus), kind.node.gpus).effective_bytes_per_s
 
-    node, theirs = cluster.node, other.node
-    fabric = replace(node.fabric, link=slower(node.fabric.link, theirs.fabric.link))
-    nic = slower(node.nic, theirs.nic) if node.nic and theirs.nic else node.nic
-    small = min(node.gpus, theirs.gpus)
-    joined = replace(node, gpus=small, fabric=fabric, nic=nic, nics=min(node.nics, theirs.nics) if nic else node.nics)
-    return replace(cluster, node=joined, nodes=(_count_gpus(cluster) + _count_gpus(other)) // small, other=None)
+    def nic_rate(node: Node) -> float:
+        return node.nics / node.gpus * node.nic.effective_bytes_per_s if node.nic else 0.0
+
+    within, slow = min(kinds, key=fabric_rate), min(nodes, key=nic_rate)
+    assert slow.nic is not None, "nodes of two kinds have checked that they have NICs"
+    in_switch = all(node.fabric.in_switch_reduction for node in nodes)
+    fabric = within.node.fabric
+    fabric = replace(fabric, in_switch_reduction=in_switch, sockets=min(fabric.sockets, gpus))
+    nics = slow.nics * gpus / slow.gpus
+    node = replace(nodes[0], gpus=gpus, fabric=fabric, nics=math.ceil(nics), nic=slow.nic.scale(nics / math.ceil(nics)))
+    # Switches and pods have as many GPUs as before.
+    times, sizes = cluster.node.gpus // gpus, pick(cluster.topology, "leaf_nodes pod_nodes")
+    sizes = {name: size and size * times for name, size in sizes.items()}
+    domain = math.gcd(*(kind.domain_gpus for kind in kinds)) if fabric.kind is FabricKind.NVSWITCH else gpus
+    topology = replace(cluster.topology, **sizes, scale_up_nodes=domain // gpus)
+    shared = replace(cluster, topology=topology, communication=within.communication, other=None)
+    return replace(shared, node=node, nodes=sum(map(_count_gpus, kinds)) // gpus)
 
 
 def _count_gpus(cluster: Cluster) -> int:
@@ -69,6 +97,7 @@ class _MixedCandidate:
     framework: Framework
     kinds: tuple[int, ...]  # 0 or 1 for each stage
     slowdown: float  # seconds of a layer on the second kind, divided by those on the first
+    ends: tuple[float, float]  # seconds of embedding and head, divided by those of a layer
 
 
 def search_mixed(
@@ -87,19 +116,19 @@ def search_mixed(
     """
     if objective not in MIXED_OBJECTIVES:
         raise ValueError(f"two kinds of GPUs are searched for {', '.join(MIXED_OBJECTIVES)}, not for {objective}")
-    assert cluster.other is not None
-    kinds = (cluster, cluster.other)
-    limits = [usable_memory_bytes(kind.gpu.memory_bytes, most_bytes, reserve) for kind in kinds]
-    return _MixedSearch(parts, kinds, limits, top, objective).run(watch, most_s)
+    limits = [usable_memory_bytes(kind.gpu.memory_bytes, most_bytes, reserve) for kind in order_kinds(cluster)]
+    return _MixedSearch(parts, cluster, limits, top, objective).run(watch, most_s)
 
 
 class _MixedSearch:
     def __init__(
-        self, parts: Sequence[SpacePart], kinds: tuple[Cluster, Cluster], limits: Sequence[float], top: int, goal: str
+        self, parts: Sequence[SpacePart], cluster: Cluster, limits: Sequence[float], top: int, goal: str
     ) -> None:
-        self.parts, self.cluster, self.kinds, self.limits, self.top = parts, kinds[0], kinds, limits, top
-        self.joined, self.objective = join_gpu_kinds(kinds[0]), result.OBJECTIVES[goal]
-        self.alone = tuple(replace(kind, nodes=None, other=None) for kind in kinds)
+        self.parts, self.kinds, self.limits, self.top = parts, order_kinds(cluster), limits, top
+        self.joined, self.objective = join_gpu_kinds(cluster), result.OBJECTIVES[goal]
+        self.alone = tuple(replace(kind, nodes=None) for kind in self.kinds)
+        self.gpus = [kind.gpu for kind in self.kinds]
+        self.orders = len(dict.fromkeys(self.gpus))  # either kind first, unless both have the same GPU
         self.costs: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = {}
         self.considered = sum(len(part.space) for part in parts)
         self.legal = self.too_large = 0
@@ -129,9 +158,10 @@ class _MixedSearch:
         return result.SearchResult(tuple(self.best), tuple(self.simulated), counts)
 
     def _counts(self, left: int, complete: bool) -> result.SearchCounts:
-        """Count each legal candidate twice, with either kind first."""
-        twice, illegal = self.considered + self.legal, self.considered - self.legal
-        return result.SearchCounts(twice, illegal, self.too_large, left, len(self.simulated), complete)
+        """Count each legal candidate once for each order of the kinds."""
+        illegal = self.considered - self.legal
+        considered = illegal + self.orders * self.legal
+        return result.SearchCounts(considered, illegal, self.too_large, left, len(self.simulated), complete)
 
     def _candidates(self) -> Iterator[_MixedCandidate]:
         """Yield every legal candidate whose stages have one kind each, with either kind first."""
@@ -156,32 +186,40 @@ class _MixedSearch:
                 # All stages together, each at its own speed.
                 pace = mine / seconds[0] + (stages - mine) / seconds[1]
                 bound_s = strategy.micro_batches * space.model.layers / pace
-                number, slowdown = int(part.rows[row]), float(kernels[1] / kernels[0])
-                for kinds in ((0,) * mine + (1,) * (stages - mine), (1,) * (stages - mine) + (0,) * mine):
-                    yield _MixedCandidate(bound_s, number, strategy, part.framework, kinds, slowdown)
+                number, least = int(part.rows[row]), kernels[:, :-2].min(axis=1)
+                slowdown, ends = float(least[1] / least[0]), tuple((kernels[0, -2:] / least[0]).tolist())
+                orders = (0,) * mine + (1,) * (stages - mine), (1,) * (stages - mine) + (0,) * mine
+                for kinds in orders[: self.orders]:
+                    yield _MixedCandidate(bound_s, number, strategy, part.framework, kinds, slowdown, ends)
 
     def _layer_s(self, part: SpacePart, row: int, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
-        """Return for each kind of GPU the least seconds of the cheapest block: both passes, and kernels alone."""
+        """Return for each kind of GPU the least seconds of the cheapest block in both passes, and those of the kernels
+        of each block, of the embedding and of the head on a GPU that they keep busy.
+        """
         sums = strategy.micro_batches > 1, strategy.splits_each_gradient
         key = (id(part), *(int(part.space.column(name)[row]) for name in LAYER), *sums)
         if key not in self.costs:
             model = part.space.model
-            layers = part_layers(model, part.framework, strategy)[:-2]
+            layers = part_layers(model, part.framework, strategy)
             loads = [(kind, cool_load(kind.gpu, default_fit())) for kind in self.alone]
+            loads += [(kind, least_load(kind, part_loads(kind, layers[:-2]))) for kind in self.alone]
             costs = np.stack([part_costs(model, kind, part.framework, strategy, layers, load) for kind, load in loads])
-            halves = costs[:, :, PartTime.INPUT_GRADIENTS] + costs[:, :, PartTime.WEIGHT_GRADIENTS]
-            seconds = costs[:, :, PartTime.FORWARD] + np.minimum(costs[:, :, PartTime.BACKWARD], halves)
-            self.costs[key] = seconds.min(axis=1), costs[:, :, PartTime.KERNELS].min(axis=1)
+            cool = costs[:2, :-2]
+            halves = cool[:, :, PartTime.INPUT_GRADIENTS] + cool[:, :, PartTime.WEIGHT_GRADIENTS]
+            seconds = cool[:, :, PartTime.FORWARD] + np.minimum(cool[:, :, PartTime.BACKWARD], halves)
+            self.costs[key] = seconds.min(axis=1), costs[2:, :, PartTime.KERNELS]
         return self.costs[key]
 
     def _try(self, candidate: _MixedCandidate) -> None:
         strategy, model, framework = candidate.strategy, self.parts[0].space.model, candidate.framework
         paces = [candidate.slowdown if kind else 1.0 for kind in candidate.kinds]
-        strategy = replace(strategy, stage_layers=balance_layers(model.layers, paces, strategy.layout.vpp))
+        strategy = replace(
+            strategy, stage_layers=balance_layers(model.layers, paces, strategy.layout.vpp, candidate.ends)
+        )
         if not is_legal(model, strategy, framework):
             self.too_large += 1
             return
-        sizes = [stage.total for stage in memory(model, strategy, self.cluster.gpu, framework)]
+        sizes = [stage.total for stage in memory(model, strategy, self.kinds[0].gpu, framework)]
         if any(size > self.limits[kind] for size, kind in zip(sizes, candidate.kinds, strict=True)):
             self.too_large += 1
             return
@@ -190,32 +228,51 @@ class _MixedSearch:
         prediction = predict(model, self.joined, strategy, framework, options)
         score = self.objective.score(result.ScoredPrediction(prediction, max(sizes), strategy.layout.gpus))
         results = (prediction.step_s, max(sizes), score, candidate.bound_s, options)
-        names = tuple(self.kinds[kind].gpu.name for kind in candidate.kinds)
-        simulated = result.SimulatedCandidate(candidate.number, strategy, framework, *results, names)
+        gpus = tuple(self.gpus[kind] for kind in candidate.kinds)
+        simulated = result.SimulatedCandidate(candidate.number, strategy, framework, *results, gpus)
         self.simulated.append(simulated)
         self.best = nsmallest(self.top, (*self.best, simulated), key=attrgetter("rank"))
 
 
-def balance_layers(layers: int, paces: Sequence[float], chunks: int = 1) -> tuple[int, ...]:
+def balance_layers(
+    layers: int, paces: Sequence[float], chunks: int = 1, ends: tuple[float, float] = (0.0, 0.0)
+) -> tuple[int, ...]:
     """Return the layers of each piece that minimise the time of the slowest stage.
 
-    Each layer goes to the stage that finishes it first.
+    Each layer goes to the stage that finishes it first. *ends*: the time of embedding and head, in layers.
     """
     stages = len(paces)
     counts = [[0] * stages for _ in range(chunks)]
-    totals = [0] * stages
+    works = [[0.0] * stages for _ in range(chunks)]
+    works[0][0], works[-1][-1] = ends[0], works[-1][-1] + ends[1]
+    totals = [sum(work) for work in zip(*works, strict=True)]
     for _ in range(layers):
         stage = min(range(stages), key=lambda index: ((totals[index] + 1) * paces[index], index))
-        chunk = min(range(chunks), key=lambda index: (counts[index][stage], index))
+        chunk = min(range(chunks), key=lambda index: (works[index][stage], index))
         counts[chunk][stage] += 1
+        works[chunk][stage] += 1
         totals[stage] += 1
     return tuple(size for row in counts for size in row)
 
 
-def describe_gpu_kinds(kinds: Sequence[str]) -> Mapping[str, str]:
-    """Return the stages of each GPU, as ``{"h100-sxm": "stages 0-3", "a100-sxm-80gb": "stage 4"}``."""
-    stages = {}
+def describe_gpu_kinds(kinds: Sequence[Gpu]) -> str:
+    """Return the stages of each GPU, as ``stages 0-3 on h100-sxm, stage 4 on a100-sxm-80gb``."""
+    stages = []
     for kind in dict.fromkeys(kinds):
         first, last = kinds.index(kind), len(kinds) - 1 - kinds[::-1].index(kind)
-        stages[kind] = f"stages {first}-{last}" if last > first else f"stage {first}"
-    return stages
+        stages.append(f"stages {first}-{last} on {kind.name}" if last > first else f"stage {first} on {kind.name}")
+    return ", ".join(stages)
+
+
+def mean_peak_flops(candidate: result.SimulatedCandidate, gpu: Gpu) -> float:
+    """Return the mean peak of the GPUs of all stages, which are *gpu* in a cluster of one kind."""
+    precision = str(candidate.strategy.precision)
+    return fmean(kind.matrix_peak_flops(precision) for kind in candidate.kinds or (gpu,))
+
+
+def find_free_bytes(candidate: result.SimulatedCandidate, model: Model, gpu: Gpu) -> float:
+    """Return the least memory that a GPU of any stage has left."""
+    if not candidate.kinds:
+        return gpu.memory_bytes - candidate.memory_bytes
+    stages = memory(model, candidate.strategy, candidate.kinds[0], candidate.framework)
+    return min(kind.memory_bytes - stage.total for kind, stage in zip(candidate.kinds, stages, strict=True))

@@ -10,6 +10,7 @@ import numpy as np
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.prediction import Prediction
 from stepcast.goodput.plan import COMPUTING, IDLE, node_watts
+from stepcast.hardware import Gpu
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.framework import Framework
 from stepcast.ir.step import StepReport
@@ -42,7 +43,7 @@ class SimulatedCandidate:
     score: float  # the value that the search minimises
     bound_s: float  # lower bound of the step with an even split of layers
     options: Options = DEFAULTS
-    kinds: tuple[str, ...] = ()  # the GPU of each stage in a cluster with two kinds
+    kinds: tuple[Gpu, ...] = ()  # of each stage in a cluster with two kinds
 
     @property
     def gpus(self) -> int:
