@@ -10,9 +10,10 @@ optimum below is his, and Young's of 1974 its first term). A checkpoint written 
 a lag: a failure before that returns to the previous one.
 
 Nodes under repair are customers of a loss system with one more place than there are spares: with all places taken
-the job stops and no other node breaks. Erlang's formula gives that share of time for any distribution of repairs
-(Erlang 1917; Sevastyanov 1957). A run begins with all nodes in order, so during the first repairs the formula takes
-the mean number of nodes that are under repair by then (modified offered load, Jagerman 1975).
+the job stops and no other node breaks. In a long run Erlang's formula gives that share of time for any distribution of
+repairs (Erlang 1917; Sevastyanov 1957). A run begins with all nodes in order: the exact share during the first repairs
+is the inverse of a Laplace transform. A job that shrinks has as many nodes under repair as an infinite server, Poisson
+distributed at any time.
 """
 
 import math
@@ -122,11 +123,12 @@ def expect_split(process: RunProcess) -> TimeSplit:
     if not process.repairs:
         return split
     if process.shortage is Shortage.WAIT:
-        loads, shares = _loads(process, split.total_s)
         # A node that breaks while all spares are under repair stops the job until the first is back.
-        spares = process.spares or 0
-        stopped = float(shares @ erlang_b(spares, loads)) * process.load / (spares + 1)
-        return replace(split, waiting_s=split.total_s * stopped)
+        spares, segments = process.spares or 0, _list_failures(process)
+        # Failures until a segment is complete are geometric, which spreads them more than at a constant rate.
+        spread = sum(number * mean**2 for number, mean in segments) / _failures(process) ** 2
+        without = share_without_spare(spares, process.load, split.total_s / process.repair_s, spread)
+        return replace(split, waiting_s=split.total_s * without * process.load / (spares + 1))
     # The longer the run, the more nodes are missing on average, and the longer it takes.
     for _ in range(MOST_ROUNDS):
         shorter_s = split.total_s
@@ -169,7 +171,12 @@ def check_progress(process: RunProcess) -> None:
 
 
 def _failures(process: RunProcess) -> float:
-    """Return the expected number of failures during work and checkpoints.
+    """Return the expected number of failures during work and checkpoints."""
+    return sum(number * mean for number, mean in _list_failures(process))
+
+
+def _list_failures(process: RunProcess) -> list[tuple[int, float]]:
+    """Return how many segments between safe points there are of each length, and the expected failures in one.
 
     A first attempt at x seconds fails with probability 1 - e^-rx; completing y seconds takes e^ry - 1 more failures.
     """
@@ -182,17 +189,42 @@ def _failures(process: RunProcess) -> float:
             (process.checkpoints - 1, period_s, period_s + lag_s),
             (1, max(0.0, process.last_s - lag_s), process.last_s),
         ]
-    return sum(
-        number * -math.expm1(-rate * first_s) * math.exp(rate * later_s) for number, first_s, later_s in segments
-    )
+    return [(number, -math.expm1(-rate * first_s) * math.exp(rate * later_s)) for number, first_s, later_s in segments]
 
 
-def erlang_b(places: int, loads: FloatArray) -> FloatArray:
-    """Return the share of time in which all *places* are taken (Erlang B), for each of *loads*."""
-    blocked = np.ones_like(loads)
-    for place in range(1, places + 1):
-        blocked = loads * blocked / (place + loads * blocked)
-    return blocked
+EULER_TERMS = 12  # of the inversion of a Laplace transform: seven digits
+
+
+@cache
+def _find_nodes() -> tuple[NDArray[np.complex128], FloatArray]:
+    """Return the points and the weights of Euler's summation (Abate and Whitt 2006, equations 33 to 35)."""
+    terms = EULER_TERMS
+    index = np.arange(2 * terms + 1)
+    tail = np.cumsum([math.comb(terms, term) for term in range(terms)])[::-1] / 2**terms
+    weights = np.concatenate([[0.5], np.ones(terms), tail]) * (-1.0) ** index * 10 ** (terms / 3)
+    points = np.empty(len(index), dtype=np.complex128)
+    points.real, points.imag = terms * math.log(10) / 3, math.pi * index
+    return points, weights
+
+
+def share_without_spare(spares: int, load: float, repairs: float, spread: float = 0.0) -> float:
+    """Return the mean share of a run in which each of *spares* replaces a node under repair.
+
+    The run, without its waiting, takes *repairs* mean times of repair, in each of which *load* nodes break on average;
+    it begins with all nodes in order. *spread* is the variance of the number of failures beyond that of a constant
+    rate, over its squared mean: 1 is a geometric number, as in a run of exponential length, whose share is the Laplace
+    transform itself.
+    """
+    points, weights = _find_nodes()
+    rates = np.append(points, 1.0) / repairs
+    taken = np.ones_like(rates)  # transform of the time until so many nodes are under repair
+    last = np.zeros_like(rates)  # that of the time until one more is, from the one before
+    for count in range(spares):
+        last = load / (rates + load + count * (1 - last))
+        taken = taken * last
+    chances = taken / (rates + spares * (1 - last))
+    fixed = float(weights @ (chances[:-1] / rates[:-1]).real) / repairs**2
+    return min(1.0, max(0.0, fixed + spread * (float(chances[-1].real) / repairs - fixed)))
 
 
 SETTLED = 8.0  # mean times of repair after which the number of nodes under repair no longer depends on the start
