@@ -52,11 +52,29 @@ def problem(tmp_path: Path, text: str, overrides: tuple[str, ...] = ()) -> str:
         ("[node]", "[network]\nkind = 'ring'\n[node]", "my.toml:4: network.kind: 'ring' is not known; expected one of"),
         (GOOD, "nodes = 4", "my.toml: gpu: is missing; name one of the catalogue or describe it in a [gpu] table"),
         (GOOD, 'gpu = "h100"', "my.toml: node.gpus: is missing"),
+        ("[node]", "[gpu.matrix]\nfp32 = '0 TFLOP/s'\n[node]", "my.toml:4: gpu.matrix.fp32: must be above 0"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert old in GOOD
     assert problem(tmp_path, GOOD.replace(old, new)).startswith(expected)
+
+
+def test_a_sheet_without_a_peak_names_its_key(tmp_path: Path) -> None:
+    gpu = {
+        **dict.fromkeys(("memory", "l2", "shared_memory_per_sm"), "1 GiB"),
+        "memory_bandwidth": "1 TB/s",
+        "clock": "1 GHz",
+        "launch_overhead": "2 us",
+    }
+    lines = [f"{key} = {value!r}" for key, value in {**gpu, "power": "1 W", "vendor": "A", "architecture": "b"}.items()]
+    text = "\n".join(["[gpu]", "sms = 8", *lines, "[gpu.matrix]", "bf16 = '9 TFLOP/s'"])
+    assert problem(tmp_path, text) == "my.toml: gpu: matrix.fp32 is missing, the peak of fp32"
+
+
+def test_no_nics_are_the_nodes_of_a_base_without_its_nic(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(GOOD + "\n[network]\nleaf_nodes = 4\n", encoding="utf-8")
+    assert load_cluster(str(tmp_path / "my.toml"), ["node.nics=0", "nodes=1"]).node.nic is None
 
 
 def test_a_cycle_over_two_files(tmp_path: Path) -> None:
@@ -74,7 +92,7 @@ def test_a_cycle_over_two_files(tmp_path: Path) -> None:
         ("network.oversubscription=0.5", "--set: network.oversubscription: must be at least 1, not 0.5"),
         ("network.shape=[4]", "--set: network.shape: shape is for a torus, and a torus needs one"),
         ("node.fabric.kind=nvlink-pairs", "my.toml: node.fabric: nvlink-pairs needs host_link"),
-        ("node.nics=0", "--set: node.nics: nics and the link of a nic go together: give both or neither"),
+        ("node.nics=0", "my.toml: a cluster of several nodes needs node.nics and node.nic; nodes = 1 needs neither"),
         ("gpu=v1oo", "--set: unknown gpu 'v1oo'; did you mean v100"),
         ("nodes=none", "--set: nodes: 'none' is not a whole number"),
     ],

@@ -147,6 +147,10 @@ def test_layers_are_split_by_speed(layers: int, takes: tuple[float, ...], chunks
         ('base = "dgx-h100"\n[other]\ncluster = "dgx-a100"\nnodes = 2\n', "nodes of both kinds must be given"),
         ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a101"\nnodes = 2\n', "unknown cluster 'dgx-a101'"),
         ('base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "l40s-node"\nnodes = 1\n', "need NICs of both"),
+        (
+            'base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a100"\nnodes = 0\n',
+            r"both.toml:5: other.nodes: must be at",
+        ),
     ],
 )
 def test_mistakes_in_descriptions_are_told(tmp_path: Path, text: str, message: str) -> None:

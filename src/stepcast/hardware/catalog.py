@@ -325,7 +325,7 @@ def _read_cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     try:
         gpu = _build_gpu(gpu_name, gpu_entries, name)
     except CatalogError as error:
-        raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
+        raise CatalogError(error.where, f"gpu.{error.key}".rstrip("."), error.problem) from None
     return _build_cluster(gpu_alone or _find_name("clusters", name), entries, gpu, name)
 
 
@@ -345,13 +345,20 @@ def _build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster
             field = CLUSTER_KEYS[key].path[-1]
             nic[field] = getattr(transports[word], field)
             sources[key] = transports[word].source
+    if values["node"].get("nics") == 0:  # the NIC of the base is not there
+        values["node"].pop("nic", None)
     other = None
     if any(key in cluster_entries for key in OF_OTHER):  # nodes of a second kind: as many as given
         for key in OF_OTHER:
             if key not in cluster_entries:
                 raise CatalogError(where, key, f"is missing; a second kind needs {' and '.join(OF_OTHER)}")
         described, nodes = (cluster_entries[key] for key in OF_OTHER)
-        other = load_cluster(str(described.value), [f"nodes={nodes.value}"])
+        try:
+            other = load_cluster(str(described.value), [f"nodes={nodes.value}"])
+        except CatalogError as error:
+            if error.where == "--set":  # its nodes are those of this file
+                raise CatalogError(nodes.where, OF_OTHER[1], error.problem) from None
+            raise
         if other.other is not None:
             raise CatalogError(described.where, OF_OTHER[0], f"{described.value} has a second kind itself")
     values |= {"name": name, "other": other, "sources": sources}

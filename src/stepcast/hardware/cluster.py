@@ -44,8 +44,8 @@ class Gpu:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for table in (self.matrix_flops, self.vector_flops):
-            require("fp32" in table, f"{self.name}: fp32 peak is missing")
+        for name, table in (("matrix", self.matrix_flops), ("vector", self.vector_flops)):
+            require("fp32" in table, f"{name}.fp32 is missing, the peak of fp32")
         for dtype, reached in self.reached_flops.items():
             if reached > self.matrix_flops.get(dtype, 0.0):
                 problem = f"a product cannot exceed the peak, matrix.{dtype}; correct one of them"

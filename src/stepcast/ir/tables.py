@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cache
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args, get_type_hints
 
@@ -28,7 +29,7 @@ Portion = Annotated[float, Meta(ge=1e-4, le=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 TYPE_NAMES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
-BOUNDS = {">=": "at least", ">": "above", "<=": "at most", "<": "below"}
+BOUNDS = {">=": ("at least", ge), ">": ("above", gt), "<=": ("at most", le), "<": ("below", lt)}
 
 
 class TableError(ValueError):
@@ -64,7 +65,10 @@ def _explain(text: str, values: object, kind: type) -> TableError:
     if match := re.fullmatch(r"Expected `(\w+).*`, got `.*`", message):
         return TableError(path, f"{value_text} is not {TYPE_NAMES.get(match[1], 'a table')}")
     if match := re.fullmatch(r"Expected `\w+.*` ([<>]=?) (\S+)", message):
-        return TableError(path, f"must be {BOUNDS[match[1]]} {float(match[2]):,g}, not {value_text}")
+        (words, holds), bound = BOUNDS[match[1]], float(match[2])
+        if isinstance(value, Mapping):  # msgspec does not say which of its values
+            path, value_text = next(((*path, key), repr(own)) for key, own in value.items() if not holds(own, bound))
+        return TableError(path, f"must be {words} {bound:,g}, not {value_text}")
     return TableError(path, message)
 
 
