@@ -1,11 +1,13 @@
 """Two kinds of GPUs in one cluster: stages on either, layers split to balance."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stepcast.cli.main import main
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster, load_cluster
@@ -108,7 +110,9 @@ def test_nodes_of_different_sizes_share_the_worst_of_both(tmp_path: Path) -> Non
     assert not one.node.fabric.in_switch_reduction
 
 
-def test_a_search_of_the_first_kind_has_its_rates_and_one_of_both_the_mean_peak(tmp_path: Path) -> None:
+def test_a_search_of_the_first_kind_has_its_rates_and_one_of_both_the_mean_peak(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster(tmp_path, BOTH.replace("dgx-a100", "aws-p4d"))  # GPUs of 40 GB
     degrees = {"tp": (2,), "cp": (1,), "pp": (2,), "vpp": (1,), "micro_batch": (1,)}
     asked = {"model": "llama-3.1-8b", "global_batch": 64, "top": 1, "workers": 1, **degrees}
@@ -124,6 +128,23 @@ def test_a_search_of_the_first_kind_has_its_rates_and_one_of_both_the_mean_peak(
     assert mixed["gpus"] == 32
     assert alone["mfu"] - 0.15 < mixed["mfu"] < alone["mfu"]
     assert 0 < mixed["free_bytes"] < 40e9
+    words = [
+        "search",
+        "llama-3.1-8b",
+        "--global-batch",
+        "64",
+        "--gpus",
+        "32",
+        *["--tp", "2", "--cp", "1", "--pp", "2", "--vpp", "1"],
+    ]
+    words += ["--micro-batch", "1", "--workers", "1", "--cluster", f"{tmp_path / 'both.toml'},dgx-h100"]
+    assert main([*words, "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["rows"][0]
+    assert {name: compared[name] for name in ("step_s", "mfu", "free_bytes")} == pytest.approx(
+        {name: mixed[name] for name in ("step_s", "mfu", "free_bytes")}
+    )
+    assert main([*words[:-1], str(tmp_path / "both.toml"), "--emit", "megatron"]) == 2
+    assert "no configuration of a tool places stages on two kinds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ def run_search(args: argparse.Namespace) -> int:
     if several_of(question):
         return show_alternatives(args, question, _Watching)
     settled = settle_search(question)
+    if args.emit and settled.is_mixed:
+        raise ValueError("--emit: no configuration of a tool places stages on two kinds of GPUs; leave it out")
     try:
         result = settled.answer(watching=lambda: _Watching(settled if args.stream else None))
     finally:

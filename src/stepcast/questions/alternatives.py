@@ -14,6 +14,7 @@ from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import strategy_facts, training_facts
 from stepcast.questions.search import SearchQuestion, Watching, settle_search
 from stepcast.questions.settle import settle
+from stepcast.searching.mixed import find_free_bytes
 from stepcast.units import DEFAULT_CURRENCY
 from stepcast.views.answer import Answer
 
@@ -174,6 +175,7 @@ def _search_row(question: SearchQuestion, watching: Watching) -> Row:
     require(result.best != (), "nothing fits" if result.counts.complete else "nothing found in the time given")
     best = result.best[0]
     row = _step_row(settled.cluster, settled.profile.name, best.strategy, settled.predict(best))
+    row["free_bytes"] = find_free_bytes(best, settled.model, settled.cluster.gpu)
     training = training_facts(settled.question, best.strategy, best.step_s) or {}
     return {**row, **_money(training, settled.question), "command": settled.command(best)}, settled.assumptions
 

@@ -40,14 +40,14 @@ from stepcast.questions.choices import Choice, Question, build_question, choices
 from stepcast.questions.question import CHOICES, PRECISIONS, PredictQuestion, check_rules
 from stepcast.questions.runs import choice_of_field, predict_choices, predict_words, strategy_facts, training_facts
 from stepcast.questions.settle import adapter_fields, default_framework, name_cluster, settle_price
+from stepcast.searching import mixed
 from stepcast.searching import result as results
 from stepcast.searching import space as spaces
 from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_parts, usable_memory_bytes
-from stepcast.searching.mixed import describe_gpu_kinds, find_free_bytes, join_gpu_kinds, mean_peak_flops, search_mixed
 from stepcast.searching.result import SearchCounts, SearchResult, SearchWatch, SimulatedCandidate
 from stepcast.searching.search import Refinement, measure_sensitivity, refine_best
 from stepcast.searching.space import CandidateSpace, SpacePart, split_by_software
-from stepcast.units import DEFAULT_CURRENCY, TFLOPS, parse_count, parse_duration_s, parse_size_bytes
+from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
 
 OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
 OVERLAPPING = ("usual", "none", "tensor", "experts")
@@ -226,7 +226,7 @@ class SettledSearch:
     @property
     def joined_cluster(self) -> Cluster:
         """The cluster on which rows are predicted: with both of its kinds if the search needs them."""
-        return join_gpu_kinds(self.cluster) if self.is_mixed else self.cluster
+        return mixed.join_gpu_kinds(self.cluster) if self.is_mixed else self.cluster
 
     def answer(
         self, top: int | None = None, watching: Watching = nullcontext, most_s: float = math.inf
@@ -243,7 +243,7 @@ class SettledSearch:
             asked = (self._split(self._space()), self.cluster, top or question.top, question.objective)
             left_s = max(0.0, most_s - (time.monotonic() - began))
             if self.is_mixed:
-                return search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
+                return mixed.search_mixed(*asked, self.max_bytes, watch, left_s, self.reserve)
             where = self.capacity_bytes, watch, question.workers or usable_workers()
             if top is not None:
                 return search_parts(*asked, *where, looks_around=False, most_s=left_s, by_family=False, first=first)
@@ -283,7 +283,7 @@ class SettledSearch:
     def predict(self, candidate: SimulatedCandidate) -> StepReport:
         """Return the report of a candidate's step."""
         values = candidate.strategy, candidate.framework, candidate.options
-        return predict(self.model, self.joined_cluster, *values).report
+        return mixed.rate_by_mean_peak(predict(self.model, self.joined_cluster, *values).report, candidate)
 
     def command(self, candidate: SimulatedCandidate) -> str:
         """Return the command that predicts a candidate; with two kinds of GPUs, the one that searches it alone."""
@@ -395,7 +395,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
     elif gpus is None:
         if cluster.gpus is None:
             raise ValueError("number of GPUs missing: use --gpus, such as --gpus 64 or --gpus 8..64")
-        gpus = (join_gpu_kinds(cluster).gpus or cluster.gpus,)
+        gpus = (mixed.join_gpu_kinds(cluster).gpus or cluster.gpus,)
         assumptions.append(f"all {gpus[0]} GPUs of {cluster.name} (--gpus)")
     global_batch, axes = _settle_global_batch(question, seq), question.axes
     settling.note_batch(global_batch, seq, assumptions)
@@ -417,7 +417,7 @@ def settle_search(question: SearchQuestion) -> SettledSearch:
         assumptions.append(f"a reserve of {MEMORY_RESERVE * 100:g} % of each GPU's memory (--memory-reserve)")
     values = model, cluster, profile, gpus, global_batch, seq, axes, question.max_memory, question.memory_reserve
     settled = SettledSearch(question.change({"cluster": place}), *values, tuple(assumptions))
-    most, wanted = join_gpu_kinds(cluster).gpus, max(gpus)
+    most, wanted = mixed.join_gpu_kinds(cluster).gpus, max(gpus)
     if most is not None and wanted > most:
         raise ValueError(f"--gpus {wanted:,}: cluster {cluster.name} has {most:,} GPUs{suggest_larger(cluster)}")
     if settled.is_mixed and gpus != (most,):
@@ -556,14 +556,14 @@ def _row(
         "rank": rank,
         **asked.facts(candidate),
         "place": str(candidate.options.place),
-        "kinds": describe_gpu_kinds(candidate.kinds),
+        "kinds": mixed.describe_gpu_kinds(candidate.kinds),
         "step_s": candidate.step_s,
         **pick(report, "low_s high_s"),
         "equal": is_equal,
         "tokens_per_s_per_gpu": report.throughput.tokens_per_s / candidate.gpus,
-        "mfu": report.throughput.tflops_per_gpu * TFLOPS / mean_peak_flops(candidate, asked.cluster.gpu),
+        "mfu": report.throughput.mfu,
         "memory_bytes": candidate.memory_bytes,
-        "free_bytes": find_free_bytes(candidate, asked.model, asked.cluster.gpu),
+        "free_bytes": mixed.find_free_bytes(candidate, asked.model, asked.cluster.gpu),
         "breakdown_s": dict(report.breakdown_s),
         **{name: training.get(name) for name in ("days", "gpu_hours", "cost", "currency")},
         "command": asked.command(candidate),
@@ -579,7 +579,7 @@ def _changes(asked: SettledSearch) -> Iterator[tuple[str, SettledSearch]]:
     for name in asked.axes:
         rest = {axis: values for axis, values in asked.axes.items() if axis != name}
         yield f"leave {option_of(name)} out", replace(asked, axes=rest)
-    most = join_gpu_kinds(asked.cluster).gpus
+    most = mixed.join_gpu_kinds(asked.cluster).gpus
     for times in MORE_GPUS:
         more = tuple(number * times for number in asked.gpus)
         if most is None or max(more) <= most:

@@ -28,12 +28,14 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, PiecePlacement
+from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.types import dataclass, pick
 from stepcast.searching import result
 from stepcast.searching.best import usable_memory_bytes
 from stepcast.searching.layers import PartTime, least_load, part_costs, part_layers, part_loads
 from stepcast.searching.space import LAYER, SpacePart
+from stepcast.units import TFLOPS
 
 # Objectives that rank like the step time if all GPUs are used.
 MIXED_OBJECTIVES = ("step", "throughput", "cost")
@@ -264,10 +266,13 @@ def describe_gpu_kinds(kinds: Sequence[Gpu]) -> str:
     return ", ".join(stages)
 
 
-def mean_peak_flops(candidate: result.SimulatedCandidate, gpu: Gpu) -> float:
-    """Return the mean peak of the GPUs of all stages, which are *gpu* in a cluster of one kind."""
-    precision = str(candidate.strategy.precision)
-    return fmean(kind.matrix_peak_flops(precision) for kind in candidate.kinds or (gpu,))
+def rate_by_mean_peak(report: StepReport, candidate: result.SimulatedCandidate) -> StepReport:
+    """Return *report* with the MFU of the mean peak of its stages' GPUs if these are of two kinds."""
+    if not candidate.kinds or report.throughput is None:
+        return report
+    peak = fmean(gpu.matrix_peak_flops(str(candidate.strategy.precision)) for gpu in candidate.kinds)
+    mfu = report.throughput.tflops_per_gpu * TFLOPS / peak
+    return replace(report, throughput=replace(report.throughput, mfu=mfu))
 
 
 def find_free_bytes(candidate: result.SimulatedCandidate, model: Model, gpu: Gpu) -> float:
