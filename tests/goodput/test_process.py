@@ -130,6 +130,15 @@ def test_a_run_shorter_than_a_repair_begins_with_all_nodes(shortage: Shortage, b
     assert expect_split(process).total_s == pytest.approx(drawn(process, 2000).total_s.mean(), rel=0.04)
 
 
+@pytest.mark.parametrize(("hours", "spares", "replicas"), [(240, 2, 8), (240, 8, 8), (240, 0, 4)])
+def test_a_job_that_shrinks_waits_where_no_replica_is_complete(hours: float, spares: int, replicas: int) -> None:
+    """With more nodes broken than the job has, those that stand still do not break (18 times too long before)."""
+    process = RunProcess(hours * HOUR, 900, 10, 30, 1 / HOUR, 300, 0.8, DAY, spares, Shortage.SHRINK, replicas, 2)
+    simulated = drawn(process, 400)
+    assert expect_split(process).total_s == pytest.approx(simulated.total_s.mean(), rel=0.12)
+    assert simulated.waiting_s.mean() > 0
+
+
 def test_a_job_that_shrinks_does_not_wait() -> None:
     process = replace(MONTHS, broken_share=0.8, repair_s=DAY, spares=0, replicas=128, nodes_per_replica=16)
     waits, shrinks = expect_split(process), expect_split(replace(process, shortage=Shortage.SHRINK))

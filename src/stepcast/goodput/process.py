@@ -12,8 +12,7 @@ a lag: a failure before that returns to the previous one.
 Nodes under repair are customers of a loss system with one more place than there are spares: with all places taken
 the job stops and no other node breaks. In a long run Erlang's formula gives that share of time for any distribution of
 repairs (Erlang 1917; Sevastyanov 1957). A run begins with all nodes in order: the exact share during the first repairs
-is the inverse of a Laplace transform. A job that shrinks has as many nodes under repair as an infinite server, Poisson
-distributed at any time.
+is the inverse of a Laplace transform. A job that shrinks stops where no replica is complete.
 """
 
 import math
@@ -85,6 +84,17 @@ class RunProcess:
         """True if nodes can run short."""
         return self.spares is not None and self.load > 0
 
+    @property
+    def most_missing(self) -> int:
+        """The number of nodes under repair that is next to never exceeded."""
+        return math.ceil(self.load + 8 * math.sqrt(self.load) + 8)
+
+    @property
+    def places(self) -> int:
+        """The nodes that can be under repair while the job runs; with one more it waits for the first to return."""
+        lasting = self.replicas - 1 if self.shortage is Shortage.SHRINK else 0
+        return (self.spares or 0) + math.floor(lasting * self.nodes_per_replica + 1e-9)
+
     def speed(self, missing: int) -> float:
         """Return the relative speed of a job that lacks *missing* nodes; the rest form complete replicas."""
         if missing <= 0:
@@ -122,20 +132,26 @@ def expect_split(process: RunProcess) -> TimeSplit:
     split = _split_at_speed(process)
     if not process.repairs:
         return split
-    if process.shortage is Shortage.WAIT:
-        # A node that breaks while all spares are under repair stops the job until the first is back.
-        spares, segments = process.spares or 0, _list_failures(process)
-        # Failures until a segment is complete are geometric, which spreads them more than at a constant rate.
-        spread = sum(number * mean**2 for number, mean in segments) / _failures(process) ** 2
-        without = share_without_spare(spares, process.load, split.total_s / process.repair_s, spread)
-        return replace(split, waiting_s=split.total_s * without * process.load / (spares + 1))
     # The longer the run, the more nodes are missing on average, and the longer it takes.
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS if process.shortage is Shortage.SHRINK else 0):
         shorter_s = split.total_s
         split = _split_at_speed(process, *_mean_speed(process, shorter_s))
         if split.total_s <= shorter_s * (1 + 1e-6):
             break
-    return split
+    return replace(split, waiting_s=_expect_waiting(process, split.total_s))
+
+
+def _expect_waiting(process: RunProcess, running_s: float) -> float:
+    """Return the time in which a job waits for a node, which otherwise takes *running_s*."""
+    load, places = process.load, process.places
+    if places > process.most_missing:
+        return 0.0
+    # Failures until a segment is complete are geometric, which spreads them more than at a constant rate.
+    segments = _list_failures(process)
+    spread = sum(number * mean**2 for number, mean in segments) / _failures(process) ** 2
+    # A node that breaks while as many as the job can spare are under repair stops it until the first is back.
+    share = share_without_spare(places, load, running_s / process.repair_s, spread)
+    return running_s * share * load / (places + 1)
 
 
 def _split_at_speed(process: RunProcess, speed: float = 1.0, regrowths_per_s: float = 0.0) -> TimeSplit:
@@ -247,21 +263,17 @@ def _loads(process: RunProcess, total_s: float) -> tuple[FloatArray, FloatArray]
 
 def _mean_speed(process: RunProcess, total_s: float) -> tuple[float, float]:
     """Return the mean speed in a run of *total_s* that continues with its remaining nodes, and how often in a second it
-    gets a replica back; the number of nodes under repair is Poisson distributed.
+    gets a replica back; the number of nodes under repair is Poisson distributed, up to that with which it stops.
     """
     loads, shares = _loads(process, total_s)
-    mean, back, chances, tail, count = 0.0, 0.0, np.exp(-loads), 1.0, 0
-    while tail > 1e-12 and count < 100_000:
-        missing, chance = count - (process.spares or 0), float(shares @ chances)
-        mean += chance * process.speed(missing)
-        if process.speed(missing + 1) < process.speed(missing):
-            back += float(shares @ (chances * loads)) / process.repair_s
-        tail -= chance
-        count += 1
-        chances = chances * loads / count
-    if mean < 1e-6:
-        raise ValueError("the run makes no progress: so many nodes are under repair that no replica is complete")
-    return mean, back
+    counts = np.arange(min(process.places, process.most_missing) + 1)
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(counts[1:]))])
+    logarithms = np.log(loads)[:, None] * counts - factorials
+    chances = np.exp(logarithms - logarithms.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    speeds = np.array([process.speed(count) for count in (counts - (process.spares or 0)).tolist()])
+    backs = loads * (chances[:, :-1] @ (speeds[1:] < speeds[:-1])) / process.repair_s
+    return float(shares @ (chances @ speeds)), float(shares @ backs)
 
 
 def young_s(pause_s: float, failures_per_s: float) -> float:
@@ -377,7 +389,7 @@ class _RunSimulation:
         most = spares + 1 if process.repairs else 0
         if self.shrinks:
             nodes = math.ceil(process.replicas * process.nodes_per_replica)
-            most = min(spares + nodes, math.ceil(process.load + 8 * math.sqrt(process.load) + 8)) + 1
+            most = min(spares + nodes, process.most_missing) + 1
         # The time each node under repair returns; a place with a past time is free.
         self.back_s = np.zeros((runs, most))
         self.speeds = np.array([process.speed(count - spares) for count in range(most + 1)])
