@@ -386,7 +386,7 @@ class _RunSimulation:
         self.shrinks = process.repairs and process.shortage is Shortage.SHRINK
         spares = process.spares or 0
         # How many nodes can be under repair at once: one more than the spares stops a waiting job.
-        most = spares + 1 if process.repairs else 0
+        most = min(spares, process.most_missing) + 1 if process.repairs else 0
         if self.shrinks:
             nodes = math.ceil(process.replicas * process.nodes_per_replica)
             most = min(spares + nodes, process.most_missing) + 1
