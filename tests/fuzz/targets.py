@@ -18,8 +18,9 @@ from benchmarks.reader_chakra import write as write_chakra
 from benchmarks.reader_nccl_tests import HEAD, row
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute, bytes_field, delimit
 from stepcast.inputs.source import FormatError, Source
-from stepcast.inputs.table import format_named, read_sources, recognise
+from stepcast.inputs.table import format_named, read, read_sources, recognise
 from stepcast.ir.workload import Block
+from stepcast.outputs.perfetto import write as write_perfetto
 from tests.analyze import test_watch as watched
 from tests.fuzz.bombs import EXAMPLES, LLAMA, MEGATRON, OPERATORS, OPTABLE, OPTIMUS, SIMAI
 from tests.generation import test_rl as rl
@@ -81,6 +82,7 @@ def _formats() -> Iterator[Target]:
         "nccl-tests": (_nccl(),),
         "optimus": (_optimus(), OPTIMUS[:8000].encode()),
         "kineto": (_kineto(), _xla()),
+        "perfetto": (write_perfetto(read(EXAMPLES / "megatron-rank7.txt")),),
         "huggingface": tuple(_configs()),
         "chakra": (_chakra(), _converted()),
         "captured": (CAPTURED.read_bytes(),),

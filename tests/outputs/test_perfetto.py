@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,19 +14,22 @@ from stepcast.cli.main import main
 from stepcast.forecast.options import Options
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
-from stepcast.inputs.table import read
+from stepcast.inputs.documents import communication_rows
+from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.table import read, read_sources, recognise
 from stepcast.ir.layout import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.perfetto import write
 from stepcast.simulation.messages import Send
+from stepcast.units import format_seconds
 from stepcast.views.timeline import gantt
 from tests.shared import ROOT
 
 
 def events_of(timeline: Timeline) -> list[dict[str, Any]]:
     trace = json.loads(write(timeline))
-    assert set(trace) == {"displayTimeUnit", "traceEvents"}
+    assert set(trace) == {"otherData", "displayTimeUnit", "traceEvents"}
     events: list[dict[str, Any]] = trace["traceEvents"]
     return events
 
@@ -67,6 +71,49 @@ def test_names_and_arguments_are_kept() -> None:
     (span,) = [event for event in events if event["ph"] == "X"]
     assert (span["name"], span["cat"], span["ts"], span["dur"]) == ("ncclé\n", "communication", 1.5e6, 0.25e6)
     assert span["args"] == {"micro_batch": 3, "a": "b", "collective": "all-reduce", "group": "dp", "bytes": 4096}
+
+
+@pytest.mark.parametrize(
+    "words", ["--tp 2 --pp 2 --global-batch 4", "--framework fsdp --accumulation 1"], ids=["pipeline", "eager"]
+)
+def test_the_trace_of_a_prediction_is_read_back(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, again = str(tmp_path / "trace.json.gz"), str(tmp_path / "again.json.gz")
+    command = ["predict", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", *words.split(), "--trace", trace]
+    assert main([*command, "--json"]) == 0
+    step_s = json.loads(capsys.readouterr().out)["step_s"]
+    assert main(["show", trace, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["measured"], shown["step_s"], shown["gpus"]) == (False, step_s, 8)
+    assert shown["command"].startswith("stepcast predict llama-3.2-1b")
+    assert len(shown["stage_of_rank"]) == shown["pp"]
+    assert {row["kind"] for row in shown["operations"]} <= {"compute", "communication", "host"}
+    assert all(row["kind"] == "host" for row in shown["operations"] if row["name"] == "issue")
+    assert main(["show", trace]) == 0
+    out = capsys.readouterr().out
+    assert "Perfetto / Chrome JSON of stepcast" in out
+    assert "Kineto" not in out
+    assert f"predicted step  {format_seconds(step_s)}" in out
+    assert main(["convert", trace, again, "--to", "perfetto"]) == 0
+    first, second = read(trace), read(again)
+    assert first.facts == second.facts
+    assert (first.names, first.lanes, first.details) == (second.names, second.lanes, second.details)
+    assert (first.start_s == second.start_s).all()
+
+
+def test_a_measured_run_is_read_back_as_measured() -> None:
+    timeline = read(ROOT / "examples" / "megatron-rank7.txt")
+    again = read_sources([source := Source("t.json", write(timeline))], recognise(source))
+    assert (again.measured, again.layout, again.stage_of_rank) == (True, timeline.layout, timeline.stage_of_rank)
+    first, second = communication_rows(timeline), communication_rows(again)
+    assert [row["total_bytes"] for row in first] == [row["total_bytes"] for row in second]
+    assert again.facts["hidden"] == timeline.facts["hidden"]
+    assert again.micro_batch_of.tolist() == timeline.micro_batch_of[np.argsort(timeline.start_s)].tolist()
+
+
+def test_a_damaged_timeline_is_refused() -> None:
+    data = write(read(ROOT / "examples" / "megatron-rank7.txt")).replace(b'"cat":"compute"', b'"cat":"x"')
+    with pytest.raises(FormatError, match="no complete timeline of stepcast"):
+        read_sources([source := Source("t.json", data)], recognise(source))
 
 
 def test_messages_between_stages_are_arrows_that_start_and_end_inside_slices() -> None:

@@ -388,7 +388,8 @@ def timeline_of(labelled: Mapping[str, PlayedStep]) -> Timeline:
                 add(lane, piece.role, batch, came_s, end_s, SpanKind.COMMUNICATION)
     first = next(iter(labelled.values()))
     stages = {record.rank: record.stage for played in labelled.values() for record in played.recording.ranks}
-    return builder.build(measured=False, layout=first.recording.layout, stage_of_rank=stages, facts={}, rebase=False)
+    measured = not {"replayed", "changed"} & set(labelled)
+    return builder.build(measured=measured, layout=first.recording.layout, stage_of_rank=stages, rebase=False)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -307,7 +308,8 @@ def show_prediction(
         facts["critical_path"] = _path_rows(prediction)
     if args.trace:
         facts["trace"] = args.trace
-        write_trace(prediction.timeline, args.trace)
+        timeline = prediction.timeline
+        write_trace(replace(timeline, facts={**origin(args), "step_s": prediction.step_s}), args.trace)
     explained, below = getattr(args, "explain_memory", False), []
     if args.html:  # its page also has the timeline, the roofline and the changes to try
         from stepcast.forecast.prediction import roofline

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcast.ir.arrays import IntArray
 from stepcast.ir.timeline import SpanKind, Timeline
-from stepcast.ir.types import dataclass
+from stepcast.ir.types import dataclass, pick
 from stepcast.ir.work import Collective, Transfer, Work
 
 CATEGORIES = {kind: kind.name.lower() for kind in SpanKind}
@@ -35,12 +35,15 @@ class _TraceLayout:
 
 
 def write(timeline: Timeline) -> bytes:
-    """Return the trace as one JSON object."""
+    """Return the trace as one JSON object, which states what it is of: viewers show *otherData*, readers take it."""
     import msgspec
 
     encode, layout = msgspec.json.Encoder().encode, _arrange(timeline)
     events = [*map(encode, _metadata(layout)), *_slices(layout, encode), *_flows(layout)]
-    return b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(events) + b"\n]}\n"
+    degrees = pick(timeline.layout, "tp cp ep dp pp vpp") if timeline.layout else None
+    origin = encode({"stepcast": {**timeline.facts, "measured": timeline.measured, "layout": degrees}})
+    head = b'{"otherData":%b,"displayTimeUnit":"ms","traceEvents":[\n' % origin
+    return head + b",\n".join(events) + b"\n]}\n"
 
 
 def _arrange(timeline: Timeline) -> _TraceLayout:

@@ -8,10 +8,13 @@ from stepcast.ir.arrays import FloatArray, Int32Array, IntArray, distinct
 from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
 from stepcast.ir.types import dataclass
-from stepcast.simulation.lanes import COMPUTE
+from stepcast.simulation.lanes import COMPUTE, COMPUTE_NAME, HOST_NAME
 from stepcast.simulation.program import Program, Times
 from stepcast.simulation.segments import NO_LANE
 from stepcast.simulation.step import Step
+
+# Other lanes communicate.
+KINDS = {COMPUTE_NAME: SpanKind.COMPUTE, HOST_NAME: SpanKind.HOST}
 
 
 def timeline_of(step: Step, times: Times, layout: Layout, place: int = 0) -> Timeline:
@@ -42,7 +45,7 @@ def timeline_of(step: Step, times: Times, layout: Layout, place: int = 0) -> Tim
         details=tuple({"slot": slot} for slot in details),
         name_of=program.per_task(numbers)[shown].astype(np.int32),
         lane_of=lane_of.astype(np.int32),
-        kind_of=np.where(lanes == COMPUTE, SpanKind.COMPUTE, SpanKind.COMMUNICATION).astype(np.int32),
+        kind_of=np.array([KINDS.get(name, SpanKind.COMMUNICATION) for name in program.lanes], np.int32)[lanes],
         work_of=np.full(len(shown), NONE, np.int32),
         detail_of=slot_of[program.segment[calls]].astype(np.int32),
         micro_batch_of=batch.astype(np.int32),

@@ -80,10 +80,14 @@ def _workload(facts: Facts) -> FactDict:
 def _timeline(facts: Facts) -> FactDict:
     ranks = facts["ranks"]
     listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]}..{ranks[-1]})"
+    listed += ", one of each stage" if len(ranks) == facts.get("pp", 1) > 1 and not facts["measured"] else ""
     pairs: list[tuple[str, object]] = [
         (f"parameters, stage {stage}", f"{format_count(count)} per rank")
         for stage, count in (facts.get("parameters") or {}).items()
     ]
+    is_predicted = not facts["measured"] and "step_s" in facts
+    if is_predicted:
+        pairs += [("predicted step", format_seconds(facts["step_s"])), ("predicted by", facts["command"])]
     for name in ("devices", "world_size", "backend", "steps"):
         if value := facts.get(name):
             words = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
@@ -93,6 +97,7 @@ def _timeline(facts: Facts) -> FactDict:
     return {
         "layout": _layout(facts),
         "listed": listed,
+        "span_s": None if is_predicted else facts["span_s"],  # the CPU may issue work before the step begins
         "model": ", ".join(known),
         "more": _lines(pairs),
         "size_/_shortest": lambda row: format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
