@@ -85,7 +85,7 @@ def test_analyze_writes_a_trace(run: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_analyze_refuses_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(ROOT / "examples" / "simai-gpt-13b.txt")]) == 2
-    assert "is not a measured run" in capsys.readouterr().err
+    assert "but analyze needs a measured run; 'stepcast simulate' simulates it" in capsys.readouterr().err
 
 
 def test_replay_prints_before_and_after(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,6 +271,32 @@ def test_parts_have_one_name_in_predictions_and_measurements(
     assert rows["pp"]["measured_s"] == measured["messages"] > 0
     assert rows["compute"]["measured_s"] == sum(measured[part] for part in ("compute", "unhooked", "accumulation"))
     assert rows["pp"]["predicted_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "use"),
+    [
+        (("predict", "simai-gpt-13b.txt"), "'stepcast simulate' simulates it"),
+        (("predict", "kineto-llama-1b.json.gz", "--cluster", "dgx-h100"), "'stepcast analyze' explains it"),
+        (("compare", "simai-gpt-13b.txt", "megatron-rank7.txt"), "'stepcast simulate' simulates it"),
+        (("gate", "simai-gpt-13b.txt", "--save", "x.json"), "'stepcast simulate' simulates it"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_with_its_verb(
+    words: tuple[str, ...], use: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "examples")
+    assert main(list(words)) == 2
+    assert use in capsys.readouterr().err
+
+
+def test_compare_refuses_an_answer_of_several_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = tmp_path / "both.json"
+    command = [*PREDICT, "--global-batch", "8"]
+    command[command.index("--cluster") + 1] = "dgx-h100,dgx-a100"
+    both.write_text(json.dumps(printed(capsys, *command)))
+    assert main(["compare", str(both), str(both)]) == 2
+    assert "states no step of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["analyze", "replay"])

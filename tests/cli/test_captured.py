@@ -173,7 +173,7 @@ def test_a_captured_program_given_as_another_file_names_its_option(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--gpu", "h200"]) == 2
-    assert "is a captured program; 'stepcast predict --captured FILE'" in capsys.readouterr().err
+    assert "'stepcast predict --captured' predicts its step" in capsys.readouterr().err
 
 
 def test_the_captured_set_is_measured_when_it_is_named() -> None:

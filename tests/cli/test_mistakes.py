@@ -37,7 +37,7 @@ COLLECTIVE = ("collective", "all-to-all", "--cluster", "dgx-h100", "--size", "1G
         ((*PREDICT, "--lengths", "chats.jsonl"), "there is no such file"),
         ((*PREDICT, "--jitter", "5x"), "such as 5% or 0.05"),
         (("plan", *PREDICT[1:-1], "8"), "length of the run missing"),
-        (("simulate", str(EXAMPLES / "megatron-rank7.txt"), "--cluster", "dgx-h100"), "is not a workload"),
+        (("simulate", str(EXAMPLES / "megatron-rank7.txt"), "--cluster", "dgx-h100"), "simulate needs a workload"),
         ((*PREDICT, "--bucket-mb", "inf"), "--bucket-mb"),
         ((*PREDICT, "--global-batch", "640000000"), "--global-batch"),
         ((*PREDICT, "--pp", "2", "--stage-layers", ""), "--stage-layers"),

@@ -96,7 +96,7 @@ def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (("simulate", LLAMA), "no cluster given: use --cluster"),
         (("simulate", LLAMA, "--cluster", "dgx-h10"), "did you mean dgx-h100"),
-        (("simulate", str(EXAMPLES / "megatron-rank7.txt"), *ON_H100), "is not a workload, which simulate needs"),
+        (("simulate", str(EXAMPLES / "megatron-rank7.txt"), *ON_H100), "but simulate needs a workload"),
         (("simulate", LLAMA, *ON_H100, "--schedule", "nope"), "no such schedule or file"),
         (("simulate", LLAMA, *ON_H100, "--slow-stage", "x=2"), "expected a number"),
         (("simulate", LLAMA, *ON_H100, "--slow-rank", "4096=2"), "rank 4096 is outside the layout's 1024 GPUs"),

@@ -97,7 +97,7 @@ def test_an_interrupt_is_one_line() -> None:
         (["simulate", LLAMA, "--cluster", "dgx-h100", "--schedule", sys.executable], "expected a text file"),
         (["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "\u0668"], "--gpus: expected a whole number"),
         (["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "9", "--pp", "3", "--to-workload", "w"], ".et writes Chakra"),
-        (["analyze", LLAMA], "'stepcast simulate' simulates a workload"),
+        (["analyze", LLAMA], "'stepcast simulate' simulates it"),
         (["demo", "--examples", str(EXAMPLES), "-o", LLAMA], "is a file; name a folder"),
     ],
 )  # fmt: skip

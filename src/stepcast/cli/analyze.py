@@ -13,7 +13,7 @@ from stepcast.cli.documents import load_lazily, open_sources
 from stepcast.cli.output import print_json, print_notes, print_warnings, show_view, terminal_width, write_trace
 from stepcast.inputs.recorded import STEPS, read_logs, read_steps
 from stepcast.inputs.source import Source
-from stepcast.inputs.table import Format, format_named, read_as_one, recognise
+from stepcast.inputs.table import Format, format_named, misused, read_as_one, recognise
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.types import find_doubts
 from stepcast.questions.question import AnalyzeQuestion, check_rules
@@ -57,10 +57,7 @@ def analyze_files(
         return _analyze_each(sources, entry, question)
     entry, document = read_as_one(sources, question.format)
     if entry.name not in ANALYSES:
-        raise ValueError(
-            f"{files[0]}: {entry.name} is not a measured run; analyze needs one ({', '.join(ANALYSES)}); 'stepcast "
-            "simulate' simulates a workload"
-        )
+        raise misused(entry, files[0], "analyze needs a measured run")
     _check(question, entry.name, files[0], trace)
     result = analyze_document(entry, document, question)
     if trace:

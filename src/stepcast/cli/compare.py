@@ -22,6 +22,7 @@ from stepcast.cli.output import open_source, print_view, show_view, terminal_wid
 from stepcast.cli.streams import show_status
 from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.inputs.step_logs import StepLines
+from stepcast.inputs.table import misused
 from stepcast.ir.limits import LINE, RESULT
 from stepcast.ir.measured import LoggedScore, LoggedTimer
 from stepcast.ir.types import FactDict, dataclass, require
@@ -66,16 +67,13 @@ def read_facts(path: str) -> FactDict:
         return printed
     entry, document = read_measured([path])
     if entry.name not in ANALYSES:
-        raise ValueError(
-            f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
-            "predict, analyze or replay"
-        )
+        raise misused(entry, path, "a measured run or the --json output of a verb is needed")
     return analyze_document(entry, document, AnalyzeQuestion()).facts()
 
 
 def read_printed(path: str) -> FactDict | None:
     """Read a JSON object with a step; return None for any other file."""
-    if os.path.isdir(path):
+    if os.path.isdir(path) or not (path == "-" or os.path.exists(path)):  # such as the prefix of a set
         return None
     source = open_source(path)
     if not source.head.lstrip().startswith("{"):
@@ -91,6 +89,8 @@ def read_printed(path: str) -> FactDict | None:
     if isinstance(printed, dict) and "sensitivity" in printed and printed.get("rows") == []:
         raise ValueError(f"{path}: the search found no strategy, so it has no step to compare")
     account = comparing.account_of(printed) if isinstance(printed, dict) else {}
+    if "command" in account and "step_s" not in account:
+        raise ValueError(f"{path}: is the --json output of a verb, and states no step of its own")
     return dict(account) if "step_s" in account else None
 
 

@@ -12,8 +12,9 @@ from stepcast.analyze.replay import Replay, ReplayResult, replay, surroundings
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.output import print_notes, show_view, write_trace
 from stepcast.hardware import load_cluster
+from stepcast.inputs.table import misused
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.types import find_doubts, require
+from stepcast.ir.types import find_doubts
 from stepcast.questions.choices import option_of
 from stepcast.questions.question import ReplayQuestion, check_rules
 from stepcast.views.view import View
@@ -36,7 +37,8 @@ def replay_files(
             raise ValueError(f"{files[0]}: {option_of(other[0])} is for Megatron traces; leave it out")
         kineto = replay_kineto(timeline, question.changes)
         return kineto, kineto.show(), ()
-    require(entry.name == "megatron", f"{files[0]}: is {entry.name}; replay needs Megatron or Kineto traces")
+    if entry.name != "megatron":
+        raise misused(entry, files[0], "replay needs Megatron or Kineto traces")
     recording, changes = record_megatron(timeline), question.changes
     gpu, dp = (any(change.startswith(name) for change in changes) for name in ("gpu", "dp"))
     facts = {"gpu_changes": gpu, "dp_changes": dp, "cluster": question.cluster, "engine": question.engine}

@@ -18,7 +18,7 @@ from stepcast.inputs.configs.reader import read_text
 from stepcast.inputs.huggingface.reader import looks_like as is_model
 from stepcast.inputs.huggingface.reader import read as read_model
 from stepcast.inputs.source import FormatError, Source
-from stepcast.inputs.table import read_as_one
+from stepcast.inputs.table import misused, read_as_one
 from stepcast.ir.children import Child
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.timeline import Timeline
@@ -202,7 +202,8 @@ def _analyze(given: Sequence[tuple[str, bytes]], choices: FormChoices, send: Sen
     cluster = form.pop("ran_on", None)
     try:
         entry, document = read_as_one(sources, None)
-        require(entry.name in ANALYSES, f"{given[0][0]}: {entry.name} is not a measured run")
+        if entry.name not in ANALYSES:
+            raise misused(entry, given[0][0], "only measured runs are analyzed")
     except ValueError:
         if len(sources) == 1:
             with suppress(FormatError):

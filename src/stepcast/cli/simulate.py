@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepcast.cli import output
-from stepcast.cli.documents import read_document
+from stepcast.cli.documents import apply_edits, open_sources
 from stepcast.cli.options import check_applicable, cluster_question, has_racks
 from stepcast.cli.output import origin, print_notes, show_prediction, show_view
 from stepcast.cost.collectives.choose import Algorithm
@@ -17,7 +17,7 @@ from stepcast.forecast.prediction import Prediction
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Place, load_cluster
 from stepcast.inputs.source import Source, prefix_errors
-from stepcast.inputs.table import read
+from stepcast.inputs.table import misused, read, read_as_one
 from stepcast.ir.layout import Group
 from stepcast.ir.limits import SCHEDULE_FILE
 from stepcast.ir.step import PARTS
@@ -44,9 +44,10 @@ WITH_WORKLOAD = {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top"
 
 
 def run_simulate(args: argparse.Namespace) -> int:
-    workload = read_document(args.files, args)
+    entry, workload = read_as_one(open_sources(args.files, args.format), args.format)
     if not isinstance(workload, Workload):
-        raise ValueError(f"{args.files[0]}: is not a workload, which simulate needs; 'stepcast show' says what it is")
+        raise misused(entry, args.files[0], "simulate needs a workload")
+    workload = apply_edits(workload, args)
     if args.gpus is not None and args.engine != "simai":
         check_multiple(args.gpus, workload.layout.tp * workload.layout.cp * workload.layout.pp)
     _check(workload, args)

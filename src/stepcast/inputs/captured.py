@@ -13,15 +13,6 @@ FORMAT, VERSION = "stepcast-captured", 6
 DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, TypeError, KeyError)
 
 
-def refuse_captured(source: Source) -> None:
-    """Raise a FormatError that names the option for captured programs, where *source* is one and was read as another
-    kind of file.
-    """
-    if f'"{FORMAT}"' in source.head[:200]:
-        how = "'stepcast predict --captured FILE' and 'stepcast search --captured FILE' predict its step"
-        raise FormatError(f"is a captured program; {how}", source.path)
-
-
 def read(source: Source) -> Captured:
     data = source.data(CAPTURED)
     with prefix_errors("no captured program", source.path, DAMAGED):

@@ -54,6 +54,17 @@ class Format:
         return bool(self.function("looks_like")(source.head_bytes if self.binary else source.head))
 
 
+# The command that takes a file, by the name of its format or what it holds; others are analyzed.
+USES = {
+    "perfetto": "'stepcast show' shows it, and 'stepcast compare' takes the --json output of the verb that wrote it",
+    "workload": "'stepcast simulate' simulates it",
+    "captured": "'stepcast predict --captured' predicts its step",
+    "model": "'stepcast predict' predicts its step",
+    "wiring": "'stepcast convert' makes a cluster of it",
+    "operator times": "'stepcast calibrate' fits costs to it",
+}
+
+
 FORMATS = tuple(Format(name, **entry) for name, entry in read_toml(DATA / "formats.toml").items())
 
 
@@ -76,6 +87,22 @@ def recognise(source: Source) -> Format:
         raise FormatError("is the --json output of a verb; 'stepcast compare' takes it", source.path)
     kind = "binary data" if b"\0" in source.head_bytes else "text"
     raise FormatError(f"{kind} of no known format; 'stepcast list formats' lists those that are read", source.path)
+
+
+def refuse_known(source: Source, wanted: str) -> None:
+    """Raise the error of :func:`misused` for a file of another kind, which could not be read as what is wanted."""
+    try:
+        entry = recognise(source)
+    except FormatError:
+        return
+    if entry.gives in ("workload", "timeline", "captured"):
+        raise misused(entry, source.path, wanted)
+
+
+def misused(entry: Format, path: str, wanted: str) -> FormatError:
+    """Return the error that a file is not what a verb wants, with the verb that takes it."""
+    use = USES.get(entry.name) or USES.get(entry.gives, "'stepcast analyze' explains it")
+    return FormatError(f"is recognised as {entry.title}, but {wanted}; {use}", path)
 
 
 def read_sources(sources: Sequence[Source], entry: Format) -> Any:

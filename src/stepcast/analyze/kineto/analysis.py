@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from stepcast.analyze.kineto import kernels
-from stepcast.analyze.kineto.rank import NOT_MEASURED, GroupTimes, RankLanes, RankTime, marked_lanes, rank_time
+from stepcast.analyze.kineto.rank import GroupTimes, RankLanes, RankTime, marked_lanes, rank_time
 from stepcast.analyze.result import AnalysisResult, find_slow, list_ranks, longest_names, median_of_known
 from stepcast.ir.arrays import BoolArray, FloatArray, Int32Array, IntArray
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
@@ -306,7 +306,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         if (time := rank_time(lanes, rank, matching.wait_s.get(rank), matching.transfer_s.get(rank)))
     ]
     if not times:
-        raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse{NOT_MEASURED}")
+        raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
     ranks = [rank for rank, _ in times]
 
     def mean(name: str) -> float:

@@ -26,8 +26,6 @@ STEPS = "steps"
 LOADING = "enumerate(DataLoader)"  # how PyTorch marks the time in which a loop waits for its next batch
 # Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
 QUEUE_GAP_S = 10e-6
-# Timelines of predictions have neither streams nor threads.
-NOT_MEASURED = "; of a prediction (its --trace writes such a file) 'stepcast compare' takes the --json output"
 
 
 def is_stream(lane_name: str) -> bool:

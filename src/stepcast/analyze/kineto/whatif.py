@@ -19,7 +19,7 @@ import numpy as np
 from stepcast.analyze.kineto import kernels
 from stepcast.analyze.kineto.analysis import LAUNCH_BOUND, MatchedCollectives
 from stepcast.analyze.kineto.kernels import MEASURED
-from stepcast.analyze.kineto.rank import NOT_MEASURED, QUEUE_GAP_S, RankLanes, marked_lanes, rank_time
+from stepcast.analyze.kineto.rank import QUEUE_GAP_S, RankLanes, marked_lanes, rank_time
 from stepcast.analyze.replay import WhatIfError, parse_factor, split_change
 from stepcast.analyze.result import AnalysisResult
 from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
@@ -322,7 +322,7 @@ def replay_kineto(timeline: Timeline, changes: Sequence[str]) -> KinetoReplay:
     timeline, matching = lanes.timeline, MatchedCollectives(lanes.timeline)
     scripts = [script for rank in timeline.ranks if (script := build_script(lanes, rank, matching))]
     if not scripts:
-        raise ValueError(f"{timeline.source}: holds no work of a GPU to replay{NOT_MEASURED}")
+        raise ValueError(f"{timeline.source}: holds no work of a GPU to replay")
     pairs = [split_change(text, KNOWN) for text in changes]
     assumptions = _list_assumptions(pairs, scripts)
     keys = {key for key, _ in pairs}

@@ -11,6 +11,7 @@ from stepcast.inputs.configs import megatron, nemo, peers, torchtitan, tuning
 from stepcast.inputs.configs.keys import RunConfig
 from stepcast.inputs.configs.shell import read_flags
 from stepcast.inputs.source import FormatError, Source, parse_toml, read_words
+from stepcast.inputs.table import refuse_known
 from stepcast.ir.limits import DESCRIPTION
 
 Table = Mapping[str, object]
@@ -38,9 +39,7 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
     try:
         return read_text(source.text(DESCRIPTION), path, opens_files=True)
     except FormatError as error:
-        from stepcast.inputs.captured import refuse_captured
-
-        refuse_captured(source)
+        refuse_known(source, "a configuration is needed")
         raise error.in_file(path) from None
 
 

@@ -426,9 +426,9 @@ def read(source: Source) -> Model:
     try:
         return read_config(source.data(CONFIG), os.path.basename(folder) if stem == "config" else stem)
     except FormatError:
-        from stepcast.inputs.captured import refuse_captured
+        from stepcast.inputs.table import refuse_known
 
-        refuse_captured(source)
+        refuse_known(source, "the configuration of a model is needed")
         raise
 
 
