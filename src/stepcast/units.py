@@ -147,7 +147,9 @@ def format_percent(fraction: float, digits: int = 1) -> str:
 
 
 def format_change(fraction: float, digits: int = 1) -> str:
-    """A relative difference with its sign."""
+    """A relative difference with its sign; above a thousand per cent the factor."""
+    if fraction >= 10:
+        return f"{fraction + 1:,.0f}x"
     return f"{fraction * 100:+z.{digits}f} %"
 
 

@@ -3,6 +3,8 @@
 import pytest
 
 from stepcast.analyze.compare import compare
+from stepcast.views.compare import compare_view
+from stepcast.views.terminal import render_text
 
 PREDICTED = {
     "step_s": 1.1,
@@ -61,6 +63,18 @@ def test_what_cannot_be_compared_is_told() -> None:
     assert "both sides have no breakdown of the step: parts are not compared" in both.warnings
     with pytest.raises(ValueError, match="second file does not say how long a step takes"):
         compare(PREDICTED, {"breakdown_s": {}})
+
+
+def test_two_predictions_have_cpu_launch_overhead_in_common() -> None:
+    eager = {"step_s": 1.0, "breakdown_s": {"compute": 0.6, "other": 0.4}, "stages": [{"stage": 0, "host_s": 0.3}]}
+    graphs = {"step_s": 0.7, "breakdown_s": {"compute": 0.6, "other": 0.1}, "stages": [{"stage": 0, "host_s": 0.0}]}
+    found = compare(eager, graphs)
+    rows = {row.name: row.predicted_s - row.measured_s for row in found.parts}
+    assert rows == pytest.approx({"compute": 0.0, "host": 0.3, "other": 0.0})
+    assert not any("operations" in text for text in found.warnings)
+    text = render_text(compare_view(found.facts()), 100)
+    assert "CPU launch overhead" in text
+    assert "stage 0: CPU launch overhead" in text
 
 
 def test_only_what_both_say_tells_two_runs_apart() -> None:

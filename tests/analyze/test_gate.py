@@ -147,6 +147,17 @@ def test_a_saved_baseline_judges_one_run_at_once(tmp_path: Path) -> None:
     assert stepcast.gate(NIGHTS[5], baseline=baseline, min_change=0.2).status == PASSED
 
 
+@pytest.mark.parametrize("verb", ["analyze", "compare", "gate"])
+def test_a_forecast_is_predicted(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nights = [str(path) for path in NIGHTS[:2]]
+    words = {"analyze": nights[:1], "compare": nights, "gate": [nights[0], "--baseline", nights[1]]}
+    assert main([verb, *words[verb], "--json"]) == 0
+    answer = tmp_path / "answer.json"
+    answer.write_text(capsys.readouterr().out)
+    assert main(["gate", nights[0], "--forecast", str(answer)]) == 2
+    assert ("states no step of its own" if verb == "compare" else "is a measured run") in capsys.readouterr().err
+
+
 def test_a_forecast_fails_slower_runs(tmp_path: Path) -> None:
     forecast = tmp_path / "forecast.json"
     forecast.write_text(json.dumps({"step_s": 2.0, "uncertainty": {"low_s": 1.9, "high_s": 2.25}}))

@@ -12,6 +12,7 @@ import numpy as np
 from stepcast.analyze.result import AnalysisResult, load_rules
 from stepcast.ir.types import FactDict, Facts, find_doubts, sum_by_key
 from stepcast.units import format_bytes, format_change, format_percent, format_seconds
+from stepcast.views.step import split_launch_overhead
 
 PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
 
@@ -130,8 +131,9 @@ def kind_of(account: Facts) -> str:
     """Return whether the step of an account was predicted, replayed from a recording, or measured."""
     if "replayed_step_s" in account:
         return REPLAYED
-    # 'analyze' names the format it read; 'run' states how far its predictions were off.
-    if "format" in account or "mean_abs_error" in account or str(account.get("kind", "")).endswith(" run"):
+    # 'analyze' names the format it read; 'run' states how far its predictions were off; 'gate' has measures.
+    keys = ("format", "mean_abs_error", "measures")
+    if any(key in account for key in keys) or str(account.get("kind", "")).endswith(" run"):
         return MEASURED
     return PREDICTED
 
@@ -181,11 +183,14 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
             if common := [row(name, left[name], right[name]) for name in left if name in right]:
                 return common
         if key not in predicted or key not in measured:
-            lacking = "one side has" if key in predicted or key in measured else "both sides have"
-            warnings.append(f"{lacking} no {what} are not compared")
+            if key == "breakdown_s" or key in predicted or key in measured:  # forecasts list no operations
+                lacking = "one side has" if key in predicted or key in measured else "both sides have"
+                warnings.append(f"{lacking} no {what} are not compared")
             return []
         left, right = predicted[key], measured[key]
         if key == "breakdown_s":
+            if "host" not in {*left, *right}:
+                left, right = map(split_launch_overhead, (predicted, measured))
             left, right = _fold_parts(left, right), _fold_parts(right, left)
         pairs = [(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in {**left, **right}]
         return [row(*pair) for pair in pairs if pair[1] or pair[2]]

@@ -89,7 +89,7 @@ def read_printed(path: str) -> FactDict | None:
     if isinstance(printed, dict) and "sensitivity" in printed and printed.get("rows") == []:
         raise ValueError(f"{path}: the search found no strategy, so it has no step to compare")
     account = comparing.account_of(printed) if isinstance(printed, dict) else {}
-    if "command" in account and "step_s" not in account:
+    if "same_run" in account or ("command" in account and "step_s" not in account):
         raise ValueError(f"{path}: is the --json output of a verb, and states no step of its own")
     return dict(account) if "step_s" in account else None
 
@@ -225,6 +225,7 @@ def read_forecast(path: str | None) -> FactDict | None:
     forecast = read_printed(path) if path else None
     if path and (forecast is None or not isinstance(forecast["step_s"], int | float)):
         raise ValueError(f"{path}: is no forecast; expected the --json output of predict")
+    require(not (forecast and comparing.is_measured(forecast)), f"{path}: is a measured run, and no forecast")
     return forecast
 
 

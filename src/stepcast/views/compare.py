@@ -8,6 +8,7 @@ from stepcast.units import format_bytes, format_change, format_count, format_per
 from stepcast.views import view as ui
 from stepcast.views.declared import build_figures, build_view
 from stepcast.views.measured import OPTIMUS_PARTS, PART_NAMES
+from stepcast.views.view import NAMES
 
 MOST_PAIRS = 40
 GOOD_ERROR = 0.1
@@ -30,10 +31,14 @@ def compare_view(facts: FactDict, accounts: tuple[str, str] | None = None, timel
     """Return the view of a comparison; *accounts* name its two sides, such as by their files."""
     sides = side_names(facts)
     names = accounts or sides
-    stages: list[FactDict] = [
-        {**row, "name": f"stage {stage['stage']}: {row['name']}"} for stage in facts["stages"] for row in stage["parts"]
-    ]
     part_names = {**OPTIMUS_PARTS, **PART_NAMES}
+    if set(facts["kinds"]) == {"predicted"}:
+        part_names |= NAMES["parts"]
+    stages: list[FactDict] = [
+        {**row, "name": f"stage {stage['stage']}: {part_names.get(row['name'], row['name'])}"}
+        for stage in facts["stages"]
+        for row in stage["parts"]
+    ]
     parts: list[FactDict] = [{**row, "name": part_names.get(row["name"], row["name"])} for row in facts["parts"]]
     first_s, second_s, error = facts["step_s"], facts["measured_step_s"], facts["error"]
     is_one_kind, differences = len(set(facts["kinds"])) == 1, facts["differences"]

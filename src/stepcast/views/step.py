@@ -149,12 +149,16 @@ def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
 
 
 def step_shares(facts: Facts) -> list[ui.Share]:
-    """Return the parts of an average stage; CPU launch overhead is apart from the other overheads."""
-    parts = dict(facts["breakdown_s"])
-    stages, rest_s = facts["stages"], parts.pop("other")
-    host_s = min(rest_s, sum(stage["host_s"] for stage in stages) / max(1, len(stages)))
-    parts |= {"host": host_s, "other": rest_s - host_s}
-    return [ui.Share(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
+    """Return the parts of an average stage."""
+    return [ui.Share(part, PART_NAMES[part], seconds) for part, seconds in split_launch_overhead(facts).items()]
+
+
+def split_launch_overhead(facts: Facts) -> dict[str, float]:
+    """Return the parts of a predicted step with CPU launch overhead apart from the other overheads."""
+    parts, stages = dict(facts["breakdown_s"]), facts.get("stages") or ()
+    rest_s = parts.pop("other", 0.0)
+    host_s = min(rest_s, sum(stage.get("host_s", 0.0) for stage in stages) / max(1, len(stages)))
+    return {**parts, "host": host_s, "other": rest_s - host_s}
 
 
 def _first_and_last(stages: Sequence[Facts], most: int) -> Sequence[Facts]:

@@ -548,6 +548,7 @@ class View(Struct, frozen=True):
 
 def signed_seconds(seconds: float) -> str:
     """Return a difference of times with its sign."""
+    seconds = round(seconds, 11)  # sums of the same times differ by less
     return ("+" if seconds > 0 else "-" if seconds < 0 else "") + units.format_seconds(abs(seconds))
 
 
