@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stepcast import read
+from stepcast.cli.main import main
 from stepcast.inputs.chakra.nodes import decode
 from stepcast.inputs.chakra.protobuf import AttributeKind, attribute
 from tests.cli.test_main import run
@@ -172,3 +173,35 @@ def test_stages_of_another_program_differ(tmp_path: Path, capsys: pytest.Capture
     found = run_json(capsys, "simulate", str(tmp_path), *H100)
     assert len(found["stages"]) == 2
     assert found["step_s"] > 3e-3
+
+
+def test_a_prediction_written_as_chakra_is_shown_and_simulated_as_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = str(tmp_path / "step")
+    command = [
+        "predict",
+        "llama-3.2-1b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "4",
+        "--pp",
+        "2",
+        "--tp",
+        "2",
+        "--global-batch",
+        "4",
+        "--json",
+    ]
+    assert main([*command, "--to-workload", f"{prefix}.et"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert main(["simulate", prefix, "--cluster", "dgx-h100", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["breakdown_s"] == pytest.approx(predicted["breakdown_s"])
+    assert main(["simulate", prefix, "--cluster", "dgx-h100"]) == 0
+    assert "of communication alone: compute times are those of the file" in capsys.readouterr().out
+    assert main(["show", prefix]) == 0
+    out = capsys.readouterr().out
+    assert f"{prefix} (5 files)" in out
+    assert "of one rank of each of the 2 stages" in " ".join(out.split())

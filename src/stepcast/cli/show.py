@@ -76,11 +76,11 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]
             runs.setdefault((entry.name, run_of(source.path) if run_of else ""), []).append(source)
         else:
             yield source.path, entry, apply_edits(read_sources([source], entry), args)
-    for (name, _), sources in runs.items():
+    for (name, run), sources in runs.items():
         entry = format_named(name)
         where = sources[0].path
         if len(sources) > 1:
-            where = f"{os.path.dirname(where) or '.'} ({len(sources)} files)"
+            where = f"{run or os.path.dirname(where) or '.'} ({len(sources)} files)"
         yield where, entry, apply_edits(read_sources(sources, entry), args)
 
 

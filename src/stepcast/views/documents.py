@@ -73,6 +73,7 @@ def _workload(facts: Facts) -> FactDict:
         "phases": ", ".join(phases) if len(phases) > 1 else None,
         "between": ui.say("{boundary_bytes} per micro-batch", facts),
         "counts": counts if set(facts["ops"]) - {"recorded"} else None,
+        "summed_stages": min(facts["stages_given"], facts["pp"]) if facts["stages_given"] > 1 < facts["pp"] else None,
         "largest_first": sorted(facts["collectives"], key=lambda row: -row["total_bytes"]),
     }
 

@@ -70,7 +70,7 @@ def step_view(
         memory=memory_words(memory) if memory else None,
         worst={**worst, "name": GROUP_NAMES.get(group, group)},
         interval=read_interval(facts).words,
-        interval_source=interval_source(facts["uncertainty"]),
+        interval_source=interval_source(facts),
         to_fit=[ui.text_line(name, words) for name, words in remedy_pairs(facts)] if memory else [],
         largest=max(shares, key=lambda share: share.amount)._asdict(),
         has_stages=len(facts["stages"]) > 1,
@@ -115,8 +115,13 @@ def step_band(facts: Facts, step_s: float) -> ui.HeadlineInterval:
     return ui.HeadlineInterval(known.low_s, step_s, known.high_s, *ends, known.words)
 
 
-def interval_source(band: Facts) -> str:
-    """Return what the interval of a step was learnt from."""
+def interval_source(facts: Facts) -> str | None:
+    """Return what the interval of a step was learnt from; None where nothing is estimated."""
+    band = facts["uncertainty"]
+    if band["low_s"] == band["high_s"]:
+        return None
+    if band["of"] == "prices" and "recorded" in facts["sources"]:
+        return "of communication alone: compute times are those of the file"
     if band["of"] == "prices":
         return "from the intervals of all cost estimates"
     wider = f"; widened for {' and '.join(band['widened'])}" if band["widened"] else ""
