@@ -151,3 +151,48 @@ def test_convert_takes_its_output_as_an_option_too(tmp_path: Path, capsys: pytes
         assert status == 2
         assert error in err
         assert err.count("\n") == 1
+
+
+ASKED = {
+    "predict": "predict llama-3.2-1b --cluster dgx-h100 --gpus 8 --pp 2 --global-batch 8",
+    "clusters": "predict llama-3.2-1b --cluster dgx-h100,dgx-a100 --gpus 8 --global-batch 8",
+    "simulate": f"simulate {LLAMA} --cluster dgx-h100",
+    "plan": "plan llama-3.2-1b --cluster dgx-h100 --gpus 8 --global-batch 512 --tokens 10B",
+    "search": "search llama-3.2-1b --cluster dgx-h100 --gpus 8 --global-batch 64",
+    "generate": "generate llama-3.2-1b --gpu h200",
+    "network": "network llama-3.2-1b --cluster dgx-h100 --gpus 8 --global-batch 8",
+    "analyze": f"analyze {MEGATRON} --verbose",
+    "kineto": f"analyze {KINETO} --verbose",
+    "replay": f"replay {KINETO} --what-if host=graphs",
+}
+
+
+@pytest.mark.parametrize("words", ASKED.values(), ids=ASKED)
+def test_a_saved_answer_is_shown_as_it_was_printed(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, printed, _ = run(capsys, *words.split())
+    _, answer, _ = run(capsys, *words.split(), *(() if "--json" in words else ("--json",)))
+    saved, page = tmp_path / "answer.json", tmp_path / "answer.html"
+    saved.write_text(answer)
+    status, shown, _ = run(capsys, "show", str(saved), "--html", str(page))
+    assert (status, page.is_file()) == (0, True)
+    # The command has --json as well.
+    lines = [line for line in printed.splitlines() if not line.startswith(("stepcast ", " " * 16 + "--"))]
+    assert set(lines) <= set(shown.splitlines())
+
+
+def test_a_file_that_is_no_complete_answer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "answer.json"
+    saved.write_text('{"command": "stepcast predict llama"}')
+    assert run(capsys, "show", str(saved))[0::2] == (
+        2,
+        f"stepcast: {saved}: is no complete answer of a verb: 'memory_bytes'\n",
+    )
+
+
+def test_a_saved_run_is_named_with_its_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "run.toml"
+    assert run(capsys, *ASKED["predict"].split(), "--save", str(saved))[0] == 0
+    status, _, err = run(capsys, "show", str(saved))
+    assert (status, "'stepcast predict' predicts it" in err) == (2, True)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from operator import methodcaller
 
+import msgspec
+
 from stepcast.cli import output
 from stepcast.cli.documents import apply_edits, load_lazily, open_sources, read_document
 from stepcast.cli.options import check_applicable
@@ -16,20 +18,23 @@ from stepcast.cli.streams import heading
 from stepcast.frameworks.catalog import load_profile, looks_like_framework, profile_facts
 from stepcast.hardware import Cluster, load_cluster, load_gpu
 from stepcast.hardware.catalog import CatalogError, all_clusters, data_names, gpu_facts, looks_like_cluster
-from stepcast.inputs.source import FormatError, Source
+from stepcast.inputs.source import FormatError, Source, prefix_errors
 from stepcast.inputs.table import FORMATS, Format, format_named, read_sources, recognise
+from stepcast.ir.limits import RESULT
 from stepcast.ir.types import FactDict, pick
 from stepcast.outputs.table import TARGETS, target_named
-from stepcast.views.documents import document_view, documents_view, list_view
+from stepcast.views.documents import ANSWER_VIEWS, document_view, documents_view, list_view
 from stepcast.views.terminal import render_text
 from stepcast.views.text import visible
 
 CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
 FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepcast.frameworks")
 CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration", "stepcast.cost.calibration")
+ANSWER = Format("answer", "saved answer", "answer", "stepcast.cli.show")
 
 # A heading of calibrations, which ``profile`` and ``calibrate`` write.
 CALIBRATION_CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 # Format -> the function that reads a description from the file with that name.
 DESCRIBED = {"cluster": "hardware:load_cluster", "framework": "frameworks.catalog:load_profile"}
 DESCRIBED |= {"calibration": "questions.settle:load_calibration"}
@@ -71,6 +76,11 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, object]]
             if not source.path.endswith(".toml"):
                 raise ValueError(f"{source.path}: is a {entry.title}; save it as NAME.toml to show it")
             yield source.path, entry, load_lazily(DESCRIBED[entry.name])(source.path)
+        elif entry is ANSWER:
+            answer = _read_answer(source)
+            with prefix_errors("is no complete answer of a verb", source.path, DAMAGED):
+                document_view(answer)
+            yield source.path, entry, answer
         elif entry.joins:
             run_of = getattr(entry.load(), "run_of", None)
             runs.setdefault((entry.name, run_of(source.path) if run_of else ""), []).append(source)
@@ -95,12 +105,27 @@ def _recognise(source: Source) -> Format:
             return FRAMEWORK
         if looks_like_cluster(source.head):
             return CLUSTER
+        if _read_answer(source):
+            return ANSWER
         raise
+
+
+def _read_answer(source: Source) -> FactDict:
+    """Return what a verb printed with ``--json``, and of which verb it is; empty for other files."""
+    if not source.head.lstrip().startswith("{"):
+        return {}
+    with suppress(FormatError, msgspec.DecodeError, RecursionError):
+        answer = msgspec.json.decode(source.data(RESULT), type=FactDict)
+        verb = "".join(str(answer.get("command", "")).split()[1:2])
+        kind = str(answer.get("kind", "")) or ("several predictions" if "verb" in answer else f"answer of {verb}")
+        return {**answer, "kind": kind} if kind in ANSWER_VIEWS else {}
+    return {}
 
 
 def facts_of(document: object) -> FactDict:
     """Return the facts of any document, with its warnings."""
-    return {**FACTS[type(document).__name__](document), "warnings": list(getattr(document, "warnings", ()))}
+    facts = FACTS[type(document).__name__](document)
+    return {**facts, "warnings": list(getattr(document, "warnings", facts.get("warnings") or ()))}
 
 
 def _analyze_log(kind: str, analyze: str) -> Callable[[object], FactDict]:
@@ -122,6 +147,7 @@ FACTS: Mapping[str, Callable[..., FactDict]] = {
     "Wiring": methodcaller("facts"),
     "Cluster": load_lazily("hardware.catalog:cluster_facts"),
     "Profile": profile_facts,
+    "dict": dict,
     "Calibration": lambda calibration: {
         "kind": "calibration",
         "gpu": calibration.gpu,

@@ -6,11 +6,39 @@ from stepcast.ir.types import FactDict, Facts
 from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view, read_texts
-from stepcast.views.measured import collective_log_view, step_log_view, stragglers_view
+from stepcast.views.generation import generation_view
+from stepcast.views.measured import (
+    collective_log_view,
+    kineto_replay_view,
+    kineto_view,
+    megatron_view,
+    step_log_view,
+    stragglers_view,
+)
+from stepcast.views.plan import plan_view
+from stepcast.views.search import alternatives_view, search_view
+from stepcast.views.step import network_view, step_view
 from stepcast.views.view import NAMES
 
 Parts = list[ui.Part | None]
-JOB_VIEWS = {"step log": step_log_view, "collectives": collective_log_view, "worker steps": stragglers_view}
+# What verbs print with --json; --html shows it too.
+ANSWER_VIEWS: Mapping[str, Callable[[Facts], ui.View]] = {
+    **dict.fromkeys(("answer of predict", "answer of simulate"), step_view),
+    "answer of plan": plan_view,
+    "answer of search": search_view,
+    "answer of generate": generation_view,
+    "answer of network": network_view,
+    "several predictions": alternatives_view,
+    "megatron run": megatron_view,
+    "kineto run": kineto_view,
+    "kineto replay": kineto_replay_view,
+}
+JOB_VIEWS: Mapping[str, Callable[[Facts], ui.View]] = {
+    "step log": step_log_view,
+    "collectives": collective_log_view,
+    "worker steps": stragglers_view,
+    **ANSWER_VIEWS,
+}
 
 
 def documents_view(documents: Sequence[Facts]) -> ui.View:
@@ -80,7 +108,7 @@ def _workload(facts: Facts) -> FactDict:
 
 def _timeline(facts: Facts) -> FactDict:
     ranks = facts["ranks"]
-    listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]}..{ranks[-1]})"
+    listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({_list_numbers(ranks)})"
     listed += ", one of each stage" if len(ranks) == facts.get("pp", 1) > 1 and not facts["measured"] else ""
     pairs: list[tuple[str, object]] = [
         (f"parameters, stage {stage}", f"{format_count(count)} per rank")
@@ -103,6 +131,12 @@ def _timeline(facts: Facts) -> FactDict:
         "more": _lines(pairs),
         "size_/_shortest": lambda row: format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
     }
+
+
+def _list_numbers(numbers: Sequence[int]) -> str:
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}..{numbers[-1]}"
+    return ", ".join(map(str, numbers[:8])) + (", ..." if numbers[8:] else "")
 
 
 def _model(facts: Facts) -> FactDict:
