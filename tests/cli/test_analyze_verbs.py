@@ -85,7 +85,7 @@ def test_analyze_writes_a_trace(run: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_analyze_refuses_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(ROOT / "examples" / "simai-gpt-13b.txt")]) == 2
-    assert "but analyze needs a measured run; 'stepcast simulate' simulates it" in capsys.readouterr().err
+    assert "but analyze needs the files of a measured run; 'stepcast simulate' simulates it" in capsys.readouterr().err
 
 
 def test_replay_prints_before_and_after(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +167,7 @@ def test_replay_writes_a_trace(run: Path, tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "trace.json"
     printed(capsys, "replay", run, "--what-if", "bandwidth.tp=2x", "--trace", path)
     assert b'"changed"' in path.read_bytes()
+    assert printed(capsys, "show", path)["runs"] == ["measured", "replayed", "changed"]
 
 
 def test_replay_needs_a_trace(capsys: pytest.CaptureFixture[str]) -> None:

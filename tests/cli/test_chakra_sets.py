@@ -201,6 +201,8 @@ def test_a_prediction_written_as_chakra_is_shown_and_simulated_as_predicted(
     assert simulated["breakdown_s"] == pytest.approx(predicted["breakdown_s"])
     assert main(["simulate", prefix, "--cluster", "dgx-h100"]) == 0
     assert "of communication alone: compute times are those of the file" in capsys.readouterr().out
+    assert main(["convert", prefix, str(tmp_path / "step.txt"), "--to", "simai"]) == 2
+    assert "holds one pipeline stage, and the 2 of this workload differ" in capsys.readouterr().err
     assert main(["show", prefix]) == 0
     out = capsys.readouterr().out
     assert f"{prefix} (5 files)" in out

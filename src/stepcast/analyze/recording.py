@@ -389,7 +389,10 @@ def timeline_of(labelled: Mapping[str, PlayedStep]) -> Timeline:
     first = next(iter(labelled.values()))
     stages = {record.rank: record.stage for played in labelled.values() for record in played.recording.ranks}
     measured = not {"replayed", "changed"} & set(labelled)
-    return builder.build(measured=measured, layout=first.recording.layout, stage_of_rank=stages, rebase=False)
+    facts = {"runs": [*labelled]} if len(labelled) > 1 else {}
+    return builder.build(
+        measured=measured, layout=first.recording.layout, stage_of_rank=stages, facts=facts, rebase=False
+    )
 
 
 @dataclass

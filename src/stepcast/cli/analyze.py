@@ -57,7 +57,7 @@ def analyze_files(
         return _analyze_each(sources, entry, question)
     entry, document = read_as_one(sources, question.format)
     if entry.name not in ANALYSES:
-        raise misused(entry, files[0], "analyze needs a measured run")
+        raise misused(entry, files[0], "analyze needs the files of a measured run")
     _check(question, entry.name, files[0], trace)
     result = analyze_document(entry, document, question)
     if trace:

@@ -17,7 +17,10 @@ DEFAULT_POLICY = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
 def write(workload: Workload) -> bytes:
     """Return the text AICB would write: micro-batches and repeated layers spelled out."""
     if not workload.uniform:
-        raise ValueError("SimAI text holds one pipeline stage; choose one with --stage")
+        raise ValueError(
+            f"SimAI text holds one pipeline stage, and the {workload.layout.pp} of this workload differ; "
+            "'stepcast predict ... --to-workload FILE.txt' writes a step as SimAI text"
+        )
     stage = workload.stages[0]
     micro_batches = int(workload.note("simai.written_micro_batches") or workload.micro_batches)
     usual, varied = stage.body_layers(), stage.numbered_bodies(micro_batches)

@@ -117,7 +117,7 @@ def _timeline(facts: Facts) -> FactDict:
     is_predicted = not facts["measured"] and "step_s" in facts
     if is_predicted:
         pairs += [("predicted step", format_seconds(facts["step_s"])), ("predicted by", facts["command"])]
-    for name in ("devices", "world_size", "backend", "steps"):
+    for name in ("devices", "world_size", "backend", "steps", "runs"):
         if value := facts.get(name):
             words = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             pairs.append((name.replace("_", " "), words))

@@ -481,7 +481,7 @@ def _decode(data: bytes) -> object:
                 return json.loads(data.decode())
             position = re.search(r"\(byte (\d+)\)", str(error))
             line = data.count(b"\n", 0, int(position[1])) + 1 if position else None
-            raise ValueError(f"{error}; expected a Hugging Face config.json") from None
+            raise ValueError(f"{error}; expected a config.json of Hugging Face (--config reads others)") from None
     except RecursionError:
         raise FormatError("is nested too deeply for a model's config") from None
     except ValueError as error:
