@@ -312,7 +312,7 @@ def test_the_trace_of_a_prediction_is_no_measurement(
     answer = tmp_path / "answer.json"
     answer.write_text(json.dumps(printed(capsys, *PREDICT, "--global-batch", "8"), indent=2))
     assert main([verb, str(answer)]) == 2
-    assert "is the --json output of a verb; 'stepcast compare'" in capsys.readouterr().err
+    assert "is the --json output of a verb; 'stepcast compare' and 'stepcast show'" in capsys.readouterr().err
 
 
 def test_compare_takes_what_a_verb_printed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

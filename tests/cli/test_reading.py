@@ -163,7 +163,10 @@ ASKED = {
     "network": "network llama-3.2-1b --cluster dgx-h100 --gpus 8 --global-batch 8",
     "analyze": f"analyze {MEGATRON} --verbose",
     "kineto": f"analyze {KINETO} --verbose",
-    "replay": f"replay {KINETO} --what-if host=graphs",
+    "kineto replay": f"replay {KINETO} --what-if host=graphs",
+    "replay": f"replay {MEGATRON} --what-if compute=0.9x",
+    "compare": f"compare {MEGATRON} {MEGATRON}",
+    "gate": f"gate {EXAMPLES / 'gate' / 'night-2.log'} --baseline {EXAMPLES / 'gate' / 'night-1.log'}",
 }
 
 

@@ -34,6 +34,8 @@ ANSWER = Format("answer", "saved answer", "answer", "stepcast.cli.show")
 
 # A heading of calibrations, which ``profile`` and ``calibrate`` write.
 CALIBRATION_CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
+# The kind of answers that state no command, and of those of several runs.
+KIND_OF_KEY = {"same_run": "comparison", "measures": "verdict", "replayed_step_s": "replay", "verb": "alternatives"}
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 # Format -> the function that reads a description from the file with that name.
 DESCRIBED = {"cluster": "hardware:load_cluster", "framework": "frameworks.catalog:load_profile"}
@@ -117,7 +119,8 @@ def _read_answer(source: Source) -> FactDict:
     with suppress(FormatError, msgspec.DecodeError, RecursionError):
         answer = msgspec.json.decode(source.data(RESULT), type=FactDict)
         verb = "".join(str(answer.get("command", "")).split()[1:2])
-        kind = str(answer.get("kind", "")) or ("several predictions" if "verb" in answer else f"answer of {verb}")
+        kinds = (answer.get("kind"), *(KIND_OF_KEY[key] for key in KIND_OF_KEY if key in answer), f"answer of {verb}")
+        kind = str(next(filter(None, kinds)))
         return {**answer, "kind": kind} if kind in ANSWER_VIEWS else {}
     return {}
 

@@ -84,7 +84,7 @@ def recognise(source: Source) -> Format:
             if entry.matches(source):
                 return entry
     if source.head.lstrip().startswith("{") and '"step_s":' in source.head:
-        raise FormatError("is the --json output of a verb; 'stepcast compare' takes it", source.path)
+        raise FormatError("is the --json output of a verb; 'stepcast compare' and 'stepcast show' take it", source.path)
     if re.search(r'^stepcast = "', source.head, re.MULTILINE):
         raise FormatError("is a run that --save wrote; 'stepcast predict' predicts it", source.path)
     kind = "binary data" if b"\0" in source.head_bytes else "text"

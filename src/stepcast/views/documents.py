@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from stepcast.ir.types import FactDict, Facts
 from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds
 from stepcast.views import view as ui
+from stepcast.views.compare import compare_view, gate_view
 from stepcast.views.declared import build_view, read_texts
 from stepcast.views.generation import generation_view
 from stepcast.views.measured import (
@@ -12,6 +13,7 @@ from stepcast.views.measured import (
     kineto_replay_view,
     kineto_view,
     megatron_view,
+    replay_view,
     step_log_view,
     stragglers_view,
 )
@@ -22,18 +24,21 @@ from stepcast.views.view import NAMES
 
 Parts = list[ui.Part | None]
 # What verbs print with --json; --html shows it too.
-ANSWER_VIEWS: Mapping[str, Callable[[Facts], ui.View]] = {
+ANSWER_VIEWS: Mapping[str, Callable[..., ui.View]] = {
     **dict.fromkeys(("answer of predict", "answer of simulate"), step_view),
     "answer of plan": plan_view,
     "answer of search": search_view,
     "answer of generate": generation_view,
     "answer of network": network_view,
-    "several predictions": alternatives_view,
+    "alternatives": alternatives_view,
+    "comparison": compare_view,
+    "verdict": gate_view,
+    "replay": replay_view,
     "megatron run": megatron_view,
     "kineto run": kineto_view,
     "kineto replay": kineto_replay_view,
 }
-JOB_VIEWS: Mapping[str, Callable[[Facts], ui.View]] = {
+JOB_VIEWS: Mapping[str, Callable[..., ui.View]] = {
     "step log": step_log_view,
     "collectives": collective_log_view,
     "worker steps": stragglers_view,
