@@ -199,6 +199,14 @@ def test_a_prediction_written_as_chakra_is_shown_and_simulated_as_predicted(
     assert main(["simulate", prefix, "--cluster", "dgx-h100", "--json"]) == 0
     simulated = json.loads(capsys.readouterr().out)
     assert simulated["breakdown_s"] == pytest.approx(predicted["breakdown_s"])
+    run = {name: predicted["run"][name] for name in ("model", "seq", "micro_batch", "global_batch", "pp", "gpus")}
+    assert run.items() <= simulated["run"].items()
+    assert simulated["warnings"] == []
+    assert main(["simulate", prefix, "--cluster", "dgx-a100", "--json"]) == 0
+    assert (
+        "compute times of h100-sxm, which are not changed for a100"
+        in json.loads(capsys.readouterr().out)["warnings"][0]
+    )
     assert main(["simulate", prefix, "--cluster", "dgx-h100"]) == 0
     assert "of communication alone: compute times are those of the file" in capsys.readouterr().out
     assert main(["convert", prefix, str(tmp_path / "step.txt"), "--to", "simai"]) == 2

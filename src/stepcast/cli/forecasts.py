@@ -108,6 +108,7 @@ def _write_workload(path: Path, settled: SettledRun) -> list[str]:
     packed = path.suffix == ".gz"
     if (path.with_suffix("") if packed else path).suffix == ".et":
         timed = replace(record_times(workload, seconds), manner=manner_of(model, strategy, framework))
+        timed = replace(timed, notes=(*timed.notes, ("gpu", settled.cluster.gpu.name)))
         output.write_files(chakra.files(timed, str(path)))
         return []
     if strategy.mtp_layers:

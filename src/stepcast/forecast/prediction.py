@@ -163,11 +163,13 @@ def report_of(prediction: "Prediction") -> StepReport:
         run={
             "cluster": prediction.cluster.name,
             **workload.layout.facts(),
+            **_stated_run(workload),
             **({"engine": str(prediction.options.engine)} if fluid else {}),
         },
         sources=pricer.sources(),
         warnings=(
             *workload.warnings,
+            *_check_gpu(workload, prediction.cluster),
             *_check_body(workload, prediction.options),
             *pricer.placement_warnings(),
             *prediction.cluster.list_doubts(fluid is not None),
@@ -242,6 +244,23 @@ def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatAr
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
         return low_s * slowed, high_s * slowed
     return low_s, high_s
+
+
+def _stated_run(workload: Workload) -> FactDict:
+    """Return the model and the batch of the run that a workload was written from, as far as it states them."""
+    notes = {name: workload.note(name) or "" for name in ("model", "seq", "micro_batch")}
+    facts: FactDict = {name: int(text) if text.isdecimal() else text for name, text in notes.items() if text}
+    if isinstance(size := facts.get("micro_batch"), int):
+        facts["global_batch"] = size * workload.micro_batches * workload.layout.dp
+    return facts
+
+
+def _check_gpu(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
+    """Warn of compute times that were estimated for another GPU."""
+    gpu, name = workload.note("gpu"), cluster.gpu.name
+    if gpu in (None, name):
+        return ()
+    return (f"the file has compute times of {gpu}, which are not changed for {name}: predict for it instead",)
 
 
 def _check_body(workload: Workload, options: Options) -> list[str]:
