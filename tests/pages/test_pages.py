@@ -183,9 +183,10 @@ def test_a_waterfall_adds_up_to_the_step(folder: Path, capsys: pytest.CaptureFix
 
 def test_changes_are_predictions_of_the_commands_beside_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, _ = page_and_facts(PREDICT, capsys)
-    commands = [word for word in page.words if word.startswith("stepcast predict") and "--html" not in word]
-    tried = next(each for each in commands if each.endswith("--micro-batch 2"))
-    status, text, _ = run(capsys, *tried.split()[1:], "--json")
+    tried = re.search(r"stepcast (predict (?:(?!stepcast|--html).)*?--micro-batch 2)(?! --)", page.text)
+    assert tried
+    assert "--micro-batch 2" in page.words  # a line breaks between options alone
+    status, text, _ = run(capsys, *tried[1].split(), "--json")
     assert status == 0
     assert format_seconds(json.loads(text)["step_s"]) in page.text
 

@@ -14,7 +14,7 @@ import msgspec
 
 from stepcast.ir.types import Facts, dataclass
 from stepcast.views.declared import asked_pairs
-from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag, text
+from stepcast.views.markup import Child, Markup, command_code, explain, fill_template, join, tag, text
 from stepcast.views.text import visible
 from stepcast.views.view import Axis, Dot
 
@@ -80,7 +80,12 @@ def render_body(page: Page) -> Markup:
         asked = tag("dl", listed, class_="asked", aria_label="What was asked")
     if page.about.command:
         links = [tag("p", tag("a", words, href=name)) for words, name in page.about.links]
-        command = fill_template(load_asset("command.html"), command=text(page.about.command, 4000), links=links)
+        command = fill_template(
+            load_asset("command.html"),
+            command=text(page.about.command, 4000),
+            code=command_code(page.about.command),
+            links=links,
+        )
     warnings = _notes("Warnings", "warning", page.warnings)
     defaults = _notes("Defaults used", "assumed", page.assumptions)
     sections = tag("div", _arrange(page.sections), class_="sections")

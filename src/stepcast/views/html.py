@@ -7,7 +7,7 @@ from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
 from stepcast.views import document as page
 from stepcast.views import view as ui
-from stepcast.views.markup import Child, Markup, explain, fill_template, join, tag
+from stepcast.views.markup import Child, Markup, command_code, explain, fill_template, join, tag
 from stepcast.views.terminal import shade
 from stepcast.views.timeline import timeline_section
 
@@ -99,7 +99,7 @@ def _table(part: ui.Table) -> Markup | None:
     head = [tag("th", title, scope="col", class_=kind, aria_sort=order) for title, kind in heads]
     body = []
     for row, number in zip(part.cells, part.ids or [None] * len(part.cells), strict=True):
-        texts = [_options(cell.text) if cell.code else _minus(cell.text) for cell in row]
+        texts = [command_code(cell.text) if cell.code else _minus(cell.text) for cell in row]
         columns = zip(texts, kinds, row, strict=True)
         cells = [tag("td", text, class_=kind, data_key=cell.key) for text, kind, cell in columns]
         body.append(tag("tr", cells, data_row=number))
@@ -118,13 +118,6 @@ def _column_class(texts: Sequence[str]) -> str | None:
     if all(text in ("", "-") or re.match(r"[-+]?[$\u20ac\u00a3\u00a5]?\d", text) for text in texts):
         return "number"
     return "words" if max(map(len, texts)) > LONG_TEXT else None
-
-
-def _options(words: str) -> Markup:
-    """Return options of a command line, each on one line with its value."""
-    first, *others = words.split(" --")
-    options = [first, *(f"--{other}" for other in others)]
-    return tag("code", [(tag("span", option, class_="option"), " ") for option in options])
 
 
 def _bars(part: ui.Bars) -> Markup | None:
@@ -150,7 +143,7 @@ def _bars(part: ui.Bars) -> Markup | None:
         rows.append(tag("li", label, strip, value, class_="strong" if bar.strong else None))
     chart = tag("ul", rows, page.axis_row(most, part.show, part.unit), class_="rows")
     known = [(kind, words) for kind, words in part.kinds.items() if kind in used]
-    commands = [tag("li", tag("code", command)) for command in part.commands]
+    commands = [tag("li", command_code(command)) for command in part.commands]
     below = tag("details", tag("summary", "Commands"), tag("ol", commands)) if commands else None
     note = tag("p", part.note, class_="lead") if part.note else None
     chart = tag("div", chart, class_="pairwise") if part.in_pairs else chart
@@ -244,7 +237,7 @@ def _remarks(part: ui.Remarks) -> Markup | None:
 
 
 def _commands(part: ui.Commands) -> Markup | None:
-    commands = [tag("li", tag("code", command)) for command in part.commands]
+    commands = [tag("li", command_code(command)) for command in part.commands]
     return tag("ol", commands, class_="commands", tabindex="0")
 
 

@@ -62,6 +62,13 @@ def _attribute(key: str, value: object) -> str:
     return f' {name}="{text(value, 4000)}"'
 
 
+def command_code(words: str) -> Markup:
+    """Return a command line, or options of one, as code with each option and its value on one line."""
+    first, *others = words.split(" --")
+    options = [tag("span", text(words, 4000), class_="option") for words in (first, *(f"--{o}" for o in others))]
+    return tag("code", options[0], [(" ", option) for option in options[1:]])
+
+
 def fill_template(template: str, **parts: Child) -> Markup:
     """Return an HTML file of ours with *parts* in place of their names in braces; indented lines are joined."""
     joined = "".join(line.strip() for line in template.splitlines())

@@ -45,7 +45,11 @@
       return;
     }
     answer.innerHTML = found.html; // made by the server of this page, which escapes every text in it
-    byId("line").textContent = found.command || "";
+    byId("line").replaceChildren(...(found.command || "").split(/ (?=--)/).flatMap((words, at) => {
+      const option = document.createElement("span"); // with its value on one line
+      option.className = "option"; option.textContent = words;
+      return at ? [" ", option] : [option];
+    }));
     byId("took").textContent = took ? `answered in ${took} ms` : "";
     answer.dataset.answered = key;
     window.stepcast.start();
