@@ -8,7 +8,7 @@ from stepcast.cli.served import predict
 from stepcast.questions.choices import build_question, choices_of
 from stepcast.questions.question import CHOICES, PredictQuestion
 from stepcast.questions.search import SearchQuestion
-from stepcast.serve.fields import FORMS, PREDICT, Field, FieldError, form_command, join_others, read_form
+from stepcast.serve.fields import FORMS, PREDICT, Field, FieldError, form_command, join_others, name_fields, read_form
 
 SEARCH, PLAN, COMPARE = (FORMS[name] for name in ("search", "plan", "alternatives"))
 GPUS = next(field for field in PREDICT if field.name == "gpus")
@@ -125,3 +125,29 @@ def test_a_decimal_is_read_where_the_field_has_one() -> None:
             price.read(text)
     with pytest.raises(FieldError):
         Field("tp", "Ways", limits=(1, 8)).read("2.5")
+
+
+def test_a_required_field_is_named_after_what_is_wrong() -> None:
+    for form, name in ((PREDICT, "model"), (PREDICT, "gpus"), (SEARCH, "global_batch"), (PLAN, "tokens")):
+        field = next(field for field in form if field.name == name)
+        given = {each.name: each.initial for each in form} | {name: " "}
+        with pytest.raises(FieldError, match=rf"^{field.label}: "):
+            read_form(form, given)
+        with pytest.raises(FieldError, match=r"^Tensor parallel: "):
+            read_form(form, {**given, "tp": "0"})
+    assert read_form(FORMS["dropped"], {}) == ()
+
+
+def test_a_misspelt_name_gets_the_nearest_ones() -> None:
+    with pytest.raises(FieldError, match=r"Model: unrecognised value 'llama-3\.1-7b'; did you mean .*llama-3\.1-70b"):
+        read_form(PREDICT, {**GIVEN, "model": "llama-3.1-7b"})
+
+
+def test_errors_name_the_fields_of_a_form() -> None:
+    for said, shown in (
+        ("16 GPUs are not a multiple of 3: use --gpus 15 or 18, or --tp 2", "use GPUs 15 or 18, or Tensor parallel 2"),
+        ("--schedule has no effect: pp is 1; use --pp 2", "Schedule has no effect: pp is 1; use Pipeline parallel 2"),
+        ("or do not split experts (--expert-tp 1)", "(--expert-tp 1) (on the command line: --expert-tp)"),
+        ("trace--tp.json is a--b", "trace--tp.json is a--b"),
+    ):
+        assert name_fields(PREDICT, said).endswith(shown)

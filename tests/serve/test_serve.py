@@ -145,6 +145,25 @@ def test_a_search_streams_how_far_it_is_and_then_its_page(server: Server) -> Non
     assert found["command"].startswith("stepcast search --model llama-3.2-1b")
 
 
+def test_errors_name_the_fields_of_the_page(server: Server) -> None:
+    no_gpus = QUERY.replace("gpus=16", "gpus=")
+    for path, words in (
+        (f"/answer?{QUERY.replace('tp=2', 'tp=3')}", "use Tensor parallel 2 or 4"),
+        (f"/answer?{no_gpus}", "GPUs: expected a whole number"),
+        (f"/answer?{QUERY}&sharding=hybrid-fsdp", "Ranks per copy"),
+        (f"/alternatives?{QUERY}&cluster_2=dgx-b200&failures=none", "Tokens: "),
+        (f"/alternatives?{QUERY}&cluster_2=dgx-b200&price=2", "Tokens: "),
+    ):
+        reply = server.ask(path)
+        assert (reply.status, words in reply.found["error"]) == (400, True), reply.body
+        assert " --" not in reply.found["error"]
+    # A browser shows events alone, not the body of a refused request.
+    for query, words in ((f"{QUERY}&top=99", "Strategies to show: "), (QUERY.replace("global_batch=32", ""), "Global")):
+        reply = server.ask(f"/search?{query}")
+        assert reply.status == 200
+        assert words in json.loads(re.findall(r"event: failed\ndata: (.*)\n", reply.body.decode())[0])["error"]
+
+
 def test_a_search_that_nobody_waits_for_ends(server: Server) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     query = "model=llama-3.1-405b&cluster=dgx-h100&gpus=4096&global_batch=4096&seq=8192&top=50"

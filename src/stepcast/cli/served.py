@@ -95,7 +95,9 @@ def plan(choices: FormChoices) -> AppAnswer:
 
 def alternatives(choices: FormChoices) -> AppAnswer:
     given = join_others(choices)
-    verb, kind = ("plan", PlanQuestion) if "tokens" in given else ("predict", PredictQuestion)
+    of_run = {"tokens", "price", "failures"} & given.keys()
+    require(not of_run or "tokens" in of_run, "Tokens: a price or failures need the length of the run")
+    verb, kind = ("plan", PlanQuestion) if of_run else ("predict", PredictQuestion)
     question = build_question(kind, given)
     require(several_of(question) != [], "choose a second cluster or framework to compare")
     command = form_command(verb, tuple(given.items()))

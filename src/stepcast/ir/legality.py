@@ -256,7 +256,8 @@ def _sharding(model: Model, strategy: Strategy) -> Iterator[str]:
         yield f"shard {layout.shard} splits states among ranks and needs sharding: use zero-1 or hybrid-fsdp"
     yield _misfit("shard", layout.shard or 1, ranks, f"dp x cp = {ranks}")
     if sharding is Sharding.HYBRID_FSDP and not layout.shard:
-        yield f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
+        near = nearest_divisor(ranks, 8)
+        yield f"hybrid-fsdp needs --shard, the number of ranks that share one copy of the states: try --shard {near}"
     if model.experts is not None and layout.expert_dp % layout.copies:
         copies = [count for count in range(1, ranks + 1) if ranks % count == 0 and layout.expert_dp % count == 0]
         nearest = min((ranks // count for count in copies), key=lambda ways: (abs(ways - layout.shard_size), ways))

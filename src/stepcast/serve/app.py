@@ -27,7 +27,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stepcast.ir.types import FactDict, Facts, dataclass
-from stepcast.serve.fields import FORMS, FieldError, FormChoices, read_form, shell
+from stepcast.serve.fields import FORMS, PREDICT, FieldError, FormChoices, name_fields, read_form, shell
 from stepcast.views.document import Page, build_policy, load_asset, render, render_body, to_plain_json
 from stepcast.views.text import message
 
@@ -222,7 +222,7 @@ class _Routes:
             with self.turns:
                 return _encode(self.ask(form, choices))
 
-        return await self._answer(answer, self.slow)
+        return await self._answer(answer, self.slow, request.url.path.rpartition("/")[2])
 
     async def analyze(self, request: Request) -> Response:
         try:
@@ -263,27 +263,23 @@ class _Routes:
 
         leaving = asyncio.create_task(leave())
         try:
-            return await self._answer(answer, self.uploads)
+            return await self._answer(answer, self.uploads, "analyze")
         except LeftError:
             return Response(status_code=499)
         finally:
             leaving.cancel()
 
-    async def _answer(self, answer: Callable[[], bytes], pool: Workers) -> Response:
+    async def _answer(self, answer: Callable[[], bytes], pool: Workers, form: str = "predict") -> Response:
         try:
             return Response(await _run(pool, answer), media_type="application/json")
         except MISTAKES as error:
-            return _mistake(error)
+            return _mistake(error, form)
 
     async def search(self, request: Request) -> Response:
         """Answer with events: the progress, then the result; a client that leaves ends the search."""
-        try:
-            choices = read_form(FORMS["search"], request.query_params)
-        except FieldError as error:
-            return _mistake(error)
-        return StreamingResponse(self._search(choices), media_type="text/event-stream")
+        return StreamingResponse(self._search(request.query_params), media_type="text/event-stream")
 
-    async def _search(self, choices: FormChoices) -> AsyncIterator[str]:
+    async def _search(self, query: Mapping[str, str]) -> AsyncIterator[str]:
         loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, object]](), False
 
         def report(progress: dict[str, str]) -> None:
@@ -295,11 +291,11 @@ class _Routes:
         def work() -> None:
             try:
                 report({})
-                event = ("done", self.ask("search", choices, report).facts())
+                event = ("done", self.ask("search", read_form(FORMS["search"], query), report).facts())
             except LeftError:
                 return
             except MISTAKES as error:
-                event = ("failed", {"error": message(str(error))})
+                event = ("failed", _describe(error, "search"))
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         self.searches.submit(work)
@@ -325,8 +321,13 @@ def _read_predict(query: Mapping[str, str]) -> FormChoices:
     return read_form(FORMS["predict"], query)
 
 
-def _mistake(error: BaseException) -> Response:
-    return JSONResponse({"error": message(str(error) or type(error).__name__)}, 400)
+def _mistake(error: BaseException, form: str = "predict") -> Response:
+    return JSONResponse(_describe(error, form), 400)
+
+
+def _describe(error: BaseException, form: str) -> FactDict:
+    """Return an error in the words of a form."""
+    return {"error": name_fields(FORMS.get(form, PREDICT), message(str(error) or type(error).__name__))}
 
 
 class RefusedError(Exception):

@@ -16,10 +16,12 @@ from stepcast.questions.changes import RECOMPUTES
 from stepcast.questions.choices import option_of
 from stepcast.questions.question import CHOICES, PRECISIONS
 from stepcast.questions.search import OBJECTIVES
+from stepcast.units import nearest
 from stepcast.version import __version__
 from stepcast.views.markup import Markup, explain, fill_template, join, tag
 
 LONGEST_VALUE = 200
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?")
 CURRENCIES = ("$", "EUR", "GBP", "CHF", "JPY", "CNY", "INR")
 FormChoices = tuple[tuple[str, str], ...]
@@ -46,12 +48,15 @@ class Field:
     decimals: bool = False
     long: bool = False  # a list that is searched by typing
     unset: str = "default"  # shown without a value
+    required: bool = False
 
     def read(self, value: str) -> str:
         """Return *value* as a question reads it."""
         if self.choices:
             if value not in self.choices:
-                raise FieldError(f"{self.label}: unrecognised value {value[:40]!r}")
+                hint = nearest(value, self.choices, 3, 0.6) or "; choose one of the list"
+                why = f"unrecognised value {value[:40]!r}{hint}" if value else "choose one of the list"
+                raise FieldError(f"{self.label}: {why}")
             return value
         low, high = self.limits
         if self.decimals:
@@ -75,8 +80,11 @@ def _read_forms() -> dict[str, tuple[Field, ...]]:
         choices, limits = values[about["values"]] if "values" in about else (), tuple(about.get("limits", (1, 1)))
         fields[name] = field = Field(name, choices=choices, limits=limits, **known)
         fields[f"{name}?"] = replace(field, initial="", powers=False, default="", unset="any")
+        fields[f"{name}!"] = replace(field, unset="required", required=True)
     forms = tables["forms"]
-    return {form: tuple(fields[name] for name in names.format(**forms).split()) for form, names in forms.items()}
+    named = {form: names.format(**forms) for form, names in forms.items()}
+    named["dropped"] = named["dropped"].replace("!", "")  # a file may choose what the form leaves out
+    return {form: tuple(fields[name] for name in names.split()) for form, names in named.items()}
 
 
 FORMS = _read_forms()
@@ -101,7 +109,17 @@ def read_form(fields: Sequence[Field], given: Mapping[str, str]) -> FormChoices:
         if len(value) > LONGEST_VALUE:
             raise FieldError(f"{known[name].label}: the value is too long")
     values = ((field, given.get(name, "").strip()) for name, field in known.items())
-    return tuple((field.name, field.read(value)) for field, value in values if value and value != field.default)
+    read = [(field, value) for field, value in values if field.required or value not in ("", field.default)]
+    read.sort(key=lambda pair: not pair[1])  # what is wrong comes before what is missing
+    return tuple((field.name, field.read(value)) for field, value in read)
+
+
+def name_fields(fields: Sequence[Field], text: str) -> str:
+    """Return the text of an error with the labels of a form in place of options, and those that it lacks marked."""
+    labels = {option_of(field.name): field.label for field in fields}
+    named = OPTION.sub(lambda match: labels.get(match[0], match[0]), text)
+    others = ", ".join(dict.fromkeys(OPTION.findall(named)))
+    return f"{named} (on the command line: {others})" if others else named
 
 
 def form_command(verb: str, choices: FormChoices) -> str:

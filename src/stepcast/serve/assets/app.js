@@ -3,7 +3,7 @@
 (() => {
   const byId = (key) => document.getElementById(key), answer = byId("answer");
   const KEPT = "stepcast-saved";
-  const HINTS = { predict: "Choose on the left.", plan: "Choose on the left.", alternatives: "Choose a second cluster or framework on the left.", search: "Press Search: results appear here.", analyze: "Drop files: the analysis appears here.", saved: "Choose two saved predictions to compare them here." };
+  const HINTS = { predict: "Fill in the form: the answer appears here.", plan: "Fill in the form: the answer appears here.", alternatives: "Choose a second cluster or framework: the table appears here.", search: "Press Search: results appear here.", analyze: "Drop files: the analysis appears here.", saved: "Choose two saved predictions to compare them here." };
   const answers = {}; // what each view showed last: { found, took, key }, or { words } while it works
   let view = "predict", asking = null, staying = 0, last = null, source = null;
 
@@ -145,7 +145,7 @@
     });
     source.addEventListener("done", (event) => { put("search", JSON.parse(event.data), 0, query); byId("search-status").textContent = "done"; searching(false); });
     source.addEventListener("failed", (event) => { failed("search", JSON.parse(event.data).error); byId("search-status").textContent = ""; searching(false); });
-    source.onerror = () => { if (source) { failed("search", "the search ended without an answer: look at its fields"); searching(false); } };
+    source.onerror = () => { if (source) { failed("search", "the search ended without an answer: is the app still running?"); byId("search-status").textContent = ""; searching(false); } };
   });
   byId("search-stop").addEventListener("click", () => { searching(false); byId("search-status").textContent = "stopped"; delete answers.search; if (view === "search") render(); });
 
