@@ -137,6 +137,27 @@ def test_every_page_is_whole_safe_small_and_says_where_it_comes_from(
             assert told[key] == facts[key]
     for warning in facts.get("warnings", ()):  # type: ignore[attr-defined]
         assert warning[:60] in page.text
+    kinds = [(attributes.get("class") or "").split() for _, attributes in page.elements]
+    charts = [place for place, words in enumerate(kinds) if "plane" in words]
+    for start, end in pairwise([*charts, len(kinds)]):
+        assert any(word.startswith(("l-", "a-", "dot")) for words in kinds[start:end] for word in words), "empty chart"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("show several", "NVSwitch, one 400 Gb/s NIC per GPU"),
+        ("alternatives", "with dgx-h100: the lowest cost of 2 alternatives"),
+        ("collective sweep", "100KB 1MB 10MB"),
+        ("replay changed", "s per step, with the change"),
+        ("analyze a rank", "so the bubble is the time in receives, exposed communication contains"),
+    ],
+)
+def test_pages_say_things_once_and_plainly(
+    name: str, expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, _ = page_and_facts(VERBS[name], capsys)
+    assert page.text.count(expected) == 1
 
 
 @pytest.mark.parametrize("name", ["megatron-log", "torchtitan-log", "mlperf-log", "stragglers", "nccl-inspector", "flight-recorder", "nsys"])  # fmt: skip

@@ -161,7 +161,7 @@ def test_python_gives_the_rows_of_the_command_line(answer: Ask) -> None:
         (
             ("llama-3.1-8b", "--gpus", "8", "--tokens", "1T", "--price", "auto", "--tp", "2", "--cluster",
              "dgx-h100,dgx-h200,gb200-nvl72"),
-            "best cost of 2 alternatives",
+            "lowest cost of 2 alternatives",
         ),
     ],
 )  # fmt: skip

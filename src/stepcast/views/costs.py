@@ -3,7 +3,7 @@
 import math
 
 from stepcast.ir.types import Fact, Facts
-from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
+from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds, format_short_count
 from stepcast.views import view as ui
 from stepcast.views.declared import build_view
 
@@ -37,7 +37,9 @@ def _curve(facts: Facts, size: str) -> ui.Scatter:
     rows = facts["rows"]
     points = [(float(row.get("size_bytes") or next(iter(row["size"].values()))), row["time_s"]) for row in rows]
     sizes, times = zip(*points, strict=True)
-    x = ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, lambda size: f"{size:g}", size)
+    is_bytes = "size_bytes" in rows[0]
+    show = (lambda size: f"{format_short_count(size).replace('B', 'G')}B") if is_bytes else format_short_count
+    x = ui.Axis(min(sizes) / 1.5, max(sizes) * 1.5, show, size)
     y = ui.Axis(min(times) / 2, max(times) * 2, format_seconds, "time")
     dots = [ui.Dot(*point, "first", format_seconds(point[1])) for point in points]
     line = ui.Line(points, "first")

@@ -54,7 +54,7 @@ def documents_view(documents: Sequence[Facts]) -> ui.View:
     parts: Parts = []
     for document, view in zip(documents, views, strict=True):
         figures = ui.FactList("Key figures", [(figure.name, figure.text) for figure in view.figures])
-        named = (part for part in (figures, *view.parts) if part)
+        named = (part for part in (figures, *view.parts) if part and part.title != "Contents")  # the figures again
         parts += [ui.replace(part, title=f"{document['file']}: {part.title}") for part in named]
     warnings = [warning for view in views for warning in view.warnings]
     headline = ui.Headline(f"{len(views):,}", "documents", [document["file"] for document in documents])

@@ -19,7 +19,8 @@ def generation_view(facts: Facts) -> ui.View:
     """Return the view of a forecast of serving or of a batch."""
     memory = facts["memory_bytes"]
     chart = None
-    if points := [(point["time_s"], point["running"]) for point in facts["curve"]]:  # falls in the long tail
+    points = [(point["time_s"], point["running"]) for point in facts["curve"]]  # falls in the long tail
+    if len(points) > 1:
         x = ui.Axis(0.0, max(time for time, _ in points), format_seconds, "time")
         y = ui.Axis(0.0, max(running for _, running in points) * 1.1, lambda value: f"{value:.0f}", "running")
         title, label = "Running sequences over time", "Running sequences on the slowest rank"

@@ -272,7 +272,8 @@ VALUES: Mapping[str, Callable[[Facts, float], str]] = {
     "energy": lambda _, value: units.format_energy(value),
 }
 # Objectives in the order in which one becomes the headline.
-HEADLINES = ("cost", "days", "throughput per GPU", "step time")
+HEADLINES = {"cost": "lowest cost", "days": "fewest days"}
+HEADLINES |= {"throughput per GPU": "highest throughput per GPU", "step time": "shortest step"}
 
 
 def alternatives_view(facts: Facts) -> ui.View:
@@ -284,7 +285,7 @@ def alternatives_view(facts: Facts) -> ui.View:
             best = winners[objective]
             value = VALUES[objective](by_name[best["name"]], best["value"])
             known = sum(row.get(objective, best) is not None for row in rows)  # costs may be unknown
-            words = f"with {best['name']}: the best {objective} of {known} alternatives"
+            words = f"with {best['name']}: the {HEADLINES[objective]} of {known} alternatives"
             break
     else:  # a single one fits, or none
         best = min(rows, key=lambda row: (row["fits"] is False, row["step_s"]))
