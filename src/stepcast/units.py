@@ -188,7 +188,7 @@ SPELLINGS: dict[Dimension, dict[str, str]] = {
 }
 EXAMPLES = {
     Dimension.SIZE: "80 GB",
-    Dimension.RATE: "400 Gb/s or 50 GB/s",
+    Dimension.RATE: '400 Gb/s" or "50 GB/s',
     Dimension.TIME: "2 us",
     Dimension.FLOPS: "989 TFLOP/s",
     Dimension.FREQUENCY: "1980 MHz",

@@ -9,12 +9,14 @@ import pytest
 
 from stepcast.inputs.table import read
 from tests.cli.test_main import EXAMPLES, run, run_json
+from tests.shared import ROOT
 
 LLAMA = str(EXAMPLES / "simai-llama-405b.txt")
 TABLE = str(EXAMPLES / "optable-gpt2-large.tsv")
 SIMULATE = ("simulate", LLAMA, "--cluster", "dgx-h100")
 PREDICT = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64")
 EXPERTS = ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "64", "--ep", "8")
+SEARCH = ("search", *PREDICT[1:], "--global-batch", "64")
 COLLECTIVE = ("collective", "all-to-all", "--cluster", "dgx-h100", "--size", "1GiB", "--ranks", "16")
 
 
@@ -37,6 +39,18 @@ COLLECTIVE = ("collective", "all-to-all", "--cluster", "dgx-h100", "--size", "1G
         ((*PREDICT, "--lengths", "chats.jsonl"), "there is no such file"),
         ((*PREDICT, "--jitter", "5x"), "such as 5% or 0.05"),
         (("plan", *PREDICT[1:-1], "8"), "length of the run missing"),
+        (("plan", *PREDICT[1:], "--tokens", "1T", "--steps", "9"), "--tokens and --steps both say how long"),
+        (("plan", *PREDICT[1:], "--tokens", "1T", "--cluster", "dgx-h100,dgx-h100"), "--cluster names dgx-h100 twice"),
+        ((*PREDICT, "--tp", "3", "--cluster", "dgx-h100,dgx-b200"), "stepcast: 64 GPUs are not a multiple of"),
+        (("predict", "no-such-file.toml"), "unknown model 'no-such-file.toml', and no such file"),
+        ((*PREDICT, "--sharding", "hybrid-fsdp"), "try --shard 8"),
+        (("predict", "llama-3.1-8b", "dgx-h100"), "did you mean --cluster dgx-h100?"),
+        ((*PREDICT, "--fsdp", "--ddp"), "--fsdp and --ddp both set --sharding"),
+        (("predict", "llama-3.1-8b", "--cluster", "h10"), "did you mean h100"),
+        (("predict", "--config", str(ROOT / "README.md"), "--cluster", "h100"), "is no known configuration"),
+        ((*SEARCH, "--max-memory", "80"), "--max-memory: expected a size, such as 70GiB, not '80'"),
+        ((*EXPERTS, "--expert-capacity", "0"), "--expert-capacity: expected a number above zero"),
+        ((*PREDICT, "--set", "node.nic.bandwidth=fast"), 'write it like "400 Gb/s" or "50 GB/s"'),
         (("simulate", str(EXAMPLES / "megatron-rank7.txt"), "--cluster", "dgx-h100"), "simulate needs a workload"),
         ((*PREDICT, "--bucket-mb", "inf"), "--bucket-mb"),
         ((*PREDICT, "--global-batch", "640000000"), "--global-batch"),

@@ -20,6 +20,13 @@ def test_no_failures_is_exactly_steps_times_step(capsys: pytest.CaptureFixture[s
     assert found["goodput"] == 1
 
 
+def test_checkpoints_that_cannot_be_so_frequent_get_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    for every, expected in (("5s", "--checkpoint-every 5s: checkpoints are "), ("1h", "")):
+        found = run_json(capsys, "plan", *SMALL, "--tokens", "1T", "--checkpoint-every", every)
+        assert "".join(found["warnings"]).startswith(expected)
+        assert bool(found["warnings"]) == bool(expected)
+
+
 def test_a_plan_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     step = run_json(capsys, "predict", *SMALL)
     found = run_json(capsys, "plan", *SMALL, "--tokens", "1T", "--price", "2.5/gpu-hour")
@@ -190,7 +197,7 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         (("--gpus", "8", "--step-s", "2", "--steps", "9"), "use --checkpoint-size, such as 1TB"),
         (("--gpus", "8", "--step-s", "2", "--tokens", "1T", "--failures", "none"), "needs --global-batch and --seq"),
         (SMALL, "one of --tokens 15T, --samples 50k, --steps 100000 or --until"),
-        ((*SMALL, "--tokens", "1T", "--steps", "5"), "one of --tokens 15T"),
+        ((*SMALL, "--tokens", "1T", "--steps", "5"), "--tokens and --steps both say"),
         ((*SMALL, "--tokens", "-1"), "'-1' is not a count"),
         ((*SMALL, "--tokens", "1Z"), "'1Z' is not a count"),
         ((*SMALL, "--tokens", "1T", "--failures", "lama-3"), "did you mean llama-3"),

@@ -32,7 +32,7 @@ def problem(tmp_path: Path, text: str, overrides: tuple[str, ...] = ()) -> str:
     ("old", "new", "expected"),
     [
         ("nics", "nisc", "my.toml:4: node.nisc: unknown key; did you mean node.nics"),
-        ('"400 Gb/s"', "400", 'my.toml:7: node.nic.bandwidth: 400 has no unit; write it like "400 Gb/s or 50 GB/s"'),
+        ('"400 Gb/s"', "400", 'my.toml:7: node.nic.bandwidth: 400 has no unit; write it like "400 Gb/s" or "50 GB/s"'),
         ('"400 Gb/s"', '"400"', "my.toml:7: node.nic.bandwidth: '400' has no unit; write it like"),
         ('"400 Gb/s"', '"400 Gq/s"', "my.toml:7: node.nic.bandwidth: '400 Gq/s' has unknown unit 'Gq/s'; write it"),
         ('"400 Gb/s"', '"fast"', "my.toml:7: node.nic.bandwidth: 'fast' is not a number with a unit; write it like"),

@@ -194,6 +194,7 @@ def _decode(run: "bytes | str", path: str) -> GateRun:
 def run_watch(args: argparse.Namespace) -> int:
     watch = StepWatch(read_forecast(args.forecast), args.steps)
     encode = msgspec.json.encode
+    show_status(f"waiting for the first step in {args.file}")
     with suppress(KeyboardInterrupt), Interruptible():  # Ctrl-C is the usual end
         for number, event in enumerate(watch_events(args.file, watch, 0.0 if args.once else args.idle)):
             is_alert = isinstance(event, WatchAlert)

@@ -15,7 +15,7 @@ from stepcast.cli.output import new_file, print_notes, print_warnings
 from stepcast.inputs.source import DATA, Source, read_words
 from stepcast.ir import limits
 from stepcast.ir.limits import DESCRIPTION, SEQUENCES
-from stepcast.ir.types import FactDict
+from stepcast.ir.types import FactDict, require
 from stepcast.questions import choices as readers
 from stepcast.questions.choices import Choice, Question, alias_flags, alias_names, choices_of, defaults_of, invert_words
 from stepcast.questions.choices import option_of as option_of
@@ -270,6 +270,7 @@ OTHER = invert_words(read_words("choices")["options"])
 def rename_options(arguments: Sequence[str], options: Collection[str], kind: type[Question] | None = None) -> list[str]:
     """Return *arguments* with other words for *options* replaced; *kind* is the question that they ask."""
     words: list[str] = []
+    meanings: dict[str, tuple[str, str]] = {}  # option -> the flag that set it, and the value
     names, flags = other_names(kind), alias_flags(kind or PredictQuestion)
     for index, word in enumerate(arguments):
         if word == "--":
@@ -284,6 +285,8 @@ def rename_options(arguments: Sequence[str], options: Collection[str], kind: typ
         elif ours and f"--{ours}" in options:
             words += [f"--{ours}", *([value] if equals else [])]
         elif f"--{flag}" in options and not equals:
+            other, value = meanings.setdefault(flag, (word, meant))
+            require(value == meant, f"{other} and {word} both set --{flag}; leave one of them out")
             words += [f"--{flag}", meant]
         else:
             words.append(word)

@@ -447,7 +447,8 @@ def _find_name(kind: str, name: str, where: str = "") -> str:
     for pattern, problem in NOT_DESCRIBED.items():
         if re.match(pattern, word):
             raise CatalogError(where, "", f"{name}{problem}")
-    hint = nearest(word, table) or f"; known are {', '.join(data_names(kind))}, or a file NAME.toml"
+    known = {**table, **_spellings("gpus")} if kind == "clusters" else table  # a GPU is one node of it
+    hint = nearest(word, known) or f"; known are {', '.join(data_names(kind))}, or a file NAME.toml"
     raise CatalogError(where, "", f"unknown {kind.removesuffix('s')} {name!r}{hint}")
 
 

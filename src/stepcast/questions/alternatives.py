@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepcast.hardware import Cluster
 from stepcast.ir.types import FactDict, Facts, dataclass, pick, require
-from stepcast.questions.choices import AnyQuestion, Question, choices_of, several_of, spell_choices
+from stepcast.questions.choices import AnyQuestion, Question, choices_of, option_of, several_of, spell_choices
 from stepcast.questions.plan import PlanQuestion, settle_plan
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.runs import strategy_facts, training_facts
@@ -36,6 +36,10 @@ OBJECTIVES: Mapping[str, tuple[str, bool]] = {
 def split_question(question: AnyQuestion) -> list[AnyQuestion]:
     """Return a question for each combination of the several values; prices go with the clusters, one for each."""
     names = [name for name in several_of(question) if name != "price"]
+    for name in names:
+        values = list(map(str, getattr(question, name)))
+        twice = next((value for index, value in enumerate(values) if value in values[:index]), None)
+        require(twice is None, f"{option_of(name)} names {twice} twice; leave one of them out")
     combinations = [dict(zip(names, values, strict=True)) for values in product(*(getattr(question, n) for n in names))]
     if len(combinations) > MOST_ALTERNATIVES:
         raise ValueError(f"{len(combinations)} alternatives are more than {MOST_ALTERNATIVES}; use a sweep")
@@ -141,7 +145,9 @@ def answer_alternatives(question: Question, watching: Watching = nullcontext) ->
         rows.append({"name": name, **row})
         for note in dict.fromkeys(notes):
             assumptions.setdefault(note, []).append(name)
-    require(rows != [], "; ".join(f"{name}: {problem}" for name, problem in failed.items()))
+    if not rows:
+        reasons = set(failed.values())
+        raise ValueError(reasons.pop() if len(reasons) == 1 else "; ".join(map(": ".join, failed.items())))
     model = getattr(question, "model", None)
     named = (f"{'; '.join(of)}: {note}" if len(of) < len(rows) else note for note, of in assumptions.items())
     return Alternatives(verb, str(getattr(model, "name", model)), tuple(rows), failed, tuple(named))

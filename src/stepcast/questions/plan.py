@@ -145,6 +145,12 @@ def plan_facts(settled: SettledPlan, plan: Plan) -> FactDict:
     }
     checked = {key: facts[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")}
     facts["warnings"] += find_doubts(checked)
+    apart_s = max(phase["interval_s"] or 0.0 for phase in answer["phases"])
+    if settled.operation.interval_s and apart_s > 1.5 * settled.operation.interval_s:
+        facts["warnings"].append(
+            f"--checkpoint-every {question.checkpoint_every}: checkpoints are {units.format_duration(apart_s)} apart, "
+            "since each begins after a step and when the one before it is safe"
+        )
     if question.until:
         facts["until"] = question.until.isoformat()
     return facts
@@ -330,7 +336,8 @@ def _count_steps(question: PlanQuestion, phase: TrainingPhase, operation: Operat
             f"--until and --{given[0]} both say how long the run is: leave one of them out"
             + (", or --gpus to find the fewest that finish by then" if given[0] == "tokens" else "")
         )
-    if len(given) != 1:
+    require(len(given) < 2, "--tokens and --steps both say how long the run is: leave one of them out")
+    if not given:
         raise ValueError(
             "length of the run missing: use one of --tokens 15T, --samples 50k, --steps 100000 or --until 2027-01-31"
         )

@@ -214,7 +214,7 @@ class PredictQuestion(Question, frozen=True, kw_only=True):
     expert_imbalance: Annotated[float, Choice(read=amount, sets="expert_imbalance")] = 1.0
     expert_load: str | None = None
     expert_replicas: Annotated[int, Choice(read=count(0, LAYERS.most))] = 0
-    expert_capacity: Annotated[float | None, Choice(read=amount, sets="expert_capacity")] = None
+    expert_capacity: Annotated[float | None, Choice(read=readers.rate, sets="expert_capacity")] = None
     fused_experts: Annotated[bool | None, _flag("fused_experts")] = None
     dispatcher: Annotated[str | None, _one_of(Dispatcher, "dispatcher", read=readers.read_dispatcher)] = None
     lora: Annotated[str | None, Choice(read=readers.read_lora)] = None

@@ -47,7 +47,7 @@ from stepcast.searching.best import MEMORY_RESERVE, guess_candidate, search_part
 from stepcast.searching.result import SearchCounts, SearchResult, SearchWatch, SimulatedCandidate
 from stepcast.searching.search import Refinement, measure_sensitivity, refine_best
 from stepcast.searching.space import CandidateSpace, SpacePart, split_by_software
-from stepcast.units import DEFAULT_CURRENCY, parse_count, parse_duration_s, parse_size_bytes
+from stepcast.units import DEFAULT_CURRENCY, MIB, parse_count, parse_duration_s, parse_size_bytes
 
 OBJECTIVES = ("step", "robust", "throughput", "cost", "memory", "energy")
 OVERLAPPING = ("usual", "none", "tensor", "experts")
@@ -142,7 +142,8 @@ class SearchQuestion(Question, frozen=True, kw_only=True):
     fix: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     objective: Annotated[str, Choice(values=OBJECTIVES)] = "step"
-    max_memory: Annotated[float | None, Choice(read=readers.positive(parse_size_bytes))] = None
+    max_memory: Annotated[float | None, Choice(read=readers.number_reader("a size, such as 70GiB",
+        lambda size: size >= MIB, parse_size_bytes))] = None
     memory_reserve: Annotated[float | None, Choice(read=readers.share)] = None
     top: Annotated[int, Choice(read=readers.count(1, MOST_ROWS))] = 10
     tokens: Annotated[float | None, CHOICES["tokens"]] = None

@@ -203,6 +203,7 @@ def name_cluster(question: PredictQuestion) -> Cluster | str:
         except ValueError:
             load_gpu(question.gpu)  # an unknown one is an error that lists the GPUs
     if cluster is None:
+        load_model(question.model)  # an unknown one comes first
         raise ValueError(
             "no cluster given: use --cluster NAME or --gpu NAME (see 'stepcast list clusters' and 'stepcast list gpus')"
         )

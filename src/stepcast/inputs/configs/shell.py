@@ -52,7 +52,8 @@ def _split_words(text: str) -> list[str]:
     try:
         words = list(lexer)
     except ValueError as error:
-        raise FormatError(f"is not a shell script that can be read: {error}") from None
+        why = str(error).lower()
+        raise FormatError(f"is no known configuration, and not a shell script that can be read ({why})") from None
     if len(words) > MOST_WORDS:
         raise FormatError(f"has more than {MOST_WORDS:,} words; is it a launch script?")
     return words
