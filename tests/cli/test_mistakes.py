@@ -45,6 +45,8 @@ COLLECTIVE = ("collective", "all-to-all", "--cluster", "dgx-h100", "--size", "1G
         (("predict", "no-such-file.toml"), "unknown model 'no-such-file.toml', and no such file"),
         ((*PREDICT, "--sharding", "hybrid-fsdp"), "try --shard 8"),
         (("predict", "llama-3.1-8b", "dgx-h100"), "did you mean --cluster dgx-h100?"),
+        ((*SEARCH, "--nodes", "2"), "'--nodes'; it is an option of predict"),
+        (("plan", *PREDICT[1:], "--step-s", "2", "--steps", "9"), "--cluster has no effect: --step-s states the step"),
         ((*PREDICT, "--fsdp", "--ddp"), "--fsdp and --ddp both set --sharding"),
         (("predict", "llama-3.1-8b", "--cluster", "h10"), "did you mean h100"),
         (("predict", "--config", str(ROOT / "README.md"), "--cluster", "h100"), "is no known configuration"),

@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         result, rest = super().parse_known_args(words, namespace)
         if rest:
             kind = "option" if rest[0].startswith("-") else "word"
-            self.error(f"unrecognised {kind} {rest[0]!r}{_suggest(rest[0], known) or _find_option(rest[0], known)}")
+            self.error(f"unrecognised {kind} {rest[0]!r}{_find_option(rest[0], known) or _suggest(rest[0], known)}")
         if not hasattr(result, "given"):
             unusual = (name for name, value in vars(result).items() if value != self.get_default(name))
             result.given = frozenset(unusual)
@@ -136,9 +136,12 @@ def _suggest(word: str, known: Sequence[str]) -> str:
 
 
 def _find_option(word: str, known: Sequence[str]) -> str:
-    """Return ``; did you mean --cluster NAME?`` if *word* is a name that one of the *known* options takes."""
+    """Return what *word* is elsewhere: an option of ``predict``, or a name that one of the *known* options takes."""
     from stepcast.hardware.catalog import data_names
+    from stepcast.questions.question import CHOICES
 
+    if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in CHOICES:
+        return "; it is an option of predict"
     nouns = (noun for noun in ("cluster", "gpu", "framework") if f"--{noun}" in known)
     noun = next((noun for noun in nouns if word.lower() in data_names(f"{noun}s")), "")
     return f"; did you mean --{noun} {word}?" if noun else ""

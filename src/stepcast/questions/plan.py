@@ -176,6 +176,9 @@ def settle_plan(question: PlanQuestion) -> SettledPlan:
     if not measured and (question.model is None or (question.cluster or question.gpu) is None):
         raise ValueError("a plan needs a step: use --model and --cluster, or --step-s with a measured time")
     require(not measured or question.gpus is not None, "--step-s gives no layout: use --gpus as well")
+    if measured:
+        why = "has no effect: --step-s states the step, of any model and cluster; leave one of them out"
+        readers.refuse_options(sorted(question.given & {"model", "cluster", "gpu", "framework"}), why)
     if measured and question.shrink and _measured_replicas(question) is None:
         raise ValueError(
             "--shrink needs the number of replicas of the measured run: use --dp, or --tp, --cp and --pp, as well"
