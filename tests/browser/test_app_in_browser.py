@@ -147,6 +147,7 @@ def test_two_that_were_kept_are_laid_side_by_side(there: Any) -> None:
     page.click("#compare")
     page.wait_for_selector("#answer[data-answered=compare]")
     assert "Parts of the step" in page.inner_text("#answer")
+    assert page.inner_text("#line").count("\nstepcast predict --model") == 1
 
 
 def test_the_app_is_readable_at_400_pixels(app: str, opened: Any) -> None:

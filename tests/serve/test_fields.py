@@ -151,3 +151,4 @@ def test_errors_name_the_fields_of_a_form() -> None:
         ("trace--tp.json is a--b", "trace--tp.json is a--b"),
     ):
         assert name_fields(PREDICT, said).endswith(shown)
+    assert name_fields(FORMS["dropped"], "use --cluster") == "use Cluster it ran on"

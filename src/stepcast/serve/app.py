@@ -263,7 +263,7 @@ class _Routes:
 
         leaving = asyncio.create_task(leave())
         try:
-            return await self._answer(answer, self.uploads, "analyze")
+            return await self._answer(answer, self.uploads, "dropped")
         except LeftError:
             return Response(status_code=499)
         finally:

@@ -116,7 +116,7 @@ def read_form(fields: Sequence[Field], given: Mapping[str, str]) -> FormChoices:
 
 def name_fields(fields: Sequence[Field], text: str) -> str:
     """Return the text of an error with the labels of a form in place of options, and those that it lacks marked."""
-    labels = {option_of(field.name): field.label for field in fields}
+    labels = {option_of(field.name.replace("ran_on", "cluster")): field.label for field in fields}
     named = OPTION.sub(lambda match: labels.get(match[0], match[0]), text)
     others = ", ".join(dict.fromkeys(OPTION.findall(named)))
     return f"{named} (on the command line: {others})" if others else named

@@ -45,10 +45,11 @@
       return;
     }
     answer.innerHTML = found.html; // made by the server of this page, which escapes every text in it
-    byId("line").replaceChildren(...(found.command || "").split(/ (?=--)/).flatMap((words, at) => {
+    byId("line").replaceChildren(...(found.command || "").split(/( (?=--)|\n)/).map((words, index) => {
+      if (index % 2) return words;
       const option = document.createElement("span"); // with its value on one line
       option.className = "option"; option.textContent = words;
-      return at ? [" ", option] : [option];
+      return option;
     }));
     byId("took").textContent = took ? `answered in ${took} ms` : "";
     answer.dataset.answered = key;
