@@ -18,6 +18,7 @@ from stepcast.pytorch.capture.compiled import find_near_side, pad_product  # noq
 from stepcast.pytorch.capture.program import CaptureOptions, capture  # noqa: E402
 from stepcast.validate.scoreboard import build_scoreboard  # noqa: E402
 from stepcast.validate.transformers import measure_captured  # noqa: E402
+from tests.pytorch.test_scripts import captured_facts  # noqa: E402
 
 BATCH, SEQ, HIDDEN, FFN, VOCAB, HEADS, KV_HEADS, LAYERS = 2, 64, 64, 192, 512, 4, 2, 3
 CONFIG = {
@@ -57,8 +58,10 @@ def test_a_layer_keeps_what_inductor_keeps(compiled: Captured) -> None:
 
 
 def test_a_layer_runs_the_kernels_inductor_makes(compiled: Captured) -> None:
-    """Forward: two norms with the sums before them, two rotations; backward the same; activations as one."""
-    assert kernels(compiled, ElementwiseKind.RMS_NORM) == 2 * (2 * LAYERS + 1)
+    """Forward: two norms with the sums before them, two rotations; backward the same, gradients of the norms' weights
+    and of values, which several heads read; activations as one.
+    """
+    assert kernels(compiled, ElementwiseKind.FUSED_SUM) == 3 * (2 * LAYERS + 1) + LAYERS
     assert kernels(compiled, ElementwiseKind.ROTARY) == pytest.approx(2 * 2 * LAYERS, abs=2)
     assert kernels(compiled, ElementwiseKind.FUSED_LOSS) == 2
 
@@ -73,6 +76,44 @@ def test_compiled_attention_reads_a_mask(compiled: Captured) -> None:
     ]
     assert found
     assert all(work.masked and work.kv_heads == HEADS for work in found)
+
+
+FUNCTIONS = {
+    "silu-mul": ("F.silu(a) * b", "(49152, 3072) (49152, 3072)"),
+    "gelu": ("F.gelu(a)", "(49152, 3072)"),
+    "bias-gelu": ("F.gelu(a + b)", "(49152, 3072) (3072,)"),
+    "layer-norm-768": ("F.layer_norm(a, (768,), b, c)", "(65536, 768) (768,) (768,)"),
+    "softmax-1024": ("F.softmax(a.float(), -1).bfloat16()", "(98304, 1024)"),
+    "dropout-add": ("F.dropout(a, 0.1) + b", "(49152, 3072) (49152, 3072)"),
+}
+PROGRAM = """
+import torch, torch.nn.functional as F
+made = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_() for shape in SHAPES]
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device="cuda"))], lr=0.1)
+function = torch.compile(lambda a, b=None, c=None: EXPRESSION)
+for _ in range(3):
+    for own in made:
+        own.grad = None
+    result = function(*made)
+    result.backward(torch.empty_like(result))
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_fused_kernels_take_as_long_as_measured(name: str, tmp_path: Path) -> None:
+    """The forward and backward of a function on an H200: generators of random numbers, errors, sums of gradients."""
+    with (ROWS.parent / "captured" / "fused_kernels.csv").open(encoding="utf-8", newline="") as lines:
+        measured_us = sum(
+            float(row["runs"]) * float(row["us"]) for row in csv.DictReader(lines) if row["function"] == name
+        )
+    expression, shapes = FUNCTIONS[name]
+    script = tmp_path / "function.py"
+    script.write_text(
+        PROGRAM.replace("SHAPES", shapes.replace(") (", "), (").join("[]")).replace("EXPRESSION", expression)
+    )
+    step_s = captured_facts("python", str(script), options=("--predict", "--gpu", "h200"))["prediction"]["step_s"]
+    assert step_s * 1e6 == pytest.approx(measured_us, rel=0.13)
 
 
 def test_products_of_odd_width_are_padded() -> None:

@@ -210,6 +210,9 @@ class ElementwiseKind(StrEnum):
     NORM_WEIGHT = "norm-weight"  # the gradient of a norm's weight and bias, row after row
     SEQUENCE_LOSS = "sequence-loss"  # a kernel that goes through a sequence step by step (CTC); a row is a step
     SPECTRUM = "spectrum"  # a Fourier transform
+    # By a compiler: sums of columns and of rows that fit into registers; elements for which random numbers are drawn.
+    FUSED_SUM = "fused-sum"
+    FUSED_DROPOUT = "fused-dropout"
     FUSED_LOSS = "fused-loss"  # the logarithm of a sum of exponentials over each row, by a compiler
     OTHER = "other"
 

@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from stepcast.cost.memory.allocator import ROUNDING
-from stepcast.ir.types import dataclass, group_by_key
+from stepcast.ir.types import DType, cached_property, dataclass, group_by_key
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind, HostCopy, Matmul
 from stepcast.pytorch.capture.emulation import FIT, MEASURED
 from stepcast.pytorch.capture.kernels import LOOKUPS, Works, bytes_of, pass_over, works_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 K = ElementwiseKind
 FUSIBLE, NEVER_FUSED, LOSSES = (frozenset(FIT["compiler"][name]) for name in ("fusible", "never_fused", "losses"))
+ROW_SUMS, COLUMN_SUMS = {K.ROW_SUM, K.LAYER_NORM, K.RMS_NORM, K.SOFTMAX}, {K.COLUMN_SUM, K.NORM_WEIGHT}
 
 
 def find_near_side(network: "nx.DiGraph[Hashable]", source: Hashable, sink: Hashable) -> set[Hashable]:
@@ -55,6 +56,10 @@ class KernelNode:
     level: int = 0  # number of products and the like that have to run before it
     reads: dict[int, TracedTensor] = field(default_factory=dict)
     writes: dict[int, TracedTensor] = field(default_factory=dict)
+
+    @cached_property
+    def kinds(self) -> frozenset[ElementwiseKind]:
+        return frozenset(work.kind for work in self.works if isinstance(work, Elementwise))
 
     @property
     def size(self) -> int:
@@ -198,6 +203,7 @@ class Fusion:
         merged = merge_casts(trace)
         self._flow = Dataflow(trace)
         self._saved = choose_saved(self._flow)
+        self._end = max(self._flow.nodes, default=0)  # of the backward
         kernels = self._join_nodes()
         self._kernel_of = {node.number: kernel for kernel in kernels for node in kernel}
         self._written = {storage for storage in self._flow.maker if self._is_written(storage)}
@@ -236,11 +242,14 @@ class Fusion:
         """Return True if the storage is in memory: it is saved, or another kernel reads it."""
         flow = self._flow
         maker = flow.maker[storage]
-        if not maker.fusible or flow.exists_before(storage) or storage in self._saved:
+        if not maker.fusible or flow.exists_before(storage) or storage in self._saved | self._trace.returned:
             return True
         kernel = self._kernel_of[maker.number]
         # What the backward reads of the forward is saved or recomputed.
         readers = [node for node in flow.readers[storage] if node.backward == maker.backward]
+        freed = self._trace.storages[storage].freed
+        if maker.backward and (freed is None or freed > self._end + 1):
+            return True  # a gradient
         others = [node for node in readers if node.fusible and self._kernel_of[node.number] is not kernel]
         is_read_by_others = bool(others) and not self.is_recomputed_by_readers(storage, kernel)
         return is_read_by_others or not all(node.fusible for node in readers)
@@ -327,6 +336,42 @@ class Fusion:
                     yield pass_over(K.ADD, tensor, bytes_of(*maker.reads.values()), bytes_of(tensor))
 
     def _works_of(self, kernel: FusedKernel) -> Works:
+        """Return the works of *kernel*: one pass over its operands, and sums of columns that it does not compute."""
+        apart, partial_sums, summed = self._find_column_sums(kernel)
+        self._written.update(storage for node in apart for storage in node.reads if storage in summed)
+        works = self._pass_over([node for node in kernel if node not in apart], partial_sums > 0)
+        if partial_sums and works and isinstance(own := works[0], Elementwise):
+            rows = round_up(own.rows, size := _rows_of_a_part(own.rows)) // size
+            read, written = 4.0 * rows * own.columns, 4.0 * own.columns
+            works += (Elementwise(K.COLUMN_SUM, rows, own.columns, read, written, dtype=DType.FP32),) * partial_sums
+        return (*works, *self._pass_over(apart))
+
+    def _find_column_sums(self, kernel: FusedKernel) -> tuple[FusedKernel, int, set[int]]:
+        """Return the sums of columns that are a kernel by themselves, how many others *kernel* computes in parts, which
+        further kernels add up, and the storages that depend on its sums along rows.
+
+        A kernel that sums along rows does so for what it reads, of large tensors with more than twice as many rows as
+        columns (torch/_inductor/scheduler.py, MixOrderReduction).
+        """
+        apart, partial_sums, summed, summed_apart = list[KernelNode](), 0, set[int](), set[int]()
+        sums_rows = any(node.kinds & ROW_SUMS for node in kernel)
+        for node in sorted(kernel, key=lambda node: node.number):
+            own_rows, is_late = bool(node.kinds & ROW_SUMS), not summed.isdisjoint(node.reads)
+            if own_rows or is_late:
+                summed.update(node.writes)
+            results = [tensor for tensor in node.writes.values() if tensor.numel * MEASURED["unrolled"] < node.size]
+            sums = len(results) if node.kinds & COLUMN_SUMS or (own_rows and node.backward) else 0
+            columns = max((tensor.numel for tensor in results), default=1)
+            is_large = node.size >= max(MEASURED["mixed_elements"], 2.0 * columns**2, MEASURED["mixed_rows"] * columns)
+            if sums and sums_rows and is_large and not is_late:
+                partial_sums += sums
+            elif (sums and not own_rows) or not summed_apart.isdisjoint(node.reads):
+                apart.append(node)
+                summed_apart.update(node.writes)
+        return apart, partial_sums, summed - summed_apart
+
+    def _pass_over(self, kernel: FusedKernel, is_mixed: bool = False) -> Works:
+        """Return one pass over all that the nodes of *kernel* read and write; *is_mixed*: it sums rows and columns."""
         flow = self._flow
         results = {storage: tensor for node in kernel for storage, tensor in node.writes.items()}
         writes = [tensor for storage, tensor in results.items() if storage in self._written]
@@ -338,33 +383,41 @@ class Fusion:
                 if storage in results and not flow.exists_before(storage):
                     continue
                 for source in self._sources_of(storage, kernel[0].backward):
-                    maker = flow.maker.get(source)
-                    operand = tensor if source == storage or maker is None else maker.writes[source]
-                    reads.setdefault(source, operand)
+                    made = flow.maker[source].writes if source in flow.maker else flow.readers[source][0].reads
+                    reads.setdefault(source, tensor if source == storage else made[source])
         # Of tables from which rows are taken only these are read.
         gathered = {node.event.reads[0].storage: bytes_of(*node.event.writes) for node in kernel
                     if node.event.name in LOOKUPS and node.event.reads}  # fmt: skip
-        kind = self._kind_of(kernel)
+        kind, backward = self._kind_of(kernel, is_mixed)
         operands = [tensor for storage, tensor in reads.items() if storage not in gathered and kind is not K.ROTARY]
         largest = max((*writes, *operands), key=lambda tensor: tensor.numel)
         read = sum(gathered.get(storage, bytes_of(tensor)) for storage, tensor in reads.items())
-        work = pass_over(kind, largest, read, bytes_of(*writes), kernel[0].backward and kind is K.FUSED_LOSS)
-        if kind is K.RMS_NORM and any(node.event.name == "native_dropout" for node in kernel):
-            return work, replace(work, kind=K.DROPOUT)  # random numbers are drawn for each pass over a row
+        work = pass_over(kind, largest, read, bytes_of(*writes), backward)
+        if kind is K.RMS_NORM and work.columns <= MEASURED["row_in_registers"] and not is_mixed:
+            work = replace(work, kind=K.FUSED_SUM)
+        if work.kind in (K.RMS_NORM, K.FUSED_SUM) and any(node.event.name == "native_dropout" for node in kernel):
+            return work, replace(work, kind=K.FUSED_DROPOUT)  # random numbers are drawn for each pass over a row
         return (work,)
 
-    def _kind_of(self, kernel: FusedKernel) -> ElementwiseKind:
+    def _kind_of(self, kernel: FusedKernel, is_mixed: bool) -> tuple[ElementwiseKind, bool]:
+        """Return the kind of a fused kernel, and whether it is priced as that of a backward."""
         names = {node.event.name for node in kernel}
         if names & LOSSES:
-            return K.FUSED_LOSS
+            return K.FUSED_LOSS, kernel[0].backward
         # Sines and cosines that are not in memory are computed on the way.
         inputs = (storage for node in kernel for storage in node.reads if storage not in self._written)
         if any(self._is_rotation(self._flow.maker.get(storage)) for storage in inputs):
-            return K.ROTARY
-        kinds = {work.kind for node in kernel for work in node.works if isinstance(work, Elementwise)}
-        if kinds & {K.ROW_SUM, K.LAYER_NORM, K.RMS_NORM, K.SOFTMAX}:
-            return K.RMS_NORM
-        return K.DROPOUT if "native_dropout" in names else K.ADD
+            return K.ROTARY, False
+        kinds = frozenset[ElementwiseKind]().union(*(node.kinds for node in kernel))
+        if kinds & ROW_SUMS:
+            return K.RMS_NORM, is_mixed
+        if kinds & COLUMN_SUMS:
+            return K.FUSED_SUM, False
+        if "native_dropout" in names:
+            return K.FUSED_DROPOUT, False
+        if K.GELU in kinds or "tanh" in names:
+            return K.GELU, K.GELU in kinds and kernel[0].backward
+        return K.ADD, False
 
     def _is_rotation(self, maker: KernelNode | None, depth: int = 0, most_level: float = math.inf) -> bool:
         if maker is None or maker.level > most_level:
@@ -373,6 +426,12 @@ class Fusion:
         return maker.event.name in ("sin", "cos") or (
             depth < 4 and maker.fusible and any(self._is_rotation(node, depth + 1, maker.level) for node in sources)
         )
+
+
+def _rows_of_a_part(rows: int) -> int:
+    """Return the rows that a part of a sum over *rows* adds up (torch/_inductor/codegen/simd.py, _pick_split_size)."""
+    part = 2 ** int(math.log2(max(1.0, rows / MEASURED["mixed_parts"])))
+    return int(min(max(part, 16), 128))
 
 
 def pad_product(work: Compute | HostCopy) -> Works:
