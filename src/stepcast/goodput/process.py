@@ -246,16 +246,10 @@ def share_without_spare(spares: int, load: float, repairs: float, spread: float 
 SETTLED = 8.0  # mean times of repair after which the number of nodes under repair no longer depends on the start
 
 
-@cache
-def _find_points() -> tuple[FloatArray, FloatArray]:
-    """Return the points of Gauss-Legendre quadrature and their weights; NumPy loads the module for them when asked."""
-    return np.polynomial.legendre.leggauss(16)
-
-
 def _loads(process: RunProcess, total_s: float) -> tuple[FloatArray, FloatArray]:
     """Return mean numbers of nodes under repair during a run that begins with none, and the shares of its time."""
     first_s = min(total_s, SETTLED * process.repair_s)
-    points, weights = _find_points()
+    points, weights = np.polynomial.legendre.leggauss(16)
     grown = -np.expm1(-first_s * (points + 1) / 2 / process.repair_s)
     shares = weights / 2 * first_s / total_s if total_s else weights / 2
     return process.load * np.append(grown, 1.0), np.append(shares, 1 - shares.sum())

@@ -54,17 +54,6 @@ class Format:
         return bool(self.function("looks_like")(source.head_bytes if self.binary else source.head))
 
 
-# The command that takes a file, by the name of its format or what it holds; others are analyzed.
-USES = {
-    "perfetto": "'stepcast show' shows it, and 'stepcast compare' takes the --json output of the verb that wrote it",
-    "workload": "'stepcast simulate' simulates it",
-    "captured": "'stepcast predict --captured' predicts its step",
-    "model": "'stepcast predict' predicts its step",
-    "wiring": "'stepcast convert' makes a cluster of it",
-    "operator times": "'stepcast calibrate' fits costs to it",
-}
-
-
 FORMATS = tuple(Format(name, **entry) for name, entry in read_toml(DATA / "formats.toml").items())
 
 
@@ -103,7 +92,8 @@ def refuse_known(source: Source, wanted: str) -> None:
 
 def misused(entry: Format, path: str, wanted: str) -> FormatError:
     """Return the error that a file is not what a verb wants, with the verb that takes it."""
-    use = USES.get(entry.name) or USES.get(entry.gives, "'stepcast analyze' explains it")
+    uses = read_toml(DATA / "words" / "uses.toml")
+    use = uses.get(entry.name) or uses.get(entry.gives, "'stepcast analyze' explains it")
     return FormatError(f"is recognised as {entry.title}, but {wanted}; {use}", path)
 
 

@@ -80,13 +80,7 @@ def join_gpu_kinds(cluster: Cluster) -> Cluster:
     domain = math.gcd(*(kind.domain_gpus for kind in kinds)) if fabric.kind is FabricKind.NVSWITCH else gpus
     topology = replace(cluster.topology, **sizes, scale_up_nodes=domain // gpus)
     shared = replace(cluster, topology=topology, communication=within.communication, other=None)
-    return replace(shared, node=node, nodes=sum(map(_count_gpus, kinds)) // gpus)
-
-
-def _count_gpus(cluster: Cluster) -> int:
-    """Return the GPUs of the first kind."""
-    assert cluster.nodes is not None
-    return cluster.nodes * cluster.node.gpus
+    return replace(shared, node=node, nodes=sum(kind.gpus or 0 for kind in kinds) // gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +161,14 @@ class _MixedSearch:
 
     def _candidates(self) -> Iterator[_MixedCandidate]:
         """Yield every legal candidate whose stages have one kind each, with either kind first."""
-        first, every = _count_gpus(self.kinds[0]), sum(map(_count_gpus, self.kinds))
+        first, second = (kind.gpus or 0 for kind in self.kinds)
         for part in self.parts:
             space = part.space
             loops = [SCHEDULES[kind].placement is PiecePlacement.LOOP for kind in space.axes.schedule]
             fits = (space.micro_batches > 0) & (space.columns["pp"] > 1)
             fits &= np.array(loops)[space.columns["schedule"]]
             per_stage = space.columns["gpus"] // space.columns["pp"]
-            fits &= (space.columns["gpus"] == every) & (first % per_stage == 0)
+            fits &= (space.columns["gpus"] == first + second) & (first % per_stage == 0)
             for row in np.flatnonzero(fits).tolist():
                 try:
                     strategy = space.strategy(row)

@@ -4,44 +4,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepcast.ir.types import FactDict, Facts
 from stepcast.units import GB, TFLOPS, US, format_bytes, format_count, format_rate, format_seconds
+from stepcast.views import compare, generation, measured, plan, search, step
 from stepcast.views import view as ui
-from stepcast.views.compare import compare_view, gate_view
 from stepcast.views.declared import build_view, read_texts
-from stepcast.views.generation import generation_view
-from stepcast.views.measured import (
-    collective_log_view,
-    kineto_replay_view,
-    kineto_view,
-    megatron_view,
-    replay_view,
-    step_log_view,
-    stragglers_view,
-)
-from stepcast.views.plan import plan_view
-from stepcast.views.search import alternatives_view, search_view
-from stepcast.views.step import network_view, step_view
 from stepcast.views.view import NAMES
 
 Parts = list[ui.Part | None]
 # What verbs print with --json; --html shows it too.
 ANSWER_VIEWS: Mapping[str, Callable[..., ui.View]] = {
-    **dict.fromkeys(("answer of predict", "answer of simulate"), step_view),
-    "answer of plan": plan_view,
-    "answer of search": search_view,
-    "answer of generate": generation_view,
-    "answer of network": network_view,
-    "alternatives": alternatives_view,
-    "comparison": compare_view,
-    "verdict": gate_view,
-    "replay": replay_view,
-    "megatron run": megatron_view,
-    "kineto run": kineto_view,
-    "kineto replay": kineto_replay_view,
+    **dict.fromkeys(("answer of predict", "answer of simulate"), step.step_view),
+    "answer of plan": plan.plan_view,
+    "answer of search": search.search_view,
+    "answer of generate": generation.generation_view,
+    "answer of network": step.network_view,
+    "alternatives": search.alternatives_view,
+    "comparison": compare.compare_view,
+    "verdict": compare.gate_view,
+    "replay": measured.replay_view,
+    "megatron run": measured.megatron_view,
+    "kineto run": measured.kineto_view,
+    "kineto replay": measured.kineto_replay_view,
 }
 JOB_VIEWS: Mapping[str, Callable[..., ui.View]] = {
-    "step log": step_log_view,
-    "collectives": collective_log_view,
-    "worker steps": stragglers_view,
+    "step log": measured.step_log_view,
+    "collectives": measured.collective_log_view,
+    "worker steps": measured.stragglers_view,
     **ANSWER_VIEWS,
 }
 

@@ -341,7 +341,9 @@ class Fusion:
         self._written.update(storage for node in apart for storage in node.reads if storage in summed)
         works = self._pass_over([node for node in kernel if node not in apart], partial_sums > 0)
         if partial_sums and works and isinstance(own := works[0], Elementwise):
-            rows = round_up(own.rows, size := _rows_of_a_part(own.rows)) // size
+            # As Inductor chooses them (torch/_inductor/codegen/simd.py, _pick_split_size).
+            part = min(max(2 ** int(math.log2(own.rows / MEASURED["mixed_parts"])), 16), 128)
+            rows = math.ceil(own.rows / part)
             read, written = 4.0 * rows * own.columns, 4.0 * own.columns
             works += (Elementwise(K.COLUMN_SUM, rows, own.columns, read, written, dtype=DType.FP32),) * partial_sums
         return (*works, *self._pass_over(apart))
@@ -396,7 +398,8 @@ class Fusion:
         if kind is K.RMS_NORM and work.columns <= MEASURED["row_in_registers"] and not is_mixed:
             work = replace(work, kind=K.FUSED_SUM)
         if work.kind in (K.RMS_NORM, K.FUSED_SUM) and any(node.event.name == "native_dropout" for node in kernel):
-            return work, replace(work, kind=K.FUSED_DROPOUT)  # random numbers are drawn for each pass over a row
+            # Random numbers are drawn for each pass over a row.
+            return work, replace(work, kind=K.FUSED_DROPOUT, backward=False)
         return (work,)
 
     def _kind_of(self, kernel: FusedKernel, is_mixed: bool) -> tuple[ElementwiseKind, bool]:
@@ -426,12 +429,6 @@ class Fusion:
         return maker.event.name in ("sin", "cos") or (
             depth < 4 and maker.fusible and any(self._is_rotation(node, depth + 1, maker.level) for node in sources)
         )
-
-
-def _rows_of_a_part(rows: int) -> int:
-    """Return the rows that a part of a sum over *rows* adds up (torch/_inductor/codegen/simd.py, _pick_split_size)."""
-    part = 2 ** int(math.log2(max(1.0, rows / MEASURED["mixed_parts"])))
-    return int(min(max(part, 16), 128))
 
 
 def pad_product(work: Compute | HostCopy) -> Works:
