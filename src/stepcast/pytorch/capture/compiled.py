@@ -349,11 +349,10 @@ class Fusion:
         return (*works, *self._pass_over(apart))
 
     def _find_column_sums(self, kernel: FusedKernel) -> tuple[FusedKernel, int, set[int]]:
-        """Return the sums of columns that are a kernel by themselves, how many others *kernel* computes in parts, which
-        further kernels add up, and the storages that depend on its sums along rows.
+        """Return the sums of columns apart from *kernel*, the number of those in parts, and what its row sums lead to.
 
-        A kernel that sums along rows does so for what it reads, of large tensors with more than twice as many rows as
-        columns (torch/_inductor/scheduler.py, MixOrderReduction).
+        A kernel that sums along rows sums columns of what it reads, too, in parts that other kernels add up, of large
+        tensors with more than twice as many rows as columns (torch/_inductor/scheduler.py, MixOrderReduction).
         """
         apart, partial_sums, summed, summed_apart = list[KernelNode](), 0, set[int](), set[int]()
         sums_rows = any(node.kinds & ROW_SUMS for node in kernel)
@@ -385,8 +384,8 @@ class Fusion:
                 if storage in results and not flow.exists_before(storage):
                     continue
                 for source in self._sources_of(storage, kernel[0].backward):
-                    made = flow.maker[source].writes if source in flow.maker else flow.readers[source][0].reads
-                    reads.setdefault(source, tensor if source == storage else made[source])
+                    known = flow.maker[source].writes if source in flow.maker else flow.readers[source][0].reads
+                    reads.setdefault(source, tensor if source == storage else known[source])
         # Of tables from which rows are taken only these are read.
         gathered = {node.event.reads[0].storage: bytes_of(*node.event.writes) for node in kernel
                     if node.event.name in LOOKUPS and node.event.reads}  # fmt: skip
