@@ -66,7 +66,7 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("dualpipe odd", {"pp": 1, "dp": 1, "schedule": ScheduleKind.DUALPIPE}, ""),
     ("dualpipe batches", {"pp": 4, "schedule": ScheduleKind.DUALPIPE, "global_batch": 6}, "at least 2 x pp = 8"),
-    ("hybrid without shard", {"dp": 16, "sharding": Sharding.HYBRID_FSDP}, "use shard 8"),
+    ("hybrid without shard", {"dp": 16, "sharding": Sharding.HYBRID_FSDP}, "try --shard 8"),
     ("shard", {"dp": 8, "shard": 3, "sharding": Sharding.FSDP}, "shard 3 does not divide dp x cp = 8"),
     ("ep without experts", {"ep": 2}, "ep 2 needs experts"),
     (
