@@ -145,6 +145,13 @@ def test_a_search_streams_how_far_it_is_and_then_its_page(server: Server) -> Non
     assert found["command"].startswith("stepcast search --model llama-3.2-1b")
 
 
+def refusal(server: Server, path: str, words: str) -> str:
+    """Return the error with which *path* is refused, which has these *words*."""
+    reply = server.ask(path)
+    assert (reply.status, words in reply.found["error"]) == (400, True), reply.body
+    return str(reply.found["error"])
+
+
 def test_errors_name_the_fields_of_the_page(server: Server) -> None:
     no_gpus = QUERY.replace("gpus=16", "gpus=")
     for path, words in (
@@ -154,9 +161,7 @@ def test_errors_name_the_fields_of_the_page(server: Server) -> None:
         (f"/alternatives?{QUERY}&cluster_2=dgx-b200&failures=none", "Tokens: "),
         (f"/alternatives?{QUERY}&cluster_2=dgx-b200&price=2", "Tokens: "),
     ):
-        reply = server.ask(path)
-        assert (reply.status, words in reply.found["error"]) == (400, True), reply.body
-        assert " --" not in reply.found["error"]
+        assert " --" not in refusal(server, path, words)
     # A browser shows events alone, not the body of a refused request.
     for query, words in ((f"{QUERY}&top=99", "Strategies to show: "), (QUERY.replace("global_batch=32", ""), "Global")):
         reply = server.ask(f"/search?{query}")
@@ -216,8 +221,7 @@ def test_forms_refuse_what_they_may_not_ask(server: Server) -> None:
         (f"/alternatives?{QUERY}&cluster_2=/etc/passwd", "unrecognised value"),
         (f"/alternatives?{QUERY}&cluster_4=dgx-h100", "no field"),
     ):
-        reply = server.ask(path)
-        assert (reply.status, words in reply.found["error"]) == (400, True), reply.found
+        refusal(server, path, words)
 
 
 def test_a_trace_is_analysed(server: Server) -> None:

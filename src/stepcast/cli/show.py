@@ -113,7 +113,7 @@ def _recognise(source: Source) -> Format:
 
 
 def _read_answer(source: Source) -> FactDict:
-    """Return what a verb printed with ``--json``, and of which verb it is; empty for other files."""
+    """Return the ``--json`` output of a verb with its kind, or nothing where the file is something else."""
     if not source.head.lstrip().startswith("{"):
         return {}
     with suppress(FormatError, msgspec.DecodeError, RecursionError):

@@ -148,7 +148,7 @@ def _expect_waiting(process: RunProcess, running_s: float) -> float:
         return 0.0
     # Failures until a segment is complete are geometric, which spreads them more than at a constant rate.
     segments = _list_failures(process)
-    spread = sum(number * mean**2 for number, mean in segments) / _failures(process) ** 2
+    spread = sum(number * mean**2 for number, mean in segments) / sum(number * mean for number, mean in segments) ** 2
     # A node that breaks while as many as the job can spare are under repair stops it until the first is back.
     share = share_without_spare(places, load, running_s / process.repair_s, spread)
     return running_s * share * load / (places + 1)
@@ -161,7 +161,7 @@ def _split_at_speed(process: RunProcess, speed: float = 1.0, regrowths_per_s: fl
     # Fewer replicas take longer for the work between two checkpoints, while failures come at the same rate.
     slower = replace(process, work_s=process.work_s / speed, interval_s=process.interval_s / speed)
     check_progress(slower)
-    failures = _failures(slower)
+    failures = sum(number * mean for number, mean in _list_failures(slower))
     # Failed attempts to restart.
     tried = math.expm1(rate * process.restart_s)
     lost_s, restarts_s = max(0.0, failures / rate - slower.work_s - pauses_s), failures * tried / rate
@@ -186,11 +186,6 @@ def check_progress(process: RunProcess) -> None:
         )
 
 
-def _failures(process: RunProcess) -> float:
-    """Return the expected number of failures during work and checkpoints."""
-    return sum(number * mean for number, mean in _list_failures(process))
-
-
 def _list_failures(process: RunProcess) -> list[tuple[int, float]]:
     """Return how many segments between safe points there are of each length, and the expected failures in one.
 
@@ -212,7 +207,7 @@ EULER_TERMS = 12  # of the inversion of a Laplace transform: seven digits
 
 
 @cache
-def _find_nodes() -> tuple[NDArray[np.complex128], FloatArray]:
+def _find_summands() -> tuple[NDArray[np.complex128], FloatArray]:
     """Return the points and the weights of Euler's summation (Abate and Whitt 2006, equations 33 to 35)."""
     terms = EULER_TERMS
     index = np.arange(2 * terms + 1)
@@ -226,12 +221,12 @@ def _find_nodes() -> tuple[NDArray[np.complex128], FloatArray]:
 def share_without_spare(spares: int, load: float, repairs: float, spread: float = 0.0) -> float:
     """Return the mean share of a run in which each of *spares* replaces a node under repair.
 
-    The run, without its waiting, takes *repairs* mean times of repair, in each of which *load* nodes break on average;
-    it begins with all nodes in order. *spread* is the variance of the number of failures beyond that of a constant
-    rate, over its squared mean: 1 is a geometric number, as in a run of exponential length, whose share is the Laplace
-    transform itself.
+    *repairs* is the length of the run without waiting, in mean repair times; *load* is the mean number of nodes that
+    break in one of them. The run begins with all nodes in order. *spread* is the variance of the number of failures
+    beyond that of a constant rate, over its squared mean: 1 is a geometric number, as in a run of exponential length,
+    whose share is the Laplace transform itself.
     """
-    points, weights = _find_nodes()
+    points, weights = _find_summands()
     rates = np.append(points, 1.0) / repairs
     taken = np.ones_like(rates)  # transform of the time until so many nodes are under repair
     last = np.zeros_like(rates)  # that of the time until one more is, from the one before
@@ -246,10 +241,13 @@ def share_without_spare(spares: int, load: float, repairs: float, spread: float 
 SETTLED = 8.0  # mean times of repair after which the number of nodes under repair no longer depends on the start
 
 
+_find_points = cache(lambda: np.polynomial.legendre.leggauss(16))  # whose module NumPy loads when it is asked
+
+
 def _loads(process: RunProcess, total_s: float) -> tuple[FloatArray, FloatArray]:
     """Return mean numbers of nodes under repair during a run that begins with none, and the shares of its time."""
     first_s = min(total_s, SETTLED * process.repair_s)
-    points, weights = np.polynomial.legendre.leggauss(16)
+    points, weights = _find_points()
     grown = -np.expm1(-first_s * (points + 1) / 2 / process.repair_s)
     shares = weights / 2 * first_s / total_s if total_s else weights / 2
     return process.load * np.append(grown, 1.0), np.append(shares, 1 - shares.sum())

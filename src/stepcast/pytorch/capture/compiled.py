@@ -203,7 +203,7 @@ class Fusion:
         merged = merge_casts(trace)
         self._flow = Dataflow(trace)
         self._saved = choose_saved(self._flow)
-        self._end = max(self._flow.nodes, default=0)  # of the backward
+        self._backward_end = max(self._flow.nodes, default=0)
         kernels = self._join_nodes()
         self._kernel_of = {node.number: kernel for kernel in kernels for node in kernel}
         self._written = {storage for storage in self._flow.maker if self._is_written(storage)}
@@ -239,16 +239,17 @@ class Fusion:
         return list(kernels.values())
 
     def _is_written(self, storage: int) -> bool:
-        """Return True if the storage is in memory: it is saved, or another kernel reads it."""
+        """Return True if the storage is in memory: it is saved or a result, or another kernel reads it."""
         flow = self._flow
         maker = flow.maker[storage]
-        if not maker.fusible or flow.exists_before(storage) or storage in self._saved | self._trace.returned:
+        is_result = storage in self._saved or storage in self._trace.returned
+        if is_result or not maker.fusible or flow.exists_before(storage):
             return True
         kernel = self._kernel_of[maker.number]
         # What the backward reads of the forward is saved or recomputed.
         readers = [node for node in flow.readers[storage] if node.backward == maker.backward]
         freed = self._trace.storages[storage].freed
-        if maker.backward and (freed is None or freed > self._end + 1):
+        if maker.backward and (freed is None or freed > self._backward_end + 1):
             return True  # a gradient
         others = [node for node in readers if node.fusible and self._kernel_of[node.number] is not kernel]
         is_read_by_others = bool(others) and not self.is_recomputed_by_readers(storage, kernel)
