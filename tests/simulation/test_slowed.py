@@ -29,7 +29,7 @@ def ran(
     """(step, its computing) without and with what computing loses."""
     order = make_schedule(schedule, work.layout.pp, batches, 1)
     found: list[float] = []
-    for takes in (None, lambda work: SHARE):
+    for takes in (None, lambda kind, group: SHARE):
         step = build_step(work, order, Prices(seconds, takes=takes), 0.0, conditions=conditions)
         run = simulate(step.program, step.seconds)
         stages = stage_times(step, run)

@@ -163,7 +163,7 @@ class Pricer:
         """Return the price of work that no GPU computes."""
         match work:
             case Collective():
-                return _PRICES.of(self._find_terms(work), CollectiveTerms.price, work)
+                return _PRICES.of(self._find_terms(work.kind, work.group), CollectiveTerms.price, work)
             case Transfer():
                 return _PRICES.of(self.neighbour_route(work.group), _price_message, (work.size_bytes, self.ideal))
             case HostCopy():
@@ -173,11 +173,10 @@ class Pricer:
 
     def choose(self, work: Collective) -> CollectivePrice:
         """Return the price of one collective of *work*, with the algorithm that is chosen for it."""
-        return self._find_terms(work).choose(work)
+        return self._find_terms(work.kind, work.group).choose(work)
 
-    def _find_terms(self, work: Collective) -> CollectiveTerms:
-        key = kind, group = work.kind, work.group
-        terms = self._terms.get(key)
+    def _find_terms(self, kind: CollectiveKind, group: Group) -> CollectiveTerms:
+        terms = self._terms.get((kind, group))
         if terms is None:
             exchanges = kind is CollectiveKind.ALL_TO_ALL and group is Group.EP
             route, routing = self.route(group), self.once_per_node if exchanges else None
@@ -186,7 +185,7 @@ class Pricer:
                 route = _intern(forwarding_route(route, routing) if routing and self.ideal else route)
             values = (kind, self.algorithms.get(kind), self.ideal, exchanges, routing)
             make = partial(CollectiveTerms, route, self.cluster.gpu, *values)
-            terms = self._terms[key] = _TERMS.get((route, self.cluster), make, *values)
+            terms = self._terms[kind, group] = _TERMS.get((route, self.cluster), make, *values)
         return terms
 
     def start_share(self, work: Collective | Transfer) -> float:
@@ -194,14 +193,12 @@ class Pricer:
         if self.ideal:
             return 0.0
         if isinstance(work, Collective):
-            return self._find_terms(work).start_share(work)
+            return self._find_terms(work.kind, work.group).start_share(work)
         return send_receive_price(work.size_bytes, self.neighbour_route(work.group)).start_share
 
-    def lost_share(self, work: Work) -> float:
-        """Return the seconds of computation lost for each second that *work* overlaps it."""
-        if type(work) is not Collective:
-            return 0.0
-        terms = self._terms.get((work.kind, work.group)) or self._find_terms(work)
+    def lost_share(self, kind: CollectiveKind, group: Group) -> float:
+        """Return the seconds of computation lost for each second that a collective of *group* overlaps it."""
+        terms = self._terms.get((kind, group)) or self._find_terms(kind, group)
         return terms.lost_share
 
     def route(self, group: Group) -> Route:

@@ -19,11 +19,12 @@ from stepcast.ir.layout import Group, Layout
 from stepcast.ir.types import dataclass
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.simulation.breakdown import StageTime
+from stepcast.simulation.engine import spread_seconds
 from stepcast.simulation.fluid.engine import FluidRun, SharedProgram, Traffic, simulate_fluid, transfers, waits_of
 from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.observed import Observed, TrafficOwner, stage_times_of
 from stepcast.simulation.lanes import SEND_NAMES
-from stepcast.simulation.program import in_ticks
+from stepcast.simulation.seconds import in_ticks
 from stepcast.simulation.step import Step
 
 MOST_STILL = 0.999
@@ -100,7 +101,7 @@ class _FlowBuilder:
         program = self.program
         waits = waits_of(program)
         works, delays = zip(*self.step.works, strict=True)
-        seconds = self.step.program.write_out_seconds(self.step.base_seconds)
+        seconds = self.step.program.write_out_seconds(spread_seconds(self.step.program, self.step.base_seconds))
         # Ops of one work are one kind of cost.
         first: dict[int, int] = {}
         cost_of_op = np.array(

@@ -7,13 +7,10 @@ from dataclasses import fields as get_fields
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from stepcast.cost.host import HOST_PACES
 from stepcast.cost.pricing import Pricer
 from stepcast.forecast.options import Engine, Options, ScheduleSize, write_schedule
 from stepcast.hardware import Cluster
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.layout import Group
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Band, Exposure, StageReport, StepReport
 from stepcast.ir.types import FactDict, Facts, OperatorFacts, RooflineFacts, cached_property, dataclass, find_doubts
@@ -24,9 +21,10 @@ from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import Run, makespans_s, simulate, task_times
 from stepcast.simulation.messages import Send
-from stepcast.simulation.program import Times, in_ticks
+from stepcast.simulation.program import Times
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import pair_slots
+from stepcast.simulation.seconds import WorkSeconds
 from stepcast.simulation.steady import LONG, SteadyStep, count_slots, find_steady_run
 from stepcast.simulation.step import Conditions, Step, build_step
 from stepcast.units import format_percent, format_seconds
@@ -218,9 +216,8 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
     sooner_s, later_s = host_s * (1.0 - options.host_paces[0]), host_s * (options.host_paces[1] - 1.0)
     if options.issue_s and (host_s > 0 or options.ahead) and prediction.workload.layout.pp == 1:
         # A slower host also holds up GPUs that it now keeps busy.
-        def pace_hosts(step: Step) -> list[FloatArray]:
-            base_s, is_issue = step.base_seconds, step.plan.is_issue
-            return [in_ticks(np.where(is_issue, pace * base_s, base_s)) for pace in options.host_paces]
+        def pace_hosts(step: Step) -> list[WorkSeconds]:
+            return [step.pace_host(step.base_seconds, pace) for pace in options.host_paces]
 
         ends_s = _run_ends(prediction, pace_hosts)
         sooner_s, later_s = max(sooner_s, step_s - ends_s[0]), max(later_s, ends_s[1] - step_s)
@@ -231,7 +228,7 @@ def _find_interval(prediction: "Prediction", step_s: float, host_s: float) -> tu
     return *ends, options.host_paces == HOST_PACES and wider_s > NOTED_SHARE * step_s
 
 
-def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatArray]]) -> tuple[float, float]:
+def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[WorkSeconds]]) -> tuple[float, float]:
     """Return the step with the seconds of its operations at the low and at the high end of a range."""
     steady = prediction.source.steady
     if steady:
@@ -239,7 +236,7 @@ def _run_ends(prediction: "Prediction", find_ends: Callable[[Step], list[FloatAr
         if runs[0] and runs[1]:
             return runs[0].makespan_s, runs[1].makespan_s
     step = prediction.step
-    low_s, high_s = makespans_s(step.program, np.stack([step.add_lead(end) for end in find_ends(step)])).tolist()
+    low_s, high_s = makespans_s(step.program, list(map(step.add_lead, find_ends(step))))
     if prediction.fluid:  # sharing adds the same to both
         slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
         return low_s * slowed, high_s * slowed

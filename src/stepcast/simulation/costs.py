@@ -1,6 +1,5 @@
 """The seconds of lists of ops: of their works, of the host that issues them, and of what computing loses."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
@@ -10,12 +9,14 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.types import ByIdentity, dataclass
-from stepcast.ir.work import Work
-from stepcast.simulation.lowering import ContentionSlot, OpList, Seconds
+from stepcast.ir.work import CollectiveKind, Work
+from stepcast.simulation.lowering import OpList, Seconds
 from stepcast.simulation.segments import Cost
 
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
+TakenShare = Callable[[CollectiveKind, Channel], float]
+"""Seconds of computing that a collective of a group takes for each second of overlap."""
 TableSeconds = Callable[[Sequence[OpList]], FloatArray]
 """The seconds of each work of the lists of a plan."""
 _ISSUES: ByIdentity[FloatArray] = ByIdentity(2**15)
@@ -28,7 +29,7 @@ class Prices:
 
     seconds: Seconds
     issue_s: IssueSeconds | None = None
-    takes: Seconds | None = None  # seconds of computing that a work takes for each second of overlap
+    takes: TakenShare | None = None  # by computing that overlaps them
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
     ahead: bool = False  # hosts go on to the next step without waiting for the end of one
     table: TableSeconds | None = None  # seconds of many works, where that is faster than one by one
@@ -75,25 +76,3 @@ class Prices:
             factors = [self.slow_groups.get(op.group, 1.0) for op in ops.sequence.ops]  # type: ignore[arg-type]
             works_s = works_s * np.array(factors)
         return works_s if ops.delays_s is None else works_s + ops.delays_s
-
-    def contention_s(self, slot: ContentionSlot, ops: OpList, works_s: list[float], factor: float) -> float:
-        """Return what the computing of a piece loses, whose works take *works_s* by themselves."""
-        works, takes, slow_groups = ops.works, self.takes, self.slow_groups
-        assert takes is not None
-        seconds = [works_s[op] for op in slot.computing]
-        computing_s = sum(seconds) * factor
-        overlap_s: dict[Channel, float] = defaultdict(float)
-        taken_s: dict[Channel, float] = defaultdict(float)
-        for op, group, window in slot.windows:
-            both_s = sum([seconds[index] for index in window]) * factor if window else computing_s
-            collective_s = works_s[op] * slow_groups[group] if group in slow_groups else works_s[op]  # type: ignore[index]
-            if collective_s < both_s:
-                both_s = collective_s
-            overlap_s[group] += both_s
-            taken_s[group] += takes(works[op]) * both_s
-        lost_s = 0.0
-        for group, taken in taken_s.items():
-            both_s = overlap_s[group]
-            if both_s > 0:
-                lost_s += taken * min(1.0, computing_s / both_s)
-        return lost_s

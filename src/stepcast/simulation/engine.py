@@ -5,6 +5,7 @@ A segment is a small matrix (``fold``), built once however often it is called; a
 level of the dependency graph together. The times of single tasks are computed afterwards, and only when asked for.
 """
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,8 +14,12 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.types import cached_property, dataclass
 from stepcast.simulation.kernels import Kernel, find_kernel, fold_chains, run_calls
-from stepcast.simulation.program import TICK_S, Program, Times
+from stepcast.simulation.program import Program, Times
+from stepcast.simulation.seconds import TICK_S, WorkSeconds
 from stepcast.simulation.segments import fold_chain, fold_piece, widen
+
+Prices = FloatArray | WorkSeconds
+"""The seconds of each op of the pieces of a program, or those of works from which they follow."""
 
 EXACT_S = 2.0**53 * TICK_S
 """Sums of ticks are exact up to here, two minutes; ``kernels.run_calls`` has the same number."""
@@ -34,12 +39,17 @@ class Run:
     """The result of the folded engine. Calls that were repeated have the times of their last run."""
 
     program: Program
-    seconds: FloatArray  # the price of each of the program's costs
+    prices: Prices
     maps: FloatArray  # rows x columns x chains: the matrix of every chain
     values: FloatArray  # (1 + calls) x rows: what each call leaves behind, in the order of the plan
     makespan_s: float
     runs: IntArray | None = None  # of each call; None: each runs once
     is_settled: bool = True  # whether all runs of a call take and wait the same
+
+    @cached_property
+    def seconds(self) -> FloatArray:
+        """The seconds of each op of the program's pieces."""
+        return spread_seconds(self.program, self.prices)
 
     @cached_property
     def left_s(self) -> FloatArray:
@@ -55,14 +65,21 @@ class Run:
         """
         entry_s = np.zeros((self.program.calls, len(self.program.lanes) + self.program.inputs))
         if self.program.calls:
-            read, lanes = self.program.piece_set.read, len(self.program.lanes)
+            read, lanes = self.program.limits[0], len(self.program.lanes)
             entries = np.concatenate([read, np.arange(lanes, entry_s.shape[1])])
             entry_s[:, entries] = self.program.table.entries(self.left_s, len(read))
         return entry_s
 
 
-def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
-    """Run *program* with *seconds*, one for each op of its pieces; without, its costs are seconds.
+def spread_seconds(program: Program, prices: Prices) -> FloatArray:
+    """Return the seconds of each op of the pieces of *program*."""
+    if not isinstance(prices, WorkSeconds):
+        return prices
+    return np.concatenate([np.zeros(0), *[prices.of_piece(piece, own) for piece, own in program.pieces]])
+
+
+def simulate(program: Program, seconds: Prices | None = None) -> Run:
+    """Run *program* with *seconds*; without, its costs are seconds.
 
     ProgramError if calls wait for each other in a circle.
     """
@@ -72,7 +89,7 @@ def simulate(program: Program, seconds: FloatArray | None = None) -> Run:
     return Run(program, prices, sweep.maps, sweep.values, float(sweep.values.max(initial=0.0)))
 
 
-def simulate_repeated(program: Program, seconds: FloatArray, repetition: Repetition) -> Run | None:
+def simulate_repeated(program: Program, seconds: Prices, repetition: Repetition) -> Run | None:
     """Run *program* with a period that is repeated; None where it has no such period."""
     size, count = repetition
     sweep = _Sweep(program, seconds)
@@ -111,14 +128,14 @@ class _Sweep:
     order of the plan; row 0 is the start of the step.
     """
 
-    def __init__(self, program: Program, seconds: FloatArray) -> None:
+    def __init__(self, program: Program, seconds: Prices) -> None:
         compiled, self.kernel = find_kernel(fold_chains, program.calls + PREPARING), find_kernel(run_calls)
         # rows x columns x chains
         self.maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
         self.plan = program.table.plan(self.maps)
         self.chain = program.segment[self.plan.order]
         self.values = np.zeros((program.calls + 1, len(self.maps)))
-        self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 0, 1) if self.kernel else (1, 2, 0)))
+        self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 1, 0) if self.kernel else (1, 2, 0)))
 
     def _run_compiled(self, kernel: Kernel, calls: tuple[int, int, int], count: int) -> None:
         """Run from the first to the last of *calls*, then *count* times more from the second."""
@@ -192,30 +209,38 @@ PREPARING = 2**11
 """Calls that numpy runs in the time that it takes to prepare a program."""
 
 
-def _fold_compiled(program: Program, seconds: FloatArray, kernel: Kernel) -> FloatArray:
+NO_SECONDS, ONE_STAGE = np.zeros(1), np.zeros(1, np.int64)
+
+
+def _fold_compiled(program: Program, prices: Prices, kernel: Kernel) -> FloatArray:
     """Return what ``_fold`` does."""
-    sizes, shapes, first, lengths, _, read, limits = program.piece_set.packed
-    lanes, (inputs, outputs), (width, nodes) = len(program.lanes), program.piece_set.ports, limits.tolist()
-    counts, columns = (len(sizes), len(lengths), lanes, inputs, outputs, len(read), width, nodes), len(read) + inputs
-    size = (len(sizes) + 3) * width * width + nodes * width + (lanes + inputs + width) * columns
-    maps = np.full((len(lengths), len(read) + outputs, columns), -np.inf)
-    kernel(*counts, sizes, shapes, first, lengths, program.parts, read, seconds, np.full(size, -np.inf), maps)
-    return maps.transpose(1, 2, 0)
+    records, layout = program.layout
+    read, inputs, outputs, width, nodes = program.limits
+    parts, columns = int(layout[1]), len(read) + inputs
+    space = (parts + 3) * width * width + (nodes + 2) * width + (len(program.lanes) + inputs + width) * columns
+    maps = np.empty((len(program.segments), columns, len(read) + outputs))
+    spaces = np.empty(parts, np.int64), np.empty(space), maps
+    if isinstance(prices, WorkSeconds):
+        terms = prices.exact_s, prices.factors, prices.shares, prices.slows
+        kernel(prices.works, records, layout, prices.starts, prices.seconds, *terms, *spaces)
+    else:
+        kernel(-1, records, layout, ONE_STAGE, prices, *[NO_SECONDS] * 4, *spaces)
+    return maps.transpose(2, 1, 0)
 
 
-def _fold(program: Program, seconds: FloatArray) -> FloatArray:
+def _fold(program: Program, prices: Prices) -> FloatArray:
     """Return rows x columns x chains: the matrix of every chain."""
-    lanes, read, ports = len(program.lanes), tuple(program.piece_set.read.tolist()), program.piece_set.ports
-    durations_s = tuple(seconds.tolist())
+    read, inputs, outputs, *_ = program.limits
+    lanes, durations_s = tuple(read.tolist()), tuple(spread_seconds(program, prices).tolist())
     pieces = [(piece.shape, durations_s[ops]) for (piece, _), ops in zip(program.pieces, program.ops_of, strict=True)]
     chains = [tuple([(*pieces[number], repeat) for number, repeat in chain]) for chain in program.chains]
-    maps = np.array([fold_chain(lanes, chain, read, ports) for chain in chains])
-    return maps.reshape(len(chains), len(read) + ports[1], len(read) + ports[0]).transpose(1, 2, 0)
+    maps = np.array([fold_chain(len(program.lanes), chain, lanes, (inputs, outputs)) for chain in chains])
+    return maps.reshape(len(chains), len(read) + outputs, len(read) + inputs).transpose(1, 2, 0)
 
 
-def makespans_s(program: Program, seconds: FloatArray) -> FloatArray:
-    """Return when *program* ends under each row of *seconds*: price lists x costs."""
-    return np.array([simulate(program, prices).makespan_s for prices in seconds])
+def makespans_s(program: Program, seconds: Iterable[Prices]) -> list[float]:
+    """Return when *program* ends under each of some prices."""
+    return [simulate(program, prices).makespan_s for prices in seconds]
 
 
 def piece_maps(program: Program, seconds: FloatArray) -> list[FloatArray]:

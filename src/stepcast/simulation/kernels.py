@@ -274,72 +274,133 @@ def find_levels(
 
 
 def fold_chains(
-    pieces: int,
-    chains: int,
-    lanes: int,
-    inputs: int,
-    outputs: int,
-    reads: int,
-    width: int,
-    nodes: int,
-    sizes: IntArray,
-    shapes: IntArray,
-    first: IntArray,
-    lengths: IntArray,
-    parts: IntArray,
-    read: IntArray,
+    later: int,
+    records: IntArray,
+    layout: IntArray,
+    starts: IntArray,
     seconds: FloatArray,
+    exact_s: FloatArray,
+    factors: FloatArray,
+    shares: FloatArray,
+    slows: FloatArray,
+    numbers: IntArray,
     scratch: FloatArray,
     maps: FloatArray,
 ) -> None:
-    """Fill *maps*, chains x rows x columns, as ``fold_chain`` does. All of *maps* and *scratch* is -inf at first.
+    """Fill *maps*, chains x columns x rows, as ``fold_chain`` does.
 
-    *sizes* are pieces x (touched lanes, inputs, outputs, ops), *shapes* their ``Shape.packed`` end to end from *first*
-    on, *lengths* the number of pieces of each chain, *parts* those pieces with their repeats, and *read* the lanes of
-    ``lanes_read``. A matrix of a piece is at most *width* x *width*; *nodes*: the most entries and ops of a piece.
+    *records* hold the pieces (``encode_piece``), *layout* the chains (``Program.layout``). *seconds* are those of the
+    ops of each piece, one piece after the other, if *later* is negative. Otherwise they are those of works, and of the
+    issues of ops so much *later*: the codes of a piece say which its ops take, those of its list begin at *starts*.
+    *exact_s*, *factors* (of lists), *shares* and *slows* (of kinds of collectives) then decide what computing loses to
+    communication. *numbers* has space for each part.
     """
+    chains, parts, lanes, inputs, outputs = layout[0], layout[1], layout[2], layout[3], layout[4]
+    reads, width, nodes = layout[5], layout[6], layout[7]
+    first_part = 8 + chains
+    read = first_part + 3 * parts
     columns, rows, square = reads + inputs, reads + outputs, width * width
-    values = pieces * square
+    values = parts * square + 2 * width
     state = values + nodes * width
     after = state + (lanes + inputs) * columns
     power = after + width * columns
     result, product = power + square, power + 2 * square
-    first_op = 0
-    for piece in range(pieces):
-        touched, entries, ops = sizes[4 * piece], sizes[4 * piece] + sizes[4 * piece + 1], sizes[4 * piece + 3]
-        counts = first[piece] + touched
-        place = counts + ops
+    distinct, first_op = 0, 0
+    for part in range(parts):
+        record, own = layout[first_part + part], layout[first_part + parts + part]
+        numbers[part] = -1
+        for other in range(part):
+            if layout[first_part + other] == record and layout[first_part + parts + other] == own:
+                numbers[part] = numbers[other]
+                break
+        if numbers[part] >= 0:
+            continue
+        numbers[part] = distinct
+        matrix = distinct * square
+        distinct += 1
+        touched, ops = records[record], records[record + 3]
+        entries = touched + records[record + 1]
+        counts = record + 5 + touched
+        place, code = counts + ops, counts + ops + records[record + 4]
+        start = starts[own + 1] if later >= 0 else first_op
         for entry in range(entries):
             for column in range(entries):
                 scratch[values + entry * width + column] = 0.0 if entry == column else -np.inf
         for op in range(ops):
+            index = start + op
+            duration_s = 0.0
+            if later >= 0:
+                index = records[code + op]
+                if index == -1:
+                    # What computing loses: the windows of collectives, each with the computing that it overlaps.
+                    groups, computing = records[code + ops], records[code + ops + 1]
+                    works = code + ops + 2
+                    window = works + computing + 1
+                    computing_s = 0.0
+                    for work in range(works, works + computing):
+                        computing_s += exact_s[start + records[work]]
+                    computing_s *= factors[own + 1]
+                    taken = parts * square
+                    for group in range(2 * groups):
+                        scratch[taken + group] = 0.0
+                    for _ in range(records[works + computing]):
+                        kind, group, size = records[window + 1], records[window + 2], records[window + 3]
+                        both_s = computing_s
+                        if size > 0:
+                            both_s = 0.0
+                            for work in range(window + 4, window + 4 + size):
+                                both_s += exact_s[start + records[works + records[work]]]
+                            both_s *= factors[own + 1]
+                        collective_s = exact_s[start + records[window]] * slows[kind]
+                        if collective_s < both_s:
+                            both_s = collective_s
+                        scratch[taken + 2 * group] += both_s
+                        scratch[taken + 2 * group + 1] += shares[kind] * both_s
+                        window += 4 + size
+                    for group in range(groups):
+                        both_s = scratch[taken + 2 * group]
+                        if both_s > 0.0:
+                            duration_s += scratch[taken + 2 * group + 1] * min(1.0, computing_s / both_s)
+                    ticks = duration_s * 2.0**46
+                    if ticks < 2.0**52:  # the nearest whole number
+                        ticks = (ticks + 2.0**52) - 2.0**52
+                    duration_s = ticks * 2.0**-46
+                elif index <= -3:
+                    index = start + later - index
+                elif index >= 3:
+                    index += start
+            if index >= 0:
+                duration_s = seconds[index]
             latest = values + (entries + op) * width
             for entry in range(entries):
                 scratch[latest + entry] = -np.inf
-            for _ in range(shapes[counts + op]):
-                node = values + shapes[place] * width
+            for _ in range(records[counts + op]):
+                node = values + records[place] * width
                 place += 1
                 for entry in range(entries):
                     scratch[latest + entry] = max(scratch[latest + entry], scratch[node + entry])
             for entry in range(entries):
-                scratch[latest + entry] += seconds[first_op + op]
-        for row in range(touched + sizes[4 * piece + 2]):
-            node = values + shapes[place] * width
+                scratch[latest + entry] += duration_s
+        for row in range(touched + records[record + 2]):
+            node = values + records[place] * width
             place += 1
             for entry in range(entries):
-                scratch[piece * square + row * width + entry] = scratch[node + entry]
+                scratch[matrix + row * width + entry] = scratch[node + entry]
         first_op += ops
-    start = 0
+    first = 0
     for chain in range(chains):
         for place in range((lanes + inputs) * columns):
             scratch[state + place] = -np.inf
         for column in range(columns):
-            lane = read[column] if column < reads else lanes + column - reads
+            lane = layout[read + column] if column < reads else lanes + column - reads
             scratch[state + lane * columns + column] = 0.0
-        given, left = reads, chain * columns * rows
-        for part in range(start, start + lengths[chain]):
-            piece, repeat = parts[2 * part], parts[2 * part + 1]
-            touched, exits, matrix = sizes[4 * piece], sizes[4 * piece] + sizes[4 * piece + 2], piece * square
+        left = chain * columns * rows
+        for place in range(left, left + columns * rows):
+            maps[place] = -np.inf
+        given = reads
+        for part in range(first, first + layout[8 + chain]):
+            record, repeat = layout[first_part + part], layout[first_part + 2 * parts + part]
+            touched, exits, matrix = records[record], records[record] + records[record + 2], numbers[part] * square
             if repeat > 1:
                 for place in range(square):
                     scratch[power + place] = scratch[matrix + place]
@@ -367,8 +428,8 @@ def fold_chains(
                     repeat = repeat - 1 if repeat % 2 else repeat // 2
             for place in range(exits * columns):
                 scratch[after + place] = -np.inf
-            for entry in range(touched + sizes[4 * piece + 1]):
-                lane = shapes[first[piece] + entry] if entry < touched else lanes + entry - touched
+            for entry in range(touched + records[record + 1]):
+                lane = records[record + 5 + entry] if entry < touched else lanes + entry - touched
                 for row in range(exits):
                     added_s = scratch[matrix + row * width + entry]
                     if added_s > -np.inf:
@@ -379,14 +440,14 @@ def fold_chains(
                 for column in range(columns):
                     value = scratch[after + row * columns + column]
                     if row < touched:
-                        scratch[state + shapes[first[piece] + row] * columns + column] = value
+                        scratch[state + records[record + 5 + row] * columns + column] = value
                     else:
-                        maps[left + given * columns + column] = value
+                        maps[left + column * rows + given] = value
                 given += row >= touched
         for row in range(reads):
             for column in range(columns):
-                maps[left + row * columns + column] = scratch[state + read[row] * columns + column]
-        start += lengths[chain]
+                maps[left + column * rows + row] = scratch[state + layout[read + row] * columns + column]
+        first += layout[8 + chain]
 
 
 def run_calls(
@@ -405,7 +466,7 @@ def run_calls(
     speeds: FloatArray,
 ) -> None:
     """Fill *values* for the calls from *first* to *end*, then those from *middle* *count* times more, as
-    ``_Sweep.repeat`` does. *entries* are *columns* x *calls*, *maps* chains x *rows* x *columns*, *values* calls x
+    ``_Sweep.repeat`` does. *entries* are *columns* x *calls*, *maps* chains x *columns* x *rows*, *values* calls x
     *rows* after those of the start; *times_s* has space for each column, *speeds* a 0 for each value of a period.
     """
     size = (end - middle) * rows
@@ -415,12 +476,33 @@ def run_calls(
         for call in range(first, end):
             for column in range(columns):
                 times_s[column] = values[entries[column * calls + call]]
-            for row in range(rows):
-                latest, matrix = -np.inf, (chain[call] * rows + row) * columns
-                for column in range(columns):
-                    value = maps[matrix + column] + times_s[column]
-                    latest = value if value > latest else latest
-                values[(1 + call) * rows + row] = latest
+            left, row = (1 + call) * rows, 0
+            while row < rows:
+                place = chain[call] * columns * rows + row
+                if row + 4 <= rows:  # four rows at once, which processors add and compare together
+                    first_s = second_s = third_s = fourth_s = -np.inf
+                    for column in range(columns):
+                        time_s = times_s[column]
+                        value = maps[place] + time_s
+                        first_s = value if value > first_s else first_s
+                        value = maps[place + 1] + time_s
+                        second_s = value if value > second_s else second_s
+                        value = maps[place + 2] + time_s
+                        third_s = value if value > third_s else third_s
+                        value = maps[place + 3] + time_s
+                        fourth_s = value if value > fourth_s else fourth_s
+                        place += rows
+                    values[left + row], values[left + row + 1] = first_s, second_s
+                    values[left + row + 2], values[left + row + 3] = third_s, fourth_s
+                    row += 4
+                else:
+                    first_s = -np.inf
+                    for column in range(columns):
+                        value = maps[place] + times_s[column]
+                        first_s = value if value > first_s else first_s
+                        place += rows
+                    values[left + row] = first_s
+                    row += 1
         leap, latest_s = count, 0.0
         for place in range(size if count else 0):
             latest_s = max(latest_s, values[later + place])
@@ -437,7 +519,7 @@ def run_calls(
                 speed = speeds[(entry - earlier) % size] if entry >= rows else 0.0
                 for row in range(rows):
                     place = (1 + call) * rows + row
-                    added_s = maps[(chain[call] * rows + row) * columns + column]
+                    added_s = maps[(chain[call] * columns + column) * rows + row]
                     gain = speed - speeds[place - later]
                     if gain > slack_s and added_s > -np.inf:
                         gap_s = values[place] - (added_s + values[entry])

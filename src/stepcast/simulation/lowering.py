@@ -16,11 +16,12 @@ import numpy as np
 from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.layout import Channel, Group
 from stepcast.ir.types import ByIdentity, cached_property, dataclass
-from stepcast.ir.work import COMMUNICATING, Collective, Work, group_of
+from stepcast.ir.work import COMMUNICATING, Collective, CollectiveKind, Work, group_of
 from stepcast.ir.workload import Block, Layer, Op, Role, label_op
 from stepcast.simulation.lanes import COMPUTE, PHASES_OF, STREAMS, Lanes
 from stepcast.simulation.schedule import SlotAction
 from stepcast.simulation.schedules import PairPart, merge_parts
+from stepcast.simulation.seconds import CollectiveGroup, ContentionSlot, CostSlot
 from stepcast.simulation.segments import NO_LANE, Chain, Piece, TimedOp
 
 Seconds = Callable[[Work], float]
@@ -44,7 +45,7 @@ class OpFeatures(NamedTuple):
     name: str
     group: Channel | None  # None for computation
     runs: bool  # False for a communication of no bytes
-    collective: bool
+    collective: CollectiveKind | None  # of a collective
     after: tuple[str, ...]
     blocking: bool
     early: bool
@@ -117,8 +118,9 @@ class OpList:
             kind = type(work)
             moves = kind in COMMUNICATING
             group, runs = (work.group, work.size_bytes > 0) if moves else (None, True)  # type: ignore[union-attr]
+            collective = work.kind if kind is Collective else None  # type: ignore[union-attr]
             waits = (op.after, op.blocking, op.early, op.host_reads)
-            features = (name, op.name, group, runs, kind is Collective, *waits, is_captured, is_optimizer)
+            features = (name, op.name, group, runs, collective, *waits, is_captured, is_optimizer)
             described.append((*features, moves and delays))
         sequence = _intern_sequence(tuple(described))
         return cls(sequence, works, [id(work) for work in works], len(works), (), layer, ops, backward)
@@ -180,30 +182,6 @@ class LoweringTerms:
     contention: bool = False  # computing loses to communication that overlaps it
 
 
-class CostSlot(NamedTuple):
-    """In place of a cost: the place of its seconds in a list of n ops. Works come first, then from n on the issues of
-    an eager host.
-    """
-
-    place: int
-
-
-class ContentionSlot(NamedTuple):
-    """In place of a cost: what the computing of a piece loses to the collectives that overlap it.
-
-    A collective of share k takes k seconds of computing for each second that both run: as long as it lasts, or as long
-    as the computing between it and the first op that waits for it. One that nothing in the piece waits for outlasts the
-    piece and overlaps the next one, which is taken to be equal. Collectives of one lane follow one another, so together
-    they overlap at most all that the piece computes.
-    """
-
-    windows: tuple[tuple[int, Channel, tuple[int, ...]], ...]
-    """The number and group of each collective with the indices of the computing that may overlap it; an empty tuple
-    means all.
-    """
-    computing: tuple[int, ...]  # the numbers of the ops that compute
-
-
 @dataclass
 class _Window:
     """A collective, and the computing of its piece from its issue until the first op that waits for it."""
@@ -211,7 +189,7 @@ class _Window:
     stream: int
     name: str
     op: int
-    group: Channel
+    kind: CollectiveGroup
     blocking: bool
     start: int
     end: int | None = None
@@ -220,9 +198,8 @@ class _Window:
 class _PieceBuilder:
     """Collects the ops of one piece as they are issued, in one stream or two that are interleaved."""
 
-    def __init__(self, terms: LoweringTerms, streams: int, count: int) -> None:
-        """*count*: the number of ops that will be added."""
-        self.terms, self.lanes, self.streams, self.count = terms, terms.lanes, streams, count
+    def __init__(self, terms: LoweringTerms, streams: int) -> None:
+        self.terms, self.lanes, self.streams = terms, terms.lanes, streams
         self.ops: list[TimedOp] = []
         # Whether each stream has done anything in this piece, which had to wait for the input of its slot.
         self.begun = [False] * streams
@@ -272,7 +249,8 @@ class _PieceBuilder:
             elif op.blocking:
                 self.awaited[stream] = index
             if op.collective and (not op.blocking or (self.streams > 1 and not stops_both)):
-                self.windows.append(_Window(stream, op.name, number, op.group, op.blocking, len(self.computing)))
+                kind = op.collective, op.group
+                self.windows.append(_Window(stream, op.name, number, kind, op.blocking, len(self.computing)))
         else:
             return
         self.named[stream][op.name] = index
@@ -295,7 +273,7 @@ class _PieceBuilder:
         host = self.lanes.host_lane
         if host is None or not self.terms.eager or op.captured:
             return ()
-        self.ops.append(TimedOp("issue", CostSlot(self.count + number), host, lanes=(self.lanes.read,)))
+        self.ops.append(TimedOp("issue", CostSlot(number, True), host, lanes=(self.lanes.read,)))
         return (len(self.ops) - 1,)
 
     def _find_named_waits(self, stream: int, op: OpFeatures) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -334,7 +312,7 @@ class _PieceBuilder:
                 # The next piece waits for it where this one waited for that of the piece before.
                 window = every[collective.start :] + (every[: waited or 0] if continues else ())
             if window:
-                windows.append((collective.op, collective.group, () if window == every else window))
+                windows.append((collective.op, collective.kind, () if window == every else window))
         return ContentionSlot(tuple(windows), tuple(op for _, op in self.computing)) if windows else None
 
     def build(self, continues: bool) -> Piece:
@@ -387,7 +365,7 @@ class PieceFactory:
 
     def _make_layers(self, sequence: OpSequence, continues: bool = False, streams: tuple[int, ...] = ()) -> Piece:
         """Return ops, each in its stream or without *streams* all in the first, after which their slot *continues*."""
-        builder = _PieceBuilder(self.terms, STREAMS if streams else 1, len(sequence.ops))
+        builder = _PieceBuilder(self.terms, STREAMS if streams else 1)
         for number, op in enumerate(sequence.ops):
             builder.add(streams[number] if streams else 0, number, op)
         return builder.build(continues)
@@ -397,7 +375,7 @@ class PieceFactory:
 
         Its output is the end of everything issued so far.
         """
-        lanes, builder = self.lanes, _PieceBuilder(self.terms, 1, len(sequence.ops))
+        lanes, builder = self.lanes, _PieceBuilder(self.terms, 1)
         waits = lanes.collectives if finish else ()
         begins = (lanes.turn, lanes.given(0), lanes.done(0))
         builder.ops.append(TimedOp(name, 0.0, COMPUTE, (), tuple(range(others)), waits, begins))

@@ -5,9 +5,10 @@ and one program runs with any number of price lists. This module does not know w
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import accumulate, pairwise, starmap
 from itertools import chain as join
+from operator import or_
 from typing import TypeVar
 
 import numpy as np
@@ -17,14 +18,14 @@ from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.limits import TASKS
 from stepcast.ir.types import cached_property, dataclass
 from stepcast.simulation.kernels import find_kernel, find_levels
+from stepcast.simulation.seconds import TABLE, PieceTable, in_ticks
 from stepcast.simulation.segments import NO_LANE, Chain, Cost, Piece, ProgramError, Segment, Shape
 
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and one of its outputs."""
 Number = TypeVar("Number", np.int64, np.float64)
-TICK_S = 2.0**-46
-"""Prices are whole numbers of ticks of 14 femtoseconds. Sums of them are exact up to two minutes, so that work that is
-folded, unfolded or run event by event ends at the same bit."""
+MOST_RECORDED = 2**21
+"""The size of the records of pieces from which on they are made anew for the next program."""
 
 
 class DeadlockError(ProgramError):
@@ -251,68 +252,9 @@ def _find_levels_together(starts: IntArray, sources: IntArray) -> IntArray:
         rounds += 1
 
 
-@dataclass(frozen=True, eq=False)
-class PieceSet:
-    """The different pieces of some chains, each with the list that its costs belong to. Programs that differ in how
-    often pieces repeat, or in their calls, share it.
-    """
-
-    chains: tuple[tuple[Chain, tuple[int, ...]], ...]  # with the lists of their pieces
-
-    @cached_property
-    def number_of(self) -> dict[tuple[Piece, int], int]:
-        """The number of each piece with its list."""
-        return {key: number for number, key in enumerate(dict.fromkeys(join.from_iterable(self._bound)))}
-
-    @cached_property
-    def _bound(self) -> list[list[tuple[Piece, int]]]:
-        """The pieces of each chain with their lists."""
-        return [list(zip(own.pieces, lists or (-1,) * len(own.pieces), strict=True)) for own, lists in self.chains]
-
-    @cached_property
-    def pieces(self) -> list[tuple[Piece, int]]:
-        return list(self.number_of)
-
-    @cached_property
-    def numbers(self) -> list[list[int]]:
-        """The pieces of each chain by their number."""
-        return [[self.number_of[key] for key in keys] for keys in self._bound]
-
-    @cached_property
-    def ops_of(self) -> list[slice]:
-        """The ops of each piece among those of all pieces."""
-        ends = [0, *accumulate([piece.shape.ops for piece, _ in self.pieces])]
-        return list(starmap(slice, pairwise(ends)))
-
-    @cached_property
-    def ports(self) -> tuple[int, int]:
-        """The most inputs and the most outputs of any chain."""
-        inputs, outputs = zip((0, 0), *[(chain.inputs, chain.outputs) for chain, _ in self.chains], strict=True)
-        return max(inputs), max(outputs)
-
-    @cached_property
-    def read(self) -> IntArray:
-        """The lanes and registers whose times a call may need; always the first lane."""
-        return np.array(sorted({0}.union(*[chain.reads for chain, _ in self.chains])), np.int64)
-
-    @cached_property
-    def packed(self) -> tuple[IntArray, ...]:
-        """The pieces and chains as arrays for the compiled engine: the sizes of the shapes, the shapes end to end and
-        their starts, the length of each chain, its pieces, the lanes that are read, and the width of the largest
-        matrix with the most nodes of a shape.
-        """
-        every = [(piece.shape.sizes, piece.shape.packed) for piece, _ in self.pieces]
-        sizes = np.array([own for own, _ in every], np.int64).reshape(-1, 4)
-        shapes = np.concatenate([np.zeros(0, np.int64), *[packed for _, packed in every]])
-        first = np.array([0, *accumulate([len(packed) for _, packed in every])], np.int64)
-        lengths = np.array([len(numbers) for numbers in self.numbers], np.int64)
-        numbers = np.fromiter(join.from_iterable(self.numbers), np.int64)
-        width = max([touched + max(inputs, outputs) for (touched, inputs, outputs, _), _ in every], default=1)
-        nodes = max([touched + inputs + ops for (touched, inputs, _, ops), _ in every], default=1)
-        return sizes, shapes, first, lengths, numbers, self.read, np.array([width, nodes])
-
-
-_find_piece_set = lru_cache(maxsize=1024)(PieceSet)
+@lru_cache(maxsize=1024)
+def _list_bits(mask: int) -> IntArray:
+    return np.array([place for place in range(mask.bit_length()) if mask >> place & 1], np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,23 +302,34 @@ class Program:
         return self.table.segment_names or tuple([segment.name for segment in self.segments])
 
     @cached_property
-    def piece_set(self) -> PieceSet:
-        return _find_piece_set(tuple([(segment.chain, segment.lists) for segment in self.segments]))
+    def limits(self) -> tuple[IntArray, int, int, int, int]:
+        """The lanes and registers whose times a call may need, always the first lane; the most inputs and outputs of
+        any segment, the width of the largest matrix of a piece, and the most nodes of a piece.
+        """
+        masks, *others = zip((1, 0, 0, 1, 1), *[segment.chain.limits for segment in self.segments], strict=True)
+        return _list_bits(reduce(or_, masks)), *map(max, others)  # type: ignore[return-value]
 
     @property
     def inputs(self) -> int:
         """The most inputs of any segment."""
-        return self.piece_set.ports[0]
+        return self.limits[1]
 
-    @property
+    @cached_property
+    def number_of(self) -> dict[tuple[Piece, int], int]:
+        """The number of each distinct piece with the list that its costs belong to, -1 for none."""
+        bound = [zip(own.chain.pieces, own.piece_lists, strict=True) for own in self.segments]
+        return {key: number for number, key in enumerate(dict.fromkeys(join.from_iterable(bound)))}
+
+    @cached_property
     def pieces(self) -> list[tuple[Piece, int]]:
         """The distinct pieces, each with the list that its costs belong to."""
-        return self.piece_set.pieces
+        return list(self.number_of)
 
-    @property
+    @cached_property
     def ops_of(self) -> list[slice]:
         """The ops of each piece among those of all pieces."""
-        return self.piece_set.ops_of
+        ends = [0, *accumulate([piece.shape.ops for piece, _ in self.pieces])]
+        return list(starmap(slice, pairwise(ends)))
 
     @property
     def costs(self) -> tuple[Cost, ...]:
@@ -386,14 +339,28 @@ class Program:
     @cached_property
     def chains(self) -> list[list[tuple[int, int]]]:
         """The pieces of each segment by their number, with their repeats."""
-        pairs = zip(self.piece_set.numbers, self.segments, strict=True)
-        return [list(zip(numbers, segment.times, strict=True)) for numbers, segment in pairs]
+        triples = [zip(own.chain.pieces, own.piece_lists, own.times, strict=True) for own in self.segments]
+        return [[(self.number_of[piece, source], repeat) for piece, source, repeat in own] for own in triples]
 
     @cached_property
-    def parts(self) -> IntArray:
-        """The pieces of all segments by their number, with their repeats."""
-        repeats = list(join.from_iterable([segment.times for segment in self.segments]))
-        return np.stack([self.piece_set.packed[4], np.array(repeats, np.int64)], axis=1)
+    def layout(self) -> tuple[IntArray, IntArray]:
+        """The records of pieces, and all segments as the compiled engine reads them: sizes, the number of pieces of
+        each, the records of all pieces, their lists and their repeats, and the lanes that are read.
+        """
+        is_coded = any(segment.lists for segment in self.segments)
+        table = TABLE if is_coded else PieceTable(False)
+        if table.size > MOST_RECORDED:
+            table.clear()
+        places, lists, repeats, lengths = list[int](), list[int](), list[int](), list[int]()
+        for segment in self.segments:
+            own = table.find(segment.chain)
+            lengths.append(len(own))
+            places += own
+            lists += segment.piece_lists
+            repeats += segment.times
+        read, *sizes = self.limits
+        counts = (len(lengths), len(places), len(self.lanes), *sizes[:2], len(read), *sizes[2:])
+        return table.records, np.array([*counts, *lengths, *places, *lists, *repeats, *read.tolist()], np.int64)
 
     def price_costs(self) -> FloatArray:
         """Return the costs, which must be seconds, in whole ticks."""
@@ -403,7 +370,7 @@ class Program:
 
     def write_out_seconds(self, seconds: FloatArray) -> FloatArray:
         """Return *seconds* of the ops of all pieces in the order of ``written_out``."""
-        numbers = [self.piece_set.number_of[bound] for bound in self.written_out.pieces]
+        numbers = [self.number_of[bound] for bound in self.written_out.pieces]
         return np.concatenate([np.zeros(0), *[seconds[self.ops_of[number]] for number in numbers]])
 
     @cached_property
@@ -533,14 +500,6 @@ class Program:
         per_call = per_segment[self.segment] if runs is None else per_segment[self.segment] * runs[:, None]
         bounds = pairwise(self.table.rank_start.tolist())
         return np.array([per_call[first:last].sum(axis=0) for first, last in bounds])
-
-
-def in_ticks(seconds: FloatArray) -> FloatArray:
-    """Return *seconds* rounded to whole ticks."""
-    if not (seconds.min(initial=0.0) >= 0 and seconds.max(initial=0.0) < np.inf):  # of NaN, neither is true
-        raise ProgramError("a duration is negative or not finite")
-    rounded: FloatArray = np.rint(seconds / TICK_S) * TICK_S
-    return rounded
 
 
 @dataclass(frozen=True, eq=False)

@@ -225,6 +225,16 @@ class Chain:
             written |= piece.shape.writes
         return frozenset(read)
 
+    @cached_property
+    def limits(self) -> tuple[int, int, int, int, int]:
+        """The lanes that are read as bits, the inputs and outputs, the width of the largest matrix of a piece, and the
+        most nodes of a piece.
+        """
+        sizes = [piece.shape.sizes for piece in self.pieces]
+        width = max([touched + max(inputs, outputs) for touched, inputs, outputs, _ in sizes])
+        nodes = max([touched + inputs + ops for touched, inputs, _, ops in sizes])
+        return sum([1 << lane for lane in self.reads]), self.inputs, self.outputs, width, nodes
+
 
 intern_chain = lru_cache(2**14)(Chain)
 """Return one object for the same pieces."""
@@ -254,6 +264,11 @@ class Segment(NamedTuple):
     @property
     def outputs(self) -> int:
         return self.chain.outputs
+
+    @property
+    def piece_lists(self) -> tuple[int, ...]:
+        """The list of each piece."""
+        return self.lists or (-1,) * len(self.chain.pieces)
 
     @property
     def times(self) -> tuple[int, ...]:

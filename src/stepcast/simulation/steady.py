@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.ir.arrays import FloatArray
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.types import dataclass, replace
 from stepcast.simulation.engine import Repetition, Run, simulate_repeated
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules import group_size, interleaved, kind_named, make_schedule
+from stepcast.simulation.seconds import WorkSeconds
 from stepcast.simulation.step import Step
 
 LONG = 2**17
@@ -88,7 +88,7 @@ class SteadyStep:
     step: Step
     repetition: Repetition
 
-    def simulate(self, seconds: FloatArray) -> Run | None:
+    def simulate(self, seconds: WorkSeconds) -> Run | None:
         """Run the long step with *seconds*, and with the lead of a host that issues one step after the other; None
         where the short one does not repeat itself.
         """

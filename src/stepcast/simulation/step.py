@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.layout import Channel, Group, HostWay
 from stepcast.ir.types import ByIdentity, cached_property, dataclass, replace
 from stepcast.ir.work import Collective, Work, group_of
@@ -20,16 +20,27 @@ from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import Messages, Send, SlotKind
 from stepcast.simulation.pipeline import Round, RoundTemplate, SameCalls, pipeline_program
-from stepcast.simulation.program import PieceSet, Program, in_ticks
+from stepcast.simulation.program import Program
 from stepcast.simulation.schedule import Schedule
-from stepcast.simulation.segments import Chain, Cost, Piece, Segment, TimedOp
+from stepcast.simulation.seconds import (
+    CODES,
+    FIRST_WORK,
+    LEAD,
+    MESSAGE,
+    MOST_KINDS,
+    CollectiveGroup,
+    CostSlot,
+    WorkSeconds,
+    in_ticks,
+    number_kind,
+    overlapping_of,
+)
+from stepcast.simulation.segments import Chain, Cost, Segment, TimedOp
 
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
 ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 
 
-MESSAGE, LEAD = "message", "lead"
-"""The costs of a message between two stages, and of a host that began before the step."""
 NO_WAITS: Mapping[int, tuple[int, ...]] = {}
 NO_OPS = lowering.OpList.join(())
 PricedList = tuple[lowering.OpList, float]
@@ -38,20 +49,13 @@ PricedList = tuple[lowering.OpList, float]
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """A program whose costs are slots, shared by all steps of the same chunks.
-
-    The seconds of a step are 0, those of a message, those of the works of all its lists, then of their issues, and what
-    computing loses to communication; *index* has for each op of the program its place among them.
-    """
+    """A program whose costs are places in lists of works, shared by all steps of the same chunks."""
 
     program: Program
     lanes: Lanes
     alone: frozenset[Channel]
     rounds: tuple[int, int]  # before the slots and after them
     lists: tuple[PricedList, ...]
-    index: IntArray
-    contention: Sequence[tuple[int, lowering.ContentionSlot]]  # with the list that it belongs to
-    has_messages: bool
 
     @cached_property
     def starts(self) -> list[int]:
@@ -63,45 +67,23 @@ class StepPlan:
         return [ops for ops, _ in self.lists]
 
     @cached_property
-    def is_issue(self) -> BoolArray:
-        """Whether each op of the program is one of the host."""
-        first = 2 + self.starts[-1]
-        return (self.index >= first) & (self.index < first + self.starts[-1] * self.lanes.host)
+    def terms(self) -> tuple[IntArray, FloatArray]:
+        """The starts and the factors of the lists, after those of the list -1."""
+        return np.array([0, *self.starts], np.int64), np.array([1.0, *[factor for _, factor in self.lists]])
+
+    @cached_property
+    def overlapping(self) -> frozenset[CollectiveGroup]:
+        """The collectives that slow computing down."""
+        return frozenset().union(*[overlapping_of(segment.chain) for segment in self.program.segments])
+
+    @cached_property
+    def has_messages(self) -> bool:
+        return any(MESSAGE in piece.costs for piece, _ in self.program.pieces)
 
     @cached_property
     def is_uneven(self) -> bool:
         """Whether some ops take longer than their works by themselves."""
         return any(factor != 1.0 or ops.sequence.has_delays for ops, factor in self.lists)
-
-
-@lru_cache(maxsize=1024)
-def _place_ops(
-    pieces: PieceSet, sizes: tuple[int, ...], eager: bool
-) -> tuple[IntArray, list[tuple[int, lowering.ContentionSlot]], bool]:
-    """Return the index of a plan whose lists have *sizes*, its contention, and whether it has messages."""
-    starts = list(accumulate(sizes, initial=2))
-    index = [_index_slots(piece) for piece, _ in pieces.pieces]
-    counts, sources = [len(own) for own in index], [own for _, own in pieces.pieces]
-    places = np.concatenate([np.zeros(0, np.int64), *index])
-    moved = places + np.repeat([starts[source] - 2 for source in sources], counts)
-    issues = starts[-1] - 2 if eager else 0
-    if issues:  # those of a list come after the works of all
-        stop = np.repeat([starts[source + 1] for source in sources], counts)
-        moved = np.where(moved >= stop, 2 * moved - places - stop + issues + 2, moved)
-    places = np.where(places >= 2, moved, places)
-    contention: list[tuple[int, lowering.ContentionSlot]] = []
-    for (piece, own), end in zip(pieces.pieces, accumulate(counts), strict=True):
-        if piece.costs and isinstance(piece.costs[-1], lowering.ContentionSlot):
-            places[end - 1] = starts[-1] + issues + len(contention)
-            contention.append((own, piece.costs[-1]))
-    return places, contention, bool((places == 1).any())
-
-
-@lru_cache(maxsize=4096)
-def _index_slots(piece: Piece) -> IntArray:
-    """Return 0 for costs of nothing, 1 for messages and 2 + the place of slots in their list."""
-    places = [2 + cost.place if isinstance(cost, lowering.CostSlot) else int(cost == MESSAGE) for cost in piece.costs]
-    return np.array(places, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,29 +100,28 @@ class Step:
     def lanes(self) -> Lanes:
         return self.plan.lanes
 
-    def price(self, prices: Prices) -> FloatArray:
-        """Return the seconds of each op of the program under *prices*, in whole ticks."""
+    def price(self, prices: Prices) -> WorkSeconds:
+        """Return the seconds of the works under *prices*."""
         plan = self.plan
         works_s = prices.works_s(plan.op_lists, plan.alone)
-        seconds = works_s.tolist() if plan.contention else []
-        parts = [np.array([0.0, prices.message_s(self.message) if plan.has_messages else 0.0])]
+        message_s = prices.message_s(self.message) if plan.has_messages else 0.0
+        issues = prices.issues_s(plan.op_lists) if self.lanes.host else []
+        exact_s = seconds = np.concatenate([(0.0, message_s, 0.0), works_s, *issues])
         if prices.slow_groups or plan.is_uneven:
+            seconds = exact_s.copy()
             for (ops, factor), (start, stop) in zip(plan.lists, pairwise(plan.starts), strict=True):
-                parts.append(prices.spend_s(ops, works_s[start:stop], factor))
-        else:
-            parts.append(works_s)
-        if self.lanes.host:
-            parts += prices.issues_s(plan.op_lists)
-        lost_s = []
-        for number, slot in plan.contention:
-            ops, factor = plan.lists[number]
-            own_s = seconds[plan.starts[number] : plan.starts[number + 1]]
-            lost_s.append(prices.contention_s(slot, ops, own_s, factor))
-        return in_ticks(np.concatenate([*parts, lost_s])[plan.index])
+                own = slice(FIRST_WORK + start, FIRST_WORK + stop)
+                seconds[own] = prices.spend_s(ops, exact_s[own], factor)
+        shares, slows = np.zeros(MOST_KINDS), np.ones(MOST_KINDS)
+        if prices.takes:
+            for kind, group in plan.overlapping:
+                number = number_kind(kind, group)
+                shares[number], slows[number] = prices.takes(kind, group), prices.slow_groups.get(group, 1.0)
+        return WorkSeconds(in_ticks(seconds), exact_s, *plan.terms, shares, slows)
 
     @cached_property
-    def base_seconds(self) -> FloatArray:
-        """The seconds of each op, for a host that begins with the step."""
+    def base_seconds(self) -> WorkSeconds:
+        """The seconds of the works, for a host that begins with the step."""
         return self.price(self.prices)
 
     @property
@@ -150,7 +131,7 @@ class Step:
         for piece, own in self.program.written_out.pieces:
             issued = self.plan.lists[own][0].issued if own >= 0 else []
             for cost in piece.costs:
-                if isinstance(cost, lowering.CostSlot) and cost.place < len(issued):
+                if isinstance(cost, CostSlot) and not cost.is_issue:
                     layer, op, _ = issued[cost.place]
                     works.append((op.work, 0.0 if group_of(op.work) is None else layer.process_s))
                 else:
@@ -170,30 +151,36 @@ class Step:
         """Whether a host that issues one step after the other may be ahead when the step begins."""
         return self.prices.ahead and self.prices.issue_s is not None
 
-    def host_seconds(self, seconds: FloatArray) -> FloatArray:
-        """Return those of *seconds* that are spent with issuing."""
-        return np.where(self.plan.is_issue, seconds, 0.0)
+    def host_seconds(self, prices: WorkSeconds) -> WorkSeconds:
+        """Return those of *prices* that are spent with issuing."""
+        return replace(self.pace_host(prices, 1.0, 0.0), exact_s=np.zeros_like(prices.exact_s))
 
-    def with_lead(self, seconds: FloatArray, lead_s: float) -> FloatArray:
-        """Return *seconds* for a host that is ahead by *lead_s*."""
-        seconds = seconds.copy()
-        seconds[self.program.costs.index(LEAD)] = -lead_s
-        return seconds
+    def pace_host(self, prices: WorkSeconds, pace: float, others: float = 1.0) -> WorkSeconds:
+        """Return *prices* with a host that takes *pace* times as long, and all else *others* times."""
+        issues = FIRST_WORK + prices.works
+        seconds = np.concatenate([prices.seconds[:issues] * others, prices.seconds[issues:] * pace])
+        return replace(prices, seconds=in_ticks(seconds))
 
-    def add_lead(self, seconds: FloatArray) -> FloatArray:
-        """Return *seconds* for a host that issues one step after the other.
+    def with_lead(self, prices: WorkSeconds, lead_s: float) -> WorkSeconds:
+        """Return *prices* for a host that is ahead by *lead_s*."""
+        seconds = prices.seconds.copy()
+        seconds[CODES[LEAD]] = -lead_s
+        return replace(prices, seconds=seconds)
+
+    def add_lead(self, prices: WorkSeconds) -> WorkSeconds:
+        """Return *prices* for a host that issues one step after the other.
 
         It is ahead by what the GPU had left to do when it had issued the step before. Then kernels run one after the
         other, or the host without a pause, whichever takes longer.
         """
         if not self.has_lead:
-            return seconds
-        step_s, host_s = makespans_s(self.program, np.array([seconds, self.host_seconds(seconds)]))
-        return self.with_lead(seconds, float(step_s - host_s))
+            return prices
+        step_s, host_s = makespans_s(self.program, [prices, self.host_seconds(prices)])
+        return self.with_lead(prices, step_s - host_s)
 
     @cached_property
-    def seconds(self) -> FloatArray:
-        """The seconds of each op of the program."""
+    def seconds(self) -> WorkSeconds:
+        """The seconds of the works."""
         return self.add_lead(self.base_seconds)
 
     @property
@@ -304,9 +291,8 @@ class _PlanBuilder:
         program = pipeline_program(
             schedule, self.lanes.names, self._segment, self.messages, *rounds, representatives, same_calls
         )
-        places = _place_ops(program.piece_set, tuple([ops.size for ops, _ in self.lists]), self.terms.eager)
         counts = len(rounds[0]), len(rounds[1])
-        return StepPlan(program, self.lanes, self.terms.alone, counts, tuple(self.lists), *places)
+        return StepPlan(program, self.lanes, self.terms.alone, counts, tuple(self.lists))
 
     def _chunk(self, stage: int, slot: SlotKind) -> Chunk:
         return self.chunks[self.places[stage * self.schedule.chunks + slot.chunk]]

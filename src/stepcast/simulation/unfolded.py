@@ -13,6 +13,7 @@ import numpy as np
 from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.limits import JITTERED
 from stepcast.ir.types import dataclass
+from stepcast.simulation.engine import spread_seconds
 from stepcast.simulation.kernels import compile_functions
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.program import Program, Times
@@ -197,7 +198,7 @@ def simulate_jitter(step: Step, jitter: float, runs: int, seed: int = 0) -> Step
         raise ValueError(f"jitter must be within 0 and 10 and runs at least 1, not {jitter} and {runs}")
     JITTERED.check(step.program.written_tasks * runs)
     program = step.program.written_out
-    base_s = program.task_durations_s(step.program.write_out_seconds(step.base_seconds))
+    base_s = program.task_durations_s(step.program.write_out_seconds(spread_seconds(step.program, step.base_seconds)))
     computing = program.task_lanes() == COMPUTE
     sigma = np.sqrt(np.log1p(jitter**2))
     noise = np.random.default_rng(seed)
