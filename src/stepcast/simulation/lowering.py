@@ -195,6 +195,9 @@ class _Window:
     end: int | None = None
 
 
+_label = lru_cache(maxsize=4096)(label_op)
+
+
 class _PieceBuilder:
     """Collects the ops of one piece as they are issued, in one stream or two that are interleaved."""
 
@@ -264,7 +267,8 @@ class _PieceBuilder:
         registers: tuple[int, ...],
         stores: tuple[int, ...],
     ) -> int:
-        label, waits = label_op(op.layer, op.name), tuple(dict.fromkeys(after))
+        waits = after if len(after) < 2 else tuple(dict.fromkeys(after))
+        label = _label(op.layer, op.name)
         self.ops.append(TimedOp(label, CostSlot(number), lane, waits, (), registers, stores, op.optimizer))
         return len(self.ops) - 1
 

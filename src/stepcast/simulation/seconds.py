@@ -7,6 +7,7 @@ all that the compiled engine needs of it: its shape, and for each op a code. Rec
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache, reduce
+from itertools import chain as join
 from itertools import count
 from operator import add
 from typing import NamedTuple
@@ -107,8 +108,9 @@ def encode_piece(piece: Piece, is_coded: bool) -> list[int]:
     each op if it *is coded*, and what decides the seconds that computing loses.
     """
     shape = piece.shape
-    packed = shape.packed.tolist()
-    record = [*shape.sizes, len(packed) - len(shape.touched) - shape.ops, *packed]
+    waits, exits = shape.compact
+    record = [*shape.sizes, sum(map(len, waits)) + len(exits), *shape.touched, *map(len, waits)]
+    record += [*join.from_iterable(waits), *exits]
     for cost in piece.costs if is_coded else ():
         match cost:
             case CostSlot():
@@ -183,15 +185,18 @@ def _add_up(seconds: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=4096)
-def overlapping_of(chain: Chain) -> frozenset[CollectiveGroup]:
-    """Return the collectives that slow computing of *chain* down."""
+def find_shared(chain: Chain) -> frozenset[Cost]:
+    """Return the costs of *chain* that do not belong to one list: messages, and the kinds of collectives that slow its
+    computing down.
+    """
     slots = [piece.costs[-1] for piece in chain.pieces if piece.costs]
-    return frozenset([kind for slot in slots if isinstance(slot, ContentionSlot) for _, kind, _ in slot.windows])
+    kinds = [kind for slot in slots if isinstance(slot, ContentionSlot) for _, kind, _ in slot.windows]
+    return frozenset(kinds + [MESSAGE] * any(MESSAGE in piece.costs for piece in chain.pieces))
 
 
 @lru_cache(maxsize=4096)
 def code_ops(piece: Piece) -> IntArray:
     """Return the code of each op of *piece*."""
-    record = encode_piece(piece, True)
-    first = 5 + len(piece.shape.packed)
-    return np.array(record[first : first + piece.shape.ops], np.int64)
+    record, ops = encode_piece(piece, True), piece.shape.ops
+    first = 5 + len(piece.shape.touched) + ops + record[4]
+    return np.array(record[first : first + ops], np.int64)

@@ -9,7 +9,8 @@ free at 0. Pieces and chains of them are folded to matrices. This module does no
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache, reduce
-from itertools import pairwise
+from itertools import accumulate
+from itertools import chain as join
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,91 +52,91 @@ class Shape:
 
     lanes: int  # lanes and registers
     inputs: int
-    lane: IntArray
-    before: IntArray
-    before_start: IntArray
-    outputs: IntArray  # the op whose end is the output
-    last: IntArray  # for each lane its last op, for each register the op stored in it, or -1
+    lane_of: tuple[int, ...]
+    waits: tuple[tuple[int, ...], ...]  # the nodes that each op waits for
+    output_ops: tuple[int, ...]  # the op whose end is the output
+    last_ops: tuple[int, ...]  # for each lane its last op, for each register the op stored in it, or -1
 
     @property
     def first_op(self) -> int:
         """The node of op 0."""
         return self.lanes + self.inputs
 
-    @cached_property
+    @property
     def ops(self) -> int:
-        return len(self.lane)
+        return len(self.lane_of)
 
-    @cached_property
+    @property
     def ports(self) -> tuple[int, int]:
         """The numbers of inputs and outputs."""
-        return self.inputs, len(self.outputs)
+        return self.inputs, len(self.output_ops)
 
     @cached_property
-    def waits(self) -> tuple[tuple[int, ...], ...]:
-        """``before`` of each op as plain tuples."""
-        nodes, bounds = self.before.tolist(), self.before_start.tolist()
-        return tuple(tuple(nodes[start:stop]) for start, stop in pairwise(bounds))
+    def lane(self) -> IntArray:
+        """The lane of each op."""
+        return np.array(self.lane_of, np.int64)
+
+    @cached_property
+    def last(self) -> IntArray:
+        return np.array(self.last_ops, np.int64)
+
+    @cached_property
+    def outputs(self) -> IntArray:
+        return np.array(self.output_ops, np.int64)
+
+    @cached_property
+    def before(self) -> IntArray:
+        """``waits`` of all ops, one after the other."""
+        return np.array(list(join.from_iterable(self.waits)), np.int64)
+
+    @cached_property
+    def before_start(self) -> IntArray:
+        """Where ``before`` of each op begins, and its end."""
+        return np.array([0, *accumulate(map(len, self.waits))], np.int64)
 
     @cached_property
     def lane_ops(self) -> list[list[int]]:
         """The ops of each lane, in order; those without one come last."""
         ops: list[list[int]] = [[] for _ in range(self.lanes + 1)]
-        for op, lane in enumerate(self.lane.tolist()):
+        for op, lane in enumerate(self.lane_of):
             ops[lane].append(op)
         return ops
 
     @cached_property
     def reads(self) -> frozenset[int]:
         """Lanes and registers whose time before the piece is waited for."""
-        return frozenset(node for node in self.before.tolist() if node < self.lanes)
+        return frozenset([node for nodes in self.waits for node in nodes if node < self.lanes])
 
     @cached_property
     def writes(self) -> frozenset[int]:
-        return frozenset(np.flatnonzero(self.last >= 0).tolist())
+        return frozenset([lane for lane, op in enumerate(self.last_ops) if op >= 0])
 
     @cached_property
-    def touched(self) -> IntArray:
+    def touched(self) -> list[int]:
         """Lanes and registers that are read or written."""
-        return np.array(sorted(self.reads | self.writes), np.int64)
-
-    def compact_nodes(self, nodes: IntArray) -> IntArray:
-        """Renumber *nodes*: the touched lanes and registers, then the inputs, then the ops."""
-        number = np.arange(self.first_op + self.ops) - self.lanes + len(self.touched)
-        number[self.touched] = np.arange(len(self.touched))
-        return number[nodes]
+        return sorted(self.reads | self.writes)
 
     @cached_property
-    def compact_before(self) -> IntArray:
-        return self.compact_nodes(self.before)
+    def compact(self) -> tuple[list[list[int]], list[int]]:
+        """The nodes that each op waits for, numbered without the lanes that are not touched; then those of each
+        touched lane and register after the piece, and of the outputs.
+        """
+        number = {lane: index for index, lane in enumerate(self.touched)}
+        moved = len(number) - self.lanes
+        waits = [[number[node] if node < self.lanes else node + moved for node in nodes] for nodes in self.waits]
+        first = len(number) + self.inputs
+        last = [number[lane] if self.last_ops[lane] < 0 else first + self.last_ops[lane] for lane in number]
+        return waits, last + [first + op for op in self.output_ops]
 
     @cached_property
-    def compact_waits(self) -> list[list[int]]:
-        """The compact nodes that each op waits for."""
-        nodes, bounds = self.compact_before.tolist(), self.before_start.tolist()
-        return [nodes[start:stop] for start, stop in pairwise(bounds)]
-
-    @cached_property
-    def entries(self) -> IntArray:
+    def entries(self) -> list[int]:
         """The touched lanes and registers, then the inputs."""
-        return np.concatenate([self.touched, self.lanes + np.arange(self.inputs)])
+        return [*self.touched, *range(self.lanes, self.first_op)]
 
-    @cached_property
-    def exits(self) -> IntArray:
-        """The compact nodes of each touched lane and register after the piece, then of the outputs."""
-        last = self.last[self.touched]
-        stored = np.where(last < 0, self.touched, self.first_op + last)
-        return self.compact_nodes(np.concatenate([stored, self.first_op + self.outputs]))
-
-    @cached_property
+    @property
     def sizes(self) -> tuple[int, int, int, int]:
         """The numbers of touched lanes and registers, inputs, outputs and ops."""
-        return len(self.touched), *self.ports, self.ops
-
-    @cached_property
-    def packed(self) -> IntArray:
-        """The touched lanes and registers, the number of waits of each op, their compact nodes, and the exits."""
-        return np.concatenate([self.touched, np.diff(self.before_start), self.compact_before, self.exits])
+        return len(self.touched), self.inputs, len(self.output_ops), len(self.lane_of)
 
 
 MOST_SHAPES = 16384
@@ -210,7 +211,7 @@ class Chain:
     @cached_property
     def output_places(self) -> list[tuple[int, int]]:
         """The index of the piece of each output, and its port there."""
-        return [(index, port) for index, piece in enumerate(self.pieces) for port in range(len(piece.shape.outputs))]
+        return [(index, port) for index, piece in enumerate(self.pieces) for port in range(piece.shape.ports[1])]
 
     @cached_property
     def reads(self) -> frozenset[int]:
@@ -308,7 +309,7 @@ class Segment(NamedTuple):
         the inputs of this segment, its outputs after the outputs.
         """
         (*before, last), (following, *after) = self.chain.pieces, other.chain.pieces
-        earlier = self.outputs - len(last.shape.outputs)
+        earlier = self.outputs - last.shape.ports[1]
         bound = tuple(sorted((port, output - earlier) for port, output in (bind or {}).items()))
         repeats = (*self.times[:-1], 1, *other.times[1:])
         return Segment(self.name, Chain((*before, _join_pieces(last, following, bound), *after)), repeats=repeats)
@@ -317,9 +318,9 @@ class Segment(NamedTuple):
 @lru_cache(maxsize=4096)
 def _select_outputs(piece: Piece, ports: tuple[int, ...]) -> Piece:
     shape = piece.shape
-    if ports == tuple(range(len(shape.outputs))):
+    if ports == tuple(range(shape.ports[1])):
         return piece
-    outputs = [int(shape.outputs[port]) for port in ports]
+    outputs = [shape.output_ops[port] for port in ports]
     return Piece.of("", piece.ops, lanes=shape.lanes, inputs=shape.inputs, outputs=outputs)
 
 
@@ -329,7 +330,7 @@ def _join_pieces(first: Piece, second: Piece, bind: tuple[tuple[int, int], ...])
     lanes, count, bound = first.shape.lanes, len(first.ops), dict(bind)
     if lanes != second.shape.lanes:
         raise ProgramError(f"segments of {lanes} and {second.shape.lanes} lanes cannot be joined")
-    given = first.shape.outputs.tolist()
+    given = first.shape.output_ops
     free = [port for port in range(second.shape.inputs) if port not in bound]
     number = {port: first.shape.inputs + index for index, port in enumerate(free)}
     ops = list(first.ops)
@@ -337,41 +338,43 @@ def _join_pieces(first: Piece, second: Piece, bind: tuple[tuple[int, int], ...])
         after = [count + earlier for earlier in op.after] + [given[bound[port]] for port in op.inputs if port in bound]
         inputs = [number[port] for port in op.inputs if port in number]
         ops.append(replace(op, after=tuple(after), inputs=tuple(inputs)))
-    outputs = [*given, *(second.shape.outputs + count).tolist()]
+    outputs = [*given, *[count + output for output in second.shape.output_ops]]
     return Piece.of("", ops, lanes=lanes, inputs=first.shape.inputs + len(free), outputs=outputs)
 
 
 def _shape_ops(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
-    now = list(range(lanes))
-    before: list[int] = []
-    starts = [0]
-    first_op = lanes + inputs
+    now, first_op = list(range(lanes)), lanes + inputs
+    waits: list[tuple[int, ...]] = []
+
+    def refuse(words: str) -> ProgramError:
+        return ProgramError(f"segment {name}: op {len(waits)} ({ops[len(waits)].name}) {words}")
+
     for index, op in enumerate(ops):
-        here = f"segment {name}: op {index} ({op.name})"
-        if not NO_LANE <= op.lane < lanes or not all(0 <= lane < lanes for lane in (*op.lanes, *op.stores)):
-            raise ProgramError(f"{here} names a lane that is not there")
-        if not all(0 <= earlier < index for earlier in op.after):
-            raise ProgramError(f"{here} waits for an op that is not before it")
-        if not all(0 <= port < inputs for port in op.inputs):
-            raise ProgramError(f"{here} waits for an input that is not there")
-        nodes = [] if op.lane == NO_LANE else [now[op.lane]]
-        nodes += [first_op + earlier for earlier in op.after]
-        nodes += [lanes + port for port in op.inputs]
-        nodes += [now[lane] for lane in op.lanes]
-        if not nodes:
-            raise ProgramError(f"{here} has no lane and waits for nothing")
-        before += dict.fromkeys(nodes)
-        starts.append(len(before))
-        for lane in (op.lane, *op.stores) if op.lane != NO_LANE else op.stores:
-            now[lane] = first_op + index
-    if not all(0 <= output < len(ops) for output in outputs):
+        lane, stores = op.lane, op.stores
+        nodes = [] if lane == NO_LANE else [lane]
+        if min(0, *nodes, *op.lanes, *stores) < 0 or max(0, *nodes, *op.lanes, *stores) >= lanes:
+            raise refuse("names a lane that is not there")
+        if op.after and not 0 <= min(op.after) <= max(op.after) < index:
+            raise refuse("waits for an op that is not before it")
+        if op.inputs and not 0 <= min(op.inputs) <= max(op.inputs) < inputs:
+            raise refuse("waits for an input that is not there")
+        waited = [now[place] for place in nodes]
+        waited += [first_op + earlier for earlier in op.after]
+        waited += [lanes + port for port in op.inputs]
+        waited += [now[place] for place in op.lanes]
+        if not waited:
+            raise refuse("has no lane and waits for nothing")
+        waits.append(tuple(dict.fromkeys(waited)))
+        for place in (*nodes, *stores):
+            now[place] = first_op + index
+    if outputs and not 0 <= min(outputs) <= max(outputs) < len(ops):
         raise ProgramError(f"segment {name}: an output is no op")
-    last = [node - first_op if node >= first_op else -1 for node in now]
-    needed = {*[node - first_op for node in before], *outputs, *last}
-    if unneeded := {index for index, op in enumerate(ops) if op.lane == NO_LANE} - needed:
-        raise ProgramError(f"op {min(unneeded)} has no lane and nothing waits for it")
-    parts = ([op.lane for op in ops], before, starts, outputs, last)
-    return Shape(lanes, inputs, *[np.array(part, np.int64) for part in parts])
+    if delays := [index for index, op in enumerate(ops) if op.lane == NO_LANE]:
+        needed = {*now, *join.from_iterable(waits), *[first_op + output for output in outputs]}
+        if unneeded := [index for index in delays if first_op + index not in needed]:
+            raise ProgramError(f"op {unneeded[0]} has no lane and nothing waits for it")
+    last = tuple([node - first_op if node >= first_op else -1 for node in now])
+    return Shape(lanes, inputs, tuple([op.lane for op in ops]), tuple(waits), tuple(outputs), last)
 
 
 # ---- Pieces and chains of them as max-plus matrices.
@@ -389,12 +392,13 @@ def fold_piece(shape: Shape, durations_s: tuple[float, ...], repeat: int = 1) ->
     if repeat > 1:
         return _raise_matrix(fold_piece(shape, durations_s), repeat)
     values: list[list[float]] = np.where(np.eye(len(shape.entries)), 0.0, -np.inf).tolist()
-    for nodes, duration_s in zip(shape.compact_waits, durations_s, strict=True):
+    waits, exits = shape.compact
+    for nodes, duration_s in zip(waits, durations_s, strict=True):
         latest = values[nodes[0]]
         for node in nodes[1:]:
             latest = list(map(max, latest, values[node]))
         values.append([value + duration_s for value in latest])
-    return np.array([values[node] for node in shape.exits.tolist()]).reshape(len(shape.exits), len(shape.entries))
+    return np.array([values[node] for node in exits]).reshape(len(exits), len(shape.entries))
 
 
 @lru_cache(maxsize=2**12)
@@ -439,6 +443,6 @@ def widen(matrix: FloatArray, shape: Shape) -> FloatArray:
     inputs, outputs = shape.ports
     wide = np.full((shape.lanes + outputs, shape.lanes + inputs), -np.inf)
     np.fill_diagonal(wide[:, : shape.lanes], 0.0)
-    rows = np.concatenate([shape.touched, shape.lanes + np.arange(outputs)])
+    rows = np.array([*shape.touched, *range(shape.lanes, shape.lanes + outputs)], np.int64)
     wide[rows[:, None], shape.entries] = matrix
     return wide

@@ -28,12 +28,11 @@ from stepcast.simulation.seconds import (
     LEAD,
     MESSAGE,
     MOST_KINDS,
-    CollectiveGroup,
     CostSlot,
     WorkSeconds,
+    find_shared,
     in_ticks,
     number_kind,
-    overlapping_of,
 )
 from stepcast.simulation.segments import Chain, Cost, Segment, TimedOp
 
@@ -72,13 +71,13 @@ class StepPlan:
         return np.array([0, *self.starts], np.int64), np.array([1.0, *[factor for _, factor in self.lists]])
 
     @cached_property
-    def overlapping(self) -> frozenset[CollectiveGroup]:
-        """The collectives that slow computing down."""
-        return frozenset().union(*[overlapping_of(segment.chain) for segment in self.program.segments])
+    def shared(self) -> frozenset[Cost]:
+        """Messages, if there are any, and the kinds of collectives that slow computing down."""
+        return frozenset().union(*[find_shared(segment.chain) for segment in self.program.segments])
 
-    @cached_property
+    @property
     def has_messages(self) -> bool:
-        return any(MESSAGE in piece.costs for piece, _ in self.program.pieces)
+        return MESSAGE in self.shared
 
     @cached_property
     def is_uneven(self) -> bool:
@@ -114,7 +113,7 @@ class Step:
                 seconds[own] = prices.spend_s(ops, exact_s[own], factor)
         shares, slows = np.zeros(MOST_KINDS), np.ones(MOST_KINDS)
         if prices.takes:
-            for kind, group in plan.overlapping:
+            for kind, group in plan.shared - {MESSAGE}:  # type: ignore[misc]
                 number = number_kind(kind, group)
                 shares[number], slows[number] = prices.takes(kind, group), prices.slow_groups.get(group, 1.0)
         return WorkSeconds(in_ticks(seconds), exact_s, *plan.terms, shares, slows)
