@@ -27,6 +27,16 @@ ROUNDING = 2.0**-40
 """The share of later times by which those that should be equal may differ: below a nanosecond in a step of an hour."""
 
 
+class RepeatedCalls(NamedTuple):
+    """Calls that were run several times, in the order of the plan: from the first to the second of *calls* for the last
+    time but one, from there to the third for the last time.
+    """
+
+    calls: tuple[int, int, int]
+    repeats: int  # beyond those two
+    before_s: FloatArray  # what they left behind when each had run once
+
+
 class Repetition(NamedTuple):
     """The calls of the last period of a program, and how many times more they run."""
 
@@ -43,8 +53,29 @@ class Run:
     maps: FloatArray  # rows x columns x chains: the matrix of every chain
     values: FloatArray  # (1 + calls) x rows: what each call leaves behind, in the order of the plan
     makespan_s: float
-    runs: IntArray | None = None  # of each call; None: each runs once
-    is_settled: bool = True  # whether all runs of a call take and wait the same
+    repeated: "RepeatedCalls | None" = None  # None: each call runs once
+
+    @cached_property
+    def runs(self) -> IntArray | None:
+        """The runs of each call; None where each runs once."""
+        if self.repeated is None:
+            return None
+        (first, middle, end), order = self.repeated.calls, self.program.table.plan(self.maps).order
+        runs = np.ones(self.program.calls, np.int64)
+        # The period before the last one was moved away from what its calls waited for.
+        runs[order[first:middle]] = 0
+        runs[order[middle:end]] = 2 + self.repeated.repeats
+        return runs
+
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether all runs of a call take and wait the same."""
+        if self.repeated is None:
+            return True
+        _, middle, end = self.repeated.calls
+        first_s, second_s = np.split(self.repeated.before_s, 2)
+        last_s = np.maximum(self.values[1 + middle : 1 + end], 0.0)
+        return _moves_together(first_s, second_s) and _moves_together(second_s, last_s)
 
     @cached_property
     def seconds(self) -> FloatArray:
@@ -86,7 +117,7 @@ def simulate(program: Program, seconds: Prices | None = None) -> Run:
     prices = program.price_costs() if seconds is None else seconds
     sweep = _Sweep(program, prices)
     sweep.run(0, len(sweep.plan.bounds) - 1)
-    return Run(program, prices, sweep.maps, sweep.values, float(sweep.values.max(initial=0.0)))
+    return sweep.finish()
 
 
 def simulate_repeated(program: Program, seconds: Prices, repetition: Repetition) -> Run | None:
@@ -99,16 +130,10 @@ def simulate_repeated(program: Program, seconds: Prices, repetition: Repetition)
     sweep.run(0, period[1])
     end = sweep.plan.bounds[period[1]]
     # From -inf for outputs that a call does not have.
-    first_s, second_s = np.split(np.maximum(sweep.values[1 + end - 2 * size : 1 + end], 0.0), 2)
+    before_s = np.maximum(sweep.values[1 + end - 2 * size : 1 + end], 0.0)
     sweep.repeat(period, count)
-    last_s = np.maximum(sweep.values[1 + end - size : 1 + end], 0.0)
-    is_settled = _moves_together(first_s, second_s) and _moves_together(second_s, last_s)
     sweep.run(period[1], len(sweep.plan.bounds) - 1)
-    runs = np.ones(program.calls, np.int64)
-    # The period before the last one was moved away from what its calls waited for.
-    runs[sweep.plan.order[end - 2 * size : end - size]] = 0
-    runs[sweep.plan.order[end - size : end]] = 2 + count
-    return Run(program, seconds, sweep.maps, sweep.values, float(sweep.values.max()), runs, is_settled)
+    return sweep.finish(RepeatedCalls((end - 2 * size, end - size, end), count, before_s))
 
 
 def _moves_together(before_s: FloatArray, after_s: FloatArray) -> bool:
@@ -128,13 +153,15 @@ class _Sweep:
     order of the plan; row 0 is the start of the step.
     """
 
-    def __init__(self, program: Program, seconds: Prices) -> None:
+    def __init__(self, program: Program, prices: Prices) -> None:
+        self.program, self.prices = program, prices
         compiled, self.kernel = find_kernel(fold_chains, program.calls + PREPARING), find_kernel(run_calls)
         # rows x columns x chains
-        self.maps = _fold_compiled(program, seconds, compiled) if compiled else _fold(program, seconds)
+        self.maps = _fold_compiled(program, prices, compiled) if compiled else _fold(program, prices)
         self.plan = program.table.plan(self.maps)
         self.chain = program.segment[self.plan.order]
-        self.values = np.zeros((program.calls + 1, len(self.maps)))
+        self.values = np.empty((program.calls + 1, len(self.maps)))
+        self.values[0] = 0.0
         self.by_chain = np.ascontiguousarray(self.maps.transpose((2, 1, 0) if self.kernel else (1, 2, 0)))
 
     def _run_compiled(self, kernel: Kernel, calls: tuple[int, int, int], count: int) -> None:
@@ -144,6 +171,11 @@ class _Sweep:
         sizes = entries.shape[1], len(entries), rows
         times_s, speeds = np.empty(len(entries)), np.zeros((end - middle) * rows)
         kernel(first, middle, end, count, *sizes, entries, self.chain, self.by_chain, self.values, times_s, speeds)
+
+    def finish(self, repeated: RepeatedCalls | None = None) -> Run:
+        """Return the result when all calls have run."""
+        makespan_s = float(np.maximum.reduce(self.values, None, initial=0.0))
+        return Run(self.program, self.prices, self.maps, self.values, makespan_s, repeated)
 
     def run(self, first: int, last: int) -> None:
         """Run the levels from *first* to *last*."""

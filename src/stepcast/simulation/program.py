@@ -5,10 +5,9 @@ and one program runs with any number of price lists. This module does not know w
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import accumulate, pairwise, starmap
 from itertools import chain as join
-from operator import or_
 from typing import TypeVar
 
 import numpy as np
@@ -306,8 +305,14 @@ class Program:
         """The lanes and registers whose times a call may need, always the first lane; the most inputs and outputs of
         any segment, the width of the largest matrix of a piece, and the most nodes of a piece.
         """
-        masks, *others = zip((1, 0, 0, 1, 1), *[segment.chain.limits for segment in self.segments], strict=True)
-        return _list_bits(reduce(or_, masks)), *map(max, others)  # type: ignore[return-value]
+        mask, inputs, outputs, width, nodes = 1, 0, 0, 1, 1
+        for read, ins, outs, wide, several in [segment.chain.limits for segment in self.segments]:
+            mask |= read
+            inputs = ins if ins > inputs else inputs  # in a sixth of the time that zip and max take
+            outputs = outs if outs > outputs else outputs
+            width = wide if wide > width else width
+            nodes = several if several > nodes else nodes
+        return _list_bits(mask), inputs, outputs, width, nodes
 
     @property
     def inputs(self) -> int:

@@ -351,21 +351,22 @@ def _shape_ops(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outpu
 
     for index, op in enumerate(ops):
         lane, stores = op.lane, op.stores
-        nodes = [] if lane == NO_LANE else [lane]
-        if min(0, *nodes, *op.lanes, *stores) < 0 or max(0, *nodes, *op.lanes, *stores) >= lanes:
+        own = () if lane == NO_LANE else (lane,)
+        places = (*own, *op.lanes, *stores)
+        if places and not 0 <= min(places) <= max(places) < lanes:
             raise refuse("names a lane that is not there")
         if op.after and not 0 <= min(op.after) <= max(op.after) < index:
             raise refuse("waits for an op that is not before it")
         if op.inputs and not 0 <= min(op.inputs) <= max(op.inputs) < inputs:
             raise refuse("waits for an input that is not there")
-        waited = [now[place] for place in nodes]
+        waited = [now[place] for place in own]
         waited += [first_op + earlier for earlier in op.after]
         waited += [lanes + port for port in op.inputs]
         waited += [now[place] for place in op.lanes]
         if not waited:
             raise refuse("has no lane and waits for nothing")
         waits.append(tuple(dict.fromkeys(waited)))
-        for place in (*nodes, *stores):
+        for place in (*own, *stores):
             now[place] = first_op + index
     if outputs and not 0 <= min(outputs) <= max(outputs) < len(ops):
         raise ProgramError(f"segment {name}: an output is no op")
