@@ -93,9 +93,13 @@ class Lanes:
     def host_lane(self) -> int | None:
         return len(self.lanes) - 1 if self.host else None
 
+    @cached_property
+    def _lane_of(self) -> dict[Channel, int]:
+        return dict(zip(self.groups, self.collectives, strict=True))
+
     def of(self, group: Channel) -> int:
         """Return the lane of *group*."""
-        return 1 + len(self.messages) + self.groups.index(group)
+        return self._lane_of[group]
 
     def group(self, lane: int) -> Channel | None:
         """Return the group whose communication runs in *lane*; None for computing and for the host."""

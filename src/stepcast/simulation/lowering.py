@@ -203,6 +203,8 @@ class _PieceBuilder:
 
     def __init__(self, terms: LoweringTerms, streams: int) -> None:
         self.terms, self.lanes, self.streams = terms, terms.lanes, streams
+        self.host = terms.lanes.host_lane if terms.eager else None
+        self.done, self.given = (list(map(of, range(streams))) for of in (terms.lanes.done, terms.lanes.given))
         self.ops: list[TimedOp] = []
         # Whether each stream has done anything in this piece, which had to wait for the input of its slot.
         self.begun = [False] * streams
@@ -216,22 +218,23 @@ class _PieceBuilder:
 
     def add(self, stream: int, number: int, op: OpFeatures) -> None:
         """Issue the op with this *number* in *stream*."""
-        after, registers = self._find_named_waits(stream, op)
-        done = self.lanes.done(stream)
-        stores: tuple[int, ...] = ()
+        after, registers = self._find_named_waits(stream, op) if op.after else ((), ())
+        done, stores = self.done[stream], tuple[int, ...]()
         if op.name in self.lanes.register:
             stores += (self.lanes.register[op.name],)
         if op.host_reads:
             stores += (self.lanes.read,)
         if op.group is None:
-            after += self._issue(number, op)
-            registers += (done,) if self.begun[stream] else (done, self.lanes.given(stream))
+            if self.host is not None:
+                after += self._issue(number, op)
+            registers += (done,) if self.begun[stream] else (done, self.given[stream])
             index = self._append(op, number, COMPUTE, after, registers, (done, *stores))
             self.begun[stream] = True
             self.awaited.pop(stream, None)
             self.computing.append((stream, number))
         elif op.runs and op.group not in self.terms.alone:
-            after += self._issue(number, op)
+            if self.host is not None:
+                after += self._issue(number, op)
             registers += (done,)
             if op.early:
                 after, registers = (), ()
@@ -241,7 +244,7 @@ class _PieceBuilder:
                 if not self.begun[stream]:
                     # The input of the slot, and the computation of whatever ran before it; interleaved slots are one
                     # piece, so that what came before is known.
-                    registers += (self.lanes.given(stream), self.lanes.turn if self.streams == 1 else COMPUTE)
+                    registers += (self.given[stream], self.lanes.turn if self.streams == 1 else COMPUTE)
                     self.begun[stream] = True
                 stores += (done,)
             if stops_both:
@@ -274,16 +277,14 @@ class _PieceBuilder:
 
     def _issue(self, number: int, op: OpFeatures) -> tuple[int, ...]:
         """Add the op of an eager host, which ends before the work can start and waits for results that it reads."""
-        host = self.lanes.host_lane
-        if host is None or not self.terms.eager or op.captured:
+        assert self.host is not None
+        if op.captured:
             return ()
-        self.ops.append(TimedOp("issue", CostSlot(number, True), host, lanes=(self.lanes.read,)))
+        self.ops.append(TimedOp("issue", CostSlot(number, True), self.host, lanes=(self.lanes.read,)))
         return (len(self.ops) - 1,)
 
     def _find_named_waits(self, stream: int, op: OpFeatures) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ops of this piece that *op* names, and the registers of those that were issued earlier."""
-        if not op.after:
-            return (), ()
         named, register = self.named[stream], self.lanes.register
         # A collective that waits for another holds up no computation.
         for name in op.after if op.blocking or not op.collective else ():
@@ -327,8 +328,7 @@ class _PieceBuilder:
         if self.awaited:
             self.ops.append(TimedOp("wait", 0.0, COMPUTE, tuple(self.awaited.values())))
         if self.terms.contention and (contention := self._find_contention(continues)) is not None:
-            done = tuple(self.lanes.done(stream) for stream in range(self.streams))
-            self.ops.append(TimedOp("slowed by communication", contention, COMPUTE, stores=done))
+            self.ops.append(TimedOp("slowed by communication", contention, COMPUTE, stores=tuple(self.done)))
         return Piece.of("", self.ops, lanes=self.lanes.count)
 
 
